@@ -1,0 +1,77 @@
+# make demo   the main job: train, lose a node, come back from memory (local cluster; pip packages only)
+# make test   installs what the tests need (as root: Slurm, munge and PMIx from Debian) and runs them all
+# make lint   ruff, mypy and, where it is installed, shellcheck
+# make bench  the benchmarks; each prints a table
+#
+# PyTorch. The constraints pin torch; which build pip finds is up to its indexes. A build that would bring CUDA packages
+# is refused on a machine without an NVIDIA driver. Choose with one of
+#   make demo PIP_FLAGS="--extra-index-url URL"   URL = PyTorch's index of CPU builds, or your own
+#   make demo CUDA=1                              accept the CUDA build
+#   make demo SITE_TORCH=1                        use the torch of $(PYTHON) (a module, a container): nothing is fetched
+#   make demo TORCH=torch==2.9.1                  another version
+
+.DELETE_ON_ERROR:
+.PHONY: demo test lint bench clean
+SHELL := /bin/bash
+
+# A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
+usable = $(shell for p in /usr/bin/python3 python3; do \
+	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo $$p; break; }; done)
+PYTHON ?= $(usable)
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH ?= $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
+PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS)
+CONSTRAINTS = -c $(VENV)/constraints.txt
+
+demo: $(VENV)/.installed
+	@$(BIN)/python examples/gpt_stdlib/demo.py
+
+test: $(VENV)/.installed-dev
+	@tests/install_slurm.sh
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+lint: $(VENV)/.installed-dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@if command -v shellcheck >/dev/null; then shellcheck .ci/run tests/*.sh sbatch_templates/*.sbatch; \
+	else echo "lint: shellcheck is not installed: the shell scripts were not checked"; fi
+
+bench: $(VENV)/.installed-dev
+	@$(BIN)/python benchmarks/recovery.py
+
+$(VENV)/.created:
+	@test -n "$(PYTHON)" || { echo "make: no python3 >= 3.10 with venv found: apt install python3-venv, or make PYTHON=/path/to/python3"; exit 2; }
+	@echo "making $(VENV) from $(PYTHON)"
+	@$(PYTHON) -m venv $(if $(SITE_TORCH),--system-site-packages) $(VENV)
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.created constraints.txt
+	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
+ifdef SITE_TORCH
+	@$(BIN)/python -c 'import torch; print("using the site torch", torch.__version__)'
+else
+	@echo "$(TORCH)" >> $(VENV)/constraints.txt
+	@$(PIP) --dry-run --ignore-installed --report $(VENV)/torch.json "$(TORCH)"
+	@if [ -z "$(CUDA)" ] && ! command -v nvidia-smi >/dev/null && grep -q '"name": "nvidia-' $(VENV)/torch.json; then \
+		echo "make: pip would install the CUDA build of $(TORCH) (gigabytes) on a machine without an NVIDIA driver."; \
+		echo "make: name an index of CPU builds with PIP_FLAGS='--extra-index-url URL', or accept it with CUDA=1 (see the top of the Makefile)."; \
+		exit 2; fi
+	@echo "installing $(TORCH)"
+	@$(PIP) "$(TORCH)"
+endif
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	@echo "installing holdfast and its dependencies"
+	@$(PIP) $(CONSTRAINTS) -e '.[mpi]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "installing what the tests need"
+	@$(PIP) $(CONSTRAINTS) -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info

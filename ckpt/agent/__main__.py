@@ -1,0 +1,43 @@
+"""`python -m ckpt.agent`: one per active node; reads HOLDFAST_* from the environment. See launch.py for how to start it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+
+from ckpt.agent.deadlines import Deadlines
+from ckpt.agent.server import leave_within, lock_memory, run_agent
+from ckpt.config import Place, config_from_env
+from ckpt.errors import CheckpointError
+from ckpt.transport import MpiTransport, SoloTransport, Transport
+
+_NICE = 10  # training comes first
+
+
+def main() -> int:
+    """Returns the exit code: 0 after a shutdown, 1 when the agent could not start."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # Slurm signals every process of a step; a monitor says when to end
+    os.umask(0o077)
+    os.nice(_NICE)
+    deadlines = Deadlines()
+    try:
+        place, config = Place.from_env(os.environ), config_from_env(os.environ)
+        form = f"%(asctime)s agent {place.node} %(levelname)s %(message)s"
+        logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
+        lock_memory(place.ram_dir, deadlines.world_s)
+        transport: Transport = SoloTransport()
+        if len(place.nodes) > 1:
+            with leave_within(deadlines.world_s, f"agents of {', '.join(place.nodes)} to meet", exit_code=1):
+                transport = MpiTransport(place.nodes, place.node)
+        run_agent(place, config, transport, deadlines)
+    except (CheckpointError, OSError) as error:
+        print(f"ckpt.agent: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""The agent of node rank 0 leads each save: all sealed -> all protect -> commit; or it is dropped everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpt.agent.deadlines import Deadlines
+from ckpt.agent.drain import DrainLead
+from ckpt.agent.listener import Listener
+from ckpt.agent.peers import PeerError, Peers
+from ckpt.errors import AgentError
+
+
+@dataclass(kw_only=True, eq=False)
+class Gathering:
+    """A step that some nodes have sealed."""
+
+    step: int
+    since_s: float = field(default_factory=time.monotonic)
+    nodes: dict[int, int] = field(default_factory=dict)  # bytes sealed, by node rank
+    drain: bool = False
+
+
+class Coordinator:
+    """Takes steps through to their commit one after another, the newest complete one first."""
+
+    def __init__(self, peers: Peers, listener: Listener, drain: DrainLead, deadlines: Deadlines) -> None:
+        self._peers = peers
+        self._listener = listener
+        self._drain = drain
+        self._deadlines = deadlines
+        self._gathering: dict[int, Gathering] = {}
+        self._committed = -1
+        self._dropped: set[int] = set()
+        self._complete = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        peers.handle("sealed", self._on_sealed)
+        peers.handle("failed", self._on_failed)
+
+    async def run(self) -> None:
+        """Leads saves until cancelled."""
+        while True:
+            await self._complete.wait()
+            self._complete.clear()
+            while (save := self._newest_complete()) is not None:
+                await self._lead(save)
+
+    async def _on_sealed(self, source: int, message: dict[str, Any]) -> None:
+        step = message["step"]
+        if step <= self._committed or step in self._dropped:
+            raise AgentError(f"step {step} was dropped, or a newer one has committed")
+        save = self._gathering.get(step)
+        if save is None:
+            save = self._gathering[step] = Gathering(step=step)
+            self._spawn(self._watch(save))
+        save.nodes[source] = message["nbytes"]
+        save.drain |= message["drain"]
+        if len(save.nodes) == len(self._peers.nodes):
+            self._complete.set()
+
+    async def _on_failed(self, source: int, message: dict[str, Any]) -> None:
+        """Answers at once: the drop goes back to the very task that asks."""
+        step = message["step"]
+        if step > self._committed:
+            self._spawn(self._drop(step, f"node {self._peers.nodes[source]}: {message['reason']}"))
+
+    def _newest_complete(self) -> Gathering | None:
+        complete = [save for save in self._gathering.values() if len(save.nodes) == len(self._peers.nodes)]
+        return max(complete, key=lambda save: save.step, default=None)
+
+    async def _lead(self, save: Gathering) -> None:
+        """From sealed everywhere to committed everywhere."""
+        for older in [step for step in self._gathering if step < save.step]:
+            await self._drop(older, f"step {save.step} is complete on all nodes before it")
+        try:
+            await self._peers.call_all("protect", timeout_s=self._deadlines.protect_s, step=save.step)
+        except PeerError as error:
+            await self._drop(save.step, str(error))
+            return
+        if self._gathering.pop(save.step, None) is None:
+            return  # a node has failed it meanwhile
+        self._committed = save.step
+        pinned = self._drain.wanted(save.step, save.drain)
+        seconds, nbytes = round(time.monotonic() - save.since_s, 6), sum(save.nodes.values())
+        try:
+            await self._peers.call_all(
+                "commit", timeout_s=self._deadlines.answer_s, step=save.step, pinned=pinned, seconds=seconds, nbytes=nbytes
+            )
+        except PeerError as error:
+            self._listener.problem("commit not heard by every node", str(error), save.step)
+        if pinned:
+            self._spawn(self._drain.lead(save.step, nbytes))
+
+    async def _watch(self, save: Gathering) -> None:
+        await asyncio.sleep(self._deadlines.seal_s)
+        missing = [name for node, name in enumerate(self._peers.nodes) if node not in save.nodes]
+        if missing and self._gathering.get(save.step) is save:
+            await self._drop(
+                save.step, f"node {', '.join(missing)} has not sealed it within {self._deadlines.seal_s:g} s"
+            )
+
+    async def _drop(self, step: int, reason: str) -> None:
+        self._gathering.pop(step, None)
+        if step not in self._dropped:
+            self._dropped.add(step)
+            self._listener.problem("save dropped", reason, step)
+        try:
+            await self._peers.call_all("drop", timeout_s=self._deadlines.answer_s, step=step, reason=reason)
+        except PeerError as error:
+            self._listener.problem("drop not heard by every node", str(error), step)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

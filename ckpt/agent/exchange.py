@@ -1,0 +1,89 @@
+"""Whole shards and parts of shards, moved from one node's memory to another's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from ckpt.agent.deadlines import Deadlines
+from ckpt.agent.holdings import Holdings, block_ranges
+from ckpt.agent.peers import PeerError, Peers
+from ckpt.errors import AgentError
+from ckpt.record.blocks import bad_blocks, block_count
+from ckpt.record.shard import SaveId, ShardRecord
+
+
+class Exchange:
+    """Asks other agents for shards, and serves them ours. Data goes from map to map, never through the heap."""
+
+    def __init__(self, peers: Peers, holdings: Holdings, deadlines: Deadlines) -> None:
+        self._peers = peers
+        self._holdings = holdings
+        self._deadlines = deadlines
+        peers.handle("record", self._serve_record)
+        peers.handle("bytes", self._serve_bytes)
+
+    async def record(self, node: int, save: SaveId, rank: int) -> ShardRecord:
+        """The record of a shard that another node holds; raises PeerError."""
+        answer = await self._peers.call(
+            node, "record", timeout_s=self._deadlines.answer_s, save=save_to_json(save), rank=rank
+        )
+        record = ShardRecord.from_json(answer["record"])
+        if (record.save, record.rank) != (save, rank):
+            raise PeerError(f"node {self._peers.nodes[node]}: sent rank {record.rank} of {record.save}, expected rank {rank} of {save}")
+        return record
+
+    async def fetch(self, node: int, record: ShardRecord, data: memoryview, blocks: Sequence[int] | None) -> None:
+        """Fills the named blocks of `data` (the whole shard's memory; all when None), not verified; raises PeerError."""
+        await self._peers.pull(
+            node, "bytes", block_ranges(data, blocks), timeout_s=self._deadlines.answer_s,
+            save=save_to_json(record.save), rank=record.rank, blocks=None if blocks is None else list(blocks),
+        )  # fmt: skip
+
+    async def pull(self, node: int, save: SaveId, rank: int, name: str) -> ShardRecord:
+        """Makes a verified shard `name` here of the one that another node holds.
+
+        What the name held before is given up first. Whatever goes wrong, no unverified bytes get a record.
+
+        Raises:
+            PeerError: the node does not have it, or what it sent does not verify.
+            OSError: memory is full.
+        """
+        record = await self.record(node, save, rank)
+        self._holdings.drop(name)
+        try:
+            data = self._holdings.room_for(name, record.layout.nbytes)
+            await self.fetch(node, record, data, None)
+            if bad := await asyncio.to_thread(bad_blocks, data, record.blocks):
+                raise PeerError(
+                    f"node {self._peers.nodes[node]}: block {bad[0]} of rank {rank}, step {save.step} does not verify"
+                )
+        except BaseException:
+            self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
+            raise
+        self._holdings.publish(name, record)
+        return record
+
+    async def _serve_record(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        return {"record": self._holdings.record(self._name(message)).to_json()}
+
+    async def _serve_bytes(self, source: int, message: dict[str, Any]) -> None:
+        name = self._name(message)
+        nbytes = self._holdings.record(name).layout.nbytes
+        blocks = message["blocks"]
+        if blocks is not None and not all(type(b) is int and 0 <= b < block_count(nbytes) for b in blocks):
+            raise AgentError(f"{name}: blocks outside the shard's {block_count(nbytes)} asked for")
+        self._peers.push(source, message["tag"], block_ranges(self._holdings.bytes_of(name, nbytes), blocks))
+
+    def _name(self, message: dict[str, Any]) -> str:
+        save, rank = SaveId.from_json(message["save"]), message["rank"]
+        names = self._holdings.find(save, rank)
+        if not names:
+            raise AgentError(f"rank {rank} of step {save.step} is not held here")
+        return names[0]
+
+
+def save_to_json(save: SaveId) -> dict[str, Any]:
+    """As SaveId.from_json reads it."""
+    return {"step": save.step, "attempt": save.attempt, "run_id": save.run_id}

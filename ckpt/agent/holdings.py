@@ -1,0 +1,200 @@
+"""What this node's memory directory holds: shards, their records, and where the next one may go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+from ckpt.errors import AgentError, CheckpointError
+from ckpt.record.blocks import BLOCK_BYTES, bad_blocks
+from ckpt.record.shard import SaveId, ShardRecord, drop_record, read_record, write_record
+
+_NAME = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+)-([0-9]+)")
+_FLEETING = ("fetch-*", ".*.tmp")  # made for one load, or left by a write that a kill cut short
+
+log = logging.getLogger(__name__)
+
+
+class Holdings:
+    """The shards of one node's memory directory. One process, the agent, writes records; workers remove those of their own slots."""
+
+    def __init__(self, ram_dir: Path, run_id: str, namespace: str) -> None:
+        self.ram_dir = ram_dir
+        self._run_id = run_id
+        self._namespace = namespace
+        self._records: dict[str, ShardRecord] = {}
+        self._verified: set[str] = set()  # names whose bytes matched their record since this process started
+        self._maps: dict[str, tuple[int, mmap.mmap]] = {}  # inode and map, by name
+
+    def scan(self) -> None:
+        """Reads the records on disk; clears what a killed process left half made."""
+        for pattern in _FLEETING:
+            for path in self.ram_dir.glob(pattern):
+                path.unlink()
+        for path in self.ram_dir.glob("*.json"):
+            if _NAME.fullmatch(path.stem):
+                self._read(path.stem)
+
+    def shards(self) -> dict[str, ShardRecord]:
+        """The shards present, by name. Their bytes may not have been verified yet."""
+        for name in [name for name in self._records if not self._path(name, "json").exists()]:
+            self._forget(name)  # the worker is about to overwrite it
+        return dict(self._records)
+
+    def find(self, save: SaveId, rank: int) -> list[str]:
+        """Names under which a shard is held, this node's own before copies."""
+        return sorted(
+            (name for name, record in self.shards().items() if (record.save, record.rank) == (save, rank)),
+            key=lambda name: (name not in self._verified, not name.startswith("own-"), name),
+        )
+
+    def record(self, name: str) -> ShardRecord:
+        """Raises AgentError when there is no such shard any more."""
+        record = self.shards().get(name)
+        if record is None:
+            raise AgentError(f"{self._path(name, 'data')}: the shard is gone")
+        return record
+
+    def bytes_of(self, name: str, nbytes: int) -> memoryview:
+        """A shard's bytes, mapped. Raises AgentError when the file is shorter."""
+        descriptor = os.open(self._path(name, "data"), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return self._map(name, descriptor, nbytes)
+        finally:
+            os.close(descriptor)
+
+    def room_for(self, name: str, nbytes: int) -> memoryview:
+        """The bytes of a shard yet to be filled: the file is made or grown, its memory is really there.
+
+        Raises:
+            OSError: the memory file system is full.
+        """
+        descriptor = os.open(
+            self._path(name, "data"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+        try:
+            if nbytes:
+                os.posix_fallocate(descriptor, 0, nbytes)  # a full tmpfs is an error here, not a SIGBUS later
+            return self._map(name, descriptor, nbytes)
+        finally:
+            os.close(descriptor)
+
+    def publish(self, name: str, record: ShardRecord) -> None:
+        """Writes the record of a shard whose bytes are complete and match it."""
+        write_record(self.ram_dir, name, record)
+        self._records[name] = record
+        self._verified.add(name)
+
+    async def verify(self, name: str) -> bool:
+        """Whether the bytes match the record; reads them once in the life of this process.
+
+        A shard that does not verify is dropped: its record goes, and with it the claim that the bytes mean anything.
+        """
+        record = self._records.get(name)
+        if record is None:
+            return False
+        if name in self._verified:
+            return True
+        try:
+            data = self.bytes_of(name, record.layout.nbytes)
+            bad = await asyncio.to_thread(bad_blocks, data, record.blocks)
+            reason = f"block {bad[0]} does not match its checksum" if bad else ""
+        except (AgentError, OSError) as error:
+            reason = str(error)
+        if self._records.get(name) is not record:
+            return False
+        if reason:
+            log.warning("%s of step %d, rank %d: %s; dropped", name, record.save.step, record.rank, reason)
+            self.drop(name)
+            return False
+        self._verified.add(name)
+        return True
+
+    async def verify_again(self, name: str) -> bool:
+        """As `verify`, but reads the bytes now."""
+        self._verified.discard(name)
+        return await self.verify(name)
+
+    def drop(self, name: str) -> None:
+        """Un-publishes a shard; its slot is then free."""
+        drop_record(self.ram_dir, name)
+        self._forget(name)
+
+    def remove(self, name: str) -> None:
+        """Un-publishes a shard and gives its memory back."""
+        self.drop(name)
+        self._maps.pop(name, None)
+        self._path(name, "data").unlink(missing_ok=True)
+
+    def free_name(self, stem: str, slots: int, keep: Collection[SaveId] | None) -> str:
+        """A name for a new shard.
+
+        Args:
+            stem: `own-<local rank>` or `copy-<source node rank>-<local rank>`.
+            slots: how many names a stem normally has.
+            keep: saves whose shards must stay; others may be replaced, oldest first. None: replace nothing at all, rather
+                go beyond `slots`.
+        """
+        shards = self.shards()
+        names = [f"{stem}-{i}" for i in range(slots)]
+        for name in names:
+            if name not in shards:
+                return name
+        replaceable = [] if keep is None else [name for name in names if shards[name].save not in keep]
+        if replaceable:
+            return min(replaceable, key=lambda name: shards[name].save)
+        return next(name for i in range(slots, slots + len(shards) + 1) if (name := f"{stem}-{i}") not in shards)
+
+    def tidy(self, stems: Collection[str], slots: int, keep: Collection[SaveId]) -> None:
+        """After a commit: gives back the memory of names beyond the normal ones that no kept save needs."""
+        for path in self.ram_dir.glob("*.data"):
+            match = _NAME.fullmatch(path.stem)
+            if match is None or (match[1] in stems and int(match[2]) < slots):
+                continue
+            record = self._records.get(path.stem)
+            if record is None or record.save not in keep:
+                self.remove(path.stem)
+
+    def _read(self, name: str) -> None:
+        try:
+            record = read_record(self.ram_dir, name)
+        except (CheckpointError, OSError) as error:
+            log.warning("%s: %s; dropped", self._path(name, "json"), error)
+            drop_record(self.ram_dir, name)
+            return
+        if (record.save.run_id, record.namespace) == (self._run_id, self._namespace):
+            self._records[name] = record
+        else:
+            log.info("%s: of run %s, namespace %s; dropped", name, record.save.run_id, record.namespace)
+            drop_record(self.ram_dir, name)
+
+    def _forget(self, name: str) -> None:
+        self._records.pop(name, None)
+        self._verified.discard(name)
+
+    def _path(self, name: str, kind: str) -> Path:
+        return self.ram_dir / f"{name}.{kind}"
+
+    def _map(self, name: str, descriptor: int, nbytes: int) -> memoryview:
+        """Maps are kept while their file is the same: page tables of large slots are dear."""
+        status = os.fstat(descriptor)
+        if status.st_size < nbytes:
+            raise AgentError(f"{self._path(name, 'data')}: got {status.st_size} bytes, expected at least {nbytes}")
+        if nbytes == 0:
+            return memoryview(b"")
+        inode, mapped = self._maps.get(name, (0, None))
+        if mapped is None or inode != status.st_ino or len(mapped) < nbytes:
+            mapped = mmap.mmap(descriptor, status.st_size)
+            self._maps[name] = (status.st_ino, mapped)
+        return memoryview(mapped)[:nbytes]
+
+
+def block_ranges(data: memoryview, blocks: Iterable[int] | None = None) -> Iterator[memoryview]:
+    """The bytes of some blocks of a shard (all when None), in order."""
+    for block in range(-(-len(data) // BLOCK_BYTES)) if blocks is None else blocks:
+        yield data[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]

@@ -1,0 +1,220 @@
+"""Calls and byte transfers between the agents of an attempt, every one with a deadline that names the node waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from ckpt.agent.messages import decode
+from ckpt.errors import AgentError, CheckpointError
+from ckpt.record.files import dump_json
+from ckpt.transport import Transfer, Transport, TransportError
+
+Handler = Callable[[int, dict[str, Any]], Awaitable[dict[str, Any] | None]]
+
+WINDOW = 8  # ranges under way at once in one direction of one transfer: keeps the wire busy, bounds the memory touched
+STALL_S = 30.0  # a transfer of which nothing arrives for so long has failed
+IDLE_POLL_S = 0.01  # between looks when nothing is under way: well under 2% of a core
+_MAX_TAG = 1 << 30
+
+log = logging.getLogger(__name__)
+
+
+class PeerError(AgentError):
+    """Another node's agent refused, did not answer in time, or cannot be reached. Names every node concerned."""
+
+
+class Peers:
+    """This agent's view of all agents, itself included; its loop is the only user of the transport."""
+
+    def __init__(self, transport: Transport, nodes: Sequence[str]) -> None:
+        self.rank = transport.rank
+        self.nodes = tuple(nodes)
+        self.broken: str | None = None  # why the world is of no further use
+        self._transport = transport
+        self._handlers: dict[str, Handler] = {}
+        self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._transfers: list[tuple[Transfer, asyncio.Future[None]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count(1)
+        self._active_s = 0.0
+
+    def handle(self, op: str, handler: Handler) -> None:
+        """Serves calls of `op` from any node; what the handler raises becomes the caller's PeerError."""
+        self._handlers[op] = handler
+
+    async def call(self, node: int, op: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        """One call; raises PeerError."""
+        message = {"op": op, **fields}
+        try:
+            serve = self._serve(node, message) if node == self.rank else self._remote(node, message)
+            answer = await asyncio.wait_for(serve, timeout_s)
+        except asyncio.TimeoutError:
+            raise PeerError(f"node {self.nodes[node]}: no answer to {op!r} within {timeout_s:g} s") from None
+        except TransportError as error:
+            raise PeerError(f"node {self.nodes[node]}: {op}: {error}") from None
+        if "error" in answer:
+            raise PeerError(f"node {self.nodes[node]}: {op}: {answer['error']}")
+        return answer
+
+    async def call_all(self, op: str, *, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:
+        """The same call to every node at once; answers by node rank.
+
+        Raises:
+            PeerError: some node failed; names every one that did, after all have answered or run out of time.
+        """
+        calls = [self.call(node, op, timeout_s=timeout_s, **fields) for node in range(len(self.nodes))]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        if failed := [answer for answer in answers if isinstance(answer, BaseException)]:
+            raise PeerError("; ".join(map(str, failed)))
+        return [answer for answer in answers if isinstance(answer, dict)]
+
+    async def pull(self, node: int, op: str, into: Iterable[memoryview], *, timeout_s: float, **fields: Any) -> None:
+        """Fills the ranges with what the node's handler of `op` pushes under the tag that it is given.
+
+        Args:
+            node: who sends.
+            op: its handler must `push` ranges of the same lengths in the same order, to the caller, under `tag`.
+            into: writable ranges, none empty.
+            timeout_s: for the answer to the call; the bytes themselves may take as long as they keep coming.
+
+        Raises:
+            PeerError: refused, or nothing arrived for STALL_S. Bytes may yet arrive later: do not reuse the buffer.
+        """
+        tag = next(self._numbers) % _MAX_TAG + 1
+        receiving = asyncio.ensure_future(self._stream(node, lambda r: self._transport.receive_range(node, tag, r), into))
+        try:
+            await self.call(node, op, timeout_s=timeout_s, tag=tag, **fields)
+            await receiving
+        finally:
+            receiving.cancel()
+            await asyncio.gather(receiving, return_exceptions=True)
+
+    def push(self, node: int, tag: int, ranges: Iterable[memoryview]) -> None:
+        """Sends ranges in the background; a failure shows at the receiver's end."""
+        self._spawn(self._push(node, tag, ranges))
+
+    async def run(self) -> None:
+        """Serves the transport until cancelled, or until it breaks (then `broken` says why, and every call fails)."""
+        delay_s = 0.0
+        while not self.broken and self._transport.size > 1:
+            try:
+                moved = self._poll()
+            except AgentError as error:
+                self._break(str(error))
+                break
+            if moved:
+                self._active_s, delay_s = time.monotonic(), 0.0
+            elif time.monotonic() - self._active_s > (0.2 if self._transfers else 0.002):
+                delay_s = min(IDLE_POLL_S, 2 * delay_s + 0.0001)
+            await asyncio.sleep(delay_s)
+
+    def _poll(self) -> bool:
+        """Takes what has arrived and completed; True when anything has."""
+        moved = False
+        while (arrived := self._transport.receive()) is not None:
+            moved = True
+            source, body = arrived
+            message = decode(body)
+            if "re" not in message:
+                self._spawn(self._answer(source, message))
+            elif (reply := self._replies.get(message["re"])) is not None and not reply.done():
+                reply.set_result(message)
+        under_way = []
+        for transfer, waiter in self._transfers:
+            if transfer.done():
+                moved = True
+                if not waiter.done():
+                    waiter.set_result(None)
+            else:
+                under_way.append((transfer, waiter))
+        self._transfers = under_way
+        return moved
+
+    async def _remote(self, node: int, message: dict[str, Any]) -> dict[str, Any]:
+        number = next(self._numbers)
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(node, {"id": number, **message})
+            return await reply
+        finally:
+            del self._replies[number]
+
+    async def _answer(self, source: int, message: dict[str, Any]) -> None:
+        answer = await self._serve(source, message)
+        try:
+            self._send(source, {"re": message.get("id"), **answer})
+        except TransportError as error:
+            log.warning("answering %r of node %s: %s", message.get("op"), self.nodes[source], error)
+
+    async def _serve(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        """The handler's answer, or {"error": why there is none}."""
+        handler = self._handlers.get(str(message.get("op")))
+        if handler is None:
+            return {"error": "unknown call"}
+        try:
+            return await handler(source, message) or {}
+        except (CheckpointError, OSError) as error:
+            return {"error": str(error)}
+        except Exception as error:
+            log.exception("serving %r of node %s", message["op"], self.nodes[source])
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def _send(self, node: int, message: dict[str, Any]) -> None:
+        if self.broken:
+            raise TransportError(self.broken)
+        try:
+            self._transport.send(node, dump_json(message))
+        except TransportError as error:
+            self._break(str(error))
+            raise
+
+    async def _push(self, node: int, tag: int, ranges: Iterable[memoryview]) -> None:
+        try:
+            await self._stream(node, lambda r: self._transport.send_range(node, tag, r), ranges)
+        except AgentError as error:
+            log.warning("sending to node %s: %s", self.nodes[node], error)
+
+    async def _stream(self, node: int, start: Callable[[memoryview], Transfer], ranges: Iterable[memoryview]) -> None:
+        """Starts the ranges in order, WINDOW at a time, until all are done."""
+        under_way: deque[tuple[Transfer, asyncio.Future[None]]] = deque()
+        try:
+            for piece in ranges:
+                if len(under_way) == WINDOW:
+                    await self._next(node, under_way)
+                if self.broken:
+                    raise TransportError(self.broken)
+                entry = (start(piece), asyncio.get_running_loop().create_future())
+                self._transfers.append(entry)
+                under_way.append(entry)
+            while under_way:
+                await self._next(node, under_way)
+        finally:
+            for transfer, _ in under_way:
+                transfer.cancel()
+
+    async def _next(self, node: int, under_way: deque[tuple[Transfer, asyncio.Future[None]]]) -> None:
+        try:
+            await asyncio.wait_for(asyncio.shield(under_way[0][1]), STALL_S)
+        except asyncio.TimeoutError:
+            raise PeerError(f"node {self.nodes[node]}: no bytes moved for {STALL_S:g} s") from None
+        under_way.popleft()
+
+    def _break(self, reason: str) -> None:
+        """The world is gone: whoever waits learns it now, not at its deadline."""
+        self.broken = self.broken or reason
+        waiters: list[asyncio.Future[Any]] = [*self._replies.values(), *(waiter for _, waiter in self._transfers)]
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(TransportError(reason))
+                waiter.exception()  # marks it as seen: not every waiter is awaited any more
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,53 @@
+"""What the agents of an attempt agree to restore, as every node knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpt.agent.exchange import save_to_json
+from ckpt.record.shard import SaveId
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One save, and where each of its shards can be had. Without a save there is nothing to restore."""
+
+    save: SaveId | None = None
+    world_size: int = 0  # ranks that saved it
+    tier: str = "none"  # "memory" when memory holds every shard, else "shared"
+    holders: dict[int, list[int]] = field(default_factory=dict)  # node ranks whose memory holds a shard, best first, by rank
+    shared: bool = False  # the shared tier holds the save too
+    skipped: tuple[tuple[int, str], ...] = ()  # newer steps passed over, and why
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "save": save_to_json(self.save) if self.save else None, "world_size": self.world_size, "tier": self.tier,
+            "holders": [[rank, nodes] for rank, nodes in self.holders.items()], "shared": self.shared,
+            "skipped": [list(entry) for entry in self.skipped],
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Plan:
+        return cls(
+            save=SaveId.from_json(value["save"]) if value["save"] else None,
+            world_size=value["world_size"],
+            tier=value["tier"],
+            holders={rank: list(nodes) for rank, nodes in value["holders"]},
+            shared=value["shared"],
+            skipped=tuple((step, reason) for step, reason in value["skipped"]),
+        )
+
+    @property
+    def step(self) -> int:
+        """The step to go on from; 0 when there is nothing to restore."""
+        return self.save.step if self.save else 0
+
+    @property
+    def attempt(self) -> int | None:
+        """The attempt that saved it."""
+        return self.save.attempt if self.save else None
+
+    def skipped_json(self) -> list[dict[str, Any]]:
+        """As workers and monitors are told."""
+        return [{"step": step, "reason": reason} for step, reason in self.skipped]

@@ -1,0 +1,248 @@
+"""A save as one node sees it: its workers' shards are sealed, its part of the redundancy is made, then it is committed or dropped.
+
+The coordinator (node rank 0) decides; see coordinator.py. A node that has answered "protect" has promised the save: it
+keeps the shards until told what became of it. Before that it may give up by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpt.agent.deadlines import Deadlines
+from ckpt.agent.exchange import Exchange
+from ckpt.agent.holdings import Holdings
+from ckpt.agent.listener import Client, Listener
+from ckpt.agent.peers import PeerError, Peers
+from ckpt.config import CheckpointConfig, Place
+from ckpt.errors import AgentError, CheckpointError
+from ckpt.record.blocks import checksums
+from ckpt.record.layout import Layout
+from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.redundancy import scheme_named
+from ckpt.redundancy.sets import redundancy_sets, set_of
+
+_REMEMBER = 64  # dropped steps
+
+
+@dataclass(kw_only=True, eq=False)
+class Save:
+    """A save in flight on this node."""
+
+    step: int
+    names: dict[int, str] = field(default_factory=dict)  # of sealed shards, by local rank
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)  # sealing, protecting, and the watch over both
+    nbytes: int = 0
+    drain: bool = False
+    promised: bool = False
+
+
+class Saves:
+    """All saves in flight on this node."""
+
+    def __init__(
+        self, place: Place, config: CheckpointConfig, holdings: Holdings, exchange: Exchange, peers: Peers,
+        listener: Listener, deadlines: Deadlines,
+    ) -> None:  # fmt: skip
+        self.newest: SaveId | None = None  # committed, or taken up by the restore: must stay until the next commit
+        self.pinned: dict[int, dict[int, str]] = {}  # names of shards on their way to a lower tier, by step
+        self._place = place
+        self._config = config
+        self._holdings = holdings
+        self._exchange = exchange
+        self._peers = peers
+        self._listener = listener
+        self._deadlines = deadlines
+        self._in_flight: dict[int, Save] = {}
+        self._dropped: deque[int] = deque(maxlen=_REMEMBER)  # a worker may come late with one
+        self._changed = asyncio.Condition()
+        members = set_of(place.node_rank, redundancy_sets(len(place.nodes)))
+        self._sources = scheme_named(config.peers.scheme).sources(place.node_rank, members)
+        peers.handle("protect", self._on_protect)
+        peers.handle("commit", self._on_commit)
+        peers.handle("drop", self._on_drop)
+
+    def save_id(self, step: int) -> SaveId:
+        """This attempt's save of a step."""
+        return SaveId(step=step, attempt=self._place.attempt, run_id=self._place.run_id)
+
+    def sealed(self, client: Client, message: dict[str, Any]) -> None:
+        """A worker has staged its shard into one of its slots."""
+        local_rank = client.local_rank
+        step, slot, rank = (_whole(message, key) for key in ("step", "slot", "rank"))
+        layout = Layout.from_json(message["layout"])
+        if not 0 <= slot < self._config.slots or rank != self._place.node_rank * self._place.ranks_per_node + local_rank:
+            raise AgentError(f"sealed: slot {slot} of rank {rank} is not one of local rank {local_rank}")
+        if step in self._dropped or self._holdings.find(self.save_id(step), rank):
+            reason = "dropped already" if step in self._dropped else "saved already"
+            client.send({"event": "dropped", "step": step, "reason": reason})
+            return
+        save = self._begin(step)
+        save.drain |= bool(message.get("drain"))
+        staged = ShardRecord(
+            save=self.save_id(step), namespace=self._config.namespace, rank=rank, world_size=self._place.world_size,
+            layout=layout, blocks=(), drain=save.drain,
+        )  # fmt: skip
+        self._start(save, self._seal(save, local_rank, f"own-{local_rank}-{slot}", staged))
+
+    def failed(self, step: int, reason: str) -> None:
+        """A worker of this node could not save a step: nobody need wait for it."""
+        if step not in self._dropped:
+            save = self._begin(step)
+            self._start(save, self._give_up(save, reason))
+
+    async def flush(self) -> None:
+        """Returns when nothing of this node's saves is in flight any more."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._in_flight and not self.pinned)
+
+    async def drop_unpromised(self, reason: str) -> None:
+        """The other agents are gone: what is not promised will never be committed. What is promised may have been."""
+        for save in [save for save in self._in_flight.values() if not save.promised]:
+            await self._drop(save.step, reason)
+
+    async def drained(self, step: int, failed: bool) -> None:
+        """The save has reached the lower tier, or failed to: its slots may be reused."""
+        self.pinned.pop(step, None)
+        self._listener.to_trainers("drained", step=step, tier="shared", **({"failed": True} if failed else {}))
+        await self._tell_waiters()
+
+    async def protect_newest(self) -> int:
+        """Makes anew the copies that a restored save lacks on this node; returns how many were made."""
+        return await self._copy(self.newest, keep=None) if self.newest else 0
+
+    def _begin(self, step: int) -> Save:
+        save = self._in_flight.get(step)
+        if save is None:
+            save = self._in_flight[step] = Save(step=step)
+            self._start(save, self._watch(save))
+        return save
+
+    def _start(self, save: Save, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(work)
+        save.tasks.add(task)
+        task.add_done_callback(save.tasks.discard)
+        return task
+
+    async def _watch(self, save: Save) -> None:
+        """Gives the save up when it gets nowhere: a worker died, or the coordinator is silent."""
+        await asyncio.sleep(self._deadlines.seal_s)
+        missing = [rank for rank in range(self._place.ranks_per_node) if rank not in save.names]
+        if missing:
+            waited_for = f"local rank {', '.join(map(str, missing))} of node {self._place.node} has not sealed its shard"
+            await self._give_up(save, f"{waited_for} within {self._deadlines.seal_s:g} s")
+            return
+        await asyncio.sleep(self._deadlines.protect_s)
+        if not save.promised:
+            await self._give_up(save, f"node {self._place.nodes[0]} has not called for redundancy within its deadline")
+
+    async def _seal(self, save: Save, local_rank: int, name: str, staged: ShardRecord) -> None:
+        """Checksums what the worker staged, publishes it, and tells the coordinator once the node is complete."""
+        try:
+            data = self._holdings.bytes_of(name, staged.layout.nbytes)
+            blocks = await asyncio.to_thread(checksums, data)
+            record = ShardRecord(
+                save=staged.save, namespace=staged.namespace, rank=staged.rank, world_size=staged.world_size,
+                layout=staged.layout, blocks=blocks, drain=staged.drain,
+            )  # fmt: skip
+            self._holdings.publish(name, record)
+            save.names[local_rank] = name
+            save.nbytes += len(data)
+            if len(save.names) == self._place.ranks_per_node:
+                await self._peers.call(
+                    0, "sealed", timeout_s=self._deadlines.answer_s, step=save.step, nbytes=save.nbytes, drain=save.drain
+                )
+        except (CheckpointError, OSError) as error:
+            await self._give_up(save, str(error))
+
+    async def _give_up(self, save: Save, reason: str) -> None:
+        """Asks the coordinator to drop the save everywhere; when that cannot be, drops it here."""
+        try:
+            await self._peers.call(0, "failed", timeout_s=self._deadlines.answer_s, step=save.step, reason=reason)
+        except PeerError as error:
+            if not save.promised:
+                self._listener.problem("save dropped", f"{reason}; {error}", save.step)
+                await self._drop(save.step, reason)
+
+    async def _on_protect(self, source: int, message: dict[str, Any]) -> None:
+        save = self._in_flight.get(message["step"])
+        if save is None:
+            raise AgentError(f"step {message['step']} was dropped here")
+        keep = {self.save_id(save.step), *([self.newest] if self.newest else [])}
+        try:
+            await self._start(save, self._copy(self.save_id(save.step), keep))
+        except asyncio.CancelledError:
+            raise AgentError(f"step {save.step} was dropped meanwhile") from None
+        save.promised = True
+
+    async def _copy(self, save_id: SaveId, keep: set[SaveId] | None) -> int:
+        """Pulls the shards that this node holds for others and does not have yet."""
+        made = 0
+        per_node = self._place.ranks_per_node
+        for node in self._sources:
+            for local_rank in range(per_node):
+                rank = node * per_node + local_rank
+                held = [name for name in self._holdings.find(save_id, rank) if await self._holdings.verify(name)]
+                if not held:
+                    name = self._holdings.free_name(f"copy-{node}-{local_rank}", self._config.slots, keep)
+                    await self._exchange.pull(node, save_id, rank, name)
+                    made += 1
+        return made
+
+    async def _on_commit(self, source: int, message: dict[str, Any]) -> None:
+        save = self._in_flight.pop(message["step"], None)
+        if save is None:
+            raise AgentError(f"step {message['step']} was dropped here")
+        _cancel(save)
+        self.newest = self.save_id(save.step)
+        if message["pinned"]:
+            self.pinned[save.step] = save.names
+        self._listener.to_trainers("committed", step=save.step, pinned=message["pinned"])
+        self._listener.to_monitors(
+            "commit", tier="memory", step=save.step, bytes=message["nbytes"], seconds=message["seconds"]
+        )
+        self._tidy()
+        await self._tell_waiters()
+
+    def _tidy(self) -> None:
+        local_ranks = range(self._place.ranks_per_node)
+        stems = {f"own-{local_rank}" for local_rank in local_ranks}
+        stems |= {f"copy-{node}-{local_rank}" for node in self._sources for local_rank in local_ranks}
+        keep = {self.save_id(step) for step in (*self._in_flight, *self.pinned)}
+        self._holdings.tidy(stems, self._config.slots, keep | ({self.newest} if self.newest else set()))
+
+    async def _on_drop(self, source: int, message: dict[str, Any]) -> None:
+        await self._drop(message["step"], message["reason"])
+
+    async def _drop(self, step: int, reason: str) -> None:
+        """Ends all work on a save, then tells the workers: from then on nothing here reads their slots."""
+        if step not in self._dropped:
+            self._dropped.append(step)
+        if (save := self._in_flight.pop(step, None)) is None:
+            return
+        tasks = _cancel(save)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listener.to_trainers("dropped", step=step, reason=reason)
+        await self._tell_waiters()
+
+    async def _tell_waiters(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def _cancel(save: Save) -> list[asyncio.Task[Any]]:
+    """Cancels all work on a save but the caller's own."""
+    tasks = [task for task in save.tasks if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    return tasks
+
+
+def _whole(message: dict[str, Any], key: str) -> int:
+    value = message.get(key)
+    if type(value) is not int or value < 0:
+        raise AgentError(f"{message.get('op')}: {key} is {value!r:.40}, expected a whole number")
+    return value

@@ -1,0 +1,72 @@
+"""One common step boundary at which all ranks of all nodes stop, agreed without a collective in the training loop.
+
+A worker writes its boundary to its node's board, then looks at the gate. So once the gate is up, a worker seen at boundary
+b waits at b + 1 at the latest; one more than the furthest seen on any node is a boundary that no rank can have passed. The
+gate is up for a few milliseconds only, and nobody waits for a worker to be held, so ranks inside a collective come along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ckpt.agent.deadlines import Deadlines
+from ckpt.agent.listener import Listener
+from ckpt.agent.peers import PeerError, Peers
+from ckpt.record.board import Board
+
+_SETTLE_S = 0.002  # a worker that looked at the gate just before it rose has written its row by then
+_RETRY_S = 2.0
+
+
+class Stop:
+    """Each node's part; the agent of node rank 0 also leads."""
+
+    def __init__(self, board: Board, peers: Peers, listener: Listener, deadlines: Deadlines) -> None:
+        self._board = board
+        self._peers = peers
+        self._listener = listener
+        self._deadlines = deadlines
+        self._lead: asyncio.Task[None] | None = None
+        self._boundary = 0  # agreed; 0 while none is
+        peers.handle("stop", self._on_stop)
+        peers.handle("gate", self._on_gate)
+        peers.handle("stop_at", self._on_stop_at)
+
+    async def request(self) -> None:
+        """A monitor asks for a stop; any number of them may, on any node."""
+        if self._boundary:
+            self._listener.to_monitors("stop_agreed", boundary=self._boundary)
+            return
+        try:
+            await self._peers.call(0, "stop", timeout_s=self._deadlines.answer_s)
+        except PeerError as error:
+            self._listener.problem("stop not agreed", str(error))
+
+    async def _on_stop(self, source: int, message: dict[str, Any]) -> None:
+        if self._lead is None:
+            self._lead = asyncio.ensure_future(self._agree())
+
+    async def _agree(self) -> None:
+        """Keeps at it until every node has heard the boundary: a node that has not holds its workers at the gate."""
+        boundary = 0
+        while True:
+            try:
+                if not boundary:
+                    answers = await self._peers.call_all("gate", timeout_s=self._deadlines.answer_s)
+                    boundary = 1 + max(answer["boundary"] for answer in answers)
+                await self._peers.call_all("stop_at", timeout_s=self._deadlines.answer_s, boundary=boundary)
+                return
+            except PeerError as error:
+                self._listener.problem("stop not agreed yet", str(error))
+            await asyncio.sleep(_RETRY_S)
+
+    async def _on_gate(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        self._board.set_gate(1)
+        await asyncio.sleep(_SETTLE_S)
+        return {"boundary": self._board.boundary()}
+
+    async def _on_stop_at(self, source: int, message: dict[str, Any]) -> None:
+        self._boundary = message["boundary"]
+        self._board.set_stop(self._boundary)
+        self._listener.to_monitors("stop_agreed", boundary=self._boundary)

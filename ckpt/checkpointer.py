@@ -1,0 +1,280 @@
+"""The face for a training script: load, due, save, stop_requested."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ckpt.config import CheckpointConfig, Place, config_from_env
+from ckpt.errors import ConfigError, StateError
+from ckpt.record.arena import Slot
+from ckpt.record.board import Board
+from ckpt.record.layout import Layout
+from ckpt.trainer.cadence import Cadence
+from ckpt.trainer.deadlines import Deadlines
+from ckpt.trainer.restore import restore
+from ckpt.trainer.saved import SavedStep
+from ckpt.trainer.session import Identity, Session
+from ckpt.trainer.solo import SoloAgent
+from ckpt.trainer.staging import Piece, Stager, take_apart
+
+if TYPE_CHECKING:
+    from ckpt.adapters.dcp import DcpReader, DcpWriter
+
+log = logging.getLogger("ckpt")
+
+
+class Checkpointer:
+    """Saves a training state every few steps and gives the newest one back after a restart.
+
+        with Checkpointer.from_env() as ckpt:
+            step = ckpt.load(state)
+            while step < total:
+                train_step(); step += 1
+                if ckpt.due(step): ckpt.save(step, state)
+                if ckpt.stop_requested(): break
+
+    A state is a dict, nested as you like, of torch tensors, NumPy arrays, plain Python values, and objects with
+    state_dict() and load_state_dict(). The same script runs under the launcher and by itself: without a launcher, on
+    one node, `Checkpointer(namespace="x", shared="./ckpt")` starts an agent of its own.
+
+    Every rank makes the same calls in the same order. Nothing here is a collective operation.
+    """
+
+    def __init__(
+        self,
+        *,
+        namespace: str | None = None,
+        shared: str | os.PathLike[str] | None = None,
+        every_steps: int = 10,
+        shared_every_steps: int = 100,
+        config: CheckpointConfig | None = None,
+        place: Place | None = None,
+        rank: int | None = None,
+        local_rank: int | None = None,
+        deadlines: Deadlines | None = None,
+        env: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Under the launcher, its environment says all and outweighs these arguments.
+
+        Args:
+            namespace: name of the series of checkpoints; without `config`.
+            shared: directory for checkpoints that outlive the node's memory; without `config`.
+            every_steps: saves to memory; without `config`.
+            shared_every_steps: saves to `shared`; without `config`.
+            config: what to keep where, instead of the four above.
+            place: where this process stands, for a launcher of your own that also starts the agents.
+            rank: of this process in the world; default: RANK, or 0.
+            local_rank: of this process on its node; default: LOCAL_RANK, or 0.
+            deadlines: how long to wait for agents.
+            env: the environment.
+
+        Raises:
+            ConfigError: an argument or variable is missing or unusable.
+        """
+        self._identity = Identity(rank=_number(env, "RANK", rank), local_rank=_number(env, "LOCAL_RANK", local_rank))
+        self._deadlines = deadlines or Deadlines()
+        self._solo: SoloAgent | None = None
+        if place is None and "HOLDFAST_RUN_ID" in env:
+            place, config = Place.from_env(env), config_from_env(env)
+        elif config is None:
+            section: dict[str, Any] = {"namespace": namespace, "ram": {"every_steps": every_steps}}
+            if shared is not None:
+                section["shared"] = {"path": os.path.abspath(shared), "every_steps": shared_every_steps}
+            config = CheckpointConfig.from_mapping(section, where="Checkpointer")
+        self._config = config
+        if place is None:
+            self._solo = SoloAgent(config, self._identity, env, self._deadlines.connect_s)
+            place = self._solo.place
+        self._place = place
+        self._stager = Stager()
+        self._lock = threading.RLock()  # torch's async_save stages in a thread
+        self._session: Session | None = None
+        self._cadence: Cadence | None = None
+        self._last_step = 0
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Checkpointer:
+        """The Checkpointer that the job file's `checkpoint:` section describes.
+
+        Raises:
+            ConfigError: not started by the launcher, or there is no such section.
+        """
+        return cls(config=config_from_env(env), place=Place.from_env(env), env=env)
+
+    def load(self, state: dict[str, Any]) -> int:
+        """Restores the newest step that can be recovered, from the nearest tier.
+
+        Tensors and arrays are filled in place, objects get their state back, plain values are replaced in the dicts
+        given. DTensors may have been saved by any number of ranks in any layout; of everything else, rank r gets what
+        saved rank r gave, or saved rank r modulo the saved world size.
+
+        Args:
+            state: built as it was for save(), with any contents.
+
+        Returns:
+            The step; 0 when there is none, and the state is then unchanged.
+
+        Raises:
+            StateError: the state does not match what is stored; names all keys missing on either side.
+            AgentError: the node's agent does not answer in time.
+            CheckpointError: bytes turned out damaged everywhere; the next start restores an older step.
+        """
+        if not isinstance(state, dict):
+            raise StateError(f"state: got a {type(state).__name__}, expected a dict")
+        started = time.monotonic()
+        session = self._connect()
+        if session.plan.step:
+            saved = session.saved_step()
+            restore(state, saved, self._identity.rank)
+            session.loaded()
+            self._report("loaded", session.plan.step, saved.bytes_read, started, f" from {session.plan.tier}")
+        elif self._identity.rank == 0:
+            log.info("no checkpoint of namespace %s: starting at step 0", self._config.namespace)
+        return session.plan.step
+
+    def due(self, step: int) -> bool:
+        """Whether to save this step: by the configured cadence, or because all ranks stop here. Call once a step."""
+        return self._boundaries().due(step)
+
+    def stop_requested(self) -> bool:
+        """Whether all ranks stop at this step (resize, preemption, time limit). Call once a step, after `due`."""
+        return self._boundaries().stop_requested()
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Copies the state into memory that outlives this process, and returns; the rest happens in the agent.
+
+        Args:
+            step: greater than that of the save before.
+            state: see the class. May change as soon as this returns.
+
+        Raises:
+            StateError: the state holds something that cannot be stored; names it. Nothing else raises: a save that
+                fails is logged and counted in `failed_saves`.
+        """
+        if not isinstance(state, dict):
+            raise StateError(f"state: got a {type(state).__name__}, expected a dict")
+        with self._lock:
+            parts = take_apart(state)
+            nbytes = self._stager.plan(parts)
+            self._save(step, nbytes, lambda slot: self._stager.stage(slot, parts.tensors(), parts.tree))
+
+    def dcp_writer(self, step: int) -> DcpWriter:
+        """A storage_writer for torch.distributed.checkpoint.save or async_save."""
+        from ckpt.adapters.dcp import DcpWriter
+
+        return DcpWriter(self, step)
+
+    def dcp_reader(self, step: int | None = None) -> DcpReader:
+        """A storage_reader for torch.distributed.checkpoint.load.
+
+        Args:
+            step: must be the newest step that can be recovered; None takes that.
+        """
+        from ckpt.adapters.dcp import DcpReader
+
+        return DcpReader(self, step)
+
+    @property
+    def failed_saves(self) -> int:
+        """Saves that did not come about, or did not reach a tier, since the start."""
+        return self._session.failed_saves if self._session else 0
+
+    @property
+    def newest_step(self) -> int:
+        """The step that load() and dcp_reader() restore; 0 when there is none."""
+        return self._connect().plan.step
+
+    def close(self, *, flush: bool = True) -> None:
+        """Waits for saves in flight (unless told not to) and takes leave of the agent. May be called twice."""
+        with self._lock:
+            if self._session:
+                if flush:
+                    self._session.flush()
+                self._session.close()
+                self._session = None
+            if self._cadence:
+                self._cadence.close()
+                self._cadence = None
+            self._stager.close()
+            if self._solo:
+                self._solo.close()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # After an exception the agent finishes what it has by itself; an agent of our own would end with us.
+        self.close(flush=kind is None or self._solo is not None)
+
+    def save_pieces(self, step: int, pieces: list[Piece], tree: Any) -> None:
+        """For adapters: saves tensors that are taken apart already, under a tree of the adapter's own."""
+        with self._lock:
+            nbytes = self._stager.plan_pieces(pieces)
+            self._save(step, nbytes, lambda slot: self._stager.stage(slot, [piece.data for piece in pieces], tree))
+
+    def saved_step(self) -> SavedStep:
+        """For adapters: the shards of `newest_step`."""
+        return self._connect().saved_step()
+
+    def loaded(self) -> None:
+        """For adapters: everything wanted of `saved_step` has been read."""
+        self._connect().loaded()
+
+    @property
+    def rank(self) -> int:
+        return self._identity.rank
+
+    def _save(self, step: int, nbytes: int, stage: Callable[[Slot], Layout]) -> None:
+        if step <= self._last_step:
+            log.warning(
+                "rank %d: step %d is not saved: step %d was before it", self._identity.rank, step, self._last_step
+            )
+            return
+        self._last_step = step
+        started = time.monotonic()
+        stopping = self._cadence is not None and self._cadence.stopping
+        if self._connect().save(step, nbytes, stage, drain=stopping):
+            self._report("saved", step, nbytes, started, " to memory")
+
+    def _connect(self) -> Session:
+        with self._lock:
+            if self._session is None:
+                self._session = Session(self._place, self._config, self._identity, self._deadlines)
+            return self._session
+
+    def _boundaries(self) -> Cadence:
+        if self._cadence is None:
+            self._connect()  # the agent has cleared the board when it listens
+            every_steps = [self._config.ram.every_steps]
+            if self._config.shared:
+                every_steps.append(self._config.shared.every_steps)
+            self._cadence = Cadence(
+                Board.open(self._place.ram_dir),
+                every_steps=every_steps,
+                rank=self._identity.rank,
+                local_rank=self._identity.local_rank,
+                attempt=self._place.attempt,
+                gate_s=self._deadlines.gate_s,
+            )
+        return self._cadence
+
+    def _report(self, what: str, step: int, nbytes: int, started: float, where: str) -> None:
+        if self._identity.rank == 0:
+            seconds = time.monotonic() - started
+            rate = nbytes / 1e6 / max(seconds, 1e-9)
+            log.info("%s step %d%s: %d bytes in %.3f s, %.0f MB/s", what, step, where, nbytes, seconds, rate)
+
+
+def _number(env: Mapping[str, str], name: str, given: int | None) -> int:
+    text = env.get(name, "0") if given is None else str(given)
+    if not text.isdecimal():
+        raise ConfigError(f"environment: {name}={text!r}, expected a whole number")
+    return int(text)

@@ -1,0 +1,180 @@
+"""What to keep where (the job file's `checkpoint:` section), and who this process is (the environment)."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ckpt.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+SCHEMES = ("none", "partner")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RamTier:
+    """Memory: a save every `every_steps` steps; `keep` slots, one of them in flight."""
+
+    every_steps: int = 10
+    keep: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeersTier:
+    """Redundancy between nodes' memories."""
+
+    scheme: str = "partner"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedTier:
+    """A directory that all nodes see (Lustre, NFS): `keep` newest steps stay."""
+
+    path: str
+    every_steps: int = 500
+    keep: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """The validated `checkpoint:` section of a job file."""
+
+    namespace: str
+    ram: RamTier = RamTier()
+    peers: PeersTier = PeersTier()
+    shared: SharedTier | None = None
+
+    @classmethod
+    def from_mapping(cls, section: Mapping[str, Any], where: str = "checkpoint") -> CheckpointConfig:
+        """Validates a section.
+
+        Args:
+            section: keys namespace, ram, peers, shared.
+            where: prefix for error messages.
+
+        Raises:
+            ConfigError: unknown key (names the nearest), wrong type or value.
+        """
+        _known(section, ("namespace", "ram", "peers", "shared"), where)
+        namespace = section.get("namespace")
+        if not isinstance(namespace, str) or not _NAME.fullmatch(namespace):
+            raise ConfigError(
+                f"{where}.namespace: got {namespace!r}, expected letters, digits, '_', '.', '-' (128 at most)"
+            )
+        shared = section.get("shared")
+        config = cls(
+            namespace=namespace,
+            ram=_build(RamTier, section.get("ram") or {}, f"{where}.ram"),
+            peers=_build(PeersTier, section.get("peers") or {}, f"{where}.peers"),
+            shared=None if shared is None else _build(SharedTier, shared, f"{where}.shared"),
+        )
+        if config.peers.scheme not in SCHEMES:
+            raise ConfigError(
+                f"{where}.peers.scheme: got {config.peers.scheme!r}, expected one of {', '.join(SCHEMES)}"
+            )
+        if config.ram.keep < 2:
+            raise ConfigError(
+                f"{where}.ram.keep: got {config.ram.keep}, expected at least 2 (one committed, one in flight)"
+            )
+        return config
+
+    @property
+    def slots(self) -> int:
+        """Slots in each rank's arena: `ram.keep`, and one more that a drain to a lower tier may hold."""
+        return self.ram.keep + (1 if self.shared else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where this process stands: the run, the attempt, the node and its memory directory."""
+
+    run_id: str
+    attempt: int
+    node: str
+    nodes: tuple[str, ...]
+    ranks_per_node: int
+    ram_dir: Path
+
+    @property
+    def node_rank(self) -> int:
+        return self.nodes.index(self.node)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.nodes) * self.ranks_per_node
+
+    @property
+    def socket_path(self) -> Path:
+        return self.ram_dir / f"agent-{self.attempt}.sock"
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Place:
+        """Reads the HOLDFAST_* variables that the launcher sets.
+
+        Raises:
+            ConfigError: a variable is missing or malformed.
+        """
+        try:
+            nodes = tuple(env["HOLDFAST_NODES"].split(","))
+            node = env.get("HOLDFAST_NODE") or env["SLURMD_NODENAME"]
+            place = cls(
+                run_id=env["HOLDFAST_RUN_ID"],
+                attempt=int(env["HOLDFAST_ATTEMPT"]),
+                node=node,
+                nodes=nodes,
+                ranks_per_node=int(env["HOLDFAST_RANKS_PER_NODE"]),
+                ram_dir=Path(env["HOLDFAST_RAM_DIR"]),
+            )
+        except KeyError as error:
+            raise ConfigError(
+                f"environment: {error.args[0]} is not set; run the script with `holdfast run` or `holdfast submit`, "
+                "or construct Checkpointer(...) with explicit arguments"
+            ) from None
+        except ValueError as error:
+            raise ConfigError(f"environment: {error}") from None
+        if node not in nodes:
+            raise ConfigError(f"environment: HOLDFAST_NODE={node!r} is not in HOLDFAST_NODES={','.join(nodes)}")
+        return place
+
+
+def config_from_env(env: Mapping[str, str]) -> CheckpointConfig:
+    """The `checkpoint:` section that the launcher passes in HOLDFAST_CHECKPOINT."""
+    try:
+        section = json.loads(env["HOLDFAST_CHECKPOINT"])
+    except KeyError:
+        raise ConfigError(
+            "environment: HOLDFAST_CHECKPOINT is not set; add a `checkpoint:` section to the job file"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"environment: HOLDFAST_CHECKPOINT is not JSON: {error}") from None
+    return CheckpointConfig.from_mapping(section)
+
+
+def _known(section: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> None:
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{where}: got {type(section).__name__}, expected a mapping")
+    for key in section:
+        if key not in allowed:
+            near = difflib.get_close_matches(str(key), allowed, n=1)
+            hint = f", did you mean {near[0]}?" if near else f"; known keys: {', '.join(allowed)}"
+            raise ConfigError(f"{where}.{key}: unknown key{hint}")
+
+
+def _build(kind: type, section: Mapping[str, Any], where: str) -> Any:
+    """One tier's dataclass from its mapping: positive ints and non-empty strings only."""
+    types = {field.name: field.type for field in fields(kind)}
+    _known(section, tuple(types), where)
+    for key, value in section.items():
+        if types[key] == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{where}.{key}: got {value!r}, expected a whole number of at least 1")
+        if types[key] == "str" and (not isinstance(value, str) or not value):
+            raise ConfigError(f"{where}.{key}: got {value!r}, expected a non-empty string")
+    try:
+        return kind(**section)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {error}".replace("__init__() ", "")) from None

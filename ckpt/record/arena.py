@@ -1,0 +1,126 @@
+"""A rank's slots in its node's memory: files that are mapped once and reused, and the knowledge of which is free.
+
+A slot that holds the newest committed save, a save in flight, or one that is being drained is not free. Slots grow and
+never shrink: whoever has one mapped may go on reading it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from enum import Enum
+from pathlib import Path
+
+from ckpt.errors import CorruptError
+from ckpt.record.shard import SaveId, drop_record, read_record
+
+
+class Use(Enum):
+    """What a slot is used for."""
+
+    FREE = "free"
+    IN_FLIGHT = "in flight"
+    COMMITTED = "committed"
+
+
+class Slot:
+    """One data file, mapped for writing."""
+
+    def __init__(self, ram_dir: Path, local_rank: int, index: int) -> None:
+        self.index = index
+        self.name = f"own-{local_rank}-{index}"
+        self.path = ram_dir / f"{self.name}.data"
+        self.memory: mmap.mmap | None = None
+        self.use = Use.FREE
+        self.step = -1
+        self.serial = 0  # counts the saves of this attempt; 0 for what an earlier attempt left
+        self.pinned = False  # a drain reads it
+
+    def reserve(self, nbytes: int) -> mmap.mmap:
+        """Makes the file at least `nbytes` long and maps it; the mapping is kept while it is long enough.
+
+        Raises:
+            OSError: no space left in memory.
+        """
+        if self.memory is not None and len(self.memory) >= nbytes:
+            return self.memory
+        self.memory = None
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            size = max(nbytes, os.fstat(descriptor).st_size, mmap.PAGESIZE)
+            os.posix_fallocate(descriptor, 0, size)  # a full tmpfs is an error here, not a SIGBUS later
+            self.memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        finally:
+            os.close(descriptor)
+        return self.memory
+
+
+class Arena:
+    """All slots of one rank."""
+
+    def __init__(self, ram_dir: Path, local_rank: int, slots: int) -> None:
+        self._ram_dir = ram_dir
+        self._serial = 0
+        self.slots = [Slot(ram_dir, local_rank, index) for index in range(slots)]
+
+    def adopt(self, newest: SaveId | None) -> None:
+        """Keeps the slots that hold shards of the newest restorable save until a newer one has committed."""
+        for slot in self.slots:
+            try:
+                record = read_record(self._ram_dir, slot.name)
+            except (FileNotFoundError, CorruptError):
+                continue
+            slot.step = record.save.step
+            if record.save == newest:
+                slot.use = Use.COMMITTED
+
+    def take(self, step: int) -> Slot | None:
+        """The free slot with the oldest content, un-published so that it may be overwritten; or None."""
+        free = [slot for slot in self.slots if slot.use is Use.FREE]
+        if not free:
+            return None
+        slot = min(free, key=lambda slot: (slot.serial, slot.step))
+        drop_record(self._ram_dir, slot.name)
+        self._serial += 1
+        slot.use, slot.step, slot.serial = Use.IN_FLIGHT, step, self._serial
+        return slot
+
+    def give_back(self, slot: Slot) -> None:
+        """A slot taken for a save that was not sealed."""
+        slot.use = Use.FREE
+
+    def committed(self, step: int, *, pinned: bool) -> None:
+        """A save survives what its scheme promises: older ones may go."""
+        for slot in self._holding(step):
+            slot.use, slot.pinned = Use.COMMITTED, pinned
+        self._release_older()
+
+    def drained(self, step: int) -> None:
+        """A save is no longer read for a lower tier."""
+        for slot in self._holding(step):
+            slot.pinned = False
+        self._release_older()
+
+    def dropped(self, step: int) -> None:
+        """A save was given up before it was committed."""
+        for slot in self._holding(step):
+            if slot.use is Use.IN_FLIGHT:
+                slot.use = Use.FREE
+
+    def describe(self) -> str:
+        """The use of every slot, for messages."""
+        return ", ".join(
+            f"{slot.name} {slot.use.value}" + (f" (step {slot.step})" if slot.use is not Use.FREE else "")
+            for slot in self.slots
+        )
+
+    def _holding(self, step: int) -> list[Slot]:
+        """This attempt's slots in use for a step; the same step of an earlier attempt is another save."""
+        return [slot for slot in self.slots if slot.use is not Use.FREE and slot.step == step and slot.serial]
+
+    def _release_older(self) -> None:
+        committed = [slot for slot in self.slots if slot.use is Use.COMMITTED]
+        newest = max((slot.serial for slot in committed), default=0)
+        for slot in committed:
+            if slot.serial < newest and not slot.pinned:
+                slot.use = Use.FREE

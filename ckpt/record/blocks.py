@@ -1,0 +1,45 @@
+"""Checksums over fixed-size blocks of a shard: a bad byte is found, and found to lie in one block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import xxhash
+
+BLOCK_BYTES = (
+    4 << 20
+)  # large enough that a record stays small, small enough that a range read verifies little more than it needs
+
+
+def block_count(nbytes: int) -> int:
+    """Blocks in a shard of `nbytes`; the last one may be short."""
+    return -(-nbytes // BLOCK_BYTES)
+
+
+def checksum(data: memoryview | bytes) -> str:
+    """xxh3-128 of some bytes, as 32 hex digits: guards against corruption, not against an attacker."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def checksums(data: memoryview) -> tuple[str, ...]:
+    """The checksum of every block of a shard, in order."""
+    return tuple(checksum(data[start : start + BLOCK_BYTES]) for start in range(0, len(data), BLOCK_BYTES))
+
+
+def bad_blocks(data: memoryview, expected: Sequence[str], blocks: Iterable[int] | None = None) -> list[int]:
+    """Indices of blocks whose bytes do not match.
+
+    Args:
+        data: the whole shard.
+        expected: one checksum per block of the shard.
+        blocks: which blocks to look at; all when None.
+    """
+    if len(expected) != block_count(len(data)):
+        return list(range(len(expected))) or [0]
+    wanted = range(len(expected)) if blocks is None else blocks
+    return [i for i in wanted if checksum(data[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]) != expected[i]]
+
+
+def blocks_of_range(start: int, nbytes: int) -> range:
+    """The blocks that a byte range touches."""
+    return range(start // BLOCK_BYTES, -(-(start + nbytes) // BLOCK_BYTES)) if nbytes else range(0)

@@ -1,0 +1,52 @@
+"""Durable, private writes: a reader sees the old file or the new one, never a part."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def durable_write(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Writes a file of mode 0600 through a temporary name, fsync, rename and fsync of the directory.
+
+    Args:
+        path: the final name; an older file there is replaced at once.
+        data: the whole content.
+        sync: False on memory file systems, where fsync promises nothing.
+
+    Raises:
+        OSError: the disk is full, read-only or failing; the older file is then untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            if sync:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def dump_json(value: Any) -> bytes:
+    """Compact JSON in UTF-8; NaN and infinities are kept as Python writes them."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

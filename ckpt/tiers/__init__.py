@@ -1,0 +1,7 @@
+"""The places below the nodes' memories where steps are kept.
+
+tier       the contract
+posix      a shared directory
+catalog    what steps a directory holds, and which can be restored
+retention  which may go
+"""

@@ -1,0 +1,31 @@
+"""Which steps may go: only what a newer committed step has made superfluous."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckpt.tiers.catalog import Entry
+
+
+def superfluous(entries: Sequence[Entry], keep: int, running: str | None) -> list[Entry]:
+    """The entries to remove.
+
+    Committed steps beyond the `keep` newest go. A directory that was never committed goes when the same run has
+    committed a newer step, or when it is older than all that stay. The step being written now never goes.
+
+    Args:
+        entries: newest first, as `list_steps` gives them.
+        keep: committed steps that stay, at least 1.
+        running: name of the directory that is being written now.
+    """
+    committed = [entry for entry in entries if entry.manifest]
+    if not committed:
+        return []
+    kept = committed[: max(keep, 1)]
+    newest, oldest = kept[0], kept[-1]
+    gone = [entry for entry in committed if entry not in kept]
+    for entry in entries:
+        limit = newest if entry.run_tag == newest.run_tag else oldest
+        if not entry.manifest and (entry.step, entry.attempt) < (limit.step, limit.attempt):
+            gone.append(entry)
+    return [entry for entry in gone if entry.name != running]

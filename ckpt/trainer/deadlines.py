@@ -1,0 +1,19 @@
+"""How long a training process waits for others, at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadlines:
+    """Seconds; each error that follows names who was waited for."""
+
+    connect_s: float = (
+        120.0  # for the agent to listen: it agrees with the other nodes' agents and rebuilds lost shards first
+    )
+    plan_s: float = 600.0  # for the agent to say what can be restored
+    open_s: float = 300.0  # for the agent to fetch parts of one shard from another node or tier
+    slot_s: float = 30.0  # for an older save to be committed when all slots are in use; the save is then skipped
+    gate_s: float = 60.0  # for the agents to agree on a stop; training then goes on
+    flush_s: float = 120.0  # at the end, for the last saves to be committed and drained

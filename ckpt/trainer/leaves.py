@@ -1,0 +1,93 @@
+"""What counts as a tensor in a state, and which box of it this rank holds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from ckpt.errors import CorruptError, StateError
+from ckpt.record.boxes import Box
+from ckpt.record.layout import Chunk
+from ckpt.record.values import Path, name_of, unsupported
+
+TENSOR, DTENSOR, ARRAY = "#tensor", "#dtensor", "#array"
+TAGS = (TENSOR, DTENSOR, ARRAY)
+STATE = "#state"  # the state_dict() of an object
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_ARRAY_DTYPES = ("bool", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32",
+                 "float64", "complex64", "complex128")  # fmt: skip
+
+
+def tag_of_live(value: Any) -> str | None:
+    """The tag under which a live value is stored; None when it is no tensor."""
+    if isinstance(value, DTensor):
+        return DTENSOR
+    if isinstance(value, torch.Tensor):
+        return TENSOR
+    return ARRAY if isinstance(value, np.ndarray) else None
+
+
+def is_stateful(value: Any) -> bool:
+    """Whether a value saves and loads itself."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def check_tensor(value: Any, path: Path) -> None:
+    """Raises StateError for tensors and arrays whose bytes do not say all, or are not there."""
+    if isinstance(value, DTensor):
+        if any(placement.is_partial() for placement in value.placements):
+            raise StateError(f"{name_of(path)}: a DTensor with a partial placement; redistribute it before saving")
+        check_tensor(value._local_tensor, path)
+    elif isinstance(value, torch.Tensor):
+        if type(value) not in _PLAIN:
+            raise unsupported(value, path)
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            kind = "meta" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
+            raise StateError(f"{name_of(path)}: a {kind} tensor, expected a strided one with data")
+    elif type(value) is not np.ndarray or value.dtype.name not in _ARRAY_DTYPES:
+        raise StateError(f"{name_of(path)}: a NumPy array of dtype {value.dtype}, expected numbers or booleans")
+
+
+def local_part(value: torch.Tensor) -> torch.Tensor:
+    """The tensor that holds this rank's bytes, detached."""
+    return (value._local_tensor if isinstance(value, DTensor) else value).detach()
+
+
+def local_box(value: torch.Tensor) -> Box:
+    """The box of the whole tensor that this rank holds."""
+    if isinstance(value, DTensor):
+        sizes, offsets = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+        return Box(tuple(offsets), tuple(sizes))
+    return Box((0,) * value.dim(), tuple(value.shape))
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name stored for a torch or NumPy dtype."""
+    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else np.dtype(dtype).name
+
+
+def torch_dtype(chunk: Chunk) -> torch.dtype:
+    """The torch dtype of a chunk; raises CorruptError when there is none of that name and size."""
+    dtype = getattr(torch, chunk.dtype, None)
+    if not isinstance(dtype, torch.dtype) or chunk.nbytes != dtype.itemsize * chunk_box(chunk).elements:
+        raise CorruptError(f"chunk {chunk.key!r:.200}: {chunk.nbytes} bytes of dtype {chunk.dtype!r:.40} {chunk.sizes}")
+    return dtype
+
+
+def chunk_box(chunk: Chunk) -> Box:
+    """The box of the whole tensor that a chunk holds."""
+    return Box(chunk.offsets, chunk.sizes)
+
+
+def view_bytes(buffer: Any, start: int, dtype: torch.dtype, sizes: tuple[int, ...]) -> torch.Tensor:
+    """A tensor over some bytes of a mapped buffer, not copied."""
+    elements = math.prod(sizes)
+    if not elements:
+        return torch.empty(sizes, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype, count=elements, offset=start).view(sizes)

@@ -1,0 +1,309 @@
+"""From a saved step to live state: tensors are filled where they are, objects get back what they gave.
+
+First everything is matched against the live state, so that a state that does not fit is refused before a byte changes;
+then the bytes are read; then objects and values are put in place.
+
+Which saved rank a rank reads: DTensors are put together from whichever ranks hold their parts. Plain tensors, arrays
+and values have no such meaning across ranks: rank r takes those of saved rank r, or r modulo the saved world size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ckpt.errors import CheckpointError, StateError
+from ckpt.record.boxes import Box, cover
+from ckpt.record.layout import Chunk
+from ckpt.record.values import Path, decode, items_of, name_of, sequence_of, tag_of
+from ckpt.trainer.leaves import (
+    ARRAY,
+    DTENSOR,
+    STATE,
+    TAGS,
+    TENSOR,
+    check_tensor,
+    chunk_box,
+    dtype_name,
+    is_stateful,
+    local_box,
+    local_part,
+    tag_of_live,
+    torch_dtype,
+)
+from ckpt.trainer.saved import Read, SavedStep
+
+Finish = Callable[[], Any]  # gives the value to put in place, once the bytes have been read
+DCP = "#dcp"  # the tree of a step that was saved through ckpt.adapters.dcp
+
+
+def restore(state: dict[str, Any], saved: SavedStep, rank: int) -> None:
+    """Fills a live state from a saved step.
+
+    Args:
+        state: as it was given to save(), with tensors of the same shapes; changed in place.
+        saved: the step.
+        rank: ours, now.
+
+    Raises:
+        StateError: the state does not match what is stored; names every key missing on either side.
+        CheckpointError: no source has the bytes intact.
+    """
+    match = _Match(saved, rank % saved.world_size)
+    tree = saved.record(match.source).layout.tree
+    if tag_of(tree) == DCP:
+        raise StateError(
+            f"step {saved.step} was saved through dcp_writer(): load it with torch.distributed.checkpoint.load "
+            "and storage_reader=dcp_reader()"
+        )
+    finish = match.mapping(state, tree, ())
+    with torch.no_grad():
+        saved.read(match.reads)
+        finish()
+
+
+class _Match:
+    """Walks the live state and the saved tree side by side; collects what to read."""
+
+    def __init__(self, saved: SavedStep, source: int) -> None:
+        self.source = source
+        self.reads: list[Read] = []
+        self._saved = saved
+        self._chunks: dict[int, dict[str, list[Chunk]]] = {}  # by rank and key
+
+    def any(self, live: Any, node: Any, path: Path) -> Finish:
+        """Matches one value; what is in the live state must be in the saved one too, in the same shape."""
+        if is_stateful(live):
+            return self._stateful(live, node, path)
+        if tag_of_live(live):
+            return self._tensor(live, node, path)
+        if not _holds_tensors(live) and not _names_tensors(node):
+            return lambda: _replace(live, decode(node))
+        if isinstance(live, dict) and items_of(node) is not None:
+            return self.mapping(live, node, path)
+        if isinstance(live, (list, tuple)) and sequence_of(node) is not None:
+            return self._sequence(live, node, path)
+        raise _mismatch(path, node, type(live).__name__)
+
+    def mapping(self, live: dict[Any, Any], node: Any, path: Path) -> Finish:
+        entries = items_of(node)
+        if entries is None:
+            raise _mismatch(path, node, "dict")
+        _same_keys(live, entries, path)
+        finishers = {key: self.any(value, entries[key], (*path, key)) for key, value in live.items()}
+
+        def finish() -> dict[Any, Any]:
+            for key, value in finishers.items():
+                live[key] = value()
+            return live
+
+        return finish
+
+    def _sequence(self, live: list[Any] | tuple[Any, ...], node: Any, path: Path) -> Finish:
+        nodes = sequence_of(node) or []
+        if len(nodes) != len(live):
+            raise StateError(f"{name_of(path)}: the saved state has {len(nodes)} elements, the live one {len(live)}")
+        finishers = [self.any(value, nodes[i], (*path, i)) for i, value in enumerate(live)]
+
+        def finish() -> Any:
+            values = [value() for value in finishers]
+            if isinstance(live, tuple):
+                return tuple(values)
+            live[:] = values
+            return live
+
+        return finish
+
+    def _stateful(self, live: Any, node: Any, path: Path) -> Finish:
+        if tag_of(node) != STATE:
+            raise _mismatch(path, node, f"{type(live).__name__} with state_dict()")
+        inner, state = node[STATE], live.state_dict()
+        if isinstance(live, torch.nn.Module):
+            finish = self.mapping(state, inner, path)
+        elif isinstance(live, torch.optim.Optimizer):
+            finish = self._optimizer(live, state, inner, path)
+        else:
+            finish = self._free(state, inner, path, None)
+        return lambda: _load(live, finish(), path)
+
+    def _optimizer(self, live: torch.optim.Optimizer, state: Any, node: Any, path: Path) -> Finish:
+        """An optimizer that has not stepped yet has no tensors: they are made like the parameters they belong to."""
+        entries = items_of(node) or {}
+        parameters = [parameter for group in live.param_groups for parameter in group["params"]]
+        others = {
+            key: self._free(state.get(key), item, (*path, key), None) for key, item in entries.items() if key != "state"
+        }
+        per_parameter = {
+            index: self._free(
+                state["state"].get(index),
+                item,
+                (*path, "state", index),
+                parameters[index] if index in range(len(parameters)) else None,
+            )
+            for index, item in (items_of(entries.get("state", {})) or {}).items()
+        }
+
+        def finish() -> Any:
+            result = {key: value() for key, value in others.items()}
+            result["state"] = {index: value() for index, value in per_parameter.items()}
+            return result
+
+        return finish
+
+    def _free(self, live: Any, node: Any, path: Path, like: torch.Tensor | None) -> Finish:
+        """Builds what is saved, using live tensors where there is one that fits; objects judge for themselves."""
+        tag = tag_of(node)
+        if tag in TAGS:
+            fits = tag_of_live(live) is not None and self._differs(live, node) is None
+            return self._tensor(live if fits else self._new(node, path, like), node, path)
+        entries, elements = items_of(node), sequence_of(node)
+        if entries is not None:
+            known = live if isinstance(live, dict) else {}
+            finishers = {key: self._free(known.get(key), item, (*path, key), like) for key, item in entries.items()}
+            return lambda: {key: value() for key, value in finishers.items()}
+        if elements is not None:
+            given = live if isinstance(live, (list, tuple)) and len(live) == len(elements) else [None] * len(elements)
+            parts = [self._free(given[i], item, (*path, i), like) for i, item in enumerate(elements)]
+            kind = list if isinstance(node, list) else tuple
+            return lambda: kind(part() for part in parts)
+        return lambda: decode(node)
+
+    def _new(self, node: Any, path: Path, like: torch.Tensor | None) -> Any:
+        tag = tag_of(node)
+        chunk = self._chunk(node)
+        if tag == ARRAY:
+            return np.empty(chunk.shape, chunk.dtype)
+        dtype = torch_dtype(chunk)
+        if like is not None and tuple(like.shape) == chunk.shape and (chunk.shape or tag == DTENSOR):
+            return torch.empty_like(like, dtype=dtype, requires_grad=False)
+        if tag == DTENSOR:
+            raise StateError(
+                f"{name_of(path)}: saved as a DTensor, and there is no live one that says how to distribute it"
+            )
+        return torch.empty(chunk.shape, dtype=dtype)
+
+    def _tensor(self, live: Any, node: Any, path: Path) -> Finish:
+        check_tensor(live, path)
+        if tag_of(node) not in TAGS:
+            raise _mismatch(path, node, type(live).__name__)
+        difference = self._differs(live, node)
+        if difference:
+            raise StateError(f"{name_of(path)}: {difference}")
+        if isinstance(live, np.ndarray):
+            filled = live if live.flags.writeable else live.copy()
+            self._plan_reads(
+                node, Box((0,) * live.ndim, live.shape), lambda part, data: np.copyto(filled[part], data.numpy()), path
+            )
+            return lambda: filled
+        target = local_part(live)
+        self._plan_reads(node, local_box(live), lambda part, data: target[part].copy_(data), path)
+        return lambda: live
+
+    def _differs(self, live: Any, node: Any) -> str | None:
+        """What keeps a live tensor from taking the saved one; None when nothing does."""
+        chunk = self._chunk(node)
+        saved, now = (chunk.dtype, chunk.shape), (dtype_name(live.dtype), tuple(live.shape))
+        if saved == now:
+            return None
+        return f"saved as {saved[0]} {list(saved[1])}, live is {now[0]} {list(now[1])}; build the state as it was saved"
+
+    def _chunk(self, node: Any) -> Chunk:
+        """A chunk of a saved tensor; any one tells the shape and dtype."""
+        key = node[tag_of(node) or ""]
+        chunks = self._by_key(self.source).get(key)
+        if not chunks:
+            raise CheckpointError(
+                f"step {self._saved.step}: the shard of rank {self.source} names {key!r:.200} and does not hold it"
+            )
+        return chunks[0]
+
+    def _plan_reads(self, node: Any, wanted: Box, put: Callable[[Any, torch.Tensor], Any], path: Path) -> None:
+        """Says where each part of a box comes from."""
+        tag = tag_of(node) or ""
+        ranks = (
+            (self.source,)
+            if tag != DTENSOR
+            else tuple((self.source + i) % self._saved.world_size for i in range(self._saved.world_size))
+        )
+        offers = ((chunk_box(c), (rank, c)) for rank in ranks for c in self._by_key(rank).get(node[tag], ()))
+        parts, missing = cover(wanted, offers)
+        if missing:
+            raise CheckpointError(
+                f"step {self._saved.step}: {name_of(path)}: no rank saved the elements from {missing[0].offsets}, "
+                f"size {missing[0].sizes}"
+            )
+        for part, _, (rank, chunk) in parts:
+            index = part.within(wanted)
+            self.reads.append(Read(rank=rank, chunk=chunk, part=part, target=partial(put, index)))
+
+    def _by_key(self, rank: int) -> dict[str, list[Chunk]]:
+        if rank not in self._chunks:
+            table: dict[str, list[Chunk]] = {}
+            for chunk in self._saved.record(rank).layout.chunks:
+                table.setdefault(chunk.key, []).append(chunk)
+            self._chunks[rank] = table
+        return self._chunks[rank]
+
+
+def _replace(live: Any, value: Any) -> Any:
+    """The value to put in place of a live one; dicts and lists are changed in place, others may hold on to them."""
+    if isinstance(live, dict) and isinstance(value, dict):
+        live.clear()
+        live.update(value)
+        return live
+    if type(live) is type(value) is list:
+        live[:] = value
+        return live
+    return value
+
+
+def _load(live: Any, state: Any, path: Path) -> Any:
+    try:
+        live.load_state_dict(state)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        raise StateError(
+            f"{name_of(path)}: {type(live).__name__}.load_state_dict refused the saved state: {text:.1000}"
+        ) from error
+    return live
+
+
+def _same_keys(live: dict[Any, Any], saved: dict[Any, Any], path: Path) -> None:
+    extra, missing = [key for key in live if key not in saved], [key for key in saved if key not in live]
+    if extra or missing:
+        parts = [f"not in the saved state: {', '.join(map(repr, extra))}"] if extra else []
+        parts += [f"not in the live state: {', '.join(map(repr, missing))}"] if missing else []
+        raise StateError(f"{name_of(path)}: {'; '.join(parts)}; build the state as it was saved")
+
+
+def _holds_tensors(live: Any) -> bool:
+    if isinstance(live, dict):
+        return any(map(_holds_tensors, live.values()))
+    if isinstance(live, (list, tuple)):
+        return any(map(_holds_tensors, live))
+    return tag_of_live(live) is not None or is_stateful(live)
+
+
+def _names_tensors(node: Any) -> bool:
+    tag = tag_of(node)
+    if tag in TAGS or tag == STATE:
+        return True
+    entries, elements = items_of(node), sequence_of(node)
+    return any(map(_names_tensors, elements if elements is not None else (entries or {}).values()))
+
+
+def _mismatch(path: Path, node: Any, live: str) -> StateError:
+    tag = tag_of(node)
+    kinds = {
+        TENSOR: "a tensor",
+        DTENSOR: "a DTensor",
+        ARRAY: "a NumPy array",
+        STATE: "an object's state",
+        "#tuple": "a tuple",
+    }
+    saved = kinds.get(tag or "", type(node).__name__)
+    return StateError(f"{name_of(path)}: saved as {saved}, live is a {live}; build the state as it was saved")

@@ -1,0 +1,157 @@
+"""One saved step's shards, as the node's agent hands them out: every byte is verified before it is used."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ckpt.errors import AgentError, CheckpointError, CorruptError
+from ckpt.record.blocks import bad_blocks, block_count, blocks_of_range
+from ckpt.record.boxes import Box
+from ckpt.record.layout import Chunk
+from ckpt.record.shard import ShardRecord
+from ckpt.trainer.leaves import chunk_box, torch_dtype, view_bytes
+
+_TRIES = 4  # own memory, a partner's copy, a lower tier, and one to spare
+
+log = logging.getLogger(__name__)
+
+
+class Agent(Protocol):
+    """What is needed of the connection to the agent; `ckpt.agent.client.AgentClient` is one."""
+
+    def send(self, op: str, **fields: Any) -> None: ...
+
+    def request(self, op: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """A part of a chunk, and where it goes."""
+
+    rank: int  # whose shard
+    chunk: Chunk
+    part: Box  # inside the chunk's box
+    target: Callable[[torch.Tensor], Any]  # takes a tensor over the mapped bytes, of the part's sizes; must copy
+
+
+class SavedStep:
+    """A step that the agents have agreed to restore."""
+
+    def __init__(self, agent: Agent, *, step: int, world_size: int, node: str, open_s: float) -> None:
+        self.step = step
+        self.world_size = world_size
+        self.bytes_read = 0
+        self._agent = agent
+        self._node = node
+        self._open_s = open_s
+        self._records: dict[int, ShardRecord] = {}
+
+    def record(self, rank: int) -> ShardRecord:
+        """The record of a saved rank's shard; its bytes are not fetched."""
+        if rank not in self._records:
+            self._records[rank] = self._open(rank, [])[2]
+        return self._records[rank]
+
+    def records(self, first: int) -> Iterator[ShardRecord]:
+        """The records of all saved ranks, one by one, starting with `first`."""
+        for i in range(self.world_size):
+            yield self.record((first + i) % self.world_size)
+
+    def read(self, reads: Iterable[Read]) -> None:
+        """Fetches, verifies and hands out parts, shard by shard.
+
+        Raises:
+            CheckpointError: no source has the bytes intact; names the step.
+        """
+        by_rank: dict[int, list[Read]] = defaultdict(list)
+        for read in reads:
+            by_rank[read.rank].append(read)
+        for rank, wanted in by_rank.items():
+            self._read_shard(rank, wanted)
+
+    def _read_shard(self, rank: int, wanted: list[Read]) -> None:
+        record = self.record(rank)
+        blocks = sorted({block for read in wanted for block in blocks_of_range(*_byte_range(read))})
+        everything = len(blocks) == block_count(record.layout.nbytes)
+        for _ in range(_TRIES):
+            path, base, record = self._open(rank, None if everything else blocks)
+            data = _map(path, base, record.layout.nbytes)
+            bad = blocks if data is None else bad_blocks(data, record.blocks, blocks)
+            if not bad and data is not None:
+                for read in wanted:
+                    self._hand_out(data, read)
+                return
+            log.warning(
+                "step %d: %d blocks of rank %d are damaged in %s: asking for another source",
+                self.step,
+                len(bad),
+                rank,
+                path,
+            )
+            for block in bad:
+                self._agent.send("bad", rank=rank, block=block, path=path)
+        raise CheckpointError(
+            f"step {self.step}: no source has the shard of rank {rank} intact; "
+            "start the job again: it will restore an older step"
+        )
+
+    def _hand_out(self, data: memoryview, read: Read) -> None:
+        chunk = read.chunk
+        whole = view_bytes(data, chunk.start, torch_dtype(chunk), chunk.sizes)
+        read.target(whole[read.part.within(chunk_box(chunk))])
+        self.bytes_read += read.part.elements * whole.element_size()
+
+    def _open(self, rank: int, blocks: list[int] | None) -> tuple[str, int, ShardRecord]:
+        try:
+            reply = self._agent.request("open", timeout_s=self._open_s, rank=rank, blocks=blocks)
+        except AgentError as error:
+            raise CheckpointError(
+                f"step {self.step}: the agent of node {self._node} has no shard of rank {rank}: {error}"
+            ) from None
+        record = ShardRecord.from_json(reply["record"])
+        known = self._records.get(rank, record)
+        if (record.save, record.rank, record.layout) != (
+            known.save,
+            rank,
+            known.layout,
+        ) or record.save.step != self.step:
+            raise CorruptError(
+                f"step {self.step}: the shard offered for rank {rank} is of rank {record.rank}, {record.save}"
+            )
+        return str(reply["path"]), int(reply["base"]), record
+
+
+def _byte_range(read: Read) -> tuple[int, int]:
+    """Start and length of the bytes in the shard that a part touches."""
+    first, end = read.part.span(chunk_box(read.chunk))
+    itemsize = torch_dtype(read.chunk).itemsize
+    return read.chunk.start + first * itemsize, (end - first) * itemsize
+
+
+def _map(path: str, base: int, nbytes: int) -> memoryview | None:
+    """The shard's bytes, private to us; None when the file is gone or too short."""
+    if not nbytes:
+        return memoryview(b"")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        log.warning("%s: %s", path, error)
+        return None
+    try:
+        if os.fstat(descriptor).st_size < base + nbytes:
+            log.warning("%s: ends before byte %d of the shard", path, base + nbytes)
+            return None
+        start = base - base % mmap.ALLOCATIONGRANULARITY
+        # Copy on write only because torch warns of read-only memory; nothing is ever written here.
+        memory = mmap.mmap(descriptor, base + nbytes - start, access=mmap.ACCESS_COPY, offset=start)
+    finally:
+        os.close(descriptor)
+    return memoryview(memory)[base - start :]

@@ -1,0 +1,185 @@
+"""This worker's link with its node's agent, and the slots that it stages into."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ckpt.agent.client import AgentClient
+from ckpt.config import CheckpointConfig, Place
+from ckpt.errors import AgentError
+from ckpt.record.arena import Arena, Slot
+from ckpt.record.layout import Layout
+from ckpt.record.shard import SaveId
+from ckpt.trainer.deadlines import Deadlines
+from ckpt.trainer.saved import SavedStep
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Which worker this is."""
+
+    rank: int
+    local_rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the agents have agreed to restore."""
+
+    step: int  # 0: nothing
+    tier: str
+    world_size: int
+
+
+class Session:
+    """From the first use of a Checkpointer to its end. Saves never raise for what storage or agent do."""
+
+    def __init__(self, place: Place, config: CheckpointConfig, identity: Identity, deadlines: Deadlines) -> None:
+        """Waits for the agent and its plan.
+
+        Raises:
+            AgentError: it did not answer in time; names it.
+        """
+        self.failed_saves = 0
+        self._place = place
+        self._identity = identity
+        self._deadlines = deadlines
+        self._lost = False
+        self._agent = AgentClient.connect(
+            place.socket_path, rank=identity.rank, local_rank=identity.local_rank, timeout_s=deadlines.connect_s
+        )
+        reply = self._agent.request("plan", timeout_s=deadlines.plan_s)
+        self.plan = Plan(step=reply["step"], tier=reply["tier"], world_size=reply["world_size"])
+        for skipped in reply.get("skipped", []):
+            log.warning("rank %d: step %s passed over: %s", identity.rank, skipped["step"], skipped["reason"])
+        self._arena = Arena(place.ram_dir, identity.local_rank, config.slots)
+        newest = SaveId(step=self.plan.step, attempt=reply["attempt"], run_id=place.run_id) if self.plan.step else None
+        self._arena.adopt(newest)
+
+    def saved_step(self) -> SavedStep:
+        """The planned step's shards; only when the plan has a step."""
+        return SavedStep(
+            self._agent,
+            step=self.plan.step,
+            world_size=self.plan.world_size,
+            node=self._place.node,
+            open_s=self._deadlines.open_s,
+        )
+
+    def loaded(self) -> None:
+        """Tells the agent that what it fetched for us may go."""
+        self._send("loaded", step=self.plan.step)
+
+    def save(self, step: int, nbytes: int, stage: Callable[[Slot], Layout], *, drain: bool) -> bool:
+        """Stages one save and hands it to the agent.
+
+        Args:
+            step: the step.
+            nbytes: of the shard.
+            stage: fills a slot that has been reserved for `nbytes`.
+            drain: write it to every lower tier, whatever their cadence.
+
+        Returns:
+            Whether the agent has it. If not, it is logged and counted, and training goes on.
+        """
+        slot, reason = self._take(step)
+        if slot is not None:
+            try:
+                slot.reserve(nbytes)
+            except OSError as error:
+                self._arena.give_back(slot)
+                slot, reason = None, f"no memory for {nbytes} bytes in {self._place.ram_dir}: {error.strerror}"
+        if slot is None:
+            self._skip(step, reason)
+            return False
+        try:
+            layout = stage(slot)
+        except BaseException:
+            self._arena.give_back(slot)
+            self._send("skipped", step=step, rank=self._identity.rank, reason="staging failed")
+            raise
+        rank = self._identity.rank
+        sealed = self._send("sealed", slot=slot.index, step=step, rank=rank, layout=layout.to_json(), drain=drain)
+        if not sealed:
+            self._arena.give_back(slot)
+            self._skip(step, "the agent could not be told")
+        return sealed
+
+    def flush(self) -> None:
+        """Waits until none of this node's saves is in flight any more."""
+        if self._lost:
+            return
+        try:
+            self._agent.request("flush", timeout_s=self._deadlines.flush_s)
+            self._handle_events(0.0)
+        except AgentError as error:
+            self._lose(error)
+
+    def close(self) -> None:
+        """Says goodbye, so that a stop does not wait for this rank."""
+        self._send("bye")
+        self._agent.close()
+
+    def _take(self, step: int) -> tuple[Slot | None, str]:
+        """A free slot, waiting for one within the deadline; or why there is none."""
+        deadline = time.monotonic() + self._deadlines.slot_s
+        wait_s = 0.0
+        while self._handle_events(wait_s):
+            slot = self._arena.take(step)
+            if slot is not None:
+                return slot, ""
+            wait_s = deadline - time.monotonic()
+            if wait_s <= 0:
+                return (
+                    None,
+                    f"no slot within {self._deadlines.slot_s:g} s, waited for the agent: {self._arena.describe()}",
+                )
+        return None, f"the agent of node {self._place.node} is gone"
+
+    def _handle_events(self, timeout_s: float) -> bool:
+        """Follows what the agent says of earlier saves; False once it is gone."""
+        if self._lost:
+            return False
+        try:
+            events = self._agent.events(timeout_s)
+        except AgentError as error:
+            self._lose(error)
+            return False
+        for event in events:
+            step = event.get("step", 0)
+            if event["event"] == "committed":
+                self._arena.committed(step, pinned=bool(event.get("pinned")))
+            elif event["event"] == "drained":
+                self._arena.drained(step)
+                if event.get("failed"):
+                    self._count("step %d did not reach the lower tier; it is safe in memory", step)
+            elif event["event"] == "dropped":
+                self._arena.dropped(step)
+                self._count("step %d was dropped before it was committed: %s", step, event.get("reason"))
+        return True
+
+    def _send(self, op: str, **fields: object) -> bool:
+        if self._lost:
+            return False
+        try:
+            self._agent.send(op, **fields)
+        except AgentError as error:
+            self._lose(error)
+        return not self._lost
+
+    def _lose(self, error: AgentError) -> None:
+        log.error("rank %d: saving stops, training goes on: %s", self._identity.rank, error)
+        self._lost = True
+
+    def _skip(self, step: int, reason: str) -> None:
+        self._send("skipped", step=step, rank=self._identity.rank, reason=reason)
+        self._count("step %d is not saved: %s", step, reason)
+
+    def _count(self, message: str, *args: object) -> None:
+        self.failed_saves += 1
+        log.warning("rank %d: " + message, self._identity.rank, *args)

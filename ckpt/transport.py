@@ -1,0 +1,198 @@
+"""How the agents of an attempt reach each other. The only door to MPI.
+
+A transport moves short messages (ordered per sender) and long byte ranges from memory map to memory map without a copy.
+It never blocks: the caller polls. One world lives as long as one attempt; after an error it is of no further use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ckpt.errors import AgentError
+
+MAX_MESSAGE_BYTES = 64 << 20
+_MESSAGE_TAG = 1
+
+
+class TransportError(AgentError):
+    """The agents cannot reach each other any more. The attempt's saves stay uncommitted; training goes on."""
+
+
+class Transfer(Protocol):
+    """A byte range under way."""
+
+    def done(self) -> bool:
+        """Makes progress; True once the buffer may be read (receive) or reused (send). Raises TransportError."""
+
+    def cancel(self) -> None:
+        """Gives up, as far as that is possible. The buffer stays in use until `done`, so go on polling."""
+
+
+class Transport(Protocol):
+    """One agent's end of the world. Ranks are node ranks: indices into the attempt's list of nodes."""
+
+    rank: int
+    size: int
+
+    def send(self, to: int, message: bytes) -> None:
+        """Queues a message of at most MAX_MESSAGE_BYTES; raises TransportError."""
+
+    def receive(self) -> tuple[int, bytes] | None:
+        """The next complete message and its sender, or None. Messages of one sender arrive in the order sent."""
+
+    def send_range(self, to: int, tag: int, data: memoryview) -> Transfer:
+        """Starts to send bytes to whoever receives them under `tag`; the buffer must stay unchanged until done.
+
+        Ranges under one tag are received in the order sent; each is received whole into a buffer of its length.
+        """
+
+    def receive_range(self, source: int, tag: int, into: memoryview) -> Transfer:
+        """Starts to receive bytes; the receiver chooses the tag (1 to 2**30) and tells the sender."""
+
+    def close(self) -> None:
+        """Leaves the world. Collective: returns when all have come, so the caller guards it with a deadline."""
+
+
+class SoloTransport:
+    """A world of one node: nobody to talk to."""
+
+    rank = 0
+    size = 1
+
+    def send(self, to: int, message: bytes) -> None:
+        raise TransportError(f"message to node rank {to}: this world has one node")
+
+    def receive(self) -> tuple[int, bytes] | None:
+        return None
+
+    def send_range(self, to: int, tag: int, data: memoryview) -> Transfer:
+        raise TransportError(f"bytes to node rank {to}: this world has one node")
+
+    def receive_range(self, source: int, tag: int, into: memoryview) -> Transfer:
+        raise TransportError(f"bytes from node rank {source}: this world has one node")
+
+    def close(self) -> None:
+        return
+
+
+class MpiTransport:
+    """A world of one MPI process per node; MPI's order of ranks does not matter."""
+
+    def __init__(self, nodes: Sequence[str], node: str) -> None:
+        """Initialises MPI. Collective: returns when every node's agent has come.
+
+        Args:
+            nodes: the attempt's nodes in node-rank order.
+            node: this process's node.
+
+        Raises:
+            TransportError: the MPI world is not one process for each node.
+        """
+        import mpi4py
+
+        mpi4py.rc.thread_level = "funneled"  # only the event loop's thread calls MPI
+        mpi4py.rc.finalize = False  # close() does; a process that must end at once does not wait for the others
+        from mpi4py import MPI
+
+        self._mpi: Any = MPI
+        world = MPI.COMM_WORLD
+        if world.size != len(nodes):
+            raise TransportError(
+                f"MPI world: got {world.size} processes, expected {len(nodes)}, one for each of {', '.join(nodes)}; "
+                "start the agents with one srun --mpi=pmix or mpirun over exactly these nodes"
+            )
+        self._messages = world.Split(0, key=nodes.index(node))
+        self._ranges = self._messages.Dup()
+        for communicator in (world, self._messages, self._ranges):
+            communicator.Set_errhandler(MPI.ERRORS_RETURN)
+        self.rank: int = self._messages.rank
+        self.size: int = self._messages.size
+        self._check_names(nodes, node)
+        self._sending: list[tuple[Any, bytes]] = []  # the bytes must live as long as their request
+        self._arriving: list[tuple[int, Any, bytearray]] = []
+
+    def _check_names(self, nodes: Sequence[str], node: str) -> None:
+        """Two processes on one node, and none on another, would go unnoticed by the count alone."""
+        mine = bytearray(node.encode()[:256].ljust(256))
+        everyone = bytearray(256 * self.size)
+        self._messages.Allgather([mine, self._mpi.BYTE], [everyone, self._mpi.BYTE])
+        found = [everyone[i * 256 : (i + 1) * 256].decode(errors="replace").rstrip() for i in range(self.size)]
+        if found != list(nodes):
+            raise TransportError(f"MPI world: got agents for {', '.join(found)}, expected {', '.join(nodes)}")
+
+    def send(self, to: int, message: bytes) -> None:
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise TransportError(f"message to node rank {to}: {len(message)} bytes, at most {MAX_MESSAGE_BYTES}")
+        try:
+            request = self._messages.Isend([message, self._mpi.BYTE], dest=to, tag=_MESSAGE_TAG)
+        except self._mpi.Exception as error:
+            raise TransportError(f"message to node rank {to}: {error}") from None
+        self._sending.append((request, message))
+
+    def receive(self) -> tuple[int, bytes] | None:
+        try:
+            self._sending = [entry for entry in self._sending if not entry[0].Test()]
+            status = self._mpi.Status()
+            if (message := self._messages.Improbe(tag=_MESSAGE_TAG, status=status)) is not None:
+                buffer = bytearray(status.Get_count(self._mpi.BYTE))
+                request = message.Irecv([buffer, self._mpi.BYTE])
+                self._arriving.append((status.Get_source(), request, buffer))
+            return self._first_complete()
+        except self._mpi.Exception as error:
+            raise TransportError(f"message: {error}") from None
+
+    def _first_complete(self) -> tuple[int, bytes] | None:
+        """The oldest message that is whole and whose sender has no older one still arriving."""
+        waiting: set[int] = set()
+        for entry in self._arriving:
+            source, request, buffer = entry
+            if source not in waiting and request.Test():
+                self._arriving.remove(entry)
+                return source, bytes(buffer)
+            waiting.add(source)
+        return None
+
+    def send_range(self, to: int, tag: int, data: memoryview) -> Transfer:
+        try:
+            return _MpiSend(self._mpi, self._ranges.Isend([data, self._mpi.BYTE], dest=to, tag=tag), data)
+        except self._mpi.Exception as error:
+            raise TransportError(f"bytes to node rank {to}: {error}") from None
+
+    def receive_range(self, source: int, tag: int, into: memoryview) -> Transfer:
+        try:
+            return _MpiReceive(self._mpi, self._ranges.Irecv([into, self._mpi.BYTE], source=source, tag=tag), into)
+        except self._mpi.Exception as error:
+            raise TransportError(f"bytes from node rank {source}: {error}") from None
+
+    def close(self) -> None:
+        self._mpi.Finalize()
+
+
+class _MpiSend:
+    """A send under way, with its buffer kept alive. MPI cannot take it back."""
+
+    def __init__(self, mpi: Any, request: Any, buffer: memoryview) -> None:
+        self._mpi = mpi
+        self._request = request
+        self._buffer = buffer
+
+    def done(self) -> bool:
+        try:
+            return bool(self._request.Test())
+        except self._mpi.Exception as error:
+            raise TransportError(f"bytes under way: {error}") from None
+
+    def cancel(self) -> None:
+        return
+
+
+class _MpiReceive(_MpiSend):
+    """A receive under way. Cancelled or not, MPI may write to its buffer until the request completes."""
+
+    def cancel(self) -> None:
+        try:
+            if self._request != self._mpi.REQUEST_NULL:
+                self._request.Cancel()
+        except self._mpi.Exception as error:
+            raise TransportError(f"cancelling a receive: {error}") from None

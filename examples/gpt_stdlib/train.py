@@ -1,0 +1,169 @@
+"""A small GPT on the Python standard library's own source, in plain PyTorch: DDP, or FSDP2 with --fsdp.
+
+Holdfast's part are the lines that name `ckpt`. The data order depends on the step alone, so a run with failures
+ends with the weights of a run without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sysconfig
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+from ckpt import Checkpointer
+
+
+class Block(nn.Module):
+    """One pre-norm transformer block with causal attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # [batch, context, width]
+        batch, context, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(batch, context, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [batch, heads, context, width // heads]
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, context, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """Predicts the next byte."""
+
+    def __init__(self, layers: int, width: int, heads: int, context: int) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(256, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # [batch, context] -> [batch, context, 256]
+        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def standard_library() -> torch.Tensor:
+    """The bytes of every top-level module of the standard library, in the order of their names."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    text = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def batch_of(step: int, data: torch.Tensor, args: argparse.Namespace, rank: int, world: int) -> torch.Tensor:
+    """This rank's part of the global batch of a step: [global_batch / world, context + 1], the same for any restart."""
+    generator = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
+    starts = torch.randint(len(data) - args.context - 1, (args.global_batch,), generator=generator)
+    return torch.stack([data[s : s + args.context + 1] for s in starts[rank::world]]).long()
+
+
+def digest(*state_dicts: dict) -> str:
+    """SHA-256 over every tensor and value, to compare two runs bit for bit. Collective: with FSDP it gathers."""
+    sha = hashlib.sha256()
+
+    def feed(value: object) -> None:
+        if isinstance(value, dict):
+            for key in value:
+                sha.update(str(key).encode())
+                feed(value[key])
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                feed(item)
+        elif isinstance(value, torch.Tensor):
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            data = whole.detach().cpu().contiguous()
+            sha.update(data.flatten().view(torch.uint8).numpy().tobytes())
+        else:
+            sha.update(repr(value).encode())
+
+    for state_dict in state_dicts:
+        feed(state_dict)
+    return sha.hexdigest()
+
+
+def wrap(model: GPT, fsdp: bool) -> nn.Module:
+    if not fsdp:
+        return nn.parallel.DistributedDataParallel(model)
+    from torch.distributed.fsdp import fully_shard
+
+    for block in model.blocks:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (
+        ("steps", 200),
+        ("layers", 4),
+        ("width", 192),
+        ("heads", 6),
+        ("context", 64),
+        ("global-batch", 12),
+        ("seed", 1),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--fsdp", action="store_true", help="shard the model with FSDP2 instead of DDP")
+    args = parser.parse_args()
+
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(args.seed)
+    torch.use_deterministic_algorithms(True)
+
+    data = standard_library()
+    model = GPT(args.layers, args.width, args.heads, args.context).to(device)
+    trained = wrap(model, args.fsdp)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    state = {"model": model, "optimizer": optimizer, "loss": 0.0}
+
+    with Checkpointer.from_env() as ckpt:
+        step = ckpt.load(state)  # newest step recoverable; 0 if there is none
+        while step < args.steps:
+            tokens = batch_of(step, data, args, rank, world).to(device)
+            loss = F.cross_entropy(trained(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            if step % 10 == 0 or step == args.steps:
+                state["loss"] = loss.item()
+                if rank == 0:
+                    print(f"step {step}/{args.steps}  loss {state['loss']:.4f}", flush=True)
+            if ckpt.due(step):
+                ckpt.save(step, state)
+            if ckpt.stop_requested():  # agreed by all ranks; the step has just been saved
+                break
+
+    if step == args.steps:
+        final = {
+            "step": step,
+            "final_loss": state["loss"],
+            "state_sha256": digest(model.state_dict(), optimizer.state_dict()),
+        }
+        if rank == 0:
+            Path(os.environ.get("HOLDFAST_JOB_DIR", "."), "final.json").write_text(json.dumps(final))
+            print(json.dumps(final), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

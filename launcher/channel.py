@@ -1,0 +1,193 @@
+"""Authenticated frames over TCP between the supervisor and its runners.
+
+Handshake: each side sends a 16-byte nonce; the key of the connection is HMAC(job secret, both nonces), so it is new for
+each connection. A frame is a 4-byte big-endian length, a 32-byte HMAC-SHA256 over (direction, sequence number, payload)
+and the payload, a JSON object. The sequence number is not sent: a frame that is replayed, reordered, reflected or
+altered fails its HMAC, and the connection closes. Nothing of a frame is read before its HMAC has been checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from launcher.errors import LauncherError
+
+MAX_PAYLOAD_BYTES = 1 << 20
+HANDSHAKE_TIMEOUT_S = 5.0
+
+_NONCE_BYTES = 16
+_MAC_BYTES = 32
+_CLIENT, _SERVER = b"c", b"s"
+
+log = logging.getLogger(__name__)
+
+Message = dict[str, Any]
+
+
+class ChannelError(LauncherError):
+    """The peer did not prove the job's secret, broke the protocol, or went away. The connection is closed."""
+
+
+class Channel:
+    """One end of an authenticated connection. Made by `connect` and `serve`."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, sends: bytes, receives: bytes
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._key = key
+        self._sends, self._receives = sends, receives
+        self._sent = self._received = 0
+        self.peer_host: str = (writer.get_extra_info("peername") or ("unknown",))[0]
+
+    async def receive(self) -> Message:
+        """The next message.
+
+        Raises:
+            ChannelError: the connection ended or carried a frame that is not the peer's next one.
+        """
+        try:
+            length = int.from_bytes(await self._reader.readexactly(4), "big")
+            if length > MAX_PAYLOAD_BYTES:
+                raise ChannelError(f"{self.peer_host}: frame of {length} bytes, expected {MAX_PAYLOAD_BYTES} at most")
+            mac = await self._reader.readexactly(_MAC_BYTES)
+            payload = await self._reader.readexactly(length)
+            if not hmac.compare_digest(mac, self._mac(self._receives, self._received, payload)):
+                raise ChannelError(f"{self.peer_host}: frame {self._received} does not prove the job's secret")
+            self._received += 1
+            message = json.loads(payload)
+            if not isinstance(message, dict):
+                raise ChannelError(f"{self.peer_host}: frame holds {type(message).__name__}, expected an object")
+        except ChannelError:
+            self.abort()
+            raise
+        except (OSError, EOFError) as error:
+            self.abort()
+            raise ChannelError(f"{self.peer_host}: connection closed ({error or type(error).__name__})") from None
+        except ValueError:
+            self.abort()
+            raise ChannelError(f"{self.peer_host}: frame is not JSON") from None
+        return message
+
+    def send(self, message: Message) -> None:
+        """Queues a message for sending; never blocks. A peer that has gone shows in `receive`.
+
+        Raises:
+            ValueError: the message is larger than MAX_PAYLOAD_BYTES as JSON.
+        """
+        payload = json.dumps(message).encode()
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise ValueError(f"message of {len(payload)} bytes, expected {MAX_PAYLOAD_BYTES} at most")
+        if self._writer.is_closing():
+            return
+        mac = self._mac(self._sends, self._sent, payload)
+        self._sent += 1
+        self._writer.write(len(payload).to_bytes(4, "big") + mac + payload)
+
+    async def close(self, timeout_s: float = 1.0) -> None:
+        """Sends what is queued, then closes; after `timeout_s` whatever is left is dropped."""
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._writer.drain(), timeout_s)
+            self._writer.close()
+            await asyncio.wait_for(self._writer.wait_closed(), timeout_s)
+        self.abort()
+
+    def abort(self) -> None:
+        """Closes at once, dropping what is queued."""
+        self._writer.transport.abort()
+
+    def _mac(self, direction: bytes, sequence: int, payload: bytes) -> bytes:
+        return hmac.digest(self._key, direction + sequence.to_bytes(8, "big") + payload, "sha256")
+
+
+async def connect(host: str, port: int, secret: bytes, hello: Message) -> tuple[Channel, Message]:
+    """Connects as a client.
+
+    Args:
+        host, port: the server's address.
+        secret: the job's secret.
+        hello: the first message; it proves our knowledge of the secret.
+
+    Returns:
+        The channel and the server's answer, which proves the server's.
+
+    Raises:
+        ChannelError: no server, a wrong one, or no answer within HANDSHAKE_TIMEOUT_S.
+    """
+    try:
+        return await asyncio.wait_for(_connect(host, port, secret, hello), HANDSHAKE_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise ChannelError(f"{host}:{port}: no answer within {HANDSHAKE_TIMEOUT_S} s") from None
+    except (OSError, EOFError) as error:
+        raise ChannelError(f"{host}:{port}: cannot connect ({error or type(error).__name__})") from None
+
+
+async def _connect(host: str, port: int, secret: bytes, hello: Message) -> tuple[Channel, Message]:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        nonce = os.urandom(_NONCE_BYTES)
+        writer.write(nonce)
+        server_nonce = await reader.readexactly(_NONCE_BYTES)
+        channel = Channel(reader, writer, _session_key(secret, nonce, server_nonce), _CLIENT, _SERVER)
+        _send_at_once(writer)
+        channel.send(hello)
+        return channel, await channel.receive()
+    except BaseException:
+        writer.transport.abort()
+        raise
+
+
+async def serve(
+    host: str, secret: bytes, accept: Callable[[Channel, Message], Awaitable[None]], port: int = 0
+) -> asyncio.Server:
+    """Listens for clients.
+
+    Args:
+        host: address to listen on.
+        secret: the job's secret.
+        accept: called with the channel and the first message of each client that proved the secret within
+            HANDSHAKE_TIMEOUT_S; the connection ends when it returns. It must answer the first message.
+        port: 0 lets the system choose.
+    """
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            channel, hello = await asyncio.wait_for(_greet(reader, writer, secret), HANDSHAKE_TIMEOUT_S)
+        except (ChannelError, OSError, EOFError, asyncio.TimeoutError) as error:
+            peer = (writer.get_extra_info("peername") or ("unknown",))[0]
+            log.warning("connection from %s refused: %s", peer, error or type(error).__name__)
+            writer.transport.abort()
+            return
+        try:
+            await accept(channel, hello)
+        finally:
+            await channel.close()
+
+    return await asyncio.start_server(handle, host, port)
+
+
+async def _greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> tuple[Channel, Message]:
+    nonce = os.urandom(_NONCE_BYTES)
+    writer.write(nonce)
+    _send_at_once(writer)
+    client_nonce = await reader.readexactly(_NONCE_BYTES)
+    channel = Channel(reader, writer, _session_key(secret, client_nonce, nonce), _SERVER, _CLIENT)
+    return channel, await channel.receive()
+
+
+def _session_key(secret: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    return hmac.new(secret, b"holdfast channel 1" + client_nonce + server_nonce, hashlib.sha256).digest()
+
+
+def _send_at_once(writer: asyncio.StreamWriter) -> None:
+    writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

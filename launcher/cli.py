@@ -1,0 +1,314 @@
+"""The `holdfast` command. Each verb checks its words, calls the part that does the work, and prints what that says.
+
+Imports of the parts stand inside the verbs: `holdfast --help` must come at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from launcher.jobfile import JobSpec
+    from launcher.registry import KnownJob
+
+
+_PIPE_WIDTH = 200
+
+
+class _CheckpointVerbs(TyperGroup):
+    """`holdfast ckpt`: ckpt's own verbs, imported when one is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self._verbs().list_commands(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return self._verbs().get_command(ctx, cmd_name)
+
+    def _verbs(self) -> Any:
+        from ckpt.cli import app as verbs
+
+        return typer.main.get_command(verbs)
+
+
+_OPTIONS: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "pretty_exceptions_enable": False}
+app = typer.Typer(**_OPTIONS, help="Keeps PyTorch training on Slurm running through the nodes it loses.")
+cluster_app = typer.Typer(**_OPTIONS, help="A real Slurm of several nodes on this one machine (needs root).")
+app.add_typer(typer.Typer(**_OPTIONS, cls=_CheckpointVerbs, help="List and verify checkpoints."), name="ckpt")
+app.add_typer(cluster_app, name="cluster")
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, name or folder.", show_default=False)]
+Nodes = Annotated[int | None, typer.Option(help="Nodes that train, instead of the job file's.", metavar="N")]
+Spares = Annotated[int | None, typer.Option(help="Warm nodes beside them, instead of the job file's.", metavar="N")]
+Folder = Annotated[str, typer.Option(help="The job's folder; %j is the job's id. Slurm: on a shared file system.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ClusterName = Annotated[str, typer.Option(help="The cluster's name.")]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of `holdfast`.
+
+    Args:
+        arguments: the command line without the program's name; None takes it from the process.
+
+    Returns:
+        Exit code: 0 for ok, 1 for failed, 2 for a wrong request; of `holdfast run` also 10 to 13, for the job's end.
+    """
+    from ckpt import CheckpointError
+    from launcher.errors import LauncherError
+    from slurm import SlurmError
+
+    try:
+        return app(sys.argv[1:] if arguments is None else arguments, prog_name="holdfast", standalone_mode=False) or 0
+    except (LauncherError, SlurmError, CheckpointError) as error:
+        return _complain(str(error), getattr(error, "exit_code", 1))
+    except typer.Abort:
+        return _complain("interrupted", 130)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # click's usage errors, wherever typer keeps its click
+            raise
+        return _complain(f"{error.format_message()} `{_help_command(error)}` tells more.", 2)
+
+
+def _complain(message: str, exit_code: int) -> int:
+    print(f"holdfast: error: {' '.join(message.split())}", file=sys.stderr)
+    return exit_code
+
+
+def _help_command(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path if context else 'holdfast'} --help"
+
+
+@app.command(short_help="Run a job here, in the foreground, on the local cluster.")
+def run(job_file: JobFile, nodes: Nodes = None, spares: Spares = None, folder: Folder = "runs/%j") -> None:
+    """Run a job on the local cluster and follow it to its end.
+
+    Nodes are groups of processes on this machine. Ctrl-C cancels the job.
+
+    Exit codes: 0 done, 10 error in the script, 11 no progress, 12 too few nodes, 13 cancelled.
+    """
+    from launcher.executor import Executor
+    from launcher.progress import follow
+    from launcher.registry import find_job
+
+    spec = _load(job_file, nodes, spares)
+    submitted = Executor(folder, cluster="local").submit(spec)
+    job = find_job(str(submitted.paths.folder))
+    console = _console()
+    console.print(f"job {job.job_id}: {_size(spec)}, folder {job.folder}", soft_wrap=True, highlight=False)
+    raise typer.Exit(follow(job, console))
+
+
+@app.command(
+    short_help="Submit a job to Slurm, or to the local cluster.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def submit(
+    context: typer.Context,
+    job_file: JobFile,
+    cluster: Annotated[str, typer.Option(help="slurm or local.")] = "slurm",
+    nodes: Nodes = None,
+    spares: Spares = None,
+    folder: Folder = "runs/%j",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what sbatch would get, submit nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Submit a job.
+
+    Any further option after JOB.yaml goes to sbatch as it stands:
+
+    holdfast submit job.yaml --account=team -p train
+    """
+    from launcher.errors import UsageError
+
+    flags = context.args
+    if str(job_file).startswith("-"):
+        raise UsageError(f"submit: got {job_file} first, expected JOB.yaml first and sbatch's options after it")
+    if flags and cluster != "slurm":
+        raise UsageError(f"submit: got {' '.join(flags)} with --cluster {cluster}, expected no sbatch options there")
+    spec = _load(job_file, nodes, spares)
+    if dry_run:
+        return _print_dry_run(spec, cluster, folder, flags)
+    from launcher.executor import Executor
+
+    options = {"slurm_flags": flags} if cluster == "slurm" else {}
+    submitted = Executor(folder, cluster=cluster, **options).submit(spec)
+    if as_json:
+        return _print_json({"job_id": submitted.job_id, "folder": str(submitted.paths.folder)})
+    typer.echo(f"submitted job {submitted.job_id}: {_size(spec)}, folder {submitted.paths.folder}")
+    return None
+
+
+@app.command(short_help="Show how a job stands; without JOB, all jobs.")
+def status(
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="The job's id, name or folder.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a job's state, attempt, nodes, step, committed steps, ETTR and last events; without JOB, a list of jobs.
+
+    ETTR is the share of the time since the start that was spent gaining steps that counted.
+    """
+    from launcher.operate import status_now
+    from launcher.registry import find_job, known_jobs
+
+    if job is None:
+        return _print_jobs(known_jobs(), as_json)
+    found = find_job(job)
+    now = status_now(found)
+    if as_json:
+        return _print_json({"job": found.to_mapping(), **now.to_mapping()})
+    from launcher.history.view import render
+
+    _console().print(render(now, f"{found.job_id}  {found.name}  ({found.cluster}, {found.folder})"))
+    return None
+
+
+@app.command(short_help="Print what a job's workers wrote.")
+def logs(
+    job: JobName,
+    rank: Annotated[int | None, typer.Option(help="One worker. Default: rank 0.", metavar="R")] = None,
+    node: Annotated[str | None, typer.Option(help="All workers of one node.", metavar="NODE")] = None,
+    supervisor: Annotated[bool, typer.Option("--supervisor", help="The supervisor's log instead.")] = False,
+    attempt: Annotated[int | None, typer.Option(help="Default: the newest.", metavar="K")] = None,
+    lines: Annotated[int | None, typer.Option("--lines", "-n", help="Only the last N lines.", metavar="N")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+) -> None:
+    """Print what a job's workers wrote: rank 0 of the newest attempt, unless told otherwise."""
+    from launcher.errors import UsageError
+    from launcher.logs import Selection, follow_logs, print_logs
+    from launcher.operate import OUTCOMES, status_now
+    from launcher.registry import find_job
+
+    if lines is not None and lines < 0:
+        raise UsageError(f"--lines: got {lines}, expected 0 or more")
+    found = find_job(job)
+    selection = Selection(rank=rank, node=node, supervisor=supervisor, attempt=attempt)
+    if follow:
+        follow_logs(found.folder, selection, lines, typer.echo, lambda: status_now(found).state in (*OUTCOMES, "lost"))
+    else:
+        print_logs(found.folder, selection, lines, typer.echo)
+
+
+@app.command(short_help="End a job for good.")
+def cancel(job: JobName) -> None:
+    """End a job for good, at once and without a last checkpoint. Its folder and its checkpoints stay."""
+    from launcher.operate import cancel_job
+    from launcher.registry import find_job
+
+    typer.echo(cancel_job(find_job(job)))
+
+
+@cluster_app.command("up", short_help="Start a cluster.")
+def cluster_up(
+    name: ClusterName = "default", nodes: Annotated[int, typer.Option(help="Number of nodes.", metavar="N")] = 4
+) -> None:
+    """Start a Slurm cluster whose nodes are namespaces of this machine, and say how to use it."""
+    from slurm.testbed import TestCluster
+
+    cluster = TestCluster.up(name=name, nodes=nodes)
+    typer.echo(f"cluster {name}: {' '.join(cluster.nodes)}\n{cluster.usage}")
+
+
+@cluster_app.command("down", short_help="Remove a cluster.")
+def cluster_down(name: ClusterName = "default") -> None:
+    """Remove a cluster and all that runs on it; also one that was built half way."""
+    from slurm.testbed import TestCluster
+
+    TestCluster.load(name).down()
+    typer.echo(f"cluster {name} removed")
+
+
+@cluster_app.command("status", short_help="Show a cluster; without --name, all clusters.")
+def cluster_status(
+    name: Annotated[str | None, typer.Option(help="The cluster's name.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the nodes of one cluster or of all, with their state in Slurm and their link."""
+    from slurm.testbed import TestCluster
+
+    names = list(TestCluster.list()) if name is None else [name]
+    facts = [TestCluster.load(known).status() for known in names]
+    if as_json:
+        return _print_json(facts)
+    if not facts:
+        typer.echo("no cluster; `holdfast cluster up` starts one")
+    for cluster in facts:
+        typer.echo(f"cluster {cluster['name']}: controller {cluster['controller']}, SLURM_CONF={cluster['slurm_conf']}")
+        for node in cluster["nodes"]:
+            link = "link up" if node["link"] else "link down"
+            alive = "running" if node["running"] else "crashed"
+            typer.echo(f"  {node['name']:<8} {node['address']:<16} {node['state'] or '?':<10} {alive}, {link}")
+    return None
+
+
+def _load(job_file: Path, nodes: int | None, spares: int | None) -> JobSpec:
+    """The job file with the command line's sizes in place of its own."""
+    from launcher.jobfile import JobSpec, load_job
+
+    spec = load_job(job_file)
+    sizes = {name: size for name, size in (("nodes", nodes), ("spares", spares)) if size is not None}
+    return JobSpec.from_mapping(spec.to_mapping() | sizes, Path.cwd(), "command line") if sizes else spec
+
+
+def _print_dry_run(spec: JobSpec, cluster: str, folder: str, flags: list[str]) -> None:
+    import shlex
+
+    from launcher.errors import UsageError
+
+    if cluster != "slurm":
+        raise UsageError(f"--dry-run: got --cluster {cluster}, expected slurm; only there is a script to show")
+    from launcher.executor import sbatch_script
+
+    script, command = sbatch_script(spec, folder, flags)
+    typer.echo(script.rstrip("\n"))
+    typer.echo(f"# submitted by: {shlex.join(command)} SCRIPT", err=True)
+
+
+def _print_jobs(jobs: list[KnownJob], as_json: bool) -> None:
+    from launcher.operate import status_now
+
+    states = [(job, status_now(job)) for job in jobs]
+    if as_json:
+        return _print_json([{**job.to_mapping(), "state": now.state, "step": now.step} for job, now in states])
+    if not states:
+        typer.echo("no jobs submitted from here; `holdfast submit JOB.yaml` submits one")
+        return None
+    from rich.table import Table
+    from rich.text import Text
+
+    from launcher.history.view import state_style
+
+    table = Table("job", "name", "cluster", "state", "step", "folder", box=None, pad_edge=False)
+    for job, now in states:
+        state = Text(now.state, style=state_style(now.state))
+        table.add_row(job.job_id, job.name, job.cluster, state, str(now.step), Text(str(job.folder), overflow="fold"))
+    _console().print(table)
+    return None
+
+
+def _console() -> Console:
+    """Colours on a terminal; elsewhere plain lines, wide enough not to be folded."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+
+
+def _size(spec: JobSpec) -> str:
+    from launcher.history.view import plural
+
+    return f"{plural(spec.nodes, 'node')} + {plural(spec.spares, 'spare')}"
+
+
+def _print_json(facts: Any) -> None:
+    typer.echo(json.dumps(facts, indent=2, default=str))

@@ -1,0 +1,91 @@
+"""What the supervisor needs of the place where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from launcher.errors import UsageError
+from launcher.jobfile import JobSpec
+
+
+class AgentsHandle(Protocol):
+    """The ckpt agents of one attempt: one MPI world, started together."""
+
+    async def wait(self) -> None:
+        """Returns when the launcher of the agents has ended, whatever its exit code."""
+
+    async def kill(self) -> None:
+        """Ends the launcher of the agents at once, without waiting for nodes that do not answer; idempotent.
+
+        Agents that outlive it are ended by their nodes' runners.
+        """
+
+
+class Cluster(Protocol):
+    """Where a job runs. Call order: start_runners once; start_agents for each attempt; close at the end.
+
+    Attributes:
+        name: "slurm" or "local".
+        run_id: the run, the same through all requeues of the job.
+        nodes: all nodes of the job in allocation order, spares included.
+        restart_count: how often the job was requeued.
+        listen_host: where the supervisor's server listens.
+        host: the address by which runners reach it.
+        can_requeue: whether `requeue` can bring the job other nodes.
+    """
+
+    name: str
+    run_id: str
+    nodes: tuple[str, ...]
+    restart_count: int
+    listen_host: str
+    host: str
+    can_requeue: bool
+
+    async def start_runners(self, environment: Mapping[str, str]) -> None:
+        """Starts `python -m launcher.runner` on every node.
+
+        Args:
+            environment: added to the runners' environment, the same on every node.
+        """
+
+    async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
+        """Starts `python -m ckpt.agent` on the given nodes, as one MPI world.
+
+        Args:
+            nodes: the attempt's nodes in node-rank order.
+            environment: added to the agents' environment, the same on every node.
+            log_path: takes their output.
+        """
+
+    def requeue(self) -> None:
+        """Has the scheduler end this job and start it again, on other nodes where some have failed."""
+
+    def was_cancelled(self) -> bool:
+        """Whether a SIGTERM that arrived means that the user has cancelled the job."""
+
+    async def close(self) -> None:
+        """Ends whatever was started here and still runs; kills what does not end by itself."""
+
+
+def open_cluster(name: str, spec: JobSpec, job_dir: Path) -> Cluster:
+    """The cluster of a job.
+
+    Args:
+        name: "slurm" (inside a Slurm job) or "local".
+
+    Raises:
+        UsageError: there is no such cluster.
+        slurm.SlurmError: "slurm" outside a Slurm job.
+    """
+    if name == "local":
+        from launcher.clusters.local import LocalCluster
+
+        return LocalCluster(spec, job_dir)
+    if name == "slurm":
+        from launcher.clusters.slurm import SlurmCluster
+
+        return SlurmCluster(spec, job_dir)
+    raise UsageError(f"cluster: got {name!r}, expected slurm or local")

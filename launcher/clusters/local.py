@@ -1,0 +1,123 @@
+"""The embedded local cluster: a node is a session of processes on this machine, with a memory directory of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.clusters.cluster import AgentsHandle
+from launcher.clusters.spawned import Spawned
+from launcher.errors import UsageError
+from launcher.jobfile import JobSpec
+from launcher.runner.memory import make_memory_dir, memory_dir, remove_memory_dir
+from launcher.runner.processes import end_all, pids_with_environment
+
+_CLOSE_TIMEOUT_S = 5.0
+_KILL_NODE_TIMEOUT_S = 10.0
+
+
+class LocalCluster:
+    """A job's nodes on this machine: node0, node1, ... A Cluster."""
+
+    name = "local"
+    restart_count = 0
+    listen_host = host = "127.0.0.1"
+    can_requeue = False
+
+    def __init__(self, spec: JobSpec, job_dir: Path) -> None:
+        self.run_id = local_run_id(job_dir)
+        self.nodes = tuple(f"node{index}" for index in range(spec.nodes + spec.spares))
+        self._job_dir = job_dir
+        self._runners: list[Spawned] = []
+        self._mpi_dir = memory_dir(self.run_id) / ".mpi"
+
+    async def start_runners(self, environment: Mapping[str, str]) -> None:
+        for node in self.nodes:
+            own = self._node_environment(node) | {"HOLDFAST_SUPERVISOR_PID": str(os.getpid())}
+            log_path = self._job_dir / "log" / f"runner-{node}.log"
+            argv = (sys.executable, "-m", "launcher.runner")
+            self._runners.append(await Spawned.start(argv, {**environment, **own}, log_path))
+
+    async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
+        make_memory_dir(self._mpi_dir)
+        argv = [_mpirun(), "--host", f"localhost:{len(nodes)}", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+        for index, node in enumerate(nodes):
+            own = [f"{name}={value}" for name, value in self._node_environment(node).items()]
+            argv += [":"] * (index > 0) + ["-n", "1", "env", *own, sys.executable, "-m", "ckpt.agent"]
+        return await Spawned.start(argv, {**environment, **_mpi_environment(self._mpi_dir)}, log_path)
+
+    def requeue(self) -> None:
+        raise UsageError("the local cluster has no queue; start the job again in the same folder to go on")
+
+    def was_cancelled(self) -> bool:
+        return False
+
+    async def close(self) -> None:
+        await asyncio.gather(*(runner.end(_CLOSE_TIMEOUT_S) for runner in self._runners))
+        await end_all(lambda: pids_with_environment({"HOLDFAST_RUN_ID": self.run_id, "HOLDFAST_ROLE": "agent"}), 2.0)
+        remove_memory_dir(self._mpi_dir)
+
+    def _node_environment(self, node: str) -> dict[str, str]:
+        return {"HOLDFAST_NODE": node, "HOLDFAST_RAM_DIR": str(memory_dir(self.run_id, node))}
+
+
+def local_run_id(job_dir: Path) -> str:
+    """The run in a job folder: the folder's name, and a hash that keeps equal names apart."""
+    path = str(job_dir.absolute())
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", job_dir.absolute().name)[:32]
+    return f"local-{name}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+
+
+def kill_node(job_dir: Path, node: str) -> list[int]:
+    """Loses a node of a local job: SIGKILLs every process of it and wipes its memory.
+
+    Args:
+        job_dir: the job's folder.
+        node: the node's name.
+
+    Returns:
+        The processes that were there.
+    """
+    run_id = local_run_id(job_dir)
+
+    def find() -> list[int]:
+        return pids_with_environment({"HOLDFAST_RUN_ID": run_id, "HOLDFAST_NODE": node})
+
+    pids = find()
+    asyncio.run(end_all(find, _KILL_NODE_TIMEOUT_S))
+    shutil.rmtree(memory_dir(run_id, node), ignore_errors=True)
+    return pids
+
+
+def _mpirun() -> str:
+    beside = Path(sys.executable).parent / "mpirun"
+    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    if mpirun is None:
+        raise UsageError(
+            "mpirun: not found; checkpoints on the local cluster need it: pip install 'holdfast[mpi]', or put one on PATH"
+        )
+    return mpirun
+
+
+def _mpi_environment(session_dir: Path) -> dict[str, str]:
+    """Keeps an MPI world on this machine to itself: its files in our directory, its traffic on loopback."""
+    environment = {
+        "TMPDIR": str(session_dir),
+        "PRTE_MCA_prte_tmpdir_base": str(session_dir),
+        "PRTE_MCA_ras": "^slurm",
+        "PRTE_MCA_plm": "ssh",
+        "OMPI_MCA_btl_sm_backing_directory": str(session_dir),
+        "OMPI_MCA_btl_tcp_if_include": "lo",
+        "PMIX_MCA_ptl_tcp_if_include": "lo",
+        "PRTE_MCA_prte_if_include": "lo",
+    }
+    if os.geteuid() == 0:
+        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        environment |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return environment

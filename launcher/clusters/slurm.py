@@ -1,0 +1,79 @@
+"""Inside a Slurm job: runners are one long-lived step, the ckpt agents of each attempt another.
+
+Every srun names its nodes: after a node has died, SLURM_JOB_NODELIST is stale and a plain srun fails. Both steps get
+--no-kill of their own, or the loss of one node would end them everywhere. The exit code of such an srun says nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.clusters.cluster import AgentsHandle
+from launcher.clusters.spawned import Spawned
+from launcher.errors import UsageError
+from launcher.jobfile import JobSpec
+from launcher.runner.memory import memory_dir
+from slurm import JobEnvironment, Slurm, SlurmError
+
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class SlurmCluster:
+    """The nodes of the Slurm job that we run in. A Cluster."""
+
+    name = "slurm"
+    listen_host = "0.0.0.0"
+    can_requeue = True
+
+    def __init__(self, spec: JobSpec, job_dir: Path) -> None:
+        job = JobEnvironment.from_env(os.environ)
+        wanted = spec.nodes + spec.spares
+        if len(job.nodes) < wanted:
+            raise UsageError(
+                f"Slurm job {job.job_id}: got {len(job.nodes)} nodes, expected {wanted} "
+                f"(nodes: {spec.nodes} + spares: {spec.spares}); submit it with --nodes={wanted}"
+            )
+        self._job_id = job.job_id
+        self._job_dir = job_dir
+        self._slurm = Slurm()
+        self._runners: Spawned | None = None
+        self.run_id = f"slurm-{job.cluster}-{job.job_id}"
+        self.nodes = job.nodes
+        self.restart_count = job.restart_count
+        self.host = socket.gethostname()
+
+    async def start_runners(self, environment: Mapping[str, str]) -> None:
+        output = self._job_dir / "log" / "runner-%N.log"
+        argv = self._srun(list(self.nodes), "--mpi=none", f"--output={output}", "--open-mode=append")
+        argv += [sys.executable, "-m", "launcher.runner"]
+        self._runners = await Spawned.start(argv, environment, self._job_dir / "log" / "srun-runners.log")
+
+    async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
+        argv = [*self._srun(nodes, "--mpi=pmix"), sys.executable, "-m", "ckpt.agent"]
+        return await Spawned.start(argv, {**environment, "HOLDFAST_RAM_DIR": str(memory_dir(self.run_id))}, log_path)
+
+    def requeue(self) -> None:
+        self._slurm.requeue(self._job_id)
+
+    def was_cancelled(self) -> bool:
+        try:
+            job = self._slurm.job(self._job_id)
+        except SlurmError:
+            return False
+        return job is not None and job.state == "CANCELLED"
+
+    async def close(self) -> None:
+        if self._runners is not None:
+            await self._runners.end(_CLOSE_TIMEOUT_S)  # srun may be waiting for a dead node
+
+    def _srun(self, nodes: list[str], *options: str) -> list[str]:
+        count = len(nodes)
+        return [
+            *("srun", f"--jobid={self._job_id}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
+            *(f"--nodelist={','.join(nodes)}", "--no-kill", "--kill-on-bad-exit=0", "--overlap", "--export=ALL"),
+            *("--cpu-bind=none", "--wait=0", "--quiet", *options),
+        ]

@@ -1,0 +1,244 @@
+"""submitit's way in: an executor whose jobs are supervised, so that they survive the nodes they lose.
+
+executor = Executor(folder="runs/%j")
+executor.update_parameters(nodes=8, spares=1, gpus_per_node=8, timeout_min=1440, slurm_partition="train")
+job = executor.submit(Torchrun("train.py", "--lr", "3e-4"))
+job.result()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import submitit
+from submitit.auto.auto import flexible_init
+from submitit.core.core import Executor as BaseExecutor
+from submitit.core.core import Job
+from submitit.core.utils import DelayedSubmission, JobPaths
+
+from launcher.errors import LauncherError, UsageError
+from launcher.jobfile import JobSpec
+from launcher.registry import KnownJob, remember
+from launcher.submission.local import SupervisedLocalExecutor
+from launcher.submission.slurm import SupervisedSlurmExecutor
+
+_EXECUTORS = {"slurm": SupervisedSlurmExecutor, "local": SupervisedLocalExecutor}
+# update_parameters() names that describe the job itself -> the job file's names.
+_JOB_PARAMETERS = {
+    "name": "name",
+    "nodes": "nodes",
+    "spares": "spares",
+    "gpus_per_node": "gpus_per_node",
+    "workers_per_node": "workers_per_node",
+    "timeout_min": "time_min",
+}
+
+
+class JobFailed(LauncherError):
+    """The supervised job ended without finishing; the message names the outcome, the step and the cause.
+
+    Raised inside the job; job.result() raises submitit's FailedJobError, which carries this message.
+    """
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Torchrun:
+    """A training script to run on every node under torch elastic, as torchrun would.
+
+    Args:
+        script: path of the script; relative to the working directory at submission.
+        args: its arguments.
+        options: further keys of the job file: name, workers_per_node, env, restart, checkpoint, slurm.
+    """
+
+    script: str
+    args: tuple[str, ...]
+    options: Mapping[str, Any]
+
+    def __init__(self, script: str | os.PathLike[str], *args: str, **options: Any) -> None:
+        object.__setattr__(self, "script", os.fspath(script))
+        object.__setattr__(self, "args", args)
+        object.__setattr__(self, "options", options)
+
+
+class Executor(submitit.AutoExecutor):
+    """A submitit executor for supervised training jobs.
+
+    Takes what submitit's AutoExecutor takes, and update_parameters() also `spares` (nodes kept warm to replace lost
+    ones) and `workers_per_node`. batch() submits one Slurm job per submission, not an array: each has its own nodes.
+
+    Args:
+        folder: where each job keeps all its files; %j stands for the job's id and is added if it is missing. On Slurm
+            it must be on a file system that all nodes share.
+        cluster: "slurm" or "local"; None takes Slurm where srun is found.
+        kwargs: arguments of submitit's executors, prefixed by the cluster's name: slurm_python=...
+
+    Raises:
+        UsageError: no such cluster, or a folder that cannot be written.
+    """
+
+    def __init__(self, folder: Path | str = "runs/%j", cluster: str | None = None, **kwargs: Any) -> None:
+        self.cluster = cluster or self.which()
+        if self.cluster not in _EXECUTORS:
+            raise UsageError(f"cluster: got {self.cluster!r}, expected one of {', '.join(_EXECUTORS)}")
+        folder = Path(folder) if "%j" in str(folder) else Path(folder) / "%j"
+        _check_writable(JobPaths.get_first_id_independent_folder(folder))
+        self._executor = flexible_init(_EXECUTORS[self.cluster], folder, **kwargs)
+        self._deprecated_args: dict[str, str] = {}
+        self._job_parameters: dict[str, Any] = {}
+        BaseExecutor.__init__(self, self._executor.folder, self._executor.parameters)
+
+    def _internal_update_parameters(self, **kwargs: Any) -> None:
+        for key in list(kwargs):
+            name = key.removeprefix(f"{self.cluster}_")
+            if name == "tasks_per_node":
+                raise UsageError(f"{key}: not a parameter of a supervised job; set workers_per_node")
+            if name in _JOB_PARAMETERS:
+                value = kwargs.pop(key)
+                if value is not None:
+                    self._job_parameters[_JOB_PARAMETERS[name]] = value
+        super()._internal_update_parameters(**kwargs)
+
+    def _internal_process_submissions(self, delayed_submissions: Sequence[DelayedSubmission]) -> list[Job[Any]]:
+        specs = [self._spec(delayed) for delayed in delayed_submissions]
+        given = self._executor.parameters
+        jobs = []
+        try:
+            for spec in specs:
+                self._executor.parameters = given
+                self._executor.use(spec)
+                self._check(spec)
+            for spec, delayed in zip(specs, delayed_submissions, strict=True):
+                self._executor.parameters = given
+                self._executor.use(spec)
+                supervised = DelayedSubmission(Supervised(spec.to_mapping(), self.cluster))
+                delayed.__dict__.update(supervised.__dict__)
+                jobs += self._executor._internal_process_submissions([delayed])
+                _remember(jobs[-1], spec, self.cluster)
+        finally:
+            self._executor.parameters = given
+        return jobs
+
+    def _spec(self, delayed: DelayedSubmission) -> JobSpec:
+        job = delayed.function
+        if isinstance(job, JobSpec):
+            return job
+        if not isinstance(job, Torchrun) or delayed.kwargs:
+            got = f"{delayed.kwargs}" if isinstance(job, Torchrun) else f"{job!r}"
+            raise UsageError(
+                f"submit: got {got}, expected Torchrun(script, *args) or a JobSpec; "
+                "submitit.AutoExecutor runs plain functions"
+            )
+        mapping = {**self._job_parameters, **job.options, "script": job.script, "args": [*job.args, *delayed.args]}
+        return JobSpec.from_mapping(mapping, Path.cwd(), f"Torchrun({job.script!r})")
+
+    def _check(self, spec: JobSpec) -> None:
+        """Refuses what cannot work, before anything is submitted."""
+        shared = (spec.checkpoint or {}).get("shared")
+        if shared:
+            _check_shared(shared["path"], spec.checkpoint["namespace"] if spec.checkpoint else "")
+        if self.cluster == "slurm":
+            check_partition(self._executor.partition(), spec)
+
+
+class Supervised:
+    """What submitit pickles and the batch host calls: it supervises the job to its end.
+
+    It holds nothing that changes. What a requeued job resumes from is in its folder, so an old pickle does no harm.
+    """
+
+    def __init__(self, job: Mapping[str, Any], cluster: str) -> None:
+        self.job = dict(job)
+        self.cluster = cluster
+
+    def __call__(self) -> dict[str, Any]:
+        """Returns the outcome as plain data.
+
+        Raises:
+            JobFailed: the job ended without finishing.
+            SystemExit: it stopped to go on after a requeue. submitit then writes no result, so the job is not done.
+        """
+        from launcher.supervisor import supervise
+
+        job_dir = submitit.JobEnvironment().paths.folder
+        outcome = supervise(JobSpec.from_mapping(self.job, job_dir), job_dir, self.cluster)
+        if outcome.name == "stopped":
+            raise SystemExit(0)
+        if outcome.exit_code:
+            at_step = "" if outcome.step is None else f" at step {outcome.step}"
+            raise JobFailed(f"job {self.job['name']}: {outcome.name}{at_step}: {outcome.reason}")
+        return dataclasses.asdict(outcome)
+
+
+def sbatch_script(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """What a submission to Slurm would do, without doing it.
+
+    Returns:
+        The sbatch script, and the command line that would submit it (the script's name left out).
+    """
+    executor = SupervisedSlurmExecutor(folder, flags)
+    executor.use(spec)
+    return executor.script(), executor.sbatch_command("")[:-1]
+
+
+def check_partition(names: str | None, spec: JobSpec) -> None:
+    """Compares the job's size with its partition's. Where Slurm does not tell, sbatch is left to judge.
+
+    Args:
+        names: the partition asked for, or several of which one must do; None is the site's default.
+        spec: the job.
+
+    Raises:
+        UsageError: no such partition has as many nodes as the job asks for.
+    """
+    from slurm import Slurm, SlurmError
+
+    try:
+        known = Slurm().partitions()
+    except SlurmError:
+        return
+    wanted = spec.nodes + spec.spares
+    asked = [p for p in known if (p.name in names.split(",") if names else p.is_default)]
+    largest = max(asked, key=lambda partition: len(partition.nodes), default=None)
+    if largest is not None and len(largest.nodes) < wanted:
+        raise UsageError(
+            f"nodes: got {spec.nodes} + {spec.spares} spares = {wanted}, expected at most {len(largest.nodes)}, "
+            f"all that partition {largest.name} has; ask for fewer or choose another partition"
+        )
+
+
+def _check_writable(folder: Path) -> None:
+    """Tries a file in the folder that all jobs share: permissions alone do not tell (read-only mounts, quotas)."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"{folder}: jobs cannot be kept here ({error.strerror}); choose another folder") from error
+
+
+def _check_shared(path: str, namespace: str) -> None:
+    from ckpt import CheckpointError, check_shared
+
+    try:
+        check_shared(path, namespace)
+    except CheckpointError as error:
+        raise UsageError(str(error)) from error
+
+
+def _remember(job: Job[Any], spec: JobSpec, cluster: str) -> None:
+    remember(
+        KnownJob(
+            job_id=job.job_id,
+            name=spec.name,
+            cluster=cluster,
+            folder=job.paths.folder,
+            nodes=spec.nodes,
+            spares=spec.spares,
+        )
+    )

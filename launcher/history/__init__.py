@@ -1,0 +1,1 @@
+"""The single record of a job, and its readers."""

@@ -1,0 +1,64 @@
+"""The job's single record: events.jsonl, one JSON object per line, written by the supervisor alone.
+
+A line goes out in one O_APPEND write. A supervisor that dies in the middle of one leaves a torn last line: readers skip
+it, and the next supervisor ends it before it writes its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+_COMMON = ("attempt", "node", "step", "seconds")
+
+
+class EventLog:
+    """Appends to an events file.
+
+    Args:
+        path: the file; made 0600 if missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            os.write(self._fd, b"\n")
+
+    def append(self, event: str, **fields: Any) -> Event:
+        """Writes one event and returns it.
+
+        Args:
+            event: its name.
+            fields: attempt, node, step, seconds (null if not given), time (now if not given) and whatever else the
+                event carries.
+        """
+        record: Event = {"time": fields.pop("time", round(time.time(), 3)), "event": event}
+        record |= {name: fields.pop(name, None) for name in _COMMON} | fields
+        os.write(self._fd, json.dumps(record).encode() + b"\n")
+        return record
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def read_events(path: Path) -> list[Event]:
+    """All whole events of a file, oldest first; none if there is no file."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    return [event for line in lines if (event := _parse(line)) is not None]
+
+
+def _parse(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None

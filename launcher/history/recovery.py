@@ -1,0 +1,93 @@
+"""How the job came back from each fault, and how long that took: computed from the events alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """One fault and the way back. Seconds count from the fault, or from its detection where the fault's time is unknown.
+
+    Attributes:
+        node: the node at fault.
+        kind: the fault's kind (see the supervisor's faults).
+        rung: how the next attempt came about: workers, spare or requeue.
+        step_lost: the newest step finished before the fault.
+        step_resumed: the step restored; 0 is a start from scratch.
+        restored_from: the tier it came from.
+        detect_s: until the supervisor knew.
+        workers_s: until the next attempt's workers had started.
+        next_step_s: until the next step was finished.
+    """
+
+    node: str | None
+    kind: str
+    rung: str
+    step_lost: int
+    step_resumed: int | None = None
+    restored_from: str | None = None
+    detect_s: float | None = None
+    workers_s: float | None = None
+    next_step_s: float | None = None
+
+    def to_mapping(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def recoveries(events: Iterable[Mapping[str, Any]], failed_at: Mapping[str, float] | None = None) -> list[Recovery]:
+    """The recoveries of a job, oldest first; one per attempt that followed a fault.
+
+    Args:
+        events: the job's events in order.
+        failed_at: node -> time (s since the epoch) at which it failed, where somebody outside knows it (a test, a demo).
+    """
+    found: list[Recovery] = []
+    fault: Mapping[str, Any] | None = None
+    origin_s = started_s = 0.0
+    for event in events:
+        kind = event["event"]
+        if kind == "fault" and fault is None:
+            fault = event
+            origin_s = (failed_at or {}).get(event.get("node") or "", event["time"] - (event.get("detect") or 0.0))
+        elif kind == "attempt_start":
+            started_s = event["time"]
+            if fault is not None:
+                found.append(_begun(fault, event, origin_s))
+                fault = None
+        elif not found:
+            continue
+        elif kind == "restore":
+            found[-1] = dataclasses.replace(found[-1], step_resumed=event["step"], restored_from=event["tier"])
+        elif kind == "workers_started":
+            found[-1] = dataclasses.replace(found[-1], workers_s=started_s + event["seconds"] - origin_s)
+        elif kind == "first_step":
+            found[-1] = dataclasses.replace(found[-1], next_step_s=started_s + event["seconds"] - origin_s)
+    return found
+
+
+def cold_start_s(events: Iterable[Mapping[str, Any]], submitted_at: float | None = None) -> float | None:
+    """Seconds from the job's start (or its submission, where known) to its first finished step; None before that."""
+    start = submitted_at
+    attempt_start = 0.0
+    for event in events:
+        if event["event"] == "job_start" and start is None:
+            start = event["time"]
+        elif event["event"] == "attempt_start":
+            attempt_start = event["time"]
+        elif event["event"] == "first_step" and start is not None:
+            return attempt_start + event["seconds"] - start
+    return None
+
+
+def _begun(fault: Mapping[str, Any], attempt: Mapping[str, Any], origin_s: float) -> Recovery:
+    return Recovery(
+        node=fault.get("node"),
+        kind=fault["kind"],
+        rung=attempt["rung"],
+        step_lost=fault.get("step") or 0,
+        detect_s=fault["time"] - origin_s,
+    )

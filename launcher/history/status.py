@@ -1,0 +1,233 @@
+"""How a job stands, from its events alone: a pure fold over events.jsonl."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+Event = Mapping[str, Any]
+
+_LAST_EVENTS = 8
+_RATE_WINDOW = 8
+_QUIET = ("commit", "progress", "node_ready")  # too many of them to be news
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """One job's state.
+
+    Attributes:
+        state: "pending", "starting", "training", "recovering", "stopping", "requeued", or the outcome once ended
+            ("done", "user_error", "no_progress", "too_few_nodes", "cancelled", "internal").
+        reason: the cause, where the state has one.
+        run_id: the run's identity through all its requeues.
+        cluster: "slurm" or "local".
+        attempt: number of the newest attempt, from 0; None before the first.
+        nodes: the newest attempt's active nodes, in node-rank order.
+        spares: nodes kept warm beside them.
+        out: nodes out of use for the rest of the job, with the reason.
+        faults: how many faults so far.
+        step: newest step known to have been reached; 0 before the first.
+        steps_per_s: speed over the last few reports; None when it cannot be told.
+        committed: newest committed step per tier.
+        ettr: effective training time ratio: the share of the wall time since the first start that was spent gaining
+            steps that counted. Waiting in the queue, starting, recovering, and training steps that were lost with a
+            fault and had to be repeated all lower it. None before training began.
+        seconds: wall time in seconds from the first start to now, or to the end.
+        events: the last events worth telling, oldest first.
+    """
+
+    state: str = "pending"
+    reason: str | None = None
+    run_id: str | None = None
+    cluster: str | None = None
+    attempt: int | None = None
+    nodes: tuple[str, ...] = ()
+    spares: tuple[str, ...] = ()
+    out: Mapping[str, str] = field(default_factory=dict)
+    faults: int = 0
+    step: int = 0
+    steps_per_s: float | None = None
+    committed: Mapping[str, int] = field(default_factory=dict)
+    ettr: float | None = None
+    seconds: float | None = None
+    events: tuple[Event, ...] = ()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The status as JSON data."""
+        return asdict(self)
+
+
+def status_of(events: Iterable[Event], now_s: float | None = None) -> Status:
+    """Folds a job's events into its status.
+
+    Args:
+        events: in the order they were written.
+        now_s: epoch seconds that count as now; None asks the clock.
+    """
+    history = History()
+    for event in events:
+        history.add(event)
+    return history.status(now_s)
+
+
+class History:
+    """The fold itself, for readers that follow a running job: add() each event, ask status() at any time."""
+
+    def __init__(self) -> None:
+        self._status = Status()
+        self._start_s: float | None = None
+        self._end_s: float | None = None
+        self._spans: list[_Span] = []
+        self._training = False
+        self._recent: deque[Event] = deque(maxlen=_LAST_EVENTS)
+        self._speed: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
+
+    def add(self, event: Event) -> None:
+        """Takes in one event; events and keys it does not know are passed over."""
+        if not isinstance(event.get("time"), int | float):
+            return
+        handler = getattr(self, f"_on_{event.get('event')}", None)
+        if handler:
+            handler(event)
+        if event.get("event") not in _QUIET:
+            self._recent.append(event)
+
+    def status(self, now_s: float | None = None) -> Status:
+        """The status as of the last event added."""
+        if self._start_s is None:
+            return self._status
+        now_s = time.time() if now_s is None else now_s
+        end_s = now_s if self._end_s is None else self._end_s
+        seconds = max(0.0, end_s - self._start_s)
+        spans = self._spans
+        if self._training and spans:
+            spans = [*spans[:-1], replace(spans[-1], end_s=max(spans[-1].end_s, end_s))]
+        gained_s = sum(span.end_s - span.start_s for span in spans)
+        return replace(
+            self._status,
+            ettr=min(1.0, gained_s / seconds) if spans and seconds else None,
+            steps_per_s=self._steps_per_s(),
+            seconds=seconds,
+            events=tuple(self._recent),
+        )
+
+    def _steps_per_s(self) -> float | None:
+        if not self._training or len(self._speed) < 2:
+            return None
+        (start_s, first), (end_s, last) = self._speed[0], self._speed[-1]
+        return (last - first) / (end_s - start_s) if end_s > start_s and last > first else None
+
+    def _set(self, **changes: Any) -> None:
+        self._status = replace(self._status, **changes)
+
+    def _reached(self, event: Event) -> None:
+        """Notes the step that an event of a training attempt tells."""
+        step = event.get("step")
+        if not isinstance(step, int) or not self._training:
+            return
+        if not self._speed or step > self._speed[-1][1]:
+            self._speed.append((event["time"], step))
+        span = self._spans[-1]
+        self._spans[-1] = replace(span, end_step=max(span.end_step, step), end_s=max(span.end_s, event["time"]))
+        self._set(step=max(self._status.step, step))
+
+    def _stopped_training(self, event: Event) -> None:
+        """Closes the attempt's span at the moment its training ended, which a fault's detection comes after."""
+        if self._training:
+            self._reached(event)
+            span = self._spans[-1]
+            end_s = event["time"] - (event.get("detect") or 0.0)
+            self._spans[-1] = replace(span, end_s=max(span.start_s, end_s))
+        self._training = False
+
+    def _on_job_start(self, event: Event) -> None:
+        if self._start_s is None:
+            self._start_s = event["time"]
+        self._end_s = None
+        self._training = False
+        self._set(state="starting", reason=None, run_id=event.get("run_id"), cluster=event.get("cluster"))
+
+    def _on_attempt_start(self, event: Event) -> None:
+        self._speed.clear()
+        self._set(
+            state="recovering" if event.get("attempt") else "starting",
+            attempt=event.get("attempt"),
+            nodes=tuple(event.get("nodes") or ()),
+            spares=tuple(event.get("spares") or ()),
+        )
+
+    def _on_restore(self, event: Event) -> None:
+        step = event.get("step") or 0
+        self._spans = [span.cut(step) for span in self._spans]
+        self._set(step=step)
+
+    def _on_workers_started(self, event: Event) -> None:
+        self._set(state="training", reason=None)  # a script without checkpoints tells no steps
+
+    def _on_first_step(self, event: Event) -> None:
+        step = event.get("step") or 1
+        self._spans = [span.cut(step - 1) for span in self._spans]
+        self._spans.append(_Span(start_step=step - 1, end_step=step, start_s=event["time"], end_s=event["time"]))
+        self._training = True
+        self._set(state="training", reason=None, step=step)
+        self._reached(event)
+
+    def _on_progress(self, event: Event) -> None:
+        self._reached(event)
+
+    def _on_commit(self, event: Event) -> None:
+        self._reached(event)
+        tier, step = event.get("tier"), event.get("step")
+        if tier and isinstance(step, int):
+            self._set(committed={**self._status.committed, tier: step})
+
+    def _on_fault(self, event: Event) -> None:
+        self._stopped_training(event)
+        self._set(state="recovering", reason=event.get("reason"), faults=self._status.faults + 1)
+
+    def _on_node_out(self, event: Event) -> None:
+        node = str(event.get("node"))
+        self._set(
+            out={**self._status.out, node: event.get("reason") or "no reason given"},
+            spares=tuple(spare for spare in self._status.spares if spare != node),
+        )
+
+    def _on_stop_requested(self, event: Event) -> None:
+        self._set(state="stopping", reason=event.get("reason"))
+
+    def _on_attempt_end(self, event: Event) -> None:
+        self._stopped_training(event)
+        if event.get("outcome") == "stopped":
+            self._set(state="requeued")
+
+    def _on_job_end(self, event: Event) -> None:
+        self._stopped_training(event)
+        self._end_s = event["time"]
+        step = event.get("step")
+        self._set(
+            state=event.get("outcome") or "internal",
+            reason=event.get("reason"),
+            step=step if isinstance(step, int) else self._status.step,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Span:
+    """A stretch of training: the steps after `start_step` up to `end_step`, and when they were made."""
+
+    start_step: int
+    end_step: int
+    start_s: float
+    end_s: float
+
+    def cut(self, step: int) -> _Span:
+        """What counts of the stretch once training goes on from `step`."""
+        if step >= self.end_step:
+            return self
+        kept = max(0, step - self.start_step)
+        share = kept / (self.end_step - self.start_step)
+        return replace(self, end_step=self.start_step + kept, end_s=self.start_s + share * (self.end_s - self.start_s))

@@ -1,0 +1,134 @@
+"""A job's status and events in words and colours, for people."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from launcher.history.status import Event, Status
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+_FAILED = ("user_error", "no_progress", "too_few_nodes", "internal", "lost")
+
+
+def render(status: Status, title: str) -> RenderableType:
+    """The status as a table for people."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", justify="right")
+    facts.add_column(overflow="fold")
+    state = Text(status.state, style=state_style(status.state))
+    if status.reason and status.state != "training":
+        state.append(f"  {status.reason.strip().splitlines()[-1]}", style="default")
+    facts.add_row("job", title)
+    facts.add_row("state", state)
+    if status.attempt is not None:
+        faults = f"  ({plural(status.faults, 'fault')} so far)" if status.faults else ""
+        facts.add_row("attempt", f"{status.attempt}{faults}")
+        facts.add_row("nodes", f"{len(status.nodes)}  {' '.join(status.nodes)}")
+        facts.add_row("spares", f"{len(status.spares)}  {' '.join(status.spares)}".rstrip())
+    for node, reason in status.out.items():
+        facts.add_row("out", Text.assemble((node, "red"), f"  {reason}"))
+    speed = f"  ({status.steps_per_s:.3g} steps/s)" if status.steps_per_s else ""
+    facts.add_row("step", f"{status.step}{speed}")
+    committed = "  ".join(f"{tier} {step}" for tier, step in status.committed.items())
+    facts.add_row("committed", committed or "nothing yet")
+    if status.seconds is not None:
+        facts.add_row("time", duration(status.seconds))
+    if status.ettr is not None:
+        facts.add_row("ETTR", f"{status.ettr:.1%}  of the time went into steps that counted")
+    lines = [event_line(event) for event in status.events]
+    return Group(facts, Text(""), *lines) if lines else facts
+
+
+def event_line(event: Event) -> Text:
+    """One event as a coloured line with its time of day."""
+    from rich.text import Text
+
+    return Text.assemble((clock(event), "dim"), "  ", (describe(event), event_style(event)))
+
+
+def describe(event: Event) -> str:
+    """One event in words, on one line."""
+    step, node = event.get("step"), event.get("node")
+    at_step = f" at step {step}" if isinstance(step, int) else ""
+    taking = f" in {event['seconds']:.2f} s" if isinstance(event.get("seconds"), int | float) else ""
+    reason = " ".join(str(event.get("reason") or "").split())
+    because = f": {reason}" if reason else ""
+    match event.get("event"):
+        case "job_start":
+            return f"start: {plural(event.get('nodes_requested'), 'node')} + {plural(event.get('spares'), 'spare')}"
+        case "node_ready":
+            return f"{node} ready"
+        case "attempt_start":
+            return f"attempt {event.get('attempt')} ({event.get('rung')}) on {' '.join(event.get('nodes') or ())}"
+        case "restore":
+            tier = event.get("tier")
+            return f"restored step {step} from {tier}{taking}" if step else "nothing to restore, starting at step 0"
+        case "workers_started":
+            return f"workers started{taking}"
+        case "first_step":
+            return f"training: step {step} made{taking} from the attempt's start"
+        case "commit":
+            return f"step {step} committed to {event.get('tier')}{taking}"
+        case "progress":
+            return f"step {step}"
+        case "fault":
+            detect = event.get("detect")
+            noticed = f" (noticed within {detect:.1f} s)" if isinstance(detect, int | float) else ""
+            return f"{event.get('kind')}{f' on {node}' if node else ''}{at_step}{because}{noticed}"
+        case "node_out":
+            return f"{node} is out for the rest of the job{because}"
+        case "stop_requested":
+            return f"stop requested{because}"
+        case "stop_agreed":
+            return f"all ranks agreed to stop at boundary {event.get('boundary', '?')}"
+        case "problem":
+            detail = " ".join(str(event.get("detail") or "").split())
+            return f"problem: {event.get('what')}{at_step}{f': {detail}' if detail else ''}"
+        case "attempt_end":
+            return f"attempt {event.get('attempt')} ended: {event.get('outcome')}{at_step}"
+        case "job_end":
+            return f"end: {event.get('outcome')}{at_step}{because}"
+        case other:
+            return f"{other}{f' on {node}' if node else ''}{at_step}{because}"
+
+
+def state_style(state: str) -> str:
+    """The colour of a state."""
+    if state in _FAILED:
+        return "bold red"
+    return {"done": "bold green", "training": "green", "recovering": "yellow", "stopping": "yellow"}.get(state, "bold")
+
+
+def event_style(event: Event) -> str:
+    """The colour of an event's line."""
+    kind = event.get("event")
+    if kind == "job_end":
+        return state_style(str(event.get("outcome")))
+    return {"fault": "red", "node_out": "red", "problem": "yellow", "restore": "cyan", "first_step": "green"}.get(
+        str(kind), "default"
+    )
+
+
+def clock(event: Event) -> str:
+    """The event's local time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(event.get("time", 0)))
+
+
+def duration(seconds: float) -> str:
+    """1 d 02:03:04, or 02:03:04."""
+    days, rest = divmod(int(seconds), 86400)
+    text = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
+    return f"{days} d {text}" if days else text
+
+
+def plural(count: Any, noun: str) -> str:
+    """1 node, 2 nodes."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,297 @@
+"""The job file: what to run, on how many nodes, and what to keep. Validated once, here, before anything is submitted.
+
+Relative paths (`script`, `checkpoint.shared.path`) count from the job file's folder, so a job means the same wherever
+it is submitted from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import UsageError
+from launcher.strict_yaml import read_yaml
+
+MAX_WORKERS_PER_NODE = 64  # rows of a node's board, where workers post their steps
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SBATCH_OPTION = re.compile(r"[a-z][a-z0-9]+(-[a-z0-9]+)*")
+_TIME_LIMIT_SIGNAL = re.compile(r"B:(SIG)?USR2@\d+")
+
+# What the job file has a word of its own for, or what a supervised job cannot do without.
+OWNED_SBATCH_OPTIONS = {
+    "nodes": "set `nodes` and `spares` in the job file",
+    "ntasks": "set `workers_per_node` in the job file",
+    "ntasks-per-node": "set `workers_per_node` in the job file",
+    "gpus-per-node": "set `gpus_per_node` in the job file",
+    "job-name": "set `name` in the job file",
+    "array": "submit one job per configuration",
+    "output": "logs are kept in the job's folder",
+    "error": "logs are kept in the job's folder",
+    "open-mode": "logs are kept in the job's folder",
+    "wrap": "the job file names the script",
+    "no-requeue": "set `restart.max_restarts: 0` to give up at the first fault",
+}
+_NOT_YET = {
+    "elastic": "leave it out: the job keeps its size",
+    "restart.hang_timeout_s": "leave it out",
+    "checkpoint.nvme": "use ram, peers and shared",
+    "checkpoint.s3": "use ram, peers and shared",
+}
+_SCHEMES_NOT_YET = ("xor", "rs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """When to give up: after `max_without_progress` attempts that gained no step, or `max_restarts` restarts in all."""
+
+    max_without_progress: int = 3
+    max_restarts: int = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """One validated job.
+
+    Attributes:
+        name: the job's name, also the default checkpoint namespace.
+        script: absolute path of the training script.
+        args: the script's arguments.
+        nodes: nodes that train.
+        spares: further nodes, kept warm to replace lost ones.
+        gpus_per_node: GPUs to ask for on each node; 0 trains on CPU.
+        workers_per_node: processes of the script on each node; one per GPU unless told, at least 1.
+        env: variables added to the workers' environment.
+        restart: when to give up.
+        checkpoint: the section that ckpt reads, with its defaults filled in; None keeps no checkpoint.
+        slurm: further sbatch options by long name with dashes; True stands for a flag without value.
+        time_min: Slurm's time limit in minutes; None leaves it to the partition. The local cluster has no limit.
+    """
+
+    name: str
+    script: Path
+    args: tuple[str, ...] = ()
+    nodes: int = 1
+    spares: int = 0
+    gpus_per_node: int = 0
+    workers_per_node: int = 1
+    env: Mapping[str, str] = field(default_factory=dict)
+    restart: Restart = Restart()
+    checkpoint: Mapping[str, Any] | None = None
+    slurm: Mapping[str, Any] = field(default_factory=dict)
+    time_min: int | None = None
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any], base_dir: Path, source: str = "job") -> JobSpec:
+        """Validates a job given as plain data.
+
+        Args:
+            mapping: the job file's keys; to_mapping() of a JobSpec is one.
+            base_dir: folder that relative paths count from.
+            source: what to call the mapping in errors, usually the job file's name.
+
+        Raises:
+            UsageError: an unknown key (the nearest known one is named), a wrong type or value, a missing script.
+        """
+        return _Reader(mapping, base_dir.absolute(), source).job()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The job as JSON data; from_mapping() of it gives an equal JobSpec on any host that sees the same files."""
+        mapping = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        mapping.update(
+            script=str(self.script),
+            args=list(self.args),
+            env=dict(self.env),
+            restart=dataclasses.asdict(self.restart),
+            checkpoint=None if self.checkpoint is None else dict(self.checkpoint),
+            slurm=dict(self.slurm),
+        )
+        return mapping
+
+
+def load_job(path: Path | str) -> JobSpec:
+    """Reads and validates a job file.
+
+    Raises:
+        UsageError: the file cannot be read, is not YAML, or does not describe a job.
+    """
+    path = Path(path)
+    return JobSpec.from_mapping(read_yaml(path), path.absolute().parent, path.name)
+
+
+def check_sbatch_option(option: str, value: Any, where: str) -> None:
+    """Refuses an sbatch option that would undo what a supervised job rests on.
+
+    Args:
+        option: long name with dashes.
+        value: its value; True for a flag.
+        where: how to name it in the error.
+
+    Raises:
+        UsageError: the option is one that the job file sets in another way.
+    """
+    if option in OWNED_SBATCH_OPTIONS:
+        raise UsageError(f"{where}: not an option to pass on; {OWNED_SBATCH_OPTIONS[option]}")
+    if option == "signal" and not _TIME_LIMIT_SIGNAL.fullmatch(str(value)):
+        raise UsageError(f"{where}: got {value!r}, expected B:USR2@SECONDS, the warning before the time limit")
+
+
+class _Reader:
+    """Takes one mapping apart, key by key."""
+
+    def __init__(self, mapping: Mapping[str, Any], base_dir: Path, source: str) -> None:
+        self._source = source
+        self._base_dir = base_dir
+        self._mapping = self._section(mapping, "", tuple(f.name for f in dataclasses.fields(JobSpec)))
+
+    def job(self) -> JobSpec:
+        script = self._script()
+        name = self._name(script)
+        gpus_per_node = self._count("gpus_per_node", 0, minimum=0)
+        return JobSpec(
+            name=name,
+            script=script,
+            args=self._args(),
+            nodes=self._count("nodes", 1, minimum=1),
+            spares=self._count("spares", 0, minimum=0),
+            gpus_per_node=gpus_per_node,
+            workers_per_node=self._count(
+                "workers_per_node", max(1, gpus_per_node), minimum=1, maximum=MAX_WORKERS_PER_NODE
+            ),
+            env=self._env(),
+            restart=self._restart(),
+            checkpoint=self._checkpoint(name),
+            slurm=self._slurm(),
+            time_min=None if self._mapping.get("time_min") is None else self._count("time_min", 1, minimum=1),
+        )
+
+    def _script(self) -> Path:
+        value = self._mapping.get("script")
+        if not isinstance(value, str) or not value:
+            raise self._wrong("script", value, "the path of a Python script")
+        script = self._base_dir / value
+        if not script.is_file():
+            raise self._error("script", f"no file {script}; relative paths count from the job file's folder")
+        return script
+
+    def _name(self, script: Path) -> str:
+        value = self._mapping.get("name", re.sub(r"[^A-Za-z0-9_.-]|^[^A-Za-z0-9]", "x", script.stem)[:128])
+        if not isinstance(value, str) or not _NAME.fullmatch(value):
+            raise self._wrong("name", value, "letters, digits, '_', '.', '-' (128 at most)")
+        return value
+
+    def _args(self) -> tuple[str, ...]:
+        values = self._mapping.get("args", [])
+        if not isinstance(values, list | tuple):
+            raise self._wrong("args", values, "a list")
+        for index, value in enumerate(values):
+            if isinstance(value, bool) or not isinstance(value, str | int | float) or "\0" in str(value):
+                raise self._wrong(f"args[{index}]", value, "a string or a number; put it in quotes")
+        return tuple(str(value) for value in values)
+
+    def _env(self) -> dict[str, str]:
+        env = {}
+        for name, value in self._section(self._mapping.get("env"), "env").items():
+            if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
+                raise self._error(f"env.{name}", "not a variable's name; expected letters, digits and '_'")
+            if name.startswith("HOLDFAST_"):
+                raise self._error(f"env.{name}", "HOLDFAST_ variables are set by the launcher; choose another name")
+            if isinstance(value, bool) or not isinstance(value, str | int | float) or "\0" in str(value):
+                raise self._wrong(f"env.{name}", value, "a string or a number; put it in quotes")
+            env[name] = str(value)
+        return env
+
+    def _restart(self) -> Restart:
+        known = tuple(f.name for f in dataclasses.fields(Restart))
+        section = self._section(self._mapping.get("restart"), "restart", known)
+        default = Restart()
+        return Restart(
+            max_without_progress=self._count("restart.max_without_progress", default.max_without_progress, 1, section),
+            max_restarts=self._count("restart.max_restarts", default.max_restarts, 0, section),
+        )
+
+    def _checkpoint(self, name: str) -> dict[str, Any] | None:
+        if self._mapping.get("checkpoint") is None:
+            return None
+        from ckpt import CheckpointConfig, CheckpointError
+
+        section = {"namespace": name, **self._section(self._mapping["checkpoint"], "checkpoint")}
+        for key in section:
+            self._refuse_planned(f"checkpoint.{key}")
+        scheme = section["peers"].get("scheme") if isinstance(section.get("peers"), Mapping) else None
+        if scheme in _SCHEMES_NOT_YET:
+            raise self._error("checkpoint.peers.scheme", f"{scheme}: not supported yet; expected none or partner")
+        try:
+            config = dataclasses.asdict(CheckpointConfig.from_mapping(section, f"{self._source}: checkpoint"))
+        except CheckpointError as error:
+            raise UsageError(_one_line(str(error))) from None
+        if config["shared"]:
+            config["shared"]["path"] = str(self._base_dir / config["shared"]["path"])
+        return config
+
+    def _slurm(self) -> dict[str, Any]:
+        options = {}
+        for key, value in self._section(self._mapping.get("slurm"), "slurm").items():
+            where = f"slurm.{key}"
+            option = str(key).replace("_", "-")
+            if not _SBATCH_OPTION.fullmatch(option):
+                raise self._error(where, "not a long sbatch option; expected a name such as partition or mem-per-cpu")
+            if not isinstance(value, str | int | float) or (isinstance(value, str) and not value.isprintable()):
+                raise self._wrong(where, value, "a string, a number or true")
+            if value is False:
+                continue
+            check_sbatch_option(option, value, f"{self._source}: {where}")
+            options[option] = value
+        return options
+
+    def _section(self, value: Any, where: str, known: tuple[str, ...] = ()) -> Mapping[str, Any]:
+        """A (sub-)mapping, absent if null; with `known`, only those keys may appear."""
+        if value is None and where:
+            return {}
+        if not isinstance(value, Mapping):
+            raise self._wrong(where, value, "a mapping (key: value)")
+        for key in value if known else ():
+            dotted = f"{where}.{key}" if where else str(key)
+            self._refuse_planned(dotted)
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1)
+                raise self._error(
+                    dotted, f"unknown key, {f'did you mean {near[0]}?' if near else 'known keys: ' + ', '.join(known)}"
+                )
+        return value
+
+    def _count(
+        self,
+        where: str,
+        default: int,
+        minimum: int,
+        section: Mapping[str, Any] | None = None,
+        maximum: int | None = None,
+    ) -> int:
+        value = (self._mapping if section is None else section).get(where.rpartition(".")[2], default)
+        too_large = maximum is not None and isinstance(value, int) and value > maximum
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum or too_large:
+            limit = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+            raise self._wrong(where, value, f"a whole number, {limit}")
+        return value
+
+    def _refuse_planned(self, where: str) -> None:
+        if where in _NOT_YET:
+            raise self._error(where, f"not supported yet; {_NOT_YET[where]}")
+
+    def _wrong(self, where: str, value: Any, expected: str) -> UsageError:
+        shown = "nothing" if value is None else repr(value)
+        return self._error(where, f"got {shown if len(shown) <= 80 else shown[:77] + '...'}, expected {expected}")
+
+    def _error(self, where: str, message: str) -> UsageError:
+        return UsageError(_one_line(f"{self._source}: {where}: {message}" if where else f"{self._source}: {message}"))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,156 @@
+"""`holdfast logs`: which files hold what a rank or a node wrote, printed and followed."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import UsageError
+from launcher.history.events import read_events
+from launcher.history.status import Status, status_of
+from launcher.tail import Tail
+
+_POLL_S = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which logs.
+
+    Attributes:
+        rank: one worker; None with no node means rank 0.
+        node: all workers of one node, and its runner.
+        supervisor: the supervisor's log instead.
+        attempt: the attempt; None for the newest.
+    """
+
+    rank: int | None = None
+    node: str | None = None
+    supervisor: bool = False
+    attempt: int | None = None
+
+
+def log_files(folder: Path, selection: Selection) -> dict[str, Path]:
+    """The files selected, by the label that their lines get.
+
+    Raises:
+        UsageError: there is no such attempt, node or rank.
+    """
+    if selection.supervisor:
+        return {"supervisor": folder / "log" / "supervisor.log"}
+    attempt_dir = _attempt_dir(folder, selection.attempt)
+    if selection.node is None:
+        rank = selection.rank or 0
+        path = attempt_dir / f"rank-{rank}.log"
+        if not path.is_file():
+            there = ", ".join(str(number) for number in _ranks(attempt_dir)) or "none"
+            raise UsageError(f"rank: got {rank}, expected one with a log in {attempt_dir}: {there}")
+        return {f"rank {rank}": path}
+    files = {f"rank {rank}": attempt_dir / f"rank-{rank}.log" for rank in _ranks_of(folder, attempt_dir, selection)}
+    runner = attempt_dir / f"{selection.node}.runner.log"
+    return files | ({f"{selection.node} runner": runner} if runner.is_file() else {})
+
+
+def print_logs(folder: Path, selection: Selection, lines: int | None, write: Callable[[str], None]) -> None:
+    """Prints what the selected logs hold.
+
+    Args:
+        folder: the job's folder.
+        selection: which logs.
+        lines: how many of each file's last lines; None for all.
+        write: takes one line.
+    """
+    files = log_files(folder, selection)
+    for label, tail in _open(files, lines).items():
+        _drain(label, tail, len(files) > 1, write, ended=True)
+
+
+def follow_logs(
+    folder: Path, selection: Selection, lines: int | None, write: Callable[[str], None], ended: Callable[[], bool]
+) -> None:
+    """Prints what the selected logs hold and what is added, until the job has ended.
+
+    Without a given attempt it goes over to the next attempt's files when there is one.
+
+    Args:
+        folder: the job's folder.
+        selection: which logs.
+        lines: how many of each file's last lines to begin with; None for all.
+        write: takes one line.
+        ended: whether the job has ended.
+    """
+    tails: dict[str, Tail] = {}
+    while True:
+        at_end = ended()
+        try:
+            files = log_files(folder, selection)
+        except UsageError:
+            if at_end:
+                raise
+            files = {}  # the attempt has not made them yet
+        if files and [tail.path for tail in tails.values()] != list(files.values()):
+            for label, tail in tails.items():
+                _drain(label, tail, len(tails) > 1, write, ended=True)
+            tails = _open(files, None if tails else lines)
+        for label, tail in tails.items():
+            _drain(label, tail, len(tails) > 1, write, ended=at_end)
+        if at_end:
+            return
+        time.sleep(_POLL_S)
+
+
+def _open(files: dict[str, Path], lines: int | None) -> dict[str, Tail]:
+    tails = {label: Tail(path) for label, path in files.items()}
+    for tail in tails.values():
+        if lines is not None:
+            tail.skip_to_last(lines)
+    return tails
+
+
+def _drain(label: str, tail: Tail, labelled: bool, write: Callable[[str], None], ended: bool) -> None:
+    prefix = f"[{label}] " if labelled else ""
+    found = tail.lines()
+    rest = tail.rest() if ended else ""
+    for line in [*found, rest] if rest else found:
+        write(prefix + line)
+
+
+def _attempt_dir(folder: Path, attempt: int | None) -> Path:
+    found = {int(path.name[8:]): path for path in (folder / "log").glob("attempt-*") if path.name[8:].isdigit()}
+    if not found:
+        raise UsageError(f"{folder}/log: no attempt has begun; --supervisor shows what the job is doing")
+    if attempt is not None and attempt not in found:
+        raise UsageError(f"attempt: got {attempt}, expected one of {', '.join(map(str, sorted(found)))}")
+    return found[max(found) if attempt is None else attempt]
+
+
+def _ranks(attempt_dir: Path) -> list[int]:
+    found = (re.fullmatch(r"rank-(\d+)\.log", path.name) for path in attempt_dir.iterdir())
+    return sorted(int(match[1]) for match in found if match)
+
+
+def _ranks_of(folder: Path, attempt_dir: Path, selection: Selection) -> list[int]:
+    """The ranks of a node in an attempt: node rank times workers per node, and on."""
+    number = int(attempt_dir.name[8:])
+    nodes = _status_in_attempt(folder, number).nodes
+    if selection.node not in nodes:
+        raise UsageError(
+            f"node: got {selection.node}, expected one of attempt {number}: {', '.join(nodes) or 'none yet'}"
+        )
+    workers = json.loads((folder / "job.json").read_text())["workers_per_node"]
+    first = nodes.index(selection.node) * workers
+    ranks = [rank for rank in range(first, first + workers) if selection.rank in (None, rank)]
+    if not ranks:
+        raise UsageError(
+            f"rank: got {selection.rank}, expected one of node {selection.node}: {first} to {first + workers - 1}"
+        )
+    return ranks
+
+
+def _status_in_attempt(folder: Path, attempt: int) -> Status:
+    events = read_events(folder / "events.jsonl")
+    return status_of(event for event in events if event["event"] == "job_start" or event.get("attempt") == attempt)

@@ -1,0 +1,113 @@
+"""What can be asked of a job after its submission: how it stands now, and to end."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import LauncherError
+from launcher.history.events import read_events
+from launcher.history.status import Status, status_of
+from launcher.registry import KnownJob
+from launcher.submission.process import Process
+
+OUTCOMES = ("done", "user_error", "no_progress", "too_few_nodes", "cancelled", "internal")
+_CANCEL_DEADLINE_S = 30.0
+
+
+def status_now(job: KnownJob) -> Status:
+    """The job's status by its events, corrected by what is known of its process or its place in Slurm's queue.
+
+    A supervisor that was killed outright writes no last event; such a job is "lost".
+    """
+    status = status_of(read_events(job.folder / "events.jsonl"))
+    if status.state in OUTCOMES:
+        return status
+    if job.cluster == "slurm":
+        return _in_queue(job, status)
+    process = Process.read(job.folder)
+    if process is not None and not process.alive():
+        return replace(status, state="lost", reason=f"its supervisor is gone; {last_words(job)}")
+    return status
+
+
+def cancel_job(job: KnownJob) -> str:
+    """Ends a job for good.
+
+    Returns:
+        What was done, in words.
+
+    Raises:
+        LauncherError: it could not be ended.
+        SlurmError: Slurm refuses or does not answer.
+    """
+    state = status_now(job).state
+    if state in (*OUTCOMES, "lost"):
+        return f"job {job.job_id} has ended already ({state})"
+    if job.cluster == "slurm":
+        from launcher.submission.slurm import cancel
+
+        cancel(job.job_id)
+    else:
+        _cancel_local(job)
+    return f"job {job.job_id} cancelled"
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """The outcome that the supervisor wrote last; None before that."""
+    try:
+        result = json.loads((folder / "result.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return result if isinstance(result, dict) else None
+
+
+def last_words(job: KnownJob) -> str:
+    """Where to look for the reason of a death, and the last line that stands there."""
+    for name in (f"{job.job_id}_0_log.err", "log/supervisor.log"):
+        path = job.folder / name
+        try:
+            lines = path.read_text(errors="replace").split("\n")
+        except OSError:
+            continue
+        spoken = [line.strip() for line in lines if line.strip()]
+        if spoken:
+            return f"{path} ends with: {spoken[-1]}"
+    return f"{job.folder} holds no log"
+
+
+def _in_queue(job: KnownJob, status: Status) -> Status:
+    from slurm import Slurm, SlurmError
+
+    if not job.job_id.isdigit():
+        return status
+    try:
+        queued = Slurm().job(int(job.job_id))
+    except SlurmError as error:
+        return replace(status, reason=f"Slurm does not tell: {error}")
+    if queued is not None and queued.state == "CANCELLED":
+        return replace(status, state="cancelled", reason=None)
+    if queued is None or queued.has_ended:
+        said = "no longer knows it" if queued is None else f"says {queued.state}"
+        return replace(status, state="lost", reason=f"it left no outcome and Slurm {said}; {last_words(job)}")
+    if queued.state == "PENDING":
+        state = "requeued" if status.attempt is not None else "pending"
+        return replace(status, state=state, reason=f"waits in the queue: {queued.reason or 'no reason given'}")
+    return replace(status, state="starting") if status.state == "pending" else status
+
+
+def _cancel_local(job: KnownJob) -> None:
+    process = Process.read(job.folder)
+    if process is None or not process.interrupt():
+        raise LauncherError(f"job {job.job_id}: no process of it on this host; cancel it on the host that runs it")
+    deadline_s = time.monotonic() + _CANCEL_DEADLINE_S
+    while process.alive():
+        if time.monotonic() > deadline_s:
+            raise LauncherError(
+                f"job {job.job_id}: process {process.pid} still runs {_CANCEL_DEADLINE_S:g} s after it was asked "
+                f"to end; see {job.folder}/log/supervisor.log"
+            )
+        time.sleep(0.1)

@@ -1,0 +1,178 @@
+"""`holdfast run`: a job on the local cluster, followed in the terminal until it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from launcher.errors import LauncherError
+from launcher.history.status import Event, History, Status
+from launcher.history.view import duration, event_line, plural, state_style
+from launcher.operate import last_words, read_result
+from launcher.registry import KnownJob
+from launcher.submission.process import Process
+from launcher.tail import Tail
+
+_POLL_S = 0.1
+_REPORT_EVERY_S = 10.0  # between step lines where there is no terminal to redraw
+_STEPS = ("commit", "progress")
+_DETAILS = ("node_ready", "attempt_end", "job_end")
+EXIT_LEFT_RUNNING = 130
+
+
+def follow(job: KnownJob, console: Console) -> int:
+    """Shows a local job's events as they come. Ctrl-C cancels the job; a second one leaves it to itself.
+
+    Returns:
+        The exit code of the job's outcome.
+
+    Raises:
+        LauncherError: the supervisor died without an outcome.
+    """
+    process = Process.read(job.folder)
+    view = _TerminalView(console) if console.is_terminal else _PlainView(console)
+    interrupts = 0
+    with _ended_by_signals(), view:
+        while True:
+            try:
+                _watch(job, process, view)
+                break
+            except KeyboardInterrupt:
+                interrupts += 1
+                if interrupts > 1 or process is None:
+                    view.say(f"left running; `holdfast status {job.job_id}` shows it")
+                    return EXIT_LEFT_RUNNING
+                view.say("cancelling (press Ctrl-C again to leave the job running on its own)")
+                process.interrupt()
+    return _conclude(job, view.status(), console)
+
+
+def _watch(job: KnownJob, process: Process | None, view: _View) -> None:
+    view.tail = view.tail or Tail(job.folder / "events.jsonl")
+    while process is not None and process.alive():
+        view.update()
+        time.sleep(_POLL_S)
+    view.update()
+
+
+def _conclude(job: KnownJob, status: Status, console: Console) -> int:
+    result = read_result(job.folder)
+    if result is None:
+        if status.state == "requeued":
+            console.print(f"stopped at step {status.step}; nothing requeues a job on the local cluster", soft_wrap=True)
+            return 1
+        raise LauncherError(f"job {job.job_id}: its supervisor ended without an outcome; {last_words(job)}")
+    outcome = str(result.get("name"))
+    summary = Text(outcome, style=state_style(outcome))
+    if result.get("step") is not None:
+        summary.append(f" at step {result['step']}", style="default")
+    if status.seconds is not None:
+        summary.append(f" after {duration(status.seconds)}")
+    if status.faults:
+        summary.append(f", {plural(status.faults, 'fault')} survived" if outcome == "done" else "")
+    if status.ettr is not None:
+        summary.append(f", ETTR {status.ettr:.1%}")
+    console.print(summary, soft_wrap=True)
+    if result.get("reason") and outcome != "done":
+        print(str(result["reason"]).rstrip(), file=sys.stderr)
+    return int(result.get("exit_code", 1))
+
+
+class _View:
+    """Takes in events and shows the ones worth a line."""
+
+    def __init__(self, console: Console) -> None:
+        self.tail: Tail | None = None
+        self._console = console
+        self._history = History()
+
+    def __enter__(self) -> _View:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self) -> None:
+        """Reads and shows what is new."""
+        for event in self.tail.events() if self.tail else ():
+            self._history.add(event)
+            self._show(event)
+
+    def status(self) -> Status:
+        return self._history.status()
+
+    def say(self, line: str) -> None:
+        """Prints a line of our own."""
+        self._console.print(line, soft_wrap=True, highlight=False)
+
+    def _show(self, event: Event) -> None:
+        if event.get("event") not in _STEPS + _DETAILS:
+            self._console.print(event_line(event), soft_wrap=True)
+
+
+class _PlainView(_View):
+    """Lines only: for a log file or a pipe."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._next_report_s = 0.0
+
+    def _show(self, event: Event) -> None:
+        super()._show(event)
+        if event.get("event") in _STEPS and time.monotonic() >= self._next_report_s:
+            self._next_report_s = time.monotonic() + _REPORT_EVERY_S
+            self.say(f"{event_line(event).plain.split('  ')[0]}  {_standing(self.status()).plain}")
+
+
+class _TerminalView(_View):
+    """Lines above, and at the bottom one that is redrawn."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._live = Live(Text("starting"), console=console, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> _View:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.__exit__(None, None, None)
+
+    def update(self) -> None:
+        super().update()
+        self._live.update(_standing(self.status()))
+
+
+def _standing(status: Status) -> Text:
+    """Where the job stands, on one line."""
+    parts = [f"step {status.step}" + (f" ({status.steps_per_s:.3g} steps/s)" if status.steps_per_s else "")]
+    parts += [f"committed in {tier}: {step}" for tier, step in status.committed.items()]
+    if status.attempt is not None:
+        parts.append(f"attempt {status.attempt}")
+        parts.append(f"{plural(len(status.nodes), 'node')} + {plural(len(status.spares), 'spare')}")
+    if status.seconds is not None:
+        parts.append(duration(status.seconds))
+    return Text.assemble((status.state, state_style(status.state)), "  ", " · ".join(parts))
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and a closed terminal end the job as Ctrl-C does: it was asked to run in the foreground."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    former = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -1,0 +1,124 @@
+"""The jobs that this user has submitted from this machine, so that `holdfast status` finds them by id or name.
+
+One small file per job in $XDG_STATE_HOME/holdfast/jobs (default ~/.local/state). It only points to the job's folder,
+which holds all there is to know; losing the file loses the short way to the job, nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownJob:
+    """A job and where it lives.
+
+    Attributes:
+        job_id: Slurm's job id, or the local cluster's.
+        name: the job's name.
+        cluster: "slurm" or "local".
+        folder: the job's folder.
+        nodes: nodes that train.
+        spares: warm nodes beside them.
+        submitted_s: when it was submitted, in epoch seconds.
+    """
+
+    job_id: str
+    name: str
+    cluster: str
+    folder: Path
+    nodes: int
+    spares: int
+    submitted_s: float = field(default_factory=time.time)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The job as JSON data."""
+        return asdict(self) | {"folder": str(self.folder)}
+
+
+def remember(job: KnownJob) -> None:
+    """Notes a job. A home directory that cannot be written is no reason to fail a submission that has succeeded."""
+    digest = hashlib.sha256(str(job.folder).encode()).hexdigest()[:8]
+    path = _directory() / f"{job.job_id}-{digest}.json"
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(job.to_mapping()))
+        draft.replace(path)
+
+
+def known_jobs() -> list[KnownJob]:
+    """All jobs noted whose folder still exists, oldest first. Notes of vanished folders are removed."""
+    jobs = []
+    for path in _directory().glob("*.json"):
+        job = _read(path)
+        if job is not None and job.folder.is_dir():
+            jobs.append(job)
+        elif job is not None and job.folder.parent.is_dir():
+            path.unlink(missing_ok=True)
+    return sorted(jobs, key=lambda job: job.submitted_s)
+
+
+def find_job(reference: str, runs: Path | None = None) -> KnownJob:
+    """Finds a job.
+
+    Args:
+        reference: the job's folder, or its id in `runs`, or the id or the name of a job noted (the newest of a name).
+        runs: folder of job folders to look into first; default ./runs.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    for folder in (Path(reference), (runs or Path("runs")) / reference):
+        if (folder / "job.json").is_file() or (folder / "events.jsonl").is_file():
+            return _of_folder(folder.absolute())
+    jobs = known_jobs()
+    found = [job for job in jobs if reference == job.job_id or Path(reference).absolute() == job.folder]
+    found = found or [job for job in jobs if reference == job.name]
+    if not found:
+        raise UsageError(
+            f"no job {reference!r}: not a job's folder, not in ./runs, not submitted from here; "
+            "`holdfast status` lists the jobs that are known"
+        )
+    return found[-1]
+
+
+def _of_folder(folder: Path) -> KnownJob:
+    """A job known by its folder alone, as one that an sbatch script started."""
+    for known in known_jobs():
+        if known.folder == folder:
+            return known
+    job: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        job = json.loads((folder / "job.json").read_text())
+    return KnownJob(
+        job_id=folder.name,
+        name=job.get("name", folder.name),
+        cluster="slurm" if folder.name.isdigit() else "local",
+        folder=folder,
+        nodes=job.get("nodes", 0),
+        spares=job.get("spares", 0),
+        submitted_s=folder.stat().st_mtime,
+    )
+
+
+def _read(path: Path) -> KnownJob | None:
+    try:
+        fields = json.loads(path.read_text())
+        return KnownJob(**fields | {"folder": Path(fields["folder"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _directory() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "holdfast" / "jobs"

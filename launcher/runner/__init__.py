@@ -1,0 +1,29 @@
+"""One per node: holds the node's workers and speaks for it.
+
+    runner.py      the process `python -m launcher.runner`: connection to the supervisor, heartbeat, fencing
+    watch.py       one attempt as seen on this node: the workers' board, the ckpt agent's events
+    workers.py     the runner's handle on the warm process; ends workers for certain
+    warm.py        the warm process, the only module here that imports torch: forks an elastic agent for each attempt
+    script.py      inside a worker: runs the user's script as `python script.py` would
+    memory.py      the node's memory directory
+    processes.py   finding and ending processes
+
+Messages (JSON objects on launcher.channel), runner -> supervisor:
+    hello {node, pid, warm, port, problem}   first; problem: why this node cannot train, or null
+    heartbeat {attempt, step, warm, port}    twice a second and on change; port: free for the next rendezvous
+    started {attempt, pids}                  the workers run
+    first_step {attempt, step, time}         the first step boundary beyond the restored step
+    monitor {attempt, event}                 what the ckpt agent told
+    agent_lost {attempt, reason}             the ckpt agent did not come up, or went away
+    ended {attempt, ok, step, failures: [{rank, exit_code, time, error, traceback}], reason}
+    killed {attempt, step, left}             nothing of the attempt runs here any more, but for the pids in left
+    signal {name}                            the runner got this signal
+    broken {reason}                          this node cannot start workers at all
+supervisor -> runner:
+    welcome {} · ack {}                      answers to hello and heartbeat
+    start {attempt, node_rank, nodes, master_addr, master_port, agent}     begin the attempt (agent: one is coming up)
+    stop {attempt}                           ask all ranks to stop at one step boundary
+    release_agent {attempt}                  training is over: let the agent finish and end
+    kill {attempt}                           end the attempt's workers and agent now
+    leave {forget}                           end; forget: remove the memory directory
+"""

@@ -1,0 +1,5 @@
+import sys
+
+from launcher.runner.runner import main
+
+sys.exit(main())

@@ -1,0 +1,66 @@
+"""The node's memory directory: on tmpfs, of this user alone, one per run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from launcher.errors import LauncherError
+
+MEMORY_ROOT = Path("/dev/shm")
+
+
+class MemoryDirError(LauncherError):
+    """The memory directory cannot be used safely. The node is left out of the job."""
+
+
+def memory_dir(run_id: str, node: str | None = None) -> Path:
+    """Where a run keeps state in a node's memory.
+
+    Args:
+        run_id: the run.
+        node: names the node where several share a machine (the local cluster).
+    """
+    path = MEMORY_ROOT / f"holdfast-{os.getuid()}" / run_id
+    return path / node if node else path
+
+
+def make_memory_dir(path: Path) -> None:
+    """Makes the directory, 0700 at every level below the root; one that exists must be ours.
+
+    Raises:
+        MemoryDirError: a level is a symbolic link, no directory, or another user's; or it cannot be made.
+    """
+    levels = [path, *path.parents]
+    for level in reversed(levels[: levels.index(MEMORY_ROOT)] if MEMORY_ROOT in levels else [path]):
+        _make_private(level)
+
+
+def remove_memory_dir(path: Path) -> None:
+    """Removes the directory and the levels above it that this leaves empty, up to the root."""
+    shutil.rmtree(path, ignore_errors=True)
+    for level in path.parents:
+        if level == MEMORY_ROOT or MEMORY_ROOT not in level.parents:
+            return
+        with contextlib.suppress(OSError):
+            level.rmdir()
+
+
+def _make_private(path: Path) -> None:
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        found = path.lstat()
+    except OSError as error:
+        raise MemoryDirError(
+            f"{path}: cannot be made ({error.strerror}); is {MEMORY_ROOT} there and writable?"
+        ) from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise MemoryDirError(f"{path}: not a directory; expected one that only user {os.getuid()} can enter: remove it")
+    if found.st_uid != os.getuid():
+        raise MemoryDirError(f"{path}: belongs to user {found.st_uid}, expected {os.getuid()}; have it removed")
+    if found.st_mode & 0o077:
+        path.chmod(0o700)

@@ -1,0 +1,82 @@
+"""Finding and ending processes on this node, by what the kernel says of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.01
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Has the kernel SIGKILL this process when its parent thread ends; ends it now if that has already happened.
+
+    Args:
+        parent_pid: the parent as it knows itself.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def session_pids(session: int) -> list[int]:
+    """Live processes of a session (zombies are not)."""
+    found = []
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            state, _, _, sid = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+            if sid == str(session) and state not in "ZX":
+                found.append(pid)
+    return found
+
+
+def pids_with_environment(wanted: Mapping[str, str]) -> list[int]:
+    """Live processes whose environment at exec (inherited through fork) holds these values."""
+    needles = [f"{name}={value}".encode() for name, value in wanted.items()]
+    found = []
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if all(needle in environment for needle in needles):
+                found.append(pid)
+    return found
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """A process' environment at exec; empty when it is gone or not ours to read."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    return dict(item.decode(errors="replace").partition("=")[::2] for item in raw.split(b"\0") if b"=" in item)
+
+
+async def end_all(find: Callable[[], list[int]], timeout_s: float) -> list[int]:
+    """SIGKILLs what `find` returns until it returns nothing.
+
+    Returns:
+        What still lives after `timeout_s` (uninterruptible sleep), normally empty.
+    """
+    deadline = time.monotonic() + timeout_s
+    while pids := find():
+        if time.monotonic() > deadline:
+            return pids
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(_POLL_S)
+    return []
+
+
+def _pids() -> Iterator[int]:
+    me = os.getpid()
+    return (int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != me)

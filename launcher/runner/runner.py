@@ -1,0 +1,327 @@
+"""The runner of a node: `python -m launcher.runner`.
+
+Connects to the supervisor, says twice a second that it lives, starts and ends what the supervisor asks for. Without a
+supervisor it ends its workers after FENCE_S, so that a node that is cut off cannot go on writing, and leaves after
+LEAVE_S. The messages are listed in the package's docstring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.channel import Channel, ChannelError, Message, connect
+from launcher.errors import LauncherError
+from launcher.jobfile import JobSpec
+from launcher.runner.memory import make_memory_dir, memory_dir, remove_memory_dir
+from launcher.runner.processes import die_with_parent, end_all, environment_of, pids_with_environment
+from launcher.runner.watch import Watch
+from launcher.runner.workers import Workers
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.5
+SUPERVISOR_SILENCE_S = 5.0  # no answer to a heartbeat for so long: the connection is dead
+FENCE_S = 10.0
+LEAVE_S = 120.0
+KILL_TIMEOUT_S = 2.0
+
+_RECONNECT_S = 0.5
+_RENDEZVOUS_TIMEOUT_S = 120
+# Below the range from which Linux takes ports for outgoing connections, so nothing takes one by chance before we do.
+_PORTS = range(20000, 32000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerConfig:
+    """What a runner needs to know.
+
+    Attributes:
+        run_id: the run.
+        node: this node's name.
+        ram_dir: its memory directory.
+        job_dir: the job's folder.
+        host, port: the supervisor's address.
+        parent_pid: end with this process, our parent; None where Slurm's step ends us.
+    """
+
+    run_id: str
+    node: str
+    ram_dir: Path
+    job_dir: Path
+    host: str
+    port: int
+    parent_pid: int | None
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> RunnerConfig:
+        """Reads what the cluster set for this runner (a step task of Slurm knows its node from Slurm)."""
+        if "HOLDFAST_SUPERVISOR" not in env:
+            raise LauncherError(
+                "HOLDFAST_SUPERVISOR is not set: runners are started by a job's supervisor, see `holdfast run`"
+            )
+        host, _, port = env["HOLDFAST_SUPERVISOR"].rpartition(":")
+        node = env.get("HOLDFAST_NODE") or env["SLURMD_NODENAME"]
+        return cls(
+            run_id=env["HOLDFAST_RUN_ID"],
+            node=node,
+            ram_dir=Path(env.get("HOLDFAST_RAM_DIR") or memory_dir(env["HOLDFAST_RUN_ID"])),
+            job_dir=Path(env["HOLDFAST_JOB_DIR"]),
+            host=host,
+            port=int(port),
+            parent_pid=int(env["HOLDFAST_SUPERVISOR_PID"]) if "HOLDFAST_SUPERVISOR_PID" in env else None,
+        )
+
+
+class Runner:
+    """The node's side of a run. `run()` returns when the supervisor lets us go or has been gone for LEAVE_S."""
+
+    def __init__(self, config: RunnerConfig) -> None:
+        self._config = config
+        self._workers = Workers(self._on_workers)
+        self._channel: Channel | None = None
+        self._watch: Watch | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._attempt: int | None = None
+        self._final_step: int | None = None  # of the attempt that ended last
+        self._spec: JobSpec | None = None
+        self._problem: str | None = None
+        self._port = _free_port()
+        self._leaving = False
+        self._kills: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._on_sigterm)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
+        self._preflight()
+        warm = asyncio.create_task(self._workers.run())
+        heard_s = time.monotonic()
+        try:
+            while not self._leaving:
+                if await self._session():
+                    heard_s = time.monotonic()
+                gone_s = time.monotonic() - heard_s
+                if gone_s > FENCE_S:
+                    await self._end_attempt()
+                if gone_s > LEAVE_S:
+                    log.error("no supervisor at %s:%s for %s s: leaving", *self._address(), LEAVE_S)
+                    return
+                if not self._leaving:
+                    await asyncio.sleep(_RECONNECT_S)
+        finally:
+            warm.cancel()
+            await self._end_attempt()
+            await self._workers.close(KILL_TIMEOUT_S)
+
+    def _preflight(self) -> None:
+        """Finds out whether this node can train; the supervisor hears of a problem in the first message."""
+        try:
+            make_memory_dir(self._config.ram_dir)
+            job = json.loads((self._config.job_dir / "job.json").read_text())
+            self._spec = JobSpec.from_mapping(job, self._config.job_dir)
+            with self._spec.script.open("rb"):
+                pass
+        except (LauncherError, OSError, ValueError) as error:
+            self._problem = str(error)
+            log.error("this node cannot train: %s", error)
+
+    async def _session(self) -> bool:
+        """One connection to the supervisor, from hello to its end; False if none could be made."""
+        try:
+            secret = bytes.fromhex((self._config.job_dir / "secret").read_text())
+            hello = {"op": "hello", "node": self._config.node, "pid": os.getpid(), "problem": self._problem}
+            channel, answer = await connect(*self._address(), secret, hello | self._state())
+        except (ChannelError, OSError, ValueError) as error:
+            log.warning("supervisor not reached: %s", error)
+            return False
+        self._channel = channel
+        beat = asyncio.create_task(self._heartbeat())
+        try:
+            message: Message = answer
+            while True:
+                await self._obey(message)
+                if self._leaving:
+                    break
+                message = await asyncio.wait_for(channel.receive(), SUPERVISOR_SILENCE_S)
+        except (ChannelError, asyncio.TimeoutError) as error:
+            log.warning("supervisor lost: %s", error or f"silent for {SUPERVISOR_SILENCE_S} s")
+        finally:
+            beat.cancel()
+            self._channel = None
+            await channel.close()
+        return True
+
+    async def _heartbeat(self) -> None:
+        while True:
+            self._beat()
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _beat(self) -> None:
+        step = self._watch.step() if self._watch is not None else None
+        self._send({"op": "heartbeat", "attempt": self._attempt, "step": step} | self._state())
+
+    async def _obey(self, message: Message) -> None:
+        op = message["op"]
+        if op == "start":
+            await self._end_attempt(next_attempt=message["attempt"])
+            self._start(message)
+        elif op == "stop" and self._is_current(message) and self._watch is not None:
+            self._watch.stop()
+        elif op == "release_agent" and self._is_current(message) and self._watch is not None:
+            self._watch.release_agent()
+        elif op == "kill":
+            kill = asyncio.create_task(self._kill(message["attempt"]))
+            self._kills.add(kill)
+            kill.add_done_callback(self._kills.discard)
+        elif op == "leave":
+            self._leaving = True
+            await self._end_attempt()
+            if message["forget"]:
+                remove_memory_dir(self._config.ram_dir)
+
+    def _start(self, message: Message) -> None:
+        spec = self._spec
+        if spec is None:
+            raise RuntimeError(f"{self._config.node}: start of an attempt on a node that failed its preflight")
+        self._attempt = message["attempt"]
+        log_dir = self._config.job_dir / "log" / f"attempt-{self._attempt}"
+        env = worker_environment(spec, self._config, self._attempt, message["nodes"])
+        if message["agent"]:
+            self._watch = Watch(self._attempt, message["node_rank"], self._config.ram_dir, self._send)
+            self._following = asyncio.create_task(self._watch.run())
+        self._workers.start(
+            {
+                "attempt": self._attempt,
+                "env": env,
+                "script": str(spec.script),
+                "args": list(spec.args),
+                "workers": spec.workers_per_node,
+                "node_rank": message["node_rank"],
+                "nodes": len(message["nodes"]),
+                "master_addr": message["master_addr"],
+                "master_port": message["master_port"],
+                "run_id": f"{self._config.run_id}-{self._attempt}",
+                "log_dir": str(log_dir),
+                "rendezvous_timeout_s": _RENDEZVOUS_TIMEOUT_S,
+            }
+        )
+        self._port = _free_port()
+
+    def _on_workers(self, report: dict[str, Any]) -> None:
+        event = report.pop("event")
+        if event == "warm":
+            self._beat()
+        elif event == "ended":
+            self._send({"op": "ended", "step": self._watch.step() if self._watch is not None else None} | report)
+        else:
+            self._send({"op": event} | report)
+
+    async def _kill(self, attempt: int) -> None:
+        is_current = attempt == self._attempt
+        left = await self._end_attempt() if is_current else []
+        step = self._final_step if is_current else None
+        self._send({"op": "killed", "attempt": attempt, "step": step, "left": left})
+
+    async def _end_attempt(self, next_attempt: int | None = None) -> list[int]:
+        """Ends the attempt's workers and the node's ckpt agents, but for those that are coming up for `next_attempt`.
+
+        Returns:
+            Pids that the kernel would not let go.
+        """
+        self._attempt = None
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.leave_agent()
+        left = await self._workers.kill(KILL_TIMEOUT_S)
+        left += await end_all(lambda: self._agent_pids(next_attempt), KILL_TIMEOUT_S)
+        if watch is not None:
+            self._final_step = watch.step()
+            watch.close()
+        return left
+
+    def _agent_pids(self, next_attempt: int | None) -> list[int]:
+        pids = pids_with_environment({"HOLDFAST_RUN_ID": self._config.run_id, "HOLDFAST_ROLE": "agent"})
+        environments = ((pid, environment_of(pid)) for pid in pids)
+        return [
+            pid
+            for pid, environment in environments
+            if (environment.get("HOLDFAST_NODE") or environment.get("SLURMD_NODENAME")) == self._config.node
+            and environment.get("HOLDFAST_ATTEMPT") != str(next_attempt)
+        ]
+
+    def _on_sigterm(self) -> None:
+        """Slurm is about to end the step (requeue, preemption): all ranks stop at one boundary and save."""
+        if self._channel is not None:
+            self._send({"op": "signal", "name": "SIGTERM"})
+        elif self._watch is not None:
+            self._watch.stop()
+
+    def _send(self, message: Message) -> None:
+        if self._channel is not None:
+            try:
+                self._channel.send(message)
+            except ValueError as error:
+                log.error("%s of attempt %s not sent: %s", message["op"], message.get("attempt"), error)
+
+    def _state(self) -> Message:
+        return {"warm": self._workers.warm, "port": self._port}
+
+    def _is_current(self, message: Message) -> bool:
+        return message["attempt"] == self._attempt
+
+    def _address(self) -> tuple[str, int]:
+        return self._config.host, self._config.port
+
+
+def worker_environment(spec: JobSpec, config: RunnerConfig, attempt: int, nodes: list[str]) -> dict[str, str]:
+    """What a worker finds in its environment beside torchrun's variables and the job's own."""
+    environment = dict(spec.env) | attempt_environment(spec, config.run_id, config.job_dir, attempt, nodes)
+    return environment | {"HOLDFAST_NODE": config.node, "HOLDFAST_RAM_DIR": str(config.ram_dir)}
+
+
+def attempt_environment(spec: JobSpec, run_id: str, job_dir: Path, attempt: int, nodes: list[str]) -> dict[str, str]:
+    """The part that is the same on all nodes; ckpt agents get it too."""
+    environment = {
+        "HOLDFAST_RUN_ID": run_id,
+        "HOLDFAST_ATTEMPT": str(attempt),
+        "HOLDFAST_NODES": ",".join(nodes),
+        "HOLDFAST_RANKS_PER_NODE": str(spec.workers_per_node),
+        "HOLDFAST_JOB_DIR": str(job_dir),
+    }
+    if spec.checkpoint is not None:
+        environment["HOLDFAST_CHECKPOINT"] = json.dumps(dict(spec.checkpoint))
+    return environment
+
+
+def _free_port() -> int:
+    for port in random.sample(_PORTS, 100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def main() -> int:
+    """Entry point: everything comes from the environment."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    config = RunnerConfig.from_env(os.environ)
+    if config.parent_pid is not None:
+        die_with_parent(config.parent_pid)
+    asyncio.run(Runner(config).run())
+    return 0

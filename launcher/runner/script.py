@@ -1,0 +1,68 @@
+"""Inside a worker: runs the user's script as `python script.py ARGS` would, from a process that has torch loaded."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from launcher.runner.processes import die_with_parent
+
+ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+
+
+def run_script(task: dict[str, Any], agent_pid: int) -> None:
+    """Runs the script to its end; the exit code of this process is the verdict.
+
+    Args:
+        task: the attempt as given to the warm process.
+        agent_pid: our parent.
+    """
+    die_with_parent(agent_pid)
+    # Slurm sends SIGTERM to every process of a step when it requeues the job: the agreed stop ends us, not the signal.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+    _redirect_output(Path(task["log_dir"]) / f"rank-{os.environ['RANK']}.log")
+    script = task["script"]
+    sys.argv = [script, *task["args"]]
+    sys.path.insert(0, os.path.dirname(script))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    except Exception:
+        print(script_traceback(traceback.format_exc(), script), file=sys.stderr, end="")
+        raise
+    finally:
+        _finish()
+    os._exit(0)
+
+
+def script_traceback(text: str, script: str) -> str:
+    """A traceback without the frames that lead to the script."""
+    head, frame, rest = text.partition(f'  File "{script}"')
+    first_line = head.splitlines()[0] if head else ""
+    return f"{first_line}\n{frame}{rest}" if frame else text
+
+
+def _redirect_output(path: Path) -> None:
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _finish() -> None:
+    """What the interpreter does at its end; a forked process would skip it."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()

@@ -1,0 +1,243 @@
+"""The warm process: has torch loaded and forks an elastic agent, which forks the workers, within milliseconds.
+
+It reads tasks as JSON lines on stdin and reports on stdout: {"event": "warm"}, then for each attempt "forked"
+{session}, "started" {pids} and "ended" {ok, failures, reason}. The agent leads a session of its own, so that all that belongs to
+the attempt can be found and ended by that session; each process here dies with its parent.
+
+Importing torch takes seconds, so it happens once, here. Nothing in this process starts threads or touches a GPU: either
+would be unsafe to fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+from launcher.runner.processes import die_with_parent
+from launcher.runner.script import ENDING_SIGNALS, run_script, script_traceback
+
+_EXIT_BARRIER_S = 7 * 24 * 3600.0  # the supervisor ends what waits in vain
+_MONITOR_INTERVAL_S = 0.05
+_TRACEBACK_BYTES = 16_384  # the end of it; the whole is in the worker's log
+
+Report = Callable[[dict[str, Any]], None]
+
+
+def main() -> None:
+    """Serves tasks until stdin closes."""
+    die_with_parent(int(os.environ["HOLDFAST_RUNNER_PID"]))
+    for ending in ENDING_SIGNALS:
+        signal.signal(ending, signal.SIG_IGN)
+    tasks, reports = os.dup(0), os.dup(1)
+    with open(os.devnull) as null:
+        os.dup2(null.fileno(), 0)
+    os.dup2(2, 1)
+    gc.collect()
+    gc.freeze()  # what is loaded now stays shared with the forks
+    _Warm(tasks, reports).serve()
+
+
+class _Warm:
+    """Forks agents and passes their reports on, without threads."""
+
+    def __init__(self, tasks: int, reports: int) -> None:
+        self._tasks, self._reports = tasks, reports
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self) -> None:
+        self._report({"event": "warm"})
+        pending = b""
+        self._selector.register(self._tasks, selectors.EVENT_READ, None)
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is not None:
+                    key.data()
+                    continue
+                chunk = os.read(self._tasks, 65536)
+                if not chunk:
+                    return
+                *lines, pending = (pending + chunk).split(b"\n")
+                for line in lines:
+                    self._fork(json.loads(line))
+
+    def _fork(self, task: dict[str, Any]) -> None:
+        reads, writes = os.pipe()
+        warm_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                self._selector.close()
+                for fd in (self._tasks, self._reports, reads):
+                    os.close(fd)
+                code = _run_agent(task, warm_pid, lambda report: _write_line(writes, report))
+            finally:
+                os._exit(code)
+        os.close(writes)
+        ended = os.pidfd_open(pid)
+        lines = _Lines(reads, task["attempt"], self._report)
+        self._selector.register(reads, selectors.EVENT_READ, lines.read)
+        self._selector.register(ended, selectors.EVENT_READ, lambda: self._reap(pid, ended, lines))
+
+    def _reap(self, pid: int, ended: int, lines: _Lines) -> None:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        self._selector.unregister(ended)
+        os.close(ended)
+        lines.read()
+        self._selector.unregister(lines.fd)
+        os.close(lines.fd)
+        if not lines.told_end:
+            reason = f"the elastic agent of attempt {lines.attempt} ended with code {code}"
+            self._report({"event": "ended", "attempt": lines.attempt, "ok": False, "failures": [], "reason": reason})
+
+    def _report(self, report: dict[str, Any]) -> None:
+        _write_line(self._reports, report)
+
+
+class _Lines:
+    """Passes on an agent's whole lines; one that is killed may leave half a line."""
+
+    def __init__(self, fd: int, attempt: int, report: Report) -> None:
+        self.fd, self.attempt = fd, attempt
+        self.told_end = False
+        self._report = report
+        self._pending = b""
+        os.set_blocking(fd, False)
+
+    def read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self.fd, 65536):
+                *lines, self._pending = (self._pending + chunk).split(b"\n")
+                for line in lines:
+                    report = json.loads(line)
+                    self.told_end |= report["event"] == "ended"
+                    self._report(report | {"attempt": self.attempt})
+
+
+def _run_agent(task: dict[str, Any], warm_pid: int, report: Report) -> int:
+    die_with_parent(warm_pid)
+    os.setsid()
+    report({"event": "forked", "session": os.getpid()})
+    # Torch elastic turns these signals into an exit that takes the workers along; blocked, they never arrive.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+    os.environ.update(task["env"])
+    agent = _Agent(task, report)
+    reason = None
+    try:
+        ok = not agent.run().is_failed()
+    except Exception as error:  # whatever torch raises in its rendezvous: the supervisor decides what next
+        ok, reason = False, f"torch elastic: {type(error).__name__}: {error}"
+    report({"event": "ended", "ok": ok, "failures": agent.failures, "reason": reason})
+    return 0
+
+
+class _Agent(LocalElasticAgent):
+    """Torch elastic's agent for one attempt. A worker's exit code is the verdict on it."""
+
+    def __init__(self, task: dict[str, Any], report: Report) -> None:
+        self.failures: list[dict[str, Any]] = []
+        self._task = task
+        self._tell = report
+        self._pids: dict[int, int] = {}
+        self._errors = _ErrorFiles(task)
+        master_addr, master_port = task["master_addr"], task["master_port"]
+        rendezvous = StaticTCPRendezvous(
+            master_addr, master_port, task["node_rank"], task["nodes"], task["run_id"], task["rendezvous_timeout_s"]
+        )
+        spec = WorkerSpec(
+            role="worker",
+            local_world_size=task["workers"],
+            entrypoint=run_script,
+            args=(task, os.getpid()),
+            rdzv_handler=rendezvous,
+            max_restarts=0,
+            monitor_interval=_MONITOR_INTERVAL_S,
+            master_addr=master_addr,
+            master_port=master_port,
+        )
+        super().__init__(spec, self._errors, start_method="fork", exit_barrier_timeout=_EXIT_BARRIER_S)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._pids = super()._start_workers(worker_group)
+        self._tell({"event": "started", "pids": list(self._pids.values())})
+        return self._pids
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        codes = {local_rank: _exit_code(pid) for local_rank, pid in self._pids.items()}
+        failed = {local_rank: code for local_rank, code in codes.items() if code}
+        if failed:
+            for pid in self._pids.values():  # at once: torch would ask with SIGTERM first and wait 30 s
+                os.kill(pid, signal.SIGKILL)
+            ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
+            self.failures = [self._failure(ranks[local_rank], local_rank, code) for local_rank, code in failed.items()]
+            return RunResult(state=WorkerState.FAILED)
+        if all(code == 0 for code in codes.values()):
+            ends = {worker.global_rank: None for worker in worker_group.workers}
+            return RunResult(state=WorkerState.SUCCEEDED, return_values=ends)
+        return RunResult(state=WorkerState.HEALTHY)
+
+    def _failure(self, rank: int, local_rank: int, code: int) -> dict[str, Any]:
+        error, trace, time_s = self._errors.read(local_rank)
+        return {"rank": rank, "exit_code": code, "time": time_s, "error": error, "traceback": trace}
+
+
+class _ErrorFiles(LogsSpecs):
+    """Where torch elastic's `record` writes the exception that ended a worker: beside the worker's log."""
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        super().__init__()
+        self._script = task["script"]
+        self._dir = Path(task["log_dir"])
+        self._paths: dict[int, Path] = {}
+
+    @property
+    def root_log_dir(self) -> str:
+        return str(self._dir)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        self._paths = {local_rank: self._dir / f"rank-{env['RANK']}.error.json" for local_rank, env in envs.items()}
+        for local_rank, path in self._paths.items():
+            envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = str(path)
+        nowhere = dict.fromkeys(envs, "")  # run_script redirects both streams to one file
+        return LogsDest(nowhere, nowhere, {}, {}, {local_rank: str(path) for local_rank, path in self._paths.items()})
+
+    def read(self, local_rank: int) -> tuple[str | None, str | None, float]:
+        """What ended the worker: "Type: message", the script's traceback, and when (s since the epoch)."""
+        path = self._paths[local_rank]
+        try:
+            message = json.loads(path.read_text())["message"]
+            trace = script_traceback(message["extraInfo"]["py_callstack"], self._script)
+            return message["message"], trace[-_TRACEBACK_BYTES:], path.stat().st_mtime
+        except (OSError, ValueError, KeyError, TypeError):
+            return None, None, time.time()
+
+
+def _exit_code(pid: int) -> int | None:
+    """A child's exit code (-N: signal N), without reaping it: torch will. None while it runs."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def _write_line(fd: int, report: dict[str, Any]) -> None:
+    data = json.dumps(report).encode() + b"\n"
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+if __name__ == "__main__":
+    main()

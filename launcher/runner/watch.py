@@ -1,0 +1,132 @@
+"""One attempt as seen on this node: what the ckpt agent tells, and how far the workers' board says they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ckpt import Board, CheckpointError, Monitor
+
+log = logging.getLogger(__name__)
+
+AGENT_START_TIMEOUT_S = 60.0
+_CONNECT_POLL_S = 0.05
+_BOARD_POLL_S = 0.05
+
+# Every agent tells these; the supervisor needs them once.
+_TOLD_BY_NODE_RANK_0 = ("restore_plan", "commit", "stop_agreed")
+
+Send = Callable[[dict[str, Any]], None]
+
+
+class Watch:
+    """Follows one attempt for the supervisor.
+
+    Args:
+        attempt: its number.
+        node_rank: this node's rank in it.
+        ram_dir: the node's memory directory.
+        send: takes the messages "monitor", "agent_lost" and "first_step".
+    """
+
+    def __init__(self, attempt: int, node_rank: int, ram_dir: Path, send: Send) -> None:
+        self.attempt = attempt
+        self._node_rank = node_rank
+        self._ram_dir = ram_dir
+        self._send = send
+        self._monitor: Monitor | None = None
+        self._board: Board | None = None
+        self._restored: int | None = None  # the step from which this attempt went on
+        self._stop_wanted = self._released = False
+
+    async def run(self) -> None:
+        """Connects to the agent and follows it; then reports the first step and returns. Cancel it at any time."""
+        try:
+            self._monitor = await self._connect()
+            self._board = Board.open(self._ram_dir)
+            asyncio.get_running_loop().add_reader(self._monitor.fileno(), self._read_monitor)
+            if self._stop_wanted:
+                self._monitor.stop()
+            await self._report_first_step()
+        except (CheckpointError, OSError) as error:
+            self._lose_agent(str(error))
+
+    def step(self) -> int | None:
+        """The newest step that a worker of this attempt has finished; None before the first word of it."""
+        if self._board is None:
+            return None
+        return max((row.step for row in self._board.rows() if row.attempt == self.attempt), default=None)
+
+    def stop(self) -> None:
+        """Asks all ranks, through the agent, to stop at one step boundary."""
+        self._stop_wanted = True
+        self._ask(lambda monitor: monitor.stop())
+
+    def release_agent(self) -> None:
+        """Training is over: the agent may finish its work and end."""
+        self._released = True
+        self._ask(lambda monitor: monitor.shutdown())
+
+    def leave_agent(self) -> None:
+        """Hears no more of the agent; the board can still be read."""
+        if self._monitor is not None:
+            with contextlib.suppress(OSError, ValueError):
+                asyncio.get_running_loop().remove_reader(self._monitor.fileno())
+            self._monitor.close()
+            self._monitor = None
+
+    def close(self) -> None:
+        self.leave_agent()
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+    async def _connect(self) -> Monitor:
+        deadline = time.monotonic() + AGENT_START_TIMEOUT_S
+        while True:
+            try:
+                return Monitor.connect(self._ram_dir, self.attempt, 0.0)
+            except CheckpointError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_CONNECT_POLL_S)
+
+    def _read_monitor(self) -> None:
+        monitor = self._monitor
+        try:
+            while monitor is not None and (event := monitor.receive(0.0)) is not None:
+                if event.get("event") == "restore_plan":
+                    self._restored = event.get("step") or 0
+                if self._node_rank == 0 or event.get("event") not in _TOLD_BY_NODE_RANK_0:
+                    self._send({"op": "monitor", "attempt": self.attempt, "event": event})
+        except CheckpointError as error:
+            self._lose_agent(str(error))
+
+    async def _report_first_step(self) -> None:
+        while self._board is not None:
+            first = None
+            if self._restored is not None:
+                rows = (row for row in self._board.rows() if row.attempt == self.attempt and row.step > self._restored)
+                first = min(rows, key=lambda row: row.time_s, default=None)
+            if first is not None:
+                self._send({"op": "first_step", "attempt": self.attempt, "step": first.step, "time": first.time_s})
+                return
+            await asyncio.sleep(_BOARD_POLL_S)
+
+    def _ask(self, request: Callable[[Monitor], None]) -> None:
+        if self._monitor is not None:
+            try:
+                request(self._monitor)
+            except CheckpointError as error:
+                self._lose_agent(str(error))
+
+    def _lose_agent(self, reason: str) -> None:
+        self.leave_agent()
+        if not self._released:
+            log.warning("attempt %s: checkpoint agent lost: %s", self.attempt, reason)
+            self._send({"op": "agent_lost", "attempt": self.attempt, "reason": reason})

@@ -1,0 +1,116 @@
+"""The runner's handle on the warm process and on the workers that come from it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from launcher.runner.processes import end_all, session_pids
+
+log = logging.getLogger(__name__)
+
+_LINE_BYTES = 1 << 24  # a report of many workers' tracebacks at most
+
+Report = Callable[[dict[str, Any]], None]
+
+
+class Workers:
+    """Starts the workers of one attempt at a time and ends them for certain.
+
+    Call order: run() as a task for as long as the runner lives; then start() and kill() for each attempt.
+
+    Args:
+        report: called with {"event": "warm"}, {"event": "started", attempt, pids},
+            {"event": "ended", attempt, ok, failures, reason} and {"event": "broken", reason}.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._warm_process: asyncio.subprocess.Process | None = None
+        self._task: dict[str, Any] | None = None  # the attempt under way
+        self._session: asyncio.Future[int | None] | None = None  # of the attempt's processes; None: never forked
+        self.warm = False
+
+    async def run(self) -> None:
+        """Keeps a warm process; returns only when none can be had, after reporting "broken"."""
+        while True:
+            environment = os.environ | {"HOLDFAST_RUNNER_PID": str(os.getpid())}
+            environment.setdefault("OMP_NUM_THREADS", "1")
+            self._warm_process = process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "launcher.runner.warm"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=environment,
+                limit=_LINE_BYTES,
+            )
+            await self._follow(process)
+            code = await process.wait()
+            was_warm, self.warm = self.warm, False
+            reason = f"the warm process ended with code {code}; its output is in this runner's log"
+            log.error("%s", reason)
+            if self._session is not None and not self._session.done():
+                self._session.set_result(None)
+            if self._task is not None and self._session is not None:
+                self._end({"event": "ended", "attempt": self._task["attempt"], "ok": False, "failures": []}, reason)
+            if not was_warm:
+                self._report({"event": "broken", "reason": reason})
+                return
+
+    def start(self, task: dict[str, Any]) -> None:
+        """Starts an attempt's workers, as soon as the process is warm. The attempt before must have ended."""
+        self._task = task
+        self._session = None
+        if self.warm:
+            self._send()
+
+    async def kill(self, timeout_s: float) -> list[int]:
+        """Ends the attempt's workers and all their children.
+
+        Returns:
+            Processes that still live after `timeout_s`; none unless the kernel holds them.
+        """
+        self._task = None
+        leader = await self._session if self._session is not None else None
+        self._session = None
+        return await end_all(lambda: session_pids(leader), timeout_s) if leader is not None else []
+
+    async def close(self, timeout_s: float) -> None:
+        """Ends the workers and the warm process."""
+        await self.kill(timeout_s)
+        if self._warm_process is not None and self._warm_process.returncode is None:
+            self._warm_process.kill()
+            await self._warm_process.wait()
+
+    async def _follow(self, process: asyncio.subprocess.Process) -> None:
+        stdout = process.stdout
+        while stdout is not None and (line := await stdout.readline()):
+            report = json.loads(line)
+            if report["event"] == "warm":
+                self.warm = True
+                self._report(report)
+                if self._task is not None:
+                    self._send()
+            elif report["event"] == "forked":
+                if self._session is not None and not self._session.done():
+                    self._session.set_result(report["session"])
+            elif self._task is None or report["attempt"] != self._task["attempt"]:
+                continue  # of an attempt that was killed
+            elif report["event"] == "ended":
+                self._end(report, report["reason"])
+            else:
+                self._report(report)
+
+    def _send(self) -> None:
+        process = self._warm_process
+        if process is not None and process.stdin is not None:
+            self._session = asyncio.get_running_loop().create_future()
+            process.stdin.write(json.dumps(self._task).encode() + b"\n")
+
+    def _end(self, report: dict[str, Any], reason: str | None) -> None:
+        self._task = None
+        self._report(report | {"reason": reason})

@@ -1,0 +1,6 @@
+"""How a supervised job is handed over.
+
+slurm.py    submitit's Slurm executor, its job and how its state is asked
+local.py    submitit's local executor and its job
+process.py  a local job's process, found again from any other
+"""

@@ -1,0 +1,101 @@
+"""submitit's local executor for a supervised job: the supervisor outlives whoever submitted it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+
+from submitit.core.utils import DelayedSubmission, JobPaths
+from submitit.local.local import LocalExecutor, LocalJob
+
+from launcher.errors import LauncherError
+from launcher.jobfile import JobSpec
+from launcher.submission.process import Process
+
+_NO_TIMEOUT_MIN = 60 * 24 * 365
+
+
+class SupervisedLocalJob(LocalJob):
+    """A job on the local cluster. Its state and cancel() work from any process on the machine."""
+
+    def get_info(self, mode: str = "force") -> dict[str, str]:
+        process = Process.read(self.paths.folder)
+        if self._process is None and process is not None and process.alive():
+            return {"jobState": "RUNNING"}
+        return dict(super().get_info(mode))
+
+    def cancel(self, check: bool = True) -> None:
+        """Asks the supervisor to end the job at once, as Ctrl-C does.
+
+        Raises:
+            LauncherError: with `check`, if the job does not run on this machine.
+        """
+        process = Process.read(self.paths.folder)
+        if (process is None or not process.interrupt()) and check:
+            raise LauncherError(f"job {self.job_id}: not running on this host, so there is nothing to cancel")
+
+
+class SupervisedLocalExecutor(LocalExecutor):
+    """Starts the supervisor as a process of this machine. submitit's own controller is left out: it knows one node
+    only, sets a time limit, and names jobs by process ids, which come again."""
+
+    job_class = SupervisedLocalJob
+
+    @classmethod
+    def name(cls) -> str:
+        return "local"  # the prefix of its parameters
+
+    def use(self, spec: JobSpec) -> None:
+        """Takes over a job's options: the local cluster needs none, the supervisor reads the JobSpec."""
+
+    def _internal_process_submissions(self, delayed_submissions: Sequence[DelayedSubmission]) -> list[LocalJob]:
+        return [self._start(delayed) for delayed in delayed_submissions]
+
+    def _start(self, delayed: DelayedSubmission) -> LocalJob:
+        paths = self._new_job_paths()
+        try:
+            delayed.set_timeout(_NO_TIMEOUT_MIN, 0)
+            delayed.dump(paths.submitted_pickle)
+            process = self._spawn(paths)
+            Process.of_pid(process.pid).save(paths.folder)
+        except OSError as error:
+            shutil.rmtree(paths.folder, ignore_errors=True)
+            raise LauncherError(f"{paths.folder}: the job could not be started: {error}") from error
+        return SupervisedLocalJob(folder=self.folder, job_id=paths.job_id, process=process)
+
+    def _new_job_paths(self) -> JobPaths:
+        """Takes a job id that no other job on this machine has, by making its folder."""
+        while True:
+            paths = JobPaths(self.folder, job_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}", task_id=0)
+            paths.folder.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                paths.folder.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            return paths
+
+    def _spawn(self, paths: JobPaths) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "SUBMITIT_EXECUTOR": "local",
+            "SUBMITIT_LOCAL_JOB_ID": paths.job_id,
+            "SUBMITIT_LOCAL_NTASKS": "1",
+            "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+            "SUBMITIT_LOCAL_NODEID": "0",
+            "SUBMITIT_LOCAL_GLOBALID": "0",
+            "SUBMITIT_LOCAL_LOCALID": "0",
+        }
+        with paths.stdout.open("ab") as stdout, paths.stderr.open("ab") as stderr:
+            return subprocess.Popen(
+                [*shlex.split(self.python), "-u", "-m", "submitit.core._submit", str(self.folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=stderr if self.parameters.get("stderr_to_stdout") else stdout,
+                stderr=stderr,
+                env=environment,
+                start_new_session=True,
+            )

@@ -1,0 +1,66 @@
+"""A local job's supervising process, found again from any other process through a file in the job's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process on this machine, safe against reuse of its number.
+
+    Attributes:
+        pid: process id.
+        start_ticks: the kernel's start time of the process, in clock ticks since boot (proc(5), field 22 of stat).
+        host: the host it runs on.
+    """
+
+    pid: int
+    start_ticks: int
+    host: str
+
+    @classmethod
+    def of_pid(cls, pid: int) -> Process:
+        """Describes a process that runs now (or has just ended: it then counts as not alive)."""
+        return cls(pid=pid, start_ticks=_start_ticks(pid) or 0, host=socket.gethostname())
+
+    @classmethod
+    def read(cls, job_dir: Path) -> Process | None:
+        """The process that save() noted in a job's folder; None if there is none."""
+        try:
+            return cls(**json.loads((job_dir / "process.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def save(self, job_dir: Path) -> None:
+        """Notes the process in a job's folder."""
+        (job_dir / "process.json").write_text(json.dumps(asdict(self)))
+
+    def alive(self) -> bool:
+        """Whether it runs. A process of another host cannot be asked and counts as running."""
+        return self.host != socket.gethostname() or _start_ticks(self.pid) == self.start_ticks
+
+    def interrupt(self) -> bool:
+        """Sends SIGINT; False if the process is gone or on another host."""
+        if self.host != socket.gethostname() or not self.alive():
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGINT)
+            return True
+        return False
+
+
+def _start_ticks(pid: int) -> int | None:
+    """None for a process that is gone or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    return None if fields[0] in "ZX" else int(fields[19])

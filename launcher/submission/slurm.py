@@ -1,0 +1,261 @@
+"""submitit's Slurm executor for a supervised job: one batch process that supervises, on nodes that it may lose."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit.core.utils import DelayedSubmission, JobPaths
+from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
+
+from launcher.errors import LauncherError, UsageError
+from launcher.jobfile import JobSpec, check_sbatch_option
+from slurm.command import CommandError, run
+
+_NO_TIMEOUT_MIN = 60 * 24 * 365
+_SBATCH_TIMEOUT_S = 120.0
+_CANCEL_DEADLINE_S = 20.0
+_RELEASE_DEADLINE_S = 30.0
+_POLL_S = 0.5
+_ENDED = frozenset(
+    ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
+     "REVOKED", "ENDED")  # ENDED is ours: Slurm has forgotten the job
+)  # fmt: skip
+# Short sbatch options (sbatch(1)) whose long names the launcher has a say in.
+_SHORT_OPTIONS = {
+    "-N": "nodes",
+    "-n": "ntasks",
+    "-J": "job-name",
+    "-a": "array",
+    "-o": "output",
+    "-e": "error",
+    "-p": "partition",
+}
+
+_log = logging.getLogger(__name__)
+
+
+class SlurmWatcher(SlurmInfoWatcher):
+    """Asks squeue, which every site has, and for jobs that it no longer knows sacct, where the site keeps accounts.
+
+    submitit asks sacct alone; without slurmdbd that never answers, and wait() never ends.
+    """
+
+    def is_done(self, job_id: str, mode: str = "standard") -> bool:
+        state = self.get_state(job_id, mode=mode).upper().split()  # sacct says "CANCELLED by 1000"
+        return bool(state) and state[0] in _ENDED
+
+    def update(self) -> None:
+        job_ids = sorted(self._registered - self._finished)
+        if not job_ids:
+            return
+        self._num_calls += 1
+        self._last_status_check = time.time()
+        try:
+            known = self._squeue(job_ids)
+        except CommandError as error:
+            _log.warning("job states are not up to date: %s", error)
+            return
+        forgotten = [job_id for job_id in job_ids if job_id not in known]
+        self._info_dict.update(known | (self._sacct(forgotten) if forgotten else {}))
+        self._finished.update(job_id for job_id in job_ids if self.is_done(job_id, mode="cache"))
+
+    def _squeue(self, job_ids: list[str]) -> dict[str, dict[str, str]]:
+        argv = ["squeue", "--noheader", "--states=all", "--array", "--format=%i|%T|%N", f"--jobs={','.join(job_ids)}"]
+        result = run(argv, check=False)
+        if result.returncode and "Invalid job id" not in result.stderr:  # said when it knows none of them
+            raise CommandError(result, f"exit code {result.returncode}")
+        rows = (line.strip().split("|", 2) for line in result.stdout.splitlines() if line.count("|") >= 2)
+        return {job_id: {"JobID": job_id, "State": state, "NodeList": nodes} for job_id, state, nodes in rows}
+
+    def _sacct(self, job_ids: list[str]) -> dict[str, dict[str, str]]:
+        ended = {job_id: {"JobID": job_id, "State": "ENDED", "NodeList": ""} for job_id in job_ids}
+        try:
+            result = run(["sacct", "-o", "JobID,State,NodeList", "--parsable2", "-j", ",".join(job_ids)], check=False)
+        except CommandError:
+            return ended
+        return ended | self.read_info(result.stdout) if result.returncode == 0 else ended
+
+
+class SupervisedSlurmJob(SlurmJob):
+    """A supervised job in Slurm."""
+
+    watcher = SlurmWatcher(delay_s=60)
+
+    def wait(self) -> None:
+        """Waits for the job's end, and a little for Slurm to have noticed: `state` is then the final one."""
+        super().wait()
+        deadline_s = time.monotonic() + _RELEASE_DEADLINE_S
+        while not self.watcher.is_done(self.job_id, mode="force") and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+
+    def cancel(self, check: bool = True) -> None:
+        """Ends the job at once; a supervisor that runs notes the outcome first.
+
+        Raises:
+            CommandError: with `check`, if Slurm refuses.
+        """
+        try:
+            cancel(self.job_id)
+        except CommandError:
+            if check:
+                raise
+
+
+class SupervisedSlurmExecutor(SlurmExecutor):
+    """Writes the sbatch script of a supervised job and submits it.
+
+    Args:
+        folder: the job's folder, with %j for the job id; on a file system that all nodes share.
+        flags: further sbatch arguments, passed on untouched; they win over what the script says.
+        kwargs: what submitit's SlurmExecutor takes.
+
+    Raises:
+        UsageError: a flag would undo what a supervised job rests on.
+    """
+
+    job_class = SupervisedSlurmJob
+    parameters: dict[str, Any]
+    python: str
+
+    def __init__(self, folder: Path | str, flags: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(folder, **kwargs)
+        # The supervisor takes the batch shell's place: `--signal=B:` and `scancel --batch` signal that process alone.
+        self.python = f"exec {self.python}"
+        self._flags = tuple(flags)
+        _check_flags(self._flags)
+
+    @classmethod
+    def name(cls) -> str:
+        return "slurm"  # the prefix of its parameters
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 2  # a script can be written anywhere; submission asks for sbatch
+
+    def use(self, spec: JobSpec) -> None:
+        """Takes over a job's options, on top of what update_parameters() gave."""
+        parameters = {name: value for name, value in self.parameters.items() if name != "additional_parameters"}
+        parameters |= {
+            "job_name": spec.name,
+            "nodes": spec.nodes + spec.spares,
+            "ntasks_per_node": 1,
+            "use_srun": False,
+            "wckey": self.parameters.get("wckey"),
+        }
+        if spec.time_min is not None or "time" not in parameters:
+            parameters["time"] = spec.time_min  # None leaves the limit to the partition
+        if spec.gpus_per_node:
+            parameters["gpus_per_node"] = spec.gpus_per_node
+        self.parameters = parameters | {
+            "additional_parameters": {
+                "no-kill": True,
+                "requeue": True,
+                "signal": "B:USR2@90",
+                **self.parameters.get("additional_parameters", {}),
+                **spec.slurm,
+            }
+        }
+
+    def script(self) -> str:
+        """The text that sbatch gets, for the job last given to use()."""
+        return str(self._make_submission_file_text(self._submitit_command_str, ""))
+
+    def partition(self) -> str | None:
+        """The partition asked for; None for the site's default."""
+        asked = _flag_values(self._flags).get("partition")
+        return asked or self.parameters["additional_parameters"].get("partition") or self.parameters.get("partition")
+
+    def sbatch_command(self, script: Path | str) -> list[str]:
+        """The sbatch command line for a script."""
+        return ["sbatch", *self._flags, str(script)]
+
+    def _num_tasks(self) -> int:
+        return 1  # what submitit runs is the supervisor, on the batch host alone
+
+    def _internal_process_submissions(self, delayed_submissions: Sequence[DelayedSubmission]) -> list[SlurmJob]:
+        return [self._sbatch(delayed) for delayed in delayed_submissions]
+
+    def _sbatch(self, delayed: DelayedSubmission) -> SlurmJob:
+        if shutil.which("sbatch") is None:
+            raise UsageError("cluster slurm: no sbatch on PATH; submit from a login node, or use --cluster local")
+        folder = JobPaths.get_first_id_independent_folder(self.folder)
+        drafts = folder / f".{uuid.uuid4().hex}.pkl", folder / f".{uuid.uuid4().hex}.sh"
+        self._throttle()
+        self._last_job_submitted = time.time()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            delayed.set_timeout(self.parameters.get("time") or _NO_TIMEOUT_MIN, self.max_num_timeout)
+            delayed.dump(drafts[0])
+            drafts[1].write_text(self.script())
+            said = run(self.sbatch_command(drafts[1]), timeout_s=_SBATCH_TIMEOUT_S).stdout
+            return self._settle(self._get_job_id_from_submission_command(said), drafts)
+        except CommandError as error:
+            raise LauncherError(f"sbatch refused the job: {_refusal(error)}; nothing was submitted") from error
+        finally:
+            for draft in drafts:
+                draft.unlink(missing_ok=True)
+
+    def _settle(self, job_id: str, drafts: tuple[Path, Path]) -> SlurmJob:
+        """Moves the drafts into the job's folder, where the job waits for its pickle."""
+        job = self.job_class(folder=self.folder, job_id=job_id)
+        try:
+            job.paths.move_temporary_file(drafts[1], "submission_file")
+            job.paths.folder.chmod(0o700)
+            job.paths.move_temporary_file(drafts[0], "submitted_pickle")
+        except OSError as error:
+            with contextlib.suppress(CommandError):
+                run(["scancel", job_id])
+            raise LauncherError(
+                f"{job.paths.folder}: cannot be written ({error}); job {job_id} was cancelled"
+            ) from error
+        return job
+
+
+def cancel(job_id: str) -> None:
+    """Ends a job. A running supervisor is asked first, so that it can write the outcome down; scancel makes sure.
+
+    Raises:
+        CommandError: Slurm refuses, or cannot be asked.
+    """
+    state = _state(job_id)
+    if state == "RUNNING":  # scancel would wait for minutes to signal a script that does not run
+        run(["scancel", "--batch", "--signal=INT", job_id], check=False, timeout_s=_CANCEL_DEADLINE_S)
+    deadline_s = time.monotonic() + _CANCEL_DEADLINE_S
+    while state in ("RUNNING", "COMPLETING") and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+        state = _state(job_id)
+    if state not in _ENDED:
+        run(["scancel", job_id])
+
+
+def _state(job_id: str) -> str:
+    return run(["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job_id}"], check=False).stdout.strip()
+
+
+def _refusal(error: CommandError) -> str:
+    lines = (line.removeprefix("sbatch: ").removeprefix("error: ") for line in error.result.stderr.splitlines())
+    return "; ".join(line.strip() for line in lines if line.strip()) or error.reason
+
+
+def _check_flags(flags: Sequence[str]) -> None:
+    for option, value in _flag_values(flags).items():
+        check_sbatch_option(option, value, f"sbatch option --{option}")
+
+
+def _flag_values(flags: Sequence[str]) -> dict[str, str]:
+    """Long option name -> value, as far as it can be told without sbatch's own table of options."""
+    values = {}
+    for flag, following in zip(flags, [*flags, ""][1:], strict=True):
+        if flag.startswith("--"):
+            option, given, value = flag[2:].partition("=")
+            values[option] = value if given else following
+        elif flag[:2] in _SHORT_OPTIONS:
+            values[_SHORT_OPTIONS[flag[:2]]] = flag[2:].removeprefix("=") or following
+    return values

@@ -1,0 +1,31 @@
+"""`python -m launcher.supervisor JOB.yaml [--job-dir DIR]`: for batch scripts. Runs inside the Slurm job."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from launcher.errors import LauncherError
+from launcher.jobfile import load_job
+from launcher.supervisor import supervise
+from slurm import SlurmError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m launcher.supervisor", description="Supervise a job to its end.")
+    parser.add_argument("job", type=Path, help="the job file (YAML)")
+    parser.add_argument("--job-dir", type=Path, help="the job's folder, on a shared file system (runs/$SLURM_JOB_ID)")
+    arguments = parser.parse_args()
+    job_dir = arguments.job_dir or Path("runs") / os.environ.get("SLURM_JOB_ID", "local")
+    try:
+        spec = load_job(arguments.job)
+        return supervise(spec, job_dir, "slurm").exit_code
+    except (LauncherError, SlurmError) as error:
+        print(f"holdfast: error: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""The recovery ladder: after a fault, the lowest rung that serves. Pure: it knows what the job's events say, no more.
+
+An attempt gains something when a step newer than any before it is committed. Attempts that gain nothing are counted,
+whatever ended them: a job that only ever loses nodes is going nowhere either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from launcher.jobfile import Restart
+from launcher.supervisor.faults import signature
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What to do after a fault.
+
+    Attributes:
+        action: start another attempt, hand the job back to the scheduler, or end it.
+        rung: how the next attempt comes about: "workers", "spare" or "requeue"; None at the end.
+        outcome: the job's outcome where it ends.
+        reason: why, in words.
+    """
+
+    action: Literal["restart", "requeue", "stop"]
+    rung: str | None = None
+    outcome: str | None = None
+    reason: str = ""
+
+
+class Ladder:
+    """Decides. Give it every event of the job, old ones first; it then needs no other memory.
+
+    Args:
+        restart: the job's limits.
+        can_requeue: whether the scheduler could give us other nodes.
+    """
+
+    def __init__(self, restart: Restart, can_requeue: bool) -> None:
+        self._restart = restart
+        self._can_requeue = can_requeue
+        self._newest_step = 0
+        self._newest_step_at_fault = 0
+        self._fruitless = 0  # attempts in a row that gained nothing
+        self._restarts = 0
+        self._error: str | None = None
+        self._error_repeats = False
+        self._judged = False  # whether the attempt's decisive fault, the first, has been seen
+
+    def observe(self, event: Mapping[str, Any]) -> None:
+        """Takes note of an event of the job."""
+        if event["event"] == "commit":
+            self._newest_step = max(self._newest_step, event.get("step") or 0)
+        elif event["event"] == "job_start":
+            self._judged = False
+        elif event["event"] == "attempt_start":
+            self._judged = False
+            self._restarts += bool(event.get("attempt"))
+        elif event["event"] == "fault" and event.get("kind") != "preflight" and not self._judged:
+            self._judged = True
+            gained = self._newest_step > self._newest_step_at_fault
+            self._newest_step_at_fault = self._newest_step
+            self._fruitless = 0 if gained else self._fruitless + 1
+            trace = event.get("traceback") if event.get("kind") == "user_error" else None
+            error = signature(trace) if trace else None
+            self._error_repeats = error is not None and error == self._error and not gained
+            self._error = error
+
+    def decide(self, reason: str, *, nodes_suffice: bool, nodes_changed: bool) -> Decision:
+        """The rung after the fault observed last.
+
+        Args:
+            reason: that fault in words.
+            nodes_suffice: whether enough nodes are ready for another attempt.
+            nodes_changed: whether it would run on other nodes than the last.
+        """
+        if self._error_repeats:
+            return Decision(
+                action="stop", outcome="user_error", reason=f"the same error twice without progress: {reason}"
+            )
+        if self._fruitless >= self._restart.max_without_progress:
+            attempts = f"{self._fruitless} attempts in a row committed no new step (restart.max_without_progress)"
+            return Decision(action="stop", outcome="no_progress", reason=f"{attempts}; the last fault: {reason}")
+        if self._restarts >= self._restart.max_restarts:
+            restarts = f"{self._restarts} restarts (restart.max_restarts)"
+            return Decision(action="stop", outcome="no_progress", reason=f"{restarts}; the last fault: {reason}")
+        if nodes_suffice:
+            return Decision(action="restart", rung="spare" if nodes_changed else "workers", reason=reason)
+        if self._can_requeue:
+            return Decision(action="requeue", rung="requeue", reason=f"no spare node is left: {reason}")
+        return Decision(action="stop", outcome="too_few_nodes", reason=f"no spare node is left: {reason}")

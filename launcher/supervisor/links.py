@@ -1,0 +1,148 @@
+"""The supervisor's end of the runners' connections: who is there, who has fallen silent, what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from launcher.channel import Channel, ChannelError, Message, serve
+
+log = logging.getLogger(__name__)
+
+SILENCE_S = 2.5  # heartbeats come every 0.5 s
+_TICK_S = 0.1
+_CLOSE_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Something that the supervisor has to hear of.
+
+    Attributes:
+        kind: a runner's message by its `op`; "lost" (body: reason, detect_s); or what others put into the inbox.
+        node: whose.
+        body: the message.
+    """
+
+    kind: str
+    node: str | None = None
+    body: Message = field(default_factory=dict)
+
+
+class _Link:
+    def __init__(self, channel: Channel, hello: Message) -> None:
+        self.channel = channel
+        self.state = hello  # of the last heartbeat
+        self.heard_s = time.monotonic()
+
+
+class Links:
+    """Serves the runners of the given nodes. All that they say goes into `inbox`, in order.
+
+    Args:
+        nodes: the nodes whose runners are served.
+        secret: the job's secret.
+        inbox: takes a Notice for each message, and one of kind "lost" for each runner that goes.
+    """
+
+    def __init__(self, nodes: Iterable[str], secret: bytes, inbox: asyncio.Queue[Notice]) -> None:
+        self._nodes = frozenset(nodes)
+        self._secret = secret
+        self._inbox = inbox
+        self._links: dict[str, _Link] = {}
+        self._dismissed: dict[str, bool] = {}  # node -> whether it forgets its memory
+        self._server: asyncio.Server | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def open(self, host: str) -> int:
+        """Starts listening; returns the port."""
+        self._server = await serve(host, self._secret, self._accept)
+        self._watching = asyncio.create_task(self._watch_silence())
+        return self._server.sockets[0].getsockname()[1]
+
+    def send(self, node: str, message: Message) -> None:
+        """Sends to a node's runner; nothing happens if it has gone (a "lost" has told so)."""
+        link = self._links.get(node)
+        if link is not None:
+            link.channel.send(message)
+
+    def state(self, node: str) -> Message:
+        """What the node's runner said in its last heartbeat; of one that has just gone, nothing of use."""
+        link = self._links.get(node)
+        return link.state if link is not None else {"warm": False, "port": 0}
+
+    def address(self, node: str) -> str:
+        """The address from which the node's runner came; the node's name if it has just gone."""
+        link = self._links.get(node)
+        return link.channel.peer_host if link is not None else node
+
+    def dismiss(self, node: str, *, forget: bool) -> None:
+        """Tells a node's runner to leave, now or when it comes back; nothing more is heard of it.
+
+        Args:
+            node: the node.
+            forget: whether it removes its memory directory.
+        """
+        self._dismissed[node] = forget
+        self.send(node, {"op": "leave", "forget": forget})
+
+    async def close(self) -> None:
+        """Waits for the runners that were dismissed to go, then closes every connection."""
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        while self._links and time.monotonic() < deadline:
+            await asyncio.sleep(_TICK_S / 5)
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._server is not None:
+            self._server.close()
+        for link in self._links.values():
+            link.channel.abort()
+
+    async def _accept(self, channel: Channel, hello: Message) -> None:
+        node = hello.get("node")
+        if hello.get("op") != "hello" or node not in self._nodes:
+            log.warning("connection from %s refused: it speaks for node %r", channel.peer_host, node)
+            return
+        if node in self._dismissed:
+            channel.send({"op": "leave", "forget": self._dismissed[node]})
+            return
+        if node in self._links:
+            self._links[node].channel.abort()
+        link = self._links[node] = _Link(channel, hello)
+        channel.send({"op": "welcome"})
+        self._inbox.put_nowait(Notice(kind="hello", node=node, body=hello))
+        try:
+            while True:
+                message = await channel.receive()
+                link.heard_s = time.monotonic()
+                if message["op"] == "heartbeat":
+                    link.state = message
+                    channel.send({"op": "ack"})
+                self._inbox.put_nowait(Notice(kind=message["op"], node=node, body=message))
+        except ChannelError:
+            self._lose(node, link, "the connection to its runner closed", 0.0)
+
+    async def _watch_silence(self) -> None:
+        last_s = time.monotonic()
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now_s = time.monotonic()
+            lag_s = now_s - last_s - _TICK_S
+            last_s = now_s
+            for node, link in list(self._links.items()):
+                if lag_s > _TICK_S:  # we were not running: what came meanwhile has not been read yet
+                    link.heard_s += lag_s
+                silent_s = now_s - link.heard_s
+                if silent_s > SILENCE_S:
+                    self._lose(node, link, f"silent for {silent_s:.1f} s", silent_s)
+                    link.channel.abort()
+
+    def _lose(self, node: str, link: _Link, reason: str, detect_s: float) -> None:
+        if self._links.get(node) is link:
+            del self._links[node]
+            if node not in self._dismissed:
+                body = {"reason": reason, "detect_s": round(detect_s, 3)}
+                self._inbox.put_nowait(Notice(kind="lost", node=node, body=body))

@@ -1,0 +1,74 @@
+"""The job's nodes: which are ready, which train, which are out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+
+class Roster:
+    """Keeps the nodes of a job.
+
+    A node that is out stays out. A replacement takes the position of the node it replaces, so that the ranks of all
+    others stay where their memory is.
+
+    Args:
+        nodes: all nodes in allocation order, spares included.
+        size: how many of them train.
+        out: nodes that are out already, with the reason (from before a requeue).
+    """
+
+    def __init__(self, nodes: Iterable[str], size: int, out: Mapping[str, str]) -> None:
+        self.nodes = tuple(nodes)
+        self._size = size
+        self._out = {node: reason for node, reason in out.items() if node in self.nodes}
+        self._ready: set[str] = set()
+        self._positions: tuple[str, ...] = ()
+
+    def add_ready(self, node: str) -> None:
+        """A node's runner has come. Ignored for a node that is out."""
+        if node in self.nodes and node not in self._out:
+            self._ready.add(node)
+
+    def put_out(self, node: str, reason: str) -> None:
+        """Excludes a node for the job's life; the first reason stays."""
+        self._ready.discard(node)
+        self._out.setdefault(node, reason)
+
+    @property
+    def out(self) -> dict[str, str]:
+        """Nodes that are out, with the reason."""
+        return dict(self._out)
+
+    @property
+    def ready(self) -> list[str]:
+        """Nodes that can train or do, in allocation order."""
+        return [node for node in self.nodes if node in self._ready]
+
+    @property
+    def absent(self) -> list[str]:
+        """Nodes that have not come yet, in allocation order."""
+        return [node for node in self.nodes if node not in self._ready and node not in self._out]
+
+    @property
+    def spares(self) -> list[str]:
+        """Ready nodes beyond those chosen last."""
+        return [node for node in self.ready if node not in self._positions]
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether `choose` would find nodes."""
+        return len(self._ready) >= self._size
+
+    @property
+    def can_suffice(self) -> bool:
+        """Whether enough nodes are ready or may still come."""
+        return len(self._ready) + len(self.absent) >= self._size
+
+    def choose(self) -> tuple[str, ...] | None:
+        """The nodes of the next attempt in node-rank order; None when too few are ready."""
+        if not self.is_enough:
+            return None
+        spares = iter(self.spares)
+        kept = self._positions or (None,) * self._size
+        self._positions = tuple(node if node in self._ready else next(spares) for node in kept)
+        return self._positions

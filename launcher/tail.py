@@ -1,0 +1,61 @@
+"""Reading files while others append to them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_CHUNK_BYTES = 1 << 20
+
+
+class Tail:
+    """The whole lines of a growing file, each given once. A file that is not there yet is empty."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._rest = b""
+
+    def lines(self) -> list[str]:
+        """The lines completed since the last call."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [line.decode(errors="replace") for line in lines]
+
+    def skip_to_last(self, count: int) -> None:
+        """Leaves out all but about the last `count` lines, looking at the file's last MiB only."""
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, 2)
+                start = max(0, size - _CHUNK_BYTES)
+                file.seek(start)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        lines = data.split(b"\n")
+        kept = lines[max(0, len(lines) - 1 - count) :] if count else lines[-1:]
+        self._offset = start + len(data) - len(b"\n".join(kept))
+
+    def rest(self) -> str:
+        """What stands behind the last line end, of a file that grows no more."""
+        rest, self._rest = self._rest, b""
+        return rest.decode(errors="replace")
+
+    def events(self) -> list[dict[str, Any]]:
+        """The lines that are JSON objects, as events.jsonl has them."""
+        events = []
+        for line in self.lines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                events.append(event)
+        return events

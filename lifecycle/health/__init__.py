@@ -1,0 +1,1 @@
+"""Health checks: pure functions over facts, each giving one Finding."""

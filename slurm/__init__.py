@@ -1,0 +1,19 @@
+"""Speaks Slurm. Standard library only; imports nothing of the other packages.
+
+environment.py  what Slurm tells a process inside a job
+client.py       Slurm's commands as methods
+records.py      jobs, nodes and partitions as Slurm prints them
+hostlist.py     n[1-4] and back
+command.py      the one place that runs a program
+errors.py       the base of all errors
+testbed/        a real Slurm of several nodes on this one machine
+"""
+
+from slurm.client import Slurm
+from slurm.command import CommandError
+from slurm.environment import JobEnvironment
+from slurm.errors import SlurmError
+from slurm.hostlist import compress, expand
+from slurm.records import Job, Node
+
+__all__ = ["CommandError", "Job", "JobEnvironment", "Node", "Slurm", "SlurmError", "compress", "expand"]

@@ -1,0 +1,71 @@
+"""Slurm's commands as methods: what the rest of this project asks of a cluster, no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slurm import command
+from slurm.command import CommandError, Runner
+from slurm.errors import SlurmError
+from slurm.records import Job, Node, Partition
+
+
+class Slurm:
+    """One cluster, reached through Slurm's own commands.
+
+    Every method raises `CommandError` where Slurm does not answer or refuses, with what Slurm said.
+    """
+
+    def __init__(self, *, run: Runner = command.run, env: Mapping[str, str] | None = None) -> None:
+        """
+        Args:
+            run: how commands are run.
+            env: their whole environment; None passes ours on.
+        """
+        self._run = run
+        self._env = env
+
+    def job(self, job_id: int) -> Job | None:
+        """A job, None if Slurm does not know it, or no longer: it forgets a job MinJobAge after its end."""
+        try:
+            text = self._scontrol("show", "job", "--oneliner", str(job_id))
+        except CommandError as error:
+            if "Invalid job id" in error.result.stderr:
+                return None
+            raise
+        return Job.parse(text)
+
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes of the cluster."""
+        return tuple(Node.parse(line) for line in self._scontrol("show", "node", "--oneliner").splitlines() if line)
+
+    def partition(self, name: str) -> Partition:
+        """A partition by its name."""
+        return Partition.parse(self._scontrol("show", "partition", "--oneliner", name))
+
+    def partitions(self) -> tuple[Partition, ...]:
+        """All partitions of the cluster."""
+        text = self._scontrol("show", "partition", "--oneliner")
+        return tuple(Partition.parse(line) for line in text.splitlines() if line)
+
+    def cancel(self, job_id: int) -> None:
+        """End a job for good."""
+        self._run(["scancel", str(job_id)], env=self._env)
+
+    def requeue(self, job_id: int) -> None:
+        """End a job where it runs and queue it again under the same number."""
+        self._scontrol("requeue", str(job_id))
+
+    def drain(self, node: str, reason: str) -> None:
+        """Give a node no further jobs. Needs an operator's rights.
+
+        Args:
+            node: its name.
+            reason: why; admins read it in `sinfo -R`.
+        """
+        if not reason.strip():
+            raise SlurmError(f"drain of {node}: no reason given; Slurm asks for one, admins read it in sinfo -R")
+        self._scontrol("update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
+
+    def _scontrol(self, *arguments: str) -> str:
+        return self._run(["scontrol", *arguments], env=self._env).stdout

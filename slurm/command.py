@@ -1,0 +1,153 @@
+"""The one place where this project runs a program: an argv list, a deadline, captured text.
+
+Everything that runs programs takes a `Runner`; tests hand in a function that answers from recorded output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from slurm.errors import SlurmError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a program did.
+
+    Attributes:
+        argv: the program and its arguments.
+        returncode: exit code; negative for the signal that ended it; None if it could not be started.
+        stdout: its standard output, decoded, undecodable bytes replaced.
+        stderr: its standard error, the same.
+        seconds: how long it ran, in seconds.
+    """
+
+    argv: tuple[str, ...]
+    returncode: int | None
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+class CommandError(SlurmError):
+    """A program failed, could not be started, or did not end in time.
+
+    Catch it where the failure has a meaning (an unknown job); otherwise let it go up: its message is complete.
+
+    Attributes:
+        result: what the program did up to its end.
+        reason: "exit code 1", "signal SIGKILL", "no answer within 30 s", or why it could not be started.
+    """
+
+    def __init__(self, result: Result, reason: str) -> None:
+        self.result = result
+        self.reason = reason
+        said = " ".join((result.stderr.strip() or result.stdout.strip()).split()) or "it said nothing"
+        super().__init__(f"command failed: {shlex.join(result.argv)}: {reason}: {said[-1000:]}")
+
+
+class Runner(Protocol):
+    """How a program is run. `run` is the real one."""
+
+    def __call__(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float = 30.0,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        input: str = "",
+        check: bool = True,
+    ) -> Result: ...
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout_s: float = 30.0,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    input: str = "",
+    check: bool = True,
+) -> Result:
+    """Run a program to its end.
+
+    Args:
+        argv: the program and its arguments; no shell is involved.
+        timeout_s: after so many seconds the program and every process of its session are killed.
+        env: the whole environment of the program; None passes ours on.
+        cwd: the directory it starts in.
+        input: text for its standard input.
+        check: whether an exit code other than 0 raises.
+
+    Raises:
+        CommandError: it could not be started, did not end in time, or (with `check`) did not return 0.
+    """
+    arguments = tuple(str(argument) for argument in argv)
+    start_s = time.monotonic()
+
+    def result(returncode: int | None, stdout: bytes = b"", stderr: bytes = b"") -> Result:
+        return Result(
+            argv=arguments,
+            returncode=returncode,
+            stdout=stdout.decode(errors="replace"),
+            stderr=stderr.decode(errors="replace"),
+            seconds=time.monotonic() - start_s,
+        )
+
+    try:
+        process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CommandError(result(None), f"could not be started ({error.strerror})") from error
+    with process:
+        try:
+            stdout, stderr = process.communicate(input.encode(), timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            _kill_session(process)
+            raise CommandError(result(None, *_left_over(process)), f"no answer within {timeout_s:g} s") from None
+        except BaseException:  # KeyboardInterrupt: the program is in a session of its own and would not notice
+            _kill_session(process)
+            raise
+    done = result(process.returncode, stdout, stderr)
+    if check and process.returncode != 0:
+        raise CommandError(done, _ending(process.returncode))
+    return done
+
+
+def _left_over(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """What a killed program had written; nothing where a process that left its session still holds the pipes."""
+    try:
+        return process.communicate(timeout=2.0)
+    except subprocess.TimeoutExpired:
+        return b"", b""
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _ending(returncode: int) -> str:
+    if returncode > 0:
+        return f"exit code {returncode}"
+    try:
+        return f"signal {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"signal {-returncode}"

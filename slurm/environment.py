@@ -1,0 +1,80 @@
+"""What Slurm tells a process that runs inside a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slurm.errors import SlurmError
+from slurm.hostlist import expand
+
+
+class NotInJobError(SlurmError):
+    """The environment is not that of a Slurm job, or not a whole one.
+
+    Attributes:
+        variable: the variable that is missing or wrong.
+    """
+
+    def __init__(self, variable: str, problem: str) -> None:
+        self.variable = variable
+        super().__init__(
+            f"environment: {variable} {problem}; start this inside a Slurm job (sbatch, srun or holdfast submit)"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnvironment:
+    """The job and the place in it, as Slurm's environment variables say.
+
+    Attributes:
+        job_id: number of the job.
+        cluster: name of the cluster.
+        partition: the partition in which the job runs.
+        nodes: the nodes the job was given. Stale once a node was cut out of the job: ask `Slurm.job` for those left.
+        restart_count: how often the job was requeued.
+        node: name of the node we are on.
+        node_index: the number of this node within the job or step.
+    """
+
+    job_id: int
+    cluster: str
+    partition: str
+    nodes: tuple[str, ...]
+    restart_count: int
+    node: str
+    node_index: int
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> JobEnvironment:
+        """Read the environment, for example `os.environ`.
+
+        Raises:
+            NotInJobError: it is not that of a process in a job.
+            HostlistError: SLURM_JOB_NODELIST cannot be read.
+        """
+        return cls(
+            job_id=_number(env, "SLURM_JOB_ID"),
+            cluster=_text(env, "SLURM_CLUSTER_NAME"),
+            partition=_text(env, "SLURM_JOB_PARTITION"),
+            nodes=expand(_text(env, "SLURM_JOB_NODELIST")),
+            restart_count=_number(env, "SLURM_RESTART_COUNT", 0),
+            node=_text(env, "SLURMD_NODENAME"),
+            node_index=_number(env, "SLURM_NODEID"),
+        )
+
+
+def _text(env: Mapping[str, str], name: str) -> str:
+    value = env.get(name, "")
+    if not value:
+        raise NotInJobError(name, "is not set")
+    return value
+
+
+def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    if default is not None and name not in env:
+        return default
+    value = _text(env, name)
+    if not (value.isascii() and value.isdigit()):
+        raise NotInJobError(name, f"is {value!r}, expected a number")
+    return int(value)

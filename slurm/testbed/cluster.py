@@ -1,0 +1,412 @@
+"""The real Slurm on one machine, as one object: up, down, and nodes that are lost and come back."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slurm import command
+from slurm.client import Slurm
+from slurm.command import CommandError, Result, Runner
+from slurm.testbed import namespaces
+from slurm.testbed.daemons import PROGRAMS, SYSTEM_PATH, write_configuration
+from slurm.testbed.namespaces import last_lines, wait_until
+from slurm.testbed.plan import (
+    DATA_ROOT,
+    MAX_CLUSTERS,
+    RUN_ROOT,
+    Plan,
+    TestbedError,
+    account,
+    check_name,
+    check_size,
+    load_plan,
+)
+
+READY_TIMEOUT_S = 60.0
+SLURMD_PORT = 6818  # Slurm's default
+LOCK_TIMEOUT_S = 120.0
+_DRAFT = RUN_ROOT / ".new"  # a description that is being written
+
+
+class TestCluster:
+    """A cluster of namespaces on this machine, with its own controller, nodes, network and file systems.
+
+    Made by `up`, found again by `load`. Needs root; jobs run for an ordinary user.
+    """
+
+    __test__ = False  # not a test class, whatever its name
+
+    def __init__(self, plan: Plan, run: Runner = command.run) -> None:
+        self._plan = plan
+        self._run = run
+
+    @classmethod
+    def up(cls, name: str = "default", nodes: int = 4, *, user: str | None = None) -> TestCluster:
+        """Build a cluster and wait until all its nodes are idle.
+
+        Args:
+            name: what it is called; several clusters may stand side by side.
+            nodes: number of nodes.
+            user: the ordinary user for whom jobs run. None takes the user behind sudo, or `nobody`, which every
+                Linux has: no account is made or changed.
+
+        Raises:
+            TestbedError: it exists already, this machine cannot hold it, or a part did not start. What was built is
+                then removed again.
+        """
+        user = user or _default_user()
+        cls.check(user)
+        with _lock():
+            cluster = cls(_describe(check_name(name), check_size(nodes), user))
+            try:
+                cluster._build()
+            except BaseException:
+                cluster._remove()
+                raise
+        return cluster
+
+    @staticmethod
+    def check(user: str | None = None) -> None:
+        """Find out whether this machine can hold a cluster, without changing it.
+
+        Raises:
+            TestbedError: it cannot; the message says why and what to do.
+        """
+        _check_root()
+        _check_programs()
+        _check_interpreter(user or _default_user())
+
+    @classmethod
+    def load(cls, name: str = "default") -> TestCluster:
+        """The cluster of that name, also one whose `up` died half way.
+
+        Raises:
+            TestbedError: there is none.
+        """
+        _check_root()
+        plan = load_plan(RUN_ROOT / check_name(name))
+        if plan is None:
+            with _lock():
+                pass  # on the way it removes what an `up` left that died before it had made anything
+            there = ", ".join(cls.list()) or "none"
+            raise TestbedError(f"no cluster {name!r} on this machine, there is: {there}; holdfast cluster up makes one")
+        return cls(plan)
+
+    @staticmethod
+    def list() -> tuple[str, ...]:
+        """Names of the clusters on this machine."""
+        with contextlib.suppress(FileNotFoundError):
+            return tuple(sorted(path.name for path in RUN_ROOT.iterdir() if not path.name.startswith(".")))
+        return ()
+
+    def down(self) -> None:
+        """Remove the cluster, however far it was built and whatever runs on it. Nothing of it is left."""
+        with _lock():
+            self._remove()
+
+    @property
+    def name(self) -> str:
+        return self._plan.name
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes."""
+        return self._plan.nodes
+
+    @property
+    def user(self) -> str:
+        """Name of the ordinary user for whom jobs run."""
+        return self._plan.user
+
+    @property
+    def home(self) -> Path:
+        """A directory of that user which all nodes and the host share: the place for job folders."""
+        return self._plan.home
+
+    @property
+    def nvme(self) -> Path:
+        """Where each node sees a local disk of its own, which survives its crash."""
+        return self._plan.nvme
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment in which Slurm's commands on the host speak with this cluster."""
+        return {
+            "PATH": SYSTEM_PATH,
+            "LANG": "C.UTF-8",
+            "SLURM_CONF": str(self._plan.slurm_conf),
+            "HOME": str(self.home),
+            "USER": self.user,
+            "LOGNAME": self.user,
+            "SHELL": "/bin/sh",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    @property
+    def usage(self) -> str:
+        """How to use the cluster from a shell, in a few lines."""
+        return (
+            f"export SLURM_CONF={self._plan.slurm_conf}\n"
+            f"sudo -u {self.user} --preserve-env=SLURM_CONF sbatch --chdir={self.home} ...\n"
+            f"holdfast cluster down --name {self.name}"
+        )
+
+    def as_user(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """The argument list that runs a program as the ordinary user, for those who start it themselves."""
+        who = self._plan.account
+        return (
+            "setpriv", f"--reuid={who.pw_uid}", f"--regid={who.pw_gid}", "--clear-groups", "--inh-caps=-all", *argv
+        )  # fmt: skip
+
+    def run_as_user(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+        input: str = "",
+        check: bool = True,
+    ) -> Result:
+        """Run a program on the host as the ordinary user, with the cluster's environment and `env` on top.
+
+        Raises:
+            CommandError: as `slurm.command.run`.
+        """
+        return self._run(
+            self.as_user(argv),
+            cwd=cwd or self.home,
+            env={**self.env, **(env or {})},
+            timeout_s=timeout_s,
+            input=input,
+            check=check,
+        )
+
+    def run_on_node(self, node: str, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True) -> Result:
+        """Run a program as root inside a node: its processes, network, /dev/shm, /tmp and disk are the node's.
+
+        Raises:
+            TestbedError: the node has crashed.
+            CommandError: as `slurm.command.run`.
+        """
+        pid = namespaces.find_machine(self._plan, self._known(node))
+        if pid is None:
+            raise TestbedError(f"{node} of cluster {self.name} does not run: it has crashed; restart it first")
+        enter = ("nsenter", f"--target={pid}", "--net", "--mount", "--uts", "--ipc", "--pid", *argv)
+        return self._run(enter, cwd="/", env=self.env, timeout_s=timeout_s, check=check)
+
+    def node_down(self, node: str) -> None:
+        """Cut a node off the network. Nothing on it ends and no connection is closed: it is just silent."""
+        namespaces.set_link(self._plan, self._known(node), False, self._run)
+
+    def node_up(self, node: str) -> None:
+        """Connect a node again, and have its slurmd report at once rather than at the controller's next look."""
+        namespaces.set_link(self._plan, self._known(node), True, self._run)
+        self.run_on_node(node, ["pkill", "-HUP", "-x", "slurmd"])
+
+    def crash_node(self, node: str) -> None:
+        """Kill every process of a node at once. Its /dev/shm, /tmp and network link are gone, its disk stays."""
+        namespaces.kill_machine(self._plan, self._known(node), self._run)
+
+    def restart_node(self, node: str) -> None:
+        """Boot a node that has crashed, and wait until its slurmd can be reached."""
+        if namespaces.find_machine(self._plan, self._known(node)) is None:
+            namespaces.start_machines(self._plan, (node,), self._run)
+            self._wait_for_slurmd(node)
+
+    def restore(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Make the cluster as it was after `up`: no jobs, every node running, connected, not drained, and idle.
+
+        Raises:
+            TestbedError: a node is not idle in time.
+        """
+        links = namespaces.links(self._run)
+        for node in self.nodes:
+            if namespaces.find_machine(self._plan, node) is None:
+                self.restart_node(node)
+            elif not links.get(self._plan.link(node), False):
+                self.node_up(node)
+        for node in self.nodes:  # scancel alone would give those that ignore SIGTERM their 30 s of KillWait
+            self.run_on_node(node, ["pkill", "-KILL", "-u", self.user], check=False)
+        self._run(["scancel", f"--user={self.user}"], env=self.env)
+        drained = ",".join(node.name for node in self._slurm.nodes() if "DRAIN" in node.flags)
+        if drained:
+            self._run(["scontrol", "update", f"NodeName={drained}", "State=RESUME"], env=self.env)
+        self._wait_idle(timeout_s)
+
+    def status(self) -> dict[str, Any]:
+        """Facts for people and programs: how to reach the cluster; each node's address, link, and state in Slurm."""
+        try:
+            states = {node.name: node.state for node in self._slurm.nodes()}
+        except CommandError:
+            states = {}
+        links = namespaces.links(self._run)
+        return {
+            "name": self.name,
+            "user": self.user,
+            "home": str(self.home),
+            "slurm_conf": str(self._plan.slurm_conf),
+            "controller": "up" if states else "silent",
+            "nodes": [
+                {
+                    "name": node,
+                    "address": self._plan.address(node),
+                    "running": namespaces.find_machine(self._plan, node) is not None,
+                    "link": links.get(self._plan.link(node), False),
+                    "state": states.get(node),
+                }
+                for node in self.nodes
+            ],
+        }
+
+    @property
+    def _slurm(self) -> Slurm:
+        return Slurm(run=self._run, env=self.env)
+
+    def _known(self, node: str) -> str:
+        if node not in self.nodes:
+            raise TestbedError(f"cluster {self.name} has no node {node!r}, its nodes are {', '.join(self.nodes)}")
+        return node
+
+    def _build(self) -> None:
+        plan = self._plan
+        who = plan.account
+        for directory in (plan.munge_dir, plan.nvme, plan.log_dir, plan.home):
+            directory.mkdir(parents=True)
+        os.chown(plan.home, who.pw_uid, who.pw_gid)
+        for machine in plan.machines:
+            plan.machine_dir(machine).mkdir(parents=True)
+        write_configuration(plan, self._run)
+        namespaces.add_bridge(plan, self._run)
+        namespaces.start_machines(plan, plan.machines, self._run)
+        for node in plan.nodes:
+            self._wait_for_slurmd(node)
+        self._wait_idle(READY_TIMEOUT_S)
+
+    def _wait_for_slurmd(self, node: str) -> None:
+        def reachable() -> bool:
+            with contextlib.suppress(OSError):
+                socket.create_connection((self._plan.address(node), SLURMD_PORT), timeout=0.2).close()
+                return True
+            return False
+
+        log = self._plan.log(node)
+        wait_until(reachable, READY_TIMEOUT_S, f"{node}: its slurmd does not listen; {last_lines(log)};")
+
+    def _wait_idle(self, timeout_s: float) -> None:
+        def all_idle() -> bool:
+            with contextlib.suppress(CommandError):  # the controller does not answer yet
+                return all(node.is_idle for node in self._slurm.nodes())
+            return False
+
+        try:
+            wait_until(all_idle, timeout_s, f"cluster {self.name}: its nodes are not all idle")
+        except TestbedError as error:
+            logs = "; ".join(f"{machine}: {last_lines(self._plan.log(machine), 2)}" for machine in self._plan.machines)
+            raise TestbedError(f"{error}: {logs}") from error
+
+    def _remove(self) -> None:
+        plan = self._plan
+        namespaces.remove_everything(plan, self._run)
+        for directory in (plan.data_dir, plan.run_dir):
+            _remove_tree(directory)
+        with contextlib.suppress(OSError):  # other clusters' data is there
+            DATA_ROOT.rmdir()
+
+
+def _describe(name: str, size: int, user: str) -> Plan:
+    """Choose what is free on this machine and put it on record, before anything is made."""
+    target = RUN_ROOT / name
+    if target.exists():
+        raise TestbedError(f"cluster {name!r} exists, or its up died: holdfast cluster down --name {name} removes it")
+    taken = {plan.index for other in TestCluster.list() if (plan := load_plan(RUN_ROOT / other))}
+    links = namespaces.links(command.run)
+    free = (index for index in range(MAX_CLUSTERS) if index not in taken and f"hf{index}" not in links)
+    index = next(free, None)
+    if index is None:
+        raise TestbedError(f"there are {MAX_CLUSTERS} clusters on this machine; take one down first")
+    plan = Plan(name=name, index=index, size=size, user=user)
+    _DRAFT.mkdir()
+    plan.save(_DRAFT)
+    _DRAFT.rename(target)
+    return plan
+
+
+@contextlib.contextmanager
+def _lock() -> Iterator[None]:
+    """Let one process at a time build or remove clusters on this machine.
+
+    The run root itself is locked, and goes when nothing is left in it; so one that waited must look whether the
+    directory it has locked is still the one in place.
+    """
+    locked = -1
+
+    def is_mine() -> bool:
+        nonlocal locked
+        RUN_ROOT.mkdir(mode=0o755, exist_ok=True)
+        locked = os.open(RUN_ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(locked), os.stat(RUN_ROOT)):
+                return True
+        os.close(locked)
+        return False
+
+    wait_until(is_mine, LOCK_TIMEOUT_S, f"{RUN_ROOT} is locked: another cluster up or down did not end")
+    try:
+        _remove_tree(_DRAFT)  # of somebody who died while holding the lock
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # clusters are there
+            RUN_ROOT.rmdir()
+        os.close(locked)
+
+
+def _remove_tree(directory: Path) -> None:
+    """Remove a directory, also while somebody on the host still writes files into it."""
+
+    def gone() -> bool:
+        shutil.rmtree(directory, ignore_errors=True)
+        return not directory.exists()
+
+    wait_until(gone, 10.0, f"{directory} could not be removed")
+
+
+def _check_root() -> None:
+    if os.geteuid() != 0:
+        raise TestbedError("a cluster on this machine needs root (namespaces, a network bridge): run it with sudo")
+
+
+def _default_user() -> str:
+    return os.environ.get("SUDO_USER") or "nobody"
+
+
+def _check_programs() -> None:
+    missing = [program for program in PROGRAMS if shutil.which(program, path=SYSTEM_PATH) is None]
+    if missing:
+        raise TestbedError(
+            f"not installed: {', '.join(missing)}; on Debian: apt-get install slurm-wlm slurm-wlm-basic-plugins "
+            "slurm-client munge libpmix2 libpmix-dev iproute2"
+        )
+
+
+def _check_interpreter(user: str) -> None:
+    """Jobs run this Python and this code as the ordinary user: better to learn here that they cannot."""
+    who = account(user)
+    run_as = ("setpriv", f"--reuid={who.pw_uid}", f"--regid={who.pw_gid}", "--clear-groups")
+    try:
+        command.run([*run_as, sys.executable, "-c", "import slurm.command"], env={"PATH": SYSTEM_PATH}, cwd="/")
+    except CommandError as error:
+        said = " ".join(error.result.stderr.split())[-200:]
+        raise TestbedError(
+            f"user {user} cannot run {sys.executable} with this project ({error.reason}: {said}); make "
+            "the virtual environment from /usr/bin/python3 and keep it and the project where every user may read"
+        ) from error

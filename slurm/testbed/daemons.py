@@ -1,0 +1,121 @@
+"""What runs on the testbed's machines, and the configuration it reads."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+from slurm.command import Runner
+from slurm.testbed.plan import CONTROLLER, Plan, TestbedError
+
+PROGRAMS = ("slurmctld", "slurmd", "scontrol", "srun", "sbatch", "munged", "ip", "unshare", "nsenter", "setpriv")
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NODE_CPUS = 8
+NODE_MEMORY_MB = 64000
+
+# Every node has more CPUs and memory in Slurm's books than the machine has (config_overrides): the tests' processes
+# are small and share what there is. cred_expire also governs how long a requeued job waits (120 s by default).
+SLURM_CONF = """\
+ClusterName={name}
+SlurmctldHost=ctl({controller})
+SlurmUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={socket},cred_expire={requeue_wait_s}
+StateSaveLocation={data_dir}/machines/ctl/spool
+SlurmdSpoolDir={data_dir}/machines/%n/spool
+SlurmctldPidFile=/tmp/slurmctld.pid
+SlurmdPidFile=/tmp/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=pmix
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobRequeue=1
+ReturnToService=2
+SlurmdTimeout=30
+KillWait=30
+MinJobAge=3600
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+TreeWidth=64
+MailProg=/bin/true
+PropagateResourceLimits=NONE
+{nodes}
+PartitionName=train Nodes=ALL Default=YES PriorityTier=5 PreemptMode=REQUEUE GraceTime=10
+PartitionName=base Nodes=ALL PriorityTier=5 PreemptMode=OFF
+PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF
+"""
+REQUEUE_WAIT_S = 5
+
+
+def write_configuration(plan: Plan, run: Runner) -> None:
+    """Write slurm.conf, cgroup.conf, the hosts file and the munge key into the cluster's run directory."""
+    nodes = (
+        f"NodeName={node} NodeAddr={plan.address(node)} CPUs={NODE_CPUS} RealMemory={NODE_MEMORY_MB} State=UNKNOWN"
+        for node in plan.nodes
+    )
+    plan.slurm_conf.write_text(
+        SLURM_CONF.format(
+            name=plan.name,
+            controller=plan.address(CONTROLLER),
+            socket=plan.munge_socket,
+            requeue_wait_s=REQUEUE_WAIT_S,
+            data_dir=plan.data_dir,
+            nodes="\n".join(nodes),
+        )
+    )
+    plan.slurm_conf.with_name("cgroup.conf").write_text(f"CgroupPlugin={_cgroup_plugin(slurm_version(run))}\n")
+    addresses = [(plan.address(machine), machine) for machine in plan.machines]
+    hosts = [("127.0.0.1", "localhost"), *addresses, (plan.host_address, socket.gethostname())]
+    plan.hosts_file.write_text("".join(f"{address} {name}\n" for address, name in hosts))
+    _write_secret(plan.munge_key, os.urandom(1024))
+
+
+def slurm_version(run: Runner) -> tuple[int, int]:
+    """Release of the installed Slurm, for example (22, 5)."""
+    said = run(["slurmd", "-V"]).stdout
+    found = re.search(r"\b(\d+)\.(\d+)\.", said)
+    if found is None:
+        raise TestbedError(f"slurmd -V: got {said.strip()!r}, expected a version such as 'slurm 22.05.8'")
+    return int(found[1]), int(found[2])
+
+
+def munged(plan: Plan, machine: str) -> list[str]:
+    """The authentication daemon of a machine; goes into the background when it serves."""
+    own = plan.machine_dir(machine) / "munge"
+    return [
+        "munged",
+        f"--key-file={plan.munge_key}",
+        f"--socket={plan.munge_socket}",
+        "--pid-file=/tmp/munged.pid",
+        f"--seed-file={own / 'seed'}",
+        f"--log-file={own / 'log'}",
+    ]
+
+
+def slurm_daemon(plan: Plan, machine: str) -> list[str]:
+    """Slurm's daemon of a machine; stays in the foreground."""
+    return ["slurmctld", "-D"] if machine == CONTROLLER else ["slurmd", "-D", "-N", machine]
+
+
+def daemon_environment(plan: Plan) -> dict[str, str]:
+    """The environment of a machine's daemons."""
+    return {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(plan.slurm_conf)}
+
+
+def _cgroup_plugin(version: tuple[int, int]) -> str:
+    """No control group is used; slurmd before 24.05 loads a plugin all the same, and v1's asks for least."""
+    return "disabled" if version >= (24, 5) else "cgroup/v1"
+
+
+def _write_secret(path: Path, data: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+    with open(file, "wb") as stream:
+        stream.write(data)

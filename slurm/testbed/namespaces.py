@@ -1,0 +1,181 @@
+"""Machines made of namespaces: started, found again, killed, and connected by a bridge.
+
+Nothing is kept about a running machine. All that builds or runs a cluster carries the cluster's run directory in its
+environment, and a machine's first process is number 1 in a PID namespace of its own; both are read from /proc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from slurm.command import Runner
+from slurm.testbed.daemons import SYSTEM_PATH
+from slurm.testbed.plan import Plan, TestbedError
+
+MARK = "HOLDFAST_CLUSTER_RUN_DIR"
+BOOT_TIMEOUT_S = 20.0
+NAMESPACES_READY = b"namespaces ready\n"  # a machine's first process says so on its standard output, then waits for
+PLUG_IN = b"cable plugged in\n"  # on its standard input
+_CODE_ROOT = Path(__file__).resolve().parents[2]
+
+
+def add_bridge(plan: Plan, run: Runner) -> None:
+    """Lay the cluster's network and connect the host to it."""
+    _ip(plan, run, "link", "add", plan.bridge, "type", "bridge")
+    _ip(plan, run, "address", "add", f"{plan.host_address}/24", "dev", plan.bridge)
+    _ip(plan, run, "link", "set", plan.bridge, "up")
+
+
+def start_machines(plan: Plan, machines: tuple[str, ...], run: Runner) -> None:
+    """Make the machines' namespaces, all at once, then plug in each one's network cable and let it boot.
+
+    Raises:
+        TestbedError: a machine did not come so far.
+    """
+    with contextlib.ExitStack() as stack:
+        starting = [(machine, stack.enter_context(_spawn(plan, machine))) for machine in machines]
+        for machine, first_process in starting:
+            _plug_in(plan, machine, first_process, run)
+
+
+def kill_machine(plan: Plan, machine: str, run: Runner) -> None:
+    """Kill every process of a machine at once, as a power failure does; its memory is gone, its disk stays."""
+    pid = find_machine(plan, machine)
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(
+        lambda: find_machine(plan, machine) is None, BOOT_TIMEOUT_S, f"{machine}: its processes did not end on SIGKILL"
+    )
+    _delete_link(plan.link(machine), run)
+
+
+def remove_everything(plan: Plan, run: Runner) -> None:
+    """Kill all processes of the cluster, however far it was built, and take its network away."""
+
+    def all_gone() -> bool:
+        left = list(_processes(plan))
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
+
+    wait_until(all_gone, BOOT_TIMEOUT_S, f"cluster {plan.name}: its processes did not end on SIGKILL")
+    for link in (*(plan.link(machine) for machine in plan.machines), plan.bridge):
+        _delete_link(link, run)
+
+
+def find_machine(plan: Plan, machine: str) -> int | None:
+    """Process id of a machine's first process; None while the machine does not run."""
+    return next((pid for pid in _processes(plan) if _is_first_process(pid, machine)), None)
+
+
+def links(run: Runner) -> dict[str, bool]:
+    """The host's network links by name: whether each is up."""
+    return {link["ifname"]: "UP" in link["flags"] for link in json.loads(run(["ip", "-json", "link"]).stdout)}
+
+
+def set_link(plan: Plan, machine: str, up: bool, run: Runner) -> None:
+    """Connect a machine to the network, or cut it off without closing anything."""
+    if plan.link(machine) not in links(run):
+        raise TestbedError(f"{machine} of cluster {plan.name} has no network link: it has crashed; restart it first")
+    _ip(plan, run, "link", "set", plan.link(machine), "up" if up else "down")
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, or_else: str) -> None:
+    """Return as soon as a condition holds.
+
+    Raises:
+        TestbedError: it did not hold within `timeout_s`; the message is `or_else`.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise TestbedError(f"{or_else} within {timeout_s:g} s")
+        time.sleep(0.05)
+
+
+def _spawn(plan: Plan, machine: str) -> subprocess.Popen[bytes]:
+    """Start a machine's first process in new namespaces; it waits for its cable, and ends if we die before."""
+    namespaces = ("unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork")
+    first_process = (sys.executable, "-S", "-m", "slurm.testbed.machine", str(plan.run_dir), machine)
+    with open(plan.log(machine), "ab") as log:
+        return subprocess.Popen(
+            ("setsid", "--fork", *namespaces, *first_process),
+            env={**_marked(plan), "PYTHONPATH": str(_CODE_ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+
+
+def _plug_in(plan: Plan, machine: str, starting: subprocess.Popen[bytes], run: Runner) -> None:
+    if starting.stdin is None or starting.stdout is None:
+        raise TypeError("a starting machine has pipes to its first process")
+    answered, _, _ = select.select([starting.stdout], [], [], BOOT_TIMEOUT_S)
+    if not answered or starting.stdout.readline() != NAMESPACES_READY:
+        raise TestbedError(f"{machine}: its namespaces were not made: {last_lines(plan.log(machine))}")
+    pid = find_machine(plan, machine)
+    if pid is None:
+        raise TestbedError(f"{machine}: its first process is gone: {last_lines(plan.log(machine))}")
+    link = plan.link(machine)
+    _ip(plan, run, "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+    _ip(plan, run, "link", "set", link, "master", plan.bridge, "up")
+    starting.stdin.write(PLUG_IN)
+    starting.stdin.flush()
+
+
+def last_lines(log: Path, count: int = 5) -> str:
+    """The end of a log on one line, for an error message."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError as error:
+        return f"{log} cannot be read ({error.strerror})"
+    return " | ".join(line.strip() for line in lines[-count:]) or f"{log} is empty"
+
+
+def _processes(plan: Plan) -> Iterator[int]:
+    """Root's processes that carry the cluster's mark and still live."""
+    wanted = f"{MARK}={plan.run_dir}".encode()
+    for entry in os.listdir("/proc"):
+        # gone meanwhile, or of somebody with more rights than ours, so not started by us
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if not entry.isdigit() or os.stat(f"/proc/{entry}").st_uid != 0:
+                continue
+            if wanted in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
+                yield int(entry)
+
+
+def _is_first_process(pid: int, machine: str) -> bool:
+    try:
+        status = Path("/proc", str(pid), "status").read_text()
+        arguments = Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    ids = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
+    return len(ids) > 2 and ids[-1] == "1" and machine.encode() in arguments
+
+
+def _delete_link(link: str, run: Runner) -> None:
+    """Deletes both ends; the kernel may have been faster, as it deletes a dead machine's end itself."""
+    done = run(["ip", "link", "delete", link], check=False)
+    if done.returncode != 0 and link in links(run):
+        raise TestbedError(f"network link {link} could not be deleted: {done.stderr.strip()}")
+
+
+def _ip(plan: Plan, run: Runner, *arguments: str) -> None:
+    run(["ip", *arguments], env=_marked(plan))
+
+
+def _marked(plan: Plan) -> dict[str, str]:
+    return {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", MARK: str(plan.run_dir)}

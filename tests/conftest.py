@@ -1,0 +1,55 @@
+"""Fixtures that several folders of tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from slurm.testbed import TestbedError, TestCluster
+
+NODES = 4
+_PREFIX = "pytest-"
+_skipped = pytest.StashKey[str]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what needs a real Slurm where there can be none."""
+    needing = [item for item in items if item.get_closest_marker("slurm")]
+    if not needing:
+        return
+    try:
+        TestCluster.check()
+    except TestbedError as error:
+        config.stash[_skipped] = f"{len(needing)} TESTS ON A REAL SLURM SKIPPED: {error}"
+        for item in needing:
+            item.add_marker(pytest.mark.skip(reason="no real Slurm here, see the end of the summary"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say loudly what was not tested."""
+    if _skipped in config.stash:
+        terminalreporter.write_line(config.stash[_skipped], red=True, bold=True)
+
+
+@pytest.fixture(scope="session")
+def _session_cluster() -> Iterator[TestCluster]:
+    _remove_clusters_of_dead_sessions()
+    cluster = TestCluster.up(f"{_PREFIX}{os.getpid()}", nodes=NODES)
+    yield cluster
+    cluster.down()
+
+
+@pytest.fixture
+def slurm_cluster(_session_cluster: TestCluster) -> Iterator[TestCluster]:
+    """A real Slurm with four idle nodes, n1 to n4; mark the test `slurm`. It may lose nodes: they are brought back."""
+    _session_cluster.restore()
+    yield _session_cluster
+    _session_cluster.restore()
+
+
+def _remove_clusters_of_dead_sessions() -> None:
+    for name in TestCluster.list():
+        if name.startswith(_PREFIX) and not os.path.exists(f"/proc/{name.removeprefix(_PREFIX)}"):
+            TestCluster.load(name).down()

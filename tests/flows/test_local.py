@@ -1,0 +1,42 @@
+"""The main job on the local cluster: real processes, killed for real."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from main_job import Watch, main_job
+
+from launcher import Executor
+from launcher.clusters.local import kill_node
+from launcher.history.recovery import recoveries
+
+
+def test_a_killed_node_is_replaced_and_the_weights_are_those_of_a_run_without(
+    tmp_path: Path, reference_sha256: str
+) -> None:
+    job = Executor(folder=tmp_path / "%j", cluster="local").submit(main_job())
+    watch = Watch(job.paths.folder)
+    watch.wait_for("commit", 90, tier="memory", step=lambda step: step >= 20)
+    killed_at = time.time()
+    kill_node(watch.job_dir, "node1")
+
+    outcome = job.result()
+
+    assert outcome["name"] == "done", watch.story()
+    assert watch.sha256 == reference_sha256
+    (recovery,) = recoveries(watch.events(), {"node1": killed_at})
+    assert (recovery.node, recovery.rung, recovery.restored_from) == ("node1", "spare", "memory"), watch.story()
+    assert recovery.step_resumed is not None and 20 <= recovery.step_resumed <= recovery.step_lost
+    assert recovery.detect_s is not None and recovery.detect_s < 3
+    assert "node3" in watch.wait_for("attempt_start", 1, attempt=1)["nodes"]
+
+
+def test_without_a_spare_left_the_job_names_the_cause(tmp_path: Path) -> None:
+    job = Executor(folder=tmp_path / "%j", cluster="local").submit(main_job(spares=0))
+    watch = Watch(job.paths.folder)
+    watch.wait_for("commit", 90, tier="memory", step=lambda step: step >= 5)
+    kill_node(watch.job_dir, "node2")
+    with pytest.raises(Exception, match=r"too_few_nodes.*node2"):
+        job.result()

@@ -1,0 +1,194 @@
+"""The main job on a real Slurm cluster of four nodes, submitted in each way, with nodes lost for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from main_job import ARGS, SCRIPT, Watch
+
+from launcher.history.recovery import recoveries
+
+pytestmark = pytest.mark.slurm
+
+HOLDFAST = [sys.executable, "-m", "launcher"]
+TEMPLATE = Path(__file__).resolve().parents[2] / "sbatch_templates" / "train.sbatch"
+
+
+@pytest.fixture
+def job_file(slurm_cluster: Any, request: pytest.FixtureRequest) -> Path:
+    """The main job as a user has it: a folder of their own on the shared file system, with a job file in it."""
+    folder = slurm_cluster.home / request.node.name[:40]
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    job = {
+        "name": "flow",
+        "script": str(SCRIPT),
+        "args": ARGS,
+        "nodes": 3,
+        "spares": 1,
+        "checkpoint": {
+            "namespace": "flow",
+            "ram": {"every_steps": 5, "keep": 2},
+            "peers": {"scheme": "partner"},
+            "shared": {"path": "checkpoints", "every_steps": 1000},
+        },
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    subprocess.run(["chown", "-R", slurm_cluster.user, folder], check=True)
+    return folder / "job.yaml"
+
+
+def submit(cluster: Any, job_file: Path) -> tuple[str, Watch]:
+    """`holdfast submit job.yaml --json` as the ordinary user."""
+    done = cluster.run_as_user([*HOLDFAST, "submit", "job.yaml", "--json"], cwd=job_file.parent, timeout_s=60)
+    facts = json.loads(done.stdout)
+    return str(facts["job_id"]), Watch(Path(facts["folder"]), lambda: scheduler_view(cluster))
+
+
+def scheduler_view(cluster: Any) -> str:
+    return cluster.run_as_user(["squeue", "--states=all"], timeout_s=20).stdout
+
+
+def in_mid_training(watch: Watch, step: int = 20) -> None:
+    watch.wait_for("commit", 120, tier="memory", step=lambda committed: committed >= step)
+
+
+def job_state(cluster: Any, job_id: str) -> str:
+    shown = cluster.run_as_user(["squeue", "-h", "--states=all", "-o", "%T", "-j", job_id], timeout_s=20).stdout
+    return shown.split()[0] if shown.split() else "GONE"
+
+
+def ends_as(cluster: Any, job_id: str, state: str) -> Callable[[], str | None]:
+    return lambda: state if job_state(cluster, job_id) == state else None
+
+
+def test_a_node_whose_link_goes_down_is_replaced_within_seconds(
+    slurm_cluster: Any, job_file: Path, reference_sha256: str
+) -> None:
+    job_id, watch = submit(slurm_cluster, job_file)
+    in_mid_training(watch)
+    lost = watch.events("attempt_start")[0]["nodes"][1]
+    cut_at = time.time()
+    slurm_cluster.node_down(lost)
+
+    fault = watch.wait_for("fault", 10, node=lost)
+    watch.until(ends_as(slurm_cluster, job_id, "COMPLETED"), 120, "completed job")
+
+    assert fault["kind"] == "node_lost" and fault["time"] - cut_at < 3, watch.story()
+    (recovery,) = recoveries(watch.events(), {lost: cut_at})
+    assert (recovery.rung, recovery.restored_from) == ("spare", "memory"), watch.story()
+    assert recovery.step_resumed is not None and 20 <= recovery.step_resumed <= recovery.step_lost
+    sources = watch.wait_for("restore", 1, attempt=1)["sources"]
+    assert sources["1"].startswith("partner"), watch.story()
+    assert watch.sha256 == reference_sha256
+    status = slurm_cluster.run_as_user([*HOLDFAST, "status", job_id, "--json"], cwd=job_file.parent, timeout_s=60)
+    assert lost in json.loads(status.stdout)["out"]
+    shown = slurm_cluster.run_as_user([*HOLDFAST, "status", job_id], cwd=job_file.parent, timeout_s=60).stdout
+    assert f"{lost}" in shown and fault["reason"].split()[0] in shown
+
+
+def test_a_crashed_node_is_noticed_at_once(slurm_cluster: Any, job_file: Path, reference_sha256: str) -> None:
+    job_id, watch = submit(slurm_cluster, job_file)
+    in_mid_training(watch)
+    lost = watch.events("attempt_start")[0]["nodes"][2]
+    crashed_at = time.time()
+    slurm_cluster.crash_node(lost)
+    watch.until(ends_as(slurm_cluster, job_id, "COMPLETED"), 120, "completed job")
+    (recovery,) = recoveries(watch.events(), {lost: crashed_at})
+    assert (recovery.node, recovery.rung, recovery.restored_from) == (lost, "spare", "memory"), watch.story()
+    assert recovery.detect_s is not None and recovery.detect_s < 3
+    assert watch.sha256 == reference_sha256
+
+
+SUBMITIT_PROGRAM = """
+import json, sys
+from launcher import Executor, Torchrun
+executor = Executor(folder="runs/%j")
+executor.update_parameters(nodes=3, spares=1, slurm_partition="train", timeout_min=10)
+checkpoint = {"namespace": "python", "ram": {"every_steps": 5}}
+job = executor.submit(Torchrun(sys.argv[1], *sys.argv[2:], checkpoint=checkpoint))
+result = job.result()
+print(json.dumps({"result": result, "state": job.state, "stdout": job.stdout(), "folder": str(job.paths.folder)}))
+"""
+
+
+def test_from_python_the_job_is_a_submitit_job(slurm_cluster: Any, job_file: Path, reference_sha256: str) -> None:
+    argv = [sys.executable, "-c", SUBMITIT_PROGRAM, str(SCRIPT), *ARGS]
+    done = slurm_cluster.run_as_user(argv, cwd=job_file.parent, timeout_s=150)
+    told = json.loads(done.stdout.splitlines()[-1])
+    watch = Watch(Path(told["folder"]))
+    assert told["result"]["name"] == "done", watch.story()
+    assert told["state"] == "COMPLETED" and "supervisor" in told["stdout"]
+    assert watch.sha256 == reference_sha256
+
+
+def test_the_sbatch_template_runs_the_same_job(slurm_cluster: Any, job_file: Path, reference_sha256: str) -> None:
+    shutil.copy(TEMPLATE, job_file.parent / "train.sbatch")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    submitted = slurm_cluster.run_as_user(
+        ["sbatch", "--parsable", "--nodes=4", "train.sbatch", "job.yaml"],
+        cwd=job_file.parent,
+        env={"PATH": path},
+        timeout_s=30,
+    )
+    job_id = submitted.stdout.strip().split(";")[0]
+    watch = Watch(job_file.parent / "runs" / job_id, lambda: scheduler_view(slurm_cluster))
+    watch.until(ends_as(slurm_cluster, job_id, "COMPLETED"), 150, "completed job")
+    assert watch.sha256 == reference_sha256
+
+
+def test_a_requeued_job_goes_on_from_memory(slurm_cluster: Any, job_file: Path, reference_sha256: str) -> None:
+    job_id, watch = submit(slurm_cluster, job_file)
+    in_mid_training(watch)
+    slurm_cluster.run_as_user(["scontrol", "requeue", job_id], timeout_s=20)
+
+    agreed = watch.wait_for("attempt_end", 60, attempt=0, outcome="stopped")
+    restored = watch.wait_for("restore", 120, attempt=1)
+    watch.until(ends_as(slurm_cluster, job_id, "COMPLETED"), 150, "completed job")
+
+    assert restored["step"] == agreed["step"] and restored["tier"] == "memory", watch.story()
+    assert watch.sha256 == reference_sha256
+
+
+def test_a_requeued_job_whose_memory_is_gone_goes_on_from_the_shared_directory(
+    slurm_cluster: Any, job_file: Path, reference_sha256: str
+) -> None:
+    job_id, watch = submit(slurm_cluster, job_file)
+    in_mid_training(watch)
+    slurm_cluster.run_as_user(["scontrol", "requeue", job_id], timeout_s=20)
+    agreed = watch.wait_for("attempt_end", 60, attempt=0, outcome="stopped")
+    watch.until(ends_as(slurm_cluster, job_id, "PENDING"), 60, "requeued job")
+    for node in slurm_cluster.nodes:
+        slurm_cluster.run_on_node(node, ["sh", "-c", "rm -rf /dev/shm/holdfast-*"])
+
+    restored = watch.wait_for("restore", 120, attempt=1)
+    watch.until(ends_as(slurm_cluster, job_id, "COMPLETED"), 150, "completed job")
+
+    assert restored["step"] == agreed["step"] and restored["tier"] == "shared", watch.story()
+    assert watch.sha256 == reference_sha256
+
+
+def test_a_preempted_job_stops_at_a_boundary_and_goes_on(
+    slurm_cluster: Any, job_file: Path, reference_sha256: str
+) -> None:
+    job_id, watch = submit(slurm_cluster, job_file)
+    in_mid_training(watch)
+    urgent = ["sbatch", "--parsable", "-p", "urgent", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "true"]
+    slurm_cluster.run_as_user(urgent, cwd=job_file.parent, timeout_s=30)
+
+    agreed = watch.wait_for("attempt_end", 60, attempt=0, outcome="stopped")
+    restored = watch.wait_for("restore", 120, attempt=1)
+    watch.until(ends_as(slurm_cluster, job_id, "COMPLETED"), 150, "completed job")
+
+    assert restored["step"] == agreed["step"], watch.story()
+    assert watch.sha256 == reference_sha256

@@ -1,0 +1,165 @@
+"""Bad input, one by one: exit code 2, one line that names the place, and nothing submitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.cli import main
+
+
+@pytest.fixture(autouse=True)
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder with a good job file, and a Slurm of two nodes that writes down what it is asked."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "job.yaml").write_text("script: train.py\n")
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    answers = {
+        "sbatch": f'echo sbatch "$@" >> {tmp_path}/submitted; echo Submitted batch job 42',
+        "srun": "true",
+        "scontrol": "echo PartitionName=train State=UP Default=YES Nodes=n[1-2] PriorityTier=1",
+    }
+    for name, answer in answers.items():
+        (commands / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Runs the command line and returns its complaint, having checked its manners."""
+    assert main(list(arguments)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("holdfast: error: ") and err.count("\n") == 1
+    assert not Path("submitted").exists()
+    assert not Path("state").exists()
+    assert not [path for path in Path("runs").glob("*")]
+    return err.removeprefix("holdfast: error: ").strip()
+
+
+BAD_JOBS = [
+    ({"script": "nope.py"}, "script: no file "),
+    ({"script": None}, "script: got nothing, expected the path of a Python script"),
+    ({"script": 3}, "script: got 3, expected the path of a Python script"),
+    ({"script": "."}, "script: no file "),
+    ({"nods": 2}, "nods: unknown key, did you mean nodes?"),
+    ({"zzz": 2}, "zzz: unknown key, known keys: name, script, args"),
+    ({"name": "a b"}, "name: got 'a b', expected letters, digits"),
+    ({"name": "../x"}, "name: got '../x', expected letters, digits"),
+    ({"args": "--lr 1"}, "args: got '--lr 1', expected a list"),
+    ({"args": [["x"]]}, "args[0]: got ['x'], expected a string or a number"),
+    ({"args": [True]}, "args[0]: got True, expected a string or a number; put it in quotes"),
+    ({"nodes": 0}, "nodes: got 0, expected a whole number, at least 1"),
+    ({"nodes": "4"}, "nodes: got '4', expected a whole number"),
+    ({"nodes": 1.5}, "nodes: got 1.5, expected a whole number"),
+    ({"nodes": True}, "nodes: got True, expected a whole number"),
+    ({"nodes": None}, "nodes: got nothing, expected a whole number"),
+    ({"spares": -1}, "spares: got -1, expected a whole number, at least 0"),
+    ({"gpus_per_node": -8}, "gpus_per_node: got -8, expected a whole number, at least 0"),
+    ({"workers_per_node": 0}, "workers_per_node: got 0, expected a whole number, from 1 to 64"),
+    ({"workers_per_node": 65}, "workers_per_node: got 65, expected a whole number, from 1 to 64"),
+    ({"time_min": 0}, "time_min: got 0, expected a whole number, at least 1"),
+    ({"env": ["A=1"]}, "env: got ['A=1'], expected a mapping"),
+    ({"env": {"A-B": "1"}}, "env.A-B: not a variable's name"),
+    ({"env": {"A": True}}, "env.A: got True, expected a string or a number; put it in quotes"),
+    ({"env": {"HOLDFAST_NODE": "x"}}, "env.HOLDFAST_NODE: HOLDFAST_ variables are set by the launcher"),
+    ({"restart": {"max_restart": 3}}, "restart.max_restart: unknown key, did you mean max_restarts?"),
+    ({"restart": {"max_without_progress": 0}}, "restart.max_without_progress: got 0, expected a whole number"),
+    ({"restart": {"hang_timeout_s": 300}}, "restart.hang_timeout_s: not supported yet"),
+    ({"elastic": {"min_nodes": 2}}, "elastic: not supported yet"),
+    ({"checkpoint": 5}, "checkpoint: got 5, expected a mapping"),
+    ({"checkpoint": {"rams": {}}}, "checkpoint.rams: unknown key, did you mean ram?"),
+    ({"checkpoint": {"ram": {"every_step": 10}}}, "checkpoint.ram.every_step: unknown key, did you mean every_steps?"),
+    ({"checkpoint": {"ram": {"every_steps": 0}}}, "checkpoint.ram.every_steps: got 0, expected"),
+    ({"checkpoint": {"ram": {"keep": "2"}}}, "checkpoint.ram.keep: got '2', expected"),
+    ({"checkpoint": {"ram": [1]}}, "checkpoint.ram: got list, expected a mapping"),
+    ({"checkpoint": {"peers": {"scheme": "xor"}}}, "checkpoint.peers.scheme: xor: not supported yet"),
+    ({"checkpoint": {"peers": {"scheme": "rs"}}}, "checkpoint.peers.scheme: rs: not supported yet"),
+    ({"checkpoint": {"peers": {"scheme": "magic"}}}, "checkpoint.peers.scheme: got 'magic', expected one of"),
+    ({"checkpoint": {"nvme": {"path": "/n"}}}, "checkpoint.nvme: not supported yet"),
+    ({"checkpoint": {"s3": {"url": "s3://b"}}}, "checkpoint.s3: not supported yet"),
+    ({"checkpoint": {"shared": {}}}, "checkpoint.shared"),
+    ({"checkpoint": {"shared": {"path": 3}}}, "checkpoint.shared.path: got 3, expected"),
+    ({"checkpoint": {"shared": {"path": "train.py"}}}, "train.py: is a file, expected a directory"),
+    ({"slurm": {"nodes": 5}}, "slurm.nodes: not an option to pass on; set `nodes` and `spares`"),
+    ({"slurm": {"ntasks_per_node": 8}}, "slurm.ntasks_per_node: not an option to pass on; set `workers_per_node`"),
+    ({"slurm": {"signal": "USR1@60"}}, "slurm.signal: got 'USR1@60', expected B:USR2@SECONDS"),
+    ({"slurm": {"p": "train"}}, "slurm.p: not a long sbatch option"),
+    ({"slurm": {"partition": ["a"]}}, "slurm.partition: got ['a'], expected a string, a number or true"),
+    ({"slurm": {"comment": "a\nrm -rf x"}}, "slurm.comment: got 'a\\nrm -rf x', expected"),
+    ({"nodes": 2, "spares": 1}, "nodes: got 2 + 1 spares = 3, expected at most 2, all that partition train has"),
+]
+
+
+@pytest.mark.parametrize(("keys", "message"), BAD_JOBS, ids=[message[:40] for _, message in BAD_JOBS])
+def test_a_bad_job_file_is_refused(keys: dict, message: str, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[type-arg]
+    Path("job.yaml").write_text(yaml.safe_dump({"script": "train.py"} | keys))
+    assert message in refused(capsys, "submit", "job.yaml")
+
+
+def test_a_good_job_file_is_submitted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "job.yaml"]) == 0
+    assert capsys.readouterr().out.startswith("submitted job 42: 1 node + 0 spares, folder ")
+    assert Path("submitted").read_text().startswith("sbatch ")
+
+
+BAD_COMMANDS = [
+    (["submit"], "Missing argument 'JOB.yaml'"),
+    (["submit", "nope.yaml"], "nope.yaml: no such file; expected a job file (YAML)"),
+    (["submit", "."], ".: no such file; expected a job file (YAML)"),
+    (["submit", "job.yaml", "--cluster", "pbs"], "cluster: got 'pbs', expected one of slurm, local"),
+    (["submit", "job.yaml", "--cluster", "local", "-p", "train"], "expected no sbatch options there"),
+    (["submit", "job.yaml", "--nodes", "0"], "command line: nodes: got 0, expected a whole number, at least 1"),
+    (["submit", "job.yaml", "--nodes", "x"], "Invalid value for '--nodes'"),
+    (["submit", "job.yaml", "--nodes", "3"], "nodes: got 3 + 0 spares = 3, expected at most 2"),
+    (["submit", "job.yaml", "--spares=-1"], "command line: spares: got -1, expected a whole number, at least 0"),
+    (["submit", "-p", "train", "job.yaml"], "expected JOB.yaml first and sbatch's options after it"),
+    (["submit", "job.yaml", "-N", "4"], "--nodes: not an option to pass on; set `nodes` and `spares`"),
+    (["submit", "job.yaml", "--array=0-3"], "--array: not an option to pass on; submit one job per configuration"),
+    (["submit", "job.yaml", "--signal=USR1@60"], "--signal: got 'USR1@60', expected B:USR2@SECONDS"),
+    (["submit", "job.yaml", "--folder", "train.py/runs"], "train.py/runs: jobs cannot be kept here"),
+    (["submit", "job.yaml", "--dry-run", "--cluster", "local"], "--dry-run: got --cluster local, expected slurm"),
+    (["run", "nope.yaml"], "nope.yaml: no such file"),
+    (["run", "job.yaml", "--nodes", "0"], "nodes: got 0"),
+    (["status", "nope"], "no job 'nope': not a job's folder, not in ./runs, not submitted from here"),
+    (["logs", "nope"], "no job 'nope'"),
+    (["cancel", "nope"], "no job 'nope'"),
+    (["frobnicate"], "No such command 'frobnicate'"),
+    (["cluster", "sideways"], "No such command 'sideways'"),
+    (["status", "--jsn"], "No such option: --jsn"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_COMMANDS, ids=[" ".join(words) for words, _ in BAD_COMMANDS])
+def test_a_bad_command_line_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused(capsys, *arguments)
+
+
+def test_a_checkpoint_directory_of_another_namespace_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("shared/gpt").mkdir(parents=True)
+    Path("shared/gpt/something").write_text("not a checkpoint")
+    Path("job.yaml").write_text("name: gpt\nscript: train.py\ncheckpoint: {shared: {path: shared}}\n")
+    assert "shared/gpt: holds other files" in refused(capsys, "submit", "job.yaml")
+
+
+def test_without_slurm_submission_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert "no sbatch on PATH; submit from a login node, or use --cluster local" in refused(
+        capsys, "submit", "job.yaml"
+    )
+
+
+def test_what_sbatch_refuses_leaves_nothing_behind(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (desk / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: Invalid account' >&2\nexit 1\n")
+    assert main(["submit", "job.yaml"]) == 1
+    assert capsys.readouterr().err == (
+        "holdfast: error: sbatch refused the job: Invalid account; nothing was submitted\n"
+    )
+    assert list(Path("runs").iterdir()) == []
+    assert not Path("state").exists()

@@ -1,0 +1,262 @@
+"""The command line: what a user reads, from a job's folder as a supervisor leaves it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli import main
+from launcher.logs import Selection, follow_logs
+from launcher.registry import KnownJob, known_jobs, remember
+from launcher.submission.process import Process
+
+EVENTS = [
+    {"time": 100.0, "event": "job_start", "run_id": "local-7", "nodes_requested": 2, "spares": 1, "cluster": "local"},
+    {"time": 101.0, "event": "attempt_start", "attempt": 0, "nodes": ["node0", "node1"], "spares": ["node2"]},
+    {"time": 105.0, "event": "first_step", "attempt": 0, "step": 1, "seconds": 4.0},
+    {"time": 110.0, "event": "commit", "attempt": 0, "step": 10, "tier": "memory", "seconds": 0.1},
+    {
+        "time": 111.0,
+        "event": "fault",
+        "attempt": 0,
+        "node": "node1",
+        "kind": "node_lost",
+        "reason": "silent",
+        "step": 11,
+    },
+    {"time": 111.0, "event": "node_out", "attempt": 0, "node": "node1", "reason": "silent"},
+    {"time": 112.0, "event": "attempt_start", "attempt": 1, "nodes": ["node0", "node2"], "spares": [], "rung": "spare"},
+]
+END = {"time": 120.0, "event": "job_end", "outcome": "done", "step": 20, "seconds": 20.0}
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN_SCRIPT = """\
+#!/bin/bash
+
+# Parameters
+#SBATCH --account=team
+#SBATCH --error={cwd}/runs/%j/%j_0_log.err
+#SBATCH --exclusive
+#SBATCH --gpus-per-node=8
+#SBATCH --job-name=gpt
+#SBATCH --no-kill
+#SBATCH --nodes=5
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output={cwd}/runs/%j/%j_0_log.out
+#SBATCH --requeue
+#SBATCH --signal=B:USR2@90
+#SBATCH --time=1440
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+exec {python} -u -m submitit.core._submit {cwd}/runs/%j
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def job(home: Path) -> KnownJob:
+    """A job on the local cluster in its second attempt."""
+    folder = home / "runs" / "7"
+    for attempt, ranks in ((0, 4), (1, 4)):
+        logs = folder / "log" / f"attempt-{attempt}"
+        logs.mkdir(parents=True)
+        for rank in range(ranks):
+            (logs / f"rank-{rank}.log").write_text(f"attempt {attempt} rank {rank}\nlast line of rank {rank}\n")
+        (logs / "node2.runner.log").write_text("runner of node2\n")
+    (folder / "log" / "supervisor.log").write_text("supervisor says\n")
+    (folder / "job.json").write_text(json.dumps({"name": "gpt", "workers_per_node": 2, "nodes": 2, "spares": 1}))
+    write_events(folder, EVENTS)
+    known = KnownJob(job_id="7", name="gpt", cluster="local", folder=folder, nodes=2, spares=1)
+    remember(known)
+    return known
+
+
+def write_events(folder: Path, events: list[dict[str, Any]]) -> None:
+    with (folder / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def test_a_dry_run_prints_exactly_what_sbatch_would_get(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "train.py").write_text("")
+    (home / "job.yaml").write_text(
+        "name: gpt\nscript: train.py\nnodes: 4\nspares: 1\ngpus_per_node: 8\ntime_min: 1440\n"
+        "slurm: {account: team, exclusive: true}\n"
+    )
+    assert main(["submit", "job.yaml", "--dry-run", "-p", "train", "--comment=a b"]) == 0
+    out, err = capsys.readouterr()
+    assert out == GOLDEN_SCRIPT.format(cwd=home, python=sys.executable)
+    assert err == "# submitted by: sbatch -p train '--comment=a b' SCRIPT\n"
+    assert not (home / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["run"], ["submit"], ["status"], ["logs"], ["cancel"], ["cluster"], ["cluster", "up"]],
+    ids=lambda words: " ".join(words) or "holdfast",
+)
+def test_every_verb_explains_itself(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Usage: holdfast" in said(capsys, *words, "--help")
+
+
+def test_help_imports_none_of_the_parts() -> None:
+    heavy = ("torch", "mpi4py", "submitit", "yaml", "ckpt.cli", "slurm.testbed")
+    code = (
+        "import sys; from launcher.cli import main; code = main(['--help']);"
+        f"print([m for m in {heavy!r} if m in sys.modules], file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stderr.strip() == "[]"
+
+
+def test_status_shows_a_job_by_id_name_or_folder(job: KnownJob, capsys: pytest.CaptureFixture[str]) -> None:
+    for reference in ("7", "gpt", "runs/7", str(job.folder)):
+        shown = said(capsys, "status", reference)
+        for expected in ("recovering", "node0 node2", "node1  silent", "memory 10", "node_lost on node1 at step 11"):
+            assert expected in shown
+
+
+def test_status_as_json_carries_every_fact(job: KnownJob, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = json.loads(said(capsys, "status", "7", "--json"))
+    assert facts["job"]["folder"] == str(job.folder)
+    assert facts["nodes"] == ["node0", "node2"] and facts["out"] == {"node1": "silent"}
+    assert facts["committed"] == {"memory": 10} and facts["attempt"] == 1
+
+
+def test_status_without_a_job_lists_all(job: KnownJob, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "recovering" in said(capsys, "status") and str(job.folder)
+    (fact,) = json.loads(said(capsys, "status", "--json"))
+    assert (fact["job_id"], fact["name"], fact["state"], fact["step"]) == ("7", "gpt", "recovering", 11)
+
+
+def test_a_job_found_by_its_folder_alone_needs_no_note(
+    job: KnownJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/nonexistent")
+    assert json.loads(said(capsys, "status", "7", "--json"))["job"]["name"] == "gpt"
+
+
+def test_a_vanished_folder_drops_out_of_the_list(job: KnownJob) -> None:
+    job.folder.rename(job.folder.with_name("gone"))
+    assert known_jobs() == []
+
+
+def test_a_job_whose_supervisor_was_killed_is_lost(job: KnownJob, capsys: pytest.CaptureFixture[str]) -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    Process.of_pid(process.pid).save(job.folder)
+    assert json.loads(said(capsys, "status", "7", "--json"))["state"] == "recovering"
+    process.kill()
+    process.wait()
+    facts = json.loads(said(capsys, "status", "7", "--json"))
+    assert facts["state"] == "lost" and "supervisor says" in facts["reason"]
+
+
+def test_another_process_with_the_same_number_is_not_the_supervisor(job: KnownJob) -> None:
+    ours = Process.of_pid(os.getpid())
+    assert ours.alive()
+    assert not Process(pid=ours.pid, start_ticks=ours.start_ticks + 1, host=ours.host).alive()
+
+
+def test_cancel_interrupts_the_supervisor_and_waits_for_its_end(
+    job: KnownJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    reaper = threading.Thread(target=process.wait)
+    reaper.start()
+    Process.of_pid(process.pid).save(job.folder)
+    assert said(capsys, "cancel", "7") == "job 7 cancelled\n"
+    reaper.join()
+    assert process.returncode == -signal.SIGINT
+
+
+def test_an_ended_job_needs_no_cancelling(job: KnownJob, capsys: pytest.CaptureFixture[str]) -> None:
+    write_events(job.folder, [END])
+    assert said(capsys, "cancel", "7") == "job 7 has ended already (done)\n"
+
+
+def test_logs_are_rank_0_of_the_newest_attempt_unless_told_otherwise(
+    job: KnownJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(capsys, "logs", "7") == "attempt 1 rank 0\nlast line of rank 0\n"
+    assert said(capsys, "logs", "7", "--rank", "2", "-n", "1") == "last line of rank 2\n"
+    assert said(capsys, "logs", "7", "--attempt", "0", "--rank", "3").startswith("attempt 0 rank 3\n")
+    assert said(capsys, "logs", "7", "--supervisor") == "supervisor says\n"
+
+
+def test_logs_of_a_node_are_those_of_its_workers_and_its_runner(
+    job: KnownJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = said(capsys, "logs", "7", "--node", "node2").splitlines()
+    assert lines == [
+        "[rank 2] attempt 1 rank 2",
+        "[rank 2] last line of rank 2",
+        "[rank 3] attempt 1 rank 3",
+        "[rank 3] last line of rank 3",
+        "[node2 runner] runner of node2",
+    ]
+    assert said(capsys, "logs", "7", "--node", "node1", "--attempt", "0").startswith("[rank 2] attempt 0 rank 2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rank", "9"], "rank: got 9, expected one with a log in"),
+        (["--node", "node1"], "node: got node1, expected one of attempt 1: node0, node2"),
+        (["--node", "node2", "--rank", "0"], "rank: got 0, expected one of node node2: 2 to 3"),
+        (["--attempt", "5"], "attempt: got 5, expected one of 0, 1"),
+        (["-n", "-1"], "--lines: got -1, expected 0 or more"),
+    ],
+)
+def test_logs_that_are_not_there_are_a_usage_error(
+    job: KnownJob, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["logs", "7", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_following_logs_goes_over_to_the_next_attempt_and_ends_with_the_job(job: KnownJob) -> None:
+    lines: list[str] = []
+    ended = threading.Event()
+    arguments = (job.folder, Selection(rank=0), 1, lines.append, ended.is_set)
+    follower = threading.Thread(target=follow_logs, args=arguments)
+    follower.start()
+    wait_until(lambda: lines == ["last line of rank 0"])
+    with (job.folder / "log" / "attempt-1" / "rank-0.log").open("a") as file:
+        file.write("more\nhalf a li")
+        file.flush()
+        wait_until(lambda: lines[-1] == "more")
+        file.write("ne\n")
+    wait_until(lambda: lines[-1] == "half a line")
+    (job.folder / "log" / "attempt-2").mkdir()
+    (job.folder / "log" / "attempt-2" / "rank-0.log").write_text("second\n")
+    wait_until(lambda: lines[-1] == "second")
+    ended.set()
+    follower.join(timeout=10)
+    assert not follower.is_alive()
+
+
+def wait_until(condition: Any, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,163 @@
+"""The job file: what is accepted, what is filled in, and that a job survives JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.errors import UsageError
+from launcher.jobfile import JobSpec, Restart, load_job
+
+SCRIPT = Path(__file__).resolve()
+BASE = SCRIPT.parent
+
+
+def job(**keys: Any) -> JobSpec:
+    return JobSpec.from_mapping({"script": SCRIPT.name, **keys}, BASE, "job.yaml")
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "train.py").write_text("")
+    (folder / "job.yaml").write_text(text)
+    return folder / "job.yaml"
+
+
+def test_a_job_of_only_a_script_trains_on_one_node_without_checkpoints() -> None:
+    spec = job()
+    assert (spec.name, spec.script, spec.nodes, spec.spares) == ("test_jobfile", SCRIPT, 1, 0)
+    assert (spec.workers_per_node, spec.checkpoint, spec.time_min) == (1, None, None)
+    assert spec.restart == Restart(max_without_progress=3, max_restarts=100)
+
+
+def test_every_gpu_gets_a_worker() -> None:
+    assert job(gpus_per_node=8).workers_per_node == 8
+    assert job(gpus_per_node=8, workers_per_node=2).workers_per_node == 2
+
+
+def test_numbers_among_the_arguments_become_text() -> None:
+    assert job(args=["--layers", 4, "--lr", 0.5]).args == ("--layers", "4", "--lr", "0.5")
+
+
+def test_the_namespace_is_the_jobs_name_unless_given() -> None:
+    assert (job(name="gpt", checkpoint={}).checkpoint or {})["namespace"] == "gpt"
+    assert (job(name="gpt", checkpoint={"namespace": "other"}).checkpoint or {})["namespace"] == "other"
+
+
+def test_relative_paths_count_from_the_job_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, "script: train.py\ncheckpoint: {shared: {path: ckpt}}\n")
+    monkeypatch.chdir("/")
+    spec = load_job(path)
+    assert spec.script == tmp_path / "train.py"
+    assert spec.checkpoint and spec.checkpoint["shared"]["path"] == str(tmp_path / "ckpt")
+
+
+def test_sbatch_options_take_dashes_or_underscores_and_false_means_absent() -> None:
+    assert job(slurm={"mem_per_cpu": "2G", "exclusive": True, "contiguous": False}).slurm == {
+        "mem-per-cpu": "2G",
+        "exclusive": True,
+    }
+
+
+def test_a_longer_warning_before_the_time_limit_may_be_asked_for() -> None:
+    assert job(slurm={"signal": "B:USR2@600"}).slurm == {"signal": "B:USR2@600"}
+
+
+def test_an_empty_section_is_an_absent_one(tmp_path: Path) -> None:
+    spec = load_job(write(tmp_path, "script: train.py\nenv:\nslurm:\ncheckpoint:\nrestart:\n"))
+    assert (dict(spec.env), dict(spec.slurm), spec.checkpoint, spec.restart) == ({}, {}, None, Restart())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("script: a.py\nscript: b.py\n", "job.yaml: not valid YAML: key 'script' is given twice at line 2, column 1"),
+        ("a: &x [1]\nb: *x\n", "job.yaml: not valid YAML: aliases (*name) are not read at line 2, column 4"),
+        ("script: [\n", "job.yaml: not valid YAML: "),
+        ("script: !!python/object:os.system x\n", "job.yaml: not valid YAML: could not determine a constructor"),
+        ("[" * 5000, "job.yaml: not valid YAML: nested too deeply"),
+        ("- script\n", "job.yaml: got ['script'], expected a mapping"),
+        ("", "job.yaml: got nothing, expected a mapping"),
+    ],
+)
+def test_unreadable_yaml_is_one_clear_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_job(write(tmp_path, text))
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+def test_a_file_of_more_than_a_mebibyte_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="larger than 1048576 bytes"):
+        load_job(write(tmp_path, "#" * (1 << 20) + "\n"))
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(b"script: \xff")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        load_job(path)
+
+
+words = st.text("abcxyz019_-.", min_size=1, max_size=12)
+texts = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=12)
+printable = st.text("abcXYZ 012:=,@", min_size=1, max_size=12)
+sizes = st.integers(1, 10**6)
+jobs = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": words.filter(lambda name: name[0].isalnum()),
+        "args": st.lists(st.one_of(texts, st.integers(), st.floats(allow_nan=False)), max_size=4),
+        "nodes": sizes,
+        "spares": st.integers(0, 10**6),
+        "gpus_per_node": st.integers(0, 64),
+        "workers_per_node": st.integers(1, 64),
+        "env": st.dictionaries(st.from_regex(r"[A-G_][A-Za-z0-9_]{0,8}", fullmatch=True), texts, max_size=3),
+        "restart": st.fixed_dictionaries(
+            {}, optional={"max_without_progress": sizes, "max_restarts": st.integers(0, 9)}
+        ),
+        "checkpoint": st.one_of(
+            st.none(),
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "namespace": words.filter(lambda name: name[0].isalnum()),
+                    "ram": st.fixed_dictionaries({}, optional={"every_steps": sizes, "keep": st.integers(2, 9)}),
+                    "peers": st.fixed_dictionaries({"scheme": st.sampled_from(["none", "partner"])}),
+                    "shared": st.fixed_dictionaries({"path": words}, optional={"every_steps": sizes, "keep": sizes}),
+                },
+            ),
+        ),
+        "slurm": st.dictionaries(
+            st.sampled_from(["partition", "account", "mem_per_cpu", "exclusive", "qos"]),
+            st.one_of(printable, st.booleans(), st.integers(0, 99)),
+        ),
+        "time_min": sizes,
+    },
+)
+
+
+@given(jobs)
+@settings(max_examples=150, deadline=None)
+def test_a_job_survives_json(mapping: dict[str, Any]) -> None:
+    spec = job(**mapping)
+    again = JobSpec.from_mapping(json.loads(json.dumps(spec.to_mapping())), Path("/elsewhere"))
+    assert again == spec
+
+
+@given(st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), texts), lambda inner: st.one_of(
+    st.lists(inner, max_size=3),
+    st.dictionaries(st.one_of(texts, st.integers(), st.sampled_from([
+        "script", "name", "args", "nodes", "env", "restart", "checkpoint", "slurm", "ram", "peers", "shared", "path"
+    ])), inner, max_size=4),
+), max_leaves=12))  # fmt: skip
+@settings(max_examples=200, deadline=None)
+def test_whatever_stands_in_the_file_the_only_error_is_a_usage_error_of_one_line(data: Any) -> None:
+    try:
+        JobSpec.from_mapping({"script": SCRIPT.name, **data} if isinstance(data, dict) else data, BASE, "job.yaml")
+    except UsageError as error:
+        assert str(error).startswith("job.yaml: ")
+        assert "\n" not in str(error) and len(str(error)) < 500

@@ -1,0 +1,150 @@
+"""A job's status from its events: states, nodes, steps, and the share of time that counted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from launcher.history.status import Status, status_of
+from launcher.history.view import describe, duration, render
+
+
+def event(time: float, name: str, **fields: Any) -> dict[str, Any]:
+    return {"time": time, "event": name, "attempt": None, "node": None, "step": None, "seconds": None} | fields
+
+
+STARTED = [
+    event(0, "job_start", run_id="slurm-c-7", nodes_requested=2, spares=1, restart_count=0, cluster="slurm"),
+    event(1, "node_ready", node="n1", warm=True),
+    event(2, "attempt_start", attempt=0, nodes=["n1", "n2"], spares=["n3"], rung="start"),
+    event(3, "restore", attempt=0, step=0, tier="none", sources={}, seconds=0.1),
+    event(4, "workers_started", attempt=0, seconds=2.0),
+    event(10, "first_step", attempt=0, step=1, seconds=8.0),
+]
+TRAINED = [*STARTED, event(19, "commit", attempt=0, tier="memory", step=10, seconds=0.2, bytes=100)]
+LOST = [
+    *TRAINED,
+    event(31, "fault", attempt=0, kind="node_lost", node="n2", reason="no heartbeat for 2.5 s", step=20, detect=1.0),
+    event(31, "attempt_end", attempt=0, outcome="fault", step=20),
+    event(31, "node_out", node="n2", reason="no heartbeat for 2.5 s"),
+]
+SWAPPED = [
+    *LOST,
+    event(32, "attempt_start", attempt=1, nodes=["n1", "n3"], spares=[], rung="spare"),
+    event(33, "restore", attempt=1, step=10, tier="memory", sources={"1": "partner@n1"}, seconds=0.5),
+    event(40, "first_step", attempt=1, step=11, seconds=8.0),
+]
+DONE = [
+    *SWAPPED,
+    event(50, "attempt_end", attempt=1, outcome="done", step=21),
+    event(50, "job_end", outcome="done", step=21, seconds=50.0),
+]
+
+
+def test_a_job_without_events_is_pending() -> None:
+    assert status_of([]) == Status()
+    assert status_of([]).state == "pending"
+
+
+def test_a_job_whose_first_attempt_begins_is_starting() -> None:
+    status = status_of(STARTED[:5], now_s=6)
+    assert (status.state, status.attempt, status.nodes, status.spares) == ("starting", 0, ("n1", "n2"), ("n3",))
+    assert (status.run_id, status.cluster, status.step, status.ettr) == ("slurm-c-7", "slurm", 0, None)
+
+
+def test_a_training_job_tells_its_step_speed_and_commits() -> None:
+    status = status_of(TRAINED, now_s=20)
+    assert (status.state, status.step, dict(status.committed)) == ("training", 10, {"memory": 10})
+    assert status.steps_per_s == pytest.approx(1.0)
+    assert status.ettr == pytest.approx(10 / 20)
+
+
+def test_progress_between_commits_counts() -> None:
+    assert status_of([*TRAINED, event(24, "progress", attempt=0, step=15)], now_s=25).step == 15
+
+
+def test_a_job_that_lost_a_node_is_recovering_and_says_why() -> None:
+    status = status_of(LOST, now_s=31)
+    assert (status.state, status.reason, status.faults) == ("recovering", "no heartbeat for 2.5 s", 1)
+    assert dict(status.out) == {"n2": "no heartbeat for 2.5 s"}
+    assert status.steps_per_s is None
+
+
+def test_a_spare_that_trains_is_a_spare_no_more() -> None:
+    status = status_of(SWAPPED, now_s=41)
+    assert (status.state, status.nodes, status.spares, status.attempt) == ("training", ("n1", "n3"), (), 1)
+    assert status.step == 11
+
+
+def test_ettr_counts_neither_waiting_nor_steps_that_were_repeated() -> None:
+    # Attempt 0 trained from 10 s to 30 s (the fault took 1 s to be noticed) and made steps 1 to 20, of which 1 to 10
+    # were kept: 10 s count. Attempt 1 trained from 40 s to 50 s, all of it kept.
+    assert status_of(DONE).ettr == pytest.approx((10 + 10) / 50, abs=0.02)
+
+
+def test_a_deeper_fall_back_takes_from_earlier_attempts_too() -> None:
+    again = [
+        *SWAPPED,
+        event(50, "fault", attempt=1, kind="process_exit", step=30, reason="exit code 1"),
+        event(60, "attempt_start", attempt=2, nodes=["n1", "n3"], spares=[], rung="requeue"),
+        event(61, "restore", attempt=2, step=0, tier="none"),
+    ]
+    assert status_of(again, now_s=100).ettr == pytest.approx(0.0)
+
+
+def test_a_job_stopped_for_a_requeue_is_requeued_until_it_starts_again() -> None:
+    stopped = [
+        *TRAINED,
+        event(20, "stop_requested", reason="preempted"),
+        event(21, "attempt_end", attempt=0, outcome="stopped", step=11),
+    ]
+    assert status_of(stopped[:-1], now_s=20).state == "stopping"
+    status = status_of(stopped, now_s=90)
+    assert (status.state, status.step) == ("requeued", 11)
+    again = [*stopped, event(100, "job_start", run_id="slurm-c-7", restart_count=1, cluster="slurm")]
+    assert status_of(again, now_s=101).state == "starting"
+    assert status_of(again, now_s=101).seconds == pytest.approx(101)
+
+
+def test_an_ended_job_has_its_outcome_as_state_and_its_clock_stands() -> None:
+    status = status_of(DONE, now_s=10_000)
+    assert (status.state, status.step, status.seconds) == ("done", 21, 50)
+    failed = status_of([*STARTED, event(12, "job_end", outcome="user_error", step=1, reason="Traceback\nKeyError: 1")])
+    assert (failed.state, failed.reason) == ("user_error", "Traceback\nKeyError: 1")
+
+
+def test_unknown_and_malformed_events_do_no_harm() -> None:
+    strange: list[dict[str, Any]] = [
+        {},
+        {"event": "news", "time": 1.0},
+        {"event": "commit"},
+        {"time": "x", "event": "fault"},
+    ]
+    assert status_of([*strange, *DONE, *strange]).state == "done"
+
+
+def test_the_status_is_json_data() -> None:
+    assert json.loads(json.dumps(status_of(DONE).to_mapping()))["out"] == {"n2": "no heartbeat for 2.5 s"}
+
+
+def test_the_table_tells_what_a_user_asks_for() -> None:
+    console = Console(width=120, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(status_of(SWAPPED, now_s=41), "7  gpt"))
+    shown = console.export_text()
+    for expected in ("training", "n1 n3", "n2  no heartbeat for 2.5 s", "memory 10", "ETTR", "attempt 1 (spare)"):
+        assert expected in shown
+
+
+def test_every_event_is_one_line_of_words() -> None:
+    for told in DONE:
+        line = describe(told)
+        assert line and "\n" not in line and "None" not in line
+    assert describe(LOST[7]) == "node_lost on n2 at step 20: no heartbeat for 2.5 s (noticed within 1.0 s)"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "00:00:00"), (3661.9, "01:01:01"), (90000, "1 d 01:00:00")])
+def test_durations_are_read_at_a_glance(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

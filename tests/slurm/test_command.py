@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm.command import CommandError, run
+
+
+def test_returns_what_a_program_said() -> None:
+    done = run(["sh", "-c", "cat; echo bad >&2; exit 3"], input="in", check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "in", "bad\n")
+
+
+def test_a_failure_names_command_code_and_words() -> None:
+    with pytest.raises(CommandError, match=r"sh -c 'echo no luck >&2; exit 3': exit code 3: no luck$") as caught:
+        run(["sh", "-c", "echo no luck >&2; exit 3"])
+    assert caught.value.result.returncode == 3
+
+
+def test_a_signal_is_named() -> None:
+    with pytest.raises(CommandError, match="signal SIGKILL"):
+        run(["sh", "-c", "kill -9 $$"])
+
+
+def test_a_program_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(CommandError, match=r"no-such-program: could not be started \(No such file or directory\)"):
+        run(["no-such-program"])
+
+
+def test_a_program_that_does_not_end_is_killed_with_its_children(tmp_path: Path) -> None:
+    children = "import subprocess, os; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    start_s = time.monotonic()
+    with pytest.raises(CommandError, match=r"no answer within 0\.5 s") as caught:
+        run([sys.executable, "-S", "-c", children], timeout_s=0.5)
+    assert time.monotonic() - start_s < 10
+    state = Path(f"/proc/{caught.value.result.stdout.strip()}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_undecodable_output_is_no_error() -> None:
+    assert run(["printf", "\\377ok"]).stdout == "\ufffdok"
+
+
+def test_env_and_directory_are_the_programs_own(tmp_path: Path) -> None:
+    assert run(["/bin/sh", "-c", "echo $ONE; pwd"], env={"ONE": "1"}, cwd=tmp_path).stdout == f"1\n{tmp_path}\n"

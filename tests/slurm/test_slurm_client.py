@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from slurm import CommandError, Slurm, SlurmError
+from slurm.command import Result
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+class Answers:
+    """A runner that answers from a table and remembers what it was asked."""
+
+    def __init__(self, stdout: str = "", stderr: str = "") -> None:
+        self.asked: list[tuple[str, ...]] = []
+        self.stdout = stdout
+        self.stderr = stderr
+
+    def __call__(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float = 30.0,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        input: str = "",
+        check: bool = True,
+    ) -> Result:
+        self.asked.append(tuple(argv))
+        done = Result(
+            argv=tuple(argv), returncode=int(bool(self.stderr)), stdout=self.stdout, stderr=self.stderr, seconds=0.0
+        )
+        if self.stderr:
+            raise CommandError(done, "exit code 1")
+        return done
+
+
+def test_reads_a_job() -> None:
+    run = Answers((RECORDED / "job_running.txt").read_text())
+    job = Slurm(run=run).job(7)
+    assert job is not None and job.nodes == ("n1", "n2", "n3")
+    assert run.asked == [("scontrol", "show", "job", "--oneliner", "7")]
+
+
+def test_a_job_that_slurm_does_not_know_is_none() -> None:
+    assert Slurm(run=Answers(stderr="slurm_load_jobs error: Invalid job id specified")).job(999) is None
+
+
+def test_a_controller_that_does_not_answer_is_an_error_and_not_an_unknown_job() -> None:
+    with pytest.raises(CommandError, match="Unable to contact"):
+        Slurm(run=Answers(stderr="slurm_load_jobs error: Unable to contact slurm controller")).job(7)
+
+
+def test_reads_nodes_and_partitions() -> None:
+    assert len(Slurm(run=Answers((RECORDED / "nodes.txt").read_text())).nodes()) == 4
+    partitions = Slurm(run=Answers((RECORDED / "partitions.txt").read_text())).partitions()
+    assert [(partition.name, len(partition.nodes)) for partition in partitions] == [
+        ("train", 4),
+        ("base", 4),
+        ("urgent", 4),
+    ]
+
+
+def test_asks_slurm_to_cancel_requeue_and_drain() -> None:
+    run = Answers()
+    slurm = Slurm(run=run)
+    slurm.cancel(7)
+    slurm.requeue(7)
+    slurm.drain("n3", "holdfast: gpu 3 lost")
+    assert run.asked == [
+        ("scancel", "7"),
+        ("scontrol", "requeue", "7"),
+        ("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=holdfast: gpu 3 lost"),
+    ]
+
+
+def test_a_drain_without_a_reason_is_refused() -> None:
+    run = Answers()
+    with pytest.raises(SlurmError, match="drain of n3: no reason"):
+        Slurm(run=run).drain("n3", " ")
+    assert run.asked == []

@@ -1,0 +1,95 @@
+"""The layout is the architecture: packages import one way, light ones stay light, MPI has one door."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("slurm", "lifecycle", "ckpt", "launcher")
+MAY_IMPORT = {
+    "slurm": set(),
+    "lifecycle": {"slurm"},
+    "ckpt": set(),
+    "launcher": {"slurm", "lifecycle", "ckpt"},
+}
+# The launcher knows ckpt and lifecycle by their public faces only.
+PUBLIC_ONLY = {"ckpt": {"ckpt", "ckpt.agent.launch", "ckpt.cli"}, "lifecycle": {"lifecycle"}}
+HEAVY = ("torch", "mpi4py")
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield package, path
+
+
+def imported(path: Path) -> set[str]:
+    """Full names of all modules that a file imports, at any depth of its code."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module)
+    return names
+
+
+def test_packages_import_one_way() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for package, path in modules()
+        for name in imported(path)
+        if (top := name.split(".")[0]) in PACKAGES and top != package and top not in MAY_IMPORT[package]
+    ]
+    assert not wrong
+
+
+def test_launcher_uses_public_faces_only() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for package, path in modules()
+        if package == "launcher"
+        for name in imported(path)
+        if (top := name.split(".")[0]) in PUBLIC_ONLY and name not in PUBLIC_ONLY[top]
+    ]
+    assert not wrong
+
+
+def test_slurm_needs_the_standard_library_only() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for package, path in modules()
+        if package == "slurm"
+        for name in imported(path)
+        if name.split(".")[0] not in (*sys.stdlib_module_names, "slurm")
+    ]
+    assert not wrong
+
+
+def test_mpi_has_one_door() -> None:
+    doors = {
+        str(path.relative_to(ROOT))
+        for _, path in modules()
+        if any(name.split(".")[0] == "mpi4py" for name in imported(path))
+    }
+    assert doors == {"ckpt/transport.py"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_importing_a_package_loads_neither_torch_nor_mpi(package: str) -> None:
+    code = f"import sys, {package}; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_command_line_starts_without_torch_or_mpi() -> None:
+    code = f"import sys, launcher.cli; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
