@@ -21,7 +21,7 @@ PYTHON ?= $(usable)
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
-PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS)
+PIP = $(BIN)/python -m pip --disable-pip-version-check install -qq $(PIP_FLAGS)
 CONSTRAINTS = -c $(VENV)/constraints.txt
 
 demo: $(VENV)/.installed

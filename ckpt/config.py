@@ -6,13 +6,17 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ckpt.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_RUN_ID = re.compile(r"[A-Za-z0-9_.-]+")
+_WHOLE = re.compile(r"[0-9]{1,18}")
+_POSITIVE = re.compile(r"[1-9][0-9]{0,5}")
+_ABSOLUTE = re.compile(r"/.+")
 SCHEMES = ("none", "partner")
 
 
@@ -123,20 +127,20 @@ class Place:
             nodes = tuple(env["HOLDFAST_NODES"].split(","))
             node = env.get("HOLDFAST_NODE") or env["SLURMD_NODENAME"]
             place = cls(
-                run_id=env["HOLDFAST_RUN_ID"],
-                attempt=int(env["HOLDFAST_ATTEMPT"]),
+                run_id=_matching(env, "HOLDFAST_RUN_ID", _RUN_ID, "letters, digits, '_', '.', '-'"),
+                attempt=int(_matching(env, "HOLDFAST_ATTEMPT", _WHOLE, "a whole number")),
                 node=node,
                 nodes=nodes,
-                ranks_per_node=int(env["HOLDFAST_RANKS_PER_NODE"]),
-                ram_dir=Path(env["HOLDFAST_RAM_DIR"]),
+                ranks_per_node=int(_matching(env, "HOLDFAST_RANKS_PER_NODE", _POSITIVE, "a number of at least 1")),
+                ram_dir=Path(_matching(env, "HOLDFAST_RAM_DIR", _ABSOLUTE, "an absolute path")),
             )
         except KeyError as error:
             raise ConfigError(
                 f"environment: {error.args[0]} is not set; run the script with `holdfast run` or `holdfast submit`, "
                 "or construct Checkpointer(...) with explicit arguments"
             ) from None
-        except ValueError as error:
-            raise ConfigError(f"environment: {error}") from None
+        if len(set(nodes)) != len(nodes):
+            raise ConfigError(f"environment: HOLDFAST_NODES={','.join(nodes)} names a node twice")
         if node not in nodes:
             raise ConfigError(f"environment: HOLDFAST_NODE={node!r} is not in HOLDFAST_NODES={','.join(nodes)}")
         return place
@@ -153,6 +157,12 @@ def config_from_env(env: Mapping[str, str]) -> CheckpointConfig:
     except json.JSONDecodeError as error:
         raise ConfigError(f"environment: HOLDFAST_CHECKPOINT is not JSON: {error}") from None
     return CheckpointConfig.from_mapping(section)
+
+
+def _matching(env: Mapping[str, str], name: str, pattern: re.Pattern[str], expected: str) -> str:
+    if not pattern.fullmatch(env[name]):
+        raise ConfigError(f"environment: {name}={env[name]!r:.200}, expected {expected}")
+    return env[name]
 
 
 def _known(section: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> None:
@@ -174,7 +184,7 @@ def _build(kind: type, section: Mapping[str, Any], where: str) -> Any:
             raise ConfigError(f"{where}.{key}: got {value!r}, expected a whole number of at least 1")
         if types[key] == "str" and (not isinstance(value, str) or not value):
             raise ConfigError(f"{where}.{key}: got {value!r}, expected a non-empty string")
-    try:
-        return kind(**section)
-    except TypeError as error:
-        raise ConfigError(f"{where}: {error}".replace("__init__() ", "")) from None
+    missing = [field.name for field in fields(kind) if field.default is MISSING and field.name not in section]
+    if missing:
+        raise ConfigError(f"{where}.{missing[0]}: missing")
+    return kind(**section)

@@ -70,6 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
         return app(sys.argv[1:] if arguments is None else arguments, prog_name="holdfast", standalone_mode=False) or 0
     except (LauncherError, SlurmError, CheckpointError) as error:
         return _complain(str(error), getattr(error, "exit_code", 1))
+    except OSError as error:
+        return _complain(str(error), 1)
     except typer.Abort:
         return _complain("interrupted", 130)
     except Exception as error:

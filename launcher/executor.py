@@ -86,7 +86,7 @@ class Executor(submitit.AutoExecutor):
         self.cluster = cluster or self.which()
         if self.cluster not in _EXECUTORS:
             raise UsageError(f"cluster: got {self.cluster!r}, expected one of {', '.join(_EXECUTORS)}")
-        folder = Path(folder) if "%j" in str(folder) else Path(folder) / "%j"
+        folder = _with_job_id(folder)
         _check_writable(JobPaths.get_first_id_independent_folder(folder))
         self._executor = flexible_init(_EXECUTORS[self.cluster], folder, **kwargs)
         self._deprecated_args: dict[str, str] = {}
@@ -113,12 +113,11 @@ class Executor(submitit.AutoExecutor):
                 self._executor.parameters = given
                 self._executor.use(spec)
                 self._check(spec)
-            for spec, delayed in zip(specs, delayed_submissions, strict=True):
+            for spec in specs:
                 self._executor.parameters = given
                 self._executor.use(spec)
                 supervised = DelayedSubmission(Supervised(spec.to_mapping(), self.cluster))
-                delayed.__dict__.update(supervised.__dict__)
-                jobs += self._executor._internal_process_submissions([delayed])
+                jobs += self._executor._internal_process_submissions([supervised])
                 _remember(jobs[-1], spec, self.cluster)
         finally:
             self._executor.parameters = given
@@ -171,7 +170,8 @@ class Supervised:
             raise SystemExit(0)
         if outcome.exit_code:
             at_step = "" if outcome.step is None else f" at step {outcome.step}"
-            raise JobFailed(f"job {self.job['name']}: {outcome.name}{at_step}: {outcome.reason}")
+            because = f": {outcome.reason}" if outcome.reason else ""
+            raise JobFailed(f"job {self.job['name']}: {outcome.name}{at_step}{because}")
         return dataclasses.asdict(outcome)
 
 
@@ -181,7 +181,7 @@ def sbatch_script(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence
     Returns:
         The sbatch script, and the command line that would submit it (the script's name left out).
     """
-    executor = SupervisedSlurmExecutor(folder, flags)
+    executor = SupervisedSlurmExecutor(_with_job_id(folder), flags)
     executor.use(spec)
     return executor.script(), executor.sbatch_command("")[:-1]
 
@@ -210,6 +210,10 @@ def check_partition(names: str | None, spec: JobSpec) -> None:
             f"nodes: got {spec.nodes} + {spec.spares} spares = {wanted}, expected at most {len(largest.nodes)}, "
             f"all that partition {largest.name} has; ask for fewer or choose another partition"
         )
+
+
+def _with_job_id(folder: Path | str) -> Path:
+    return Path(folder) if "%j" in str(folder) else Path(folder) / "%j"
 
 
 def _check_writable(folder: Path) -> None:

@@ -51,8 +51,8 @@ def log_files(folder: Path, selection: Selection) -> dict[str, Path]:
             raise UsageError(f"rank: got {rank}, expected one with a log in {attempt_dir}: {there}")
         return {f"rank {rank}": path}
     files = {f"rank {rank}": attempt_dir / f"rank-{rank}.log" for rank in _ranks_of(folder, attempt_dir, selection)}
-    runner = attempt_dir / f"{selection.node}.runner.log"
-    return files | ({f"{selection.node} runner": runner} if runner.is_file() else {})
+    runner = folder / "log" / f"runner-{selection.node}.log"
+    return files | ({f"{selection.node} runner": runner} if runner.is_file() and selection.rank is None else {})
 
 
 def print_logs(folder: Path, selection: Selection, lines: int | None, write: Callable[[str], None]) -> None:

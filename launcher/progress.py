@@ -25,6 +25,7 @@ _POLL_S = 0.1
 _REPORT_EVERY_S = 10.0  # between step lines where there is no terminal to redraw
 _STEPS = ("commit", "progress")
 _DETAILS = ("node_ready", "attempt_end", "job_end")
+EXIT_CANCELLED = 13
 EXIT_LEFT_RUNNING = 130
 
 
@@ -38,12 +39,13 @@ def follow(job: KnownJob, console: Console) -> int:
         LauncherError: the supervisor died without an outcome.
     """
     process = Process.read(job.folder)
-    view = _TerminalView(console) if console.is_terminal else _PlainView(console)
+    tail = Tail(job.folder / "events.jsonl")
+    view = _TerminalView(console, tail) if console.is_terminal else _PlainView(console, tail)
     interrupts = 0
     with _ended_by_signals(), view:
         while True:
             try:
-                _watch(job, process, view)
+                _watch(process, view)
                 break
             except KeyboardInterrupt:
                 interrupts += 1
@@ -52,11 +54,13 @@ def follow(job: KnownJob, console: Console) -> int:
                     return EXIT_LEFT_RUNNING
                 view.say("cancelling (press Ctrl-C again to leave the job running on its own)")
                 process.interrupt()
+    if interrupts and read_result(job.folder) is None:
+        console.print("cancelled before it began")
+        return EXIT_CANCELLED
     return _conclude(job, view.status(), console)
 
 
-def _watch(job: KnownJob, process: Process | None, view: _View) -> None:
-    view.tail = view.tail or Tail(job.folder / "events.jsonl")
+def _watch(process: Process | None, view: _View) -> None:
     while process is not None and process.alive():
         view.update()
         time.sleep(_POLL_S)
@@ -71,26 +75,28 @@ def _conclude(job: KnownJob, status: Status, console: Console) -> int:
             return 1
         raise LauncherError(f"job {job.job_id}: its supervisor ended without an outcome; {last_words(job)}")
     outcome = str(result.get("name"))
-    summary = Text(outcome, style=state_style(outcome))
+    summary = Text.assemble((outcome, state_style(outcome)))
     if result.get("step") is not None:
-        summary.append(f" at step {result['step']}", style="default")
+        summary.append(f" at step {result['step']}")
     if status.seconds is not None:
         summary.append(f" after {duration(status.seconds)}")
-    if status.faults:
-        summary.append(f", {plural(status.faults, 'fault')} survived" if outcome == "done" else "")
+    if status.faults and outcome == "done":
+        summary.append(f", {plural(status.faults, 'fault')} survived")
     if status.ettr is not None:
         summary.append(f", ETTR {status.ettr:.1%}")
     console.print(summary, soft_wrap=True)
-    if result.get("reason") and outcome != "done":
-        print(str(result["reason"]).rstrip(), file=sys.stderr)
+    if outcome not in ("done", "cancelled"):
+        rank = next((event["rank"] for event in reversed(status.events) if event.get("rank") is not None), None)
+        where = "--supervisor" if rank is None else f"--rank {rank}"
+        print(f"{result.get('reason')}\nmore: holdfast logs {job.job_id} {where}", file=sys.stderr)
     return int(result.get("exit_code", 1))
 
 
 class _View:
     """Takes in events and shows the ones worth a line."""
 
-    def __init__(self, console: Console) -> None:
-        self.tail: Tail | None = None
+    def __init__(self, console: Console, tail: Tail) -> None:
+        self._tail = tail
         self._console = console
         self._history = History()
 
@@ -102,7 +108,7 @@ class _View:
 
     def update(self) -> None:
         """Reads and shows what is new."""
-        for event in self.tail.events() if self.tail else ():
+        for event in self._tail.events():
             self._history.add(event)
             self._show(event)
 
@@ -121,8 +127,8 @@ class _View:
 class _PlainView(_View):
     """Lines only: for a log file or a pipe."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
+    def __init__(self, console: Console, tail: Tail) -> None:
+        super().__init__(console, tail)
         self._next_report_s = 0.0
 
     def _show(self, event: Event) -> None:
@@ -135,8 +141,8 @@ class _PlainView(_View):
 class _TerminalView(_View):
     """Lines above, and at the bottom one that is redrawn."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
+    def __init__(self, console: Console, tail: Tail) -> None:
+        super().__init__(console, tail)
         self._live = Live(Text("starting"), console=console, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> _View:
@@ -153,7 +159,8 @@ class _TerminalView(_View):
 
 def _standing(status: Status) -> Text:
     """Where the job stands, on one line."""
-    parts = [f"step {status.step}" + (f" ({status.steps_per_s:.3g} steps/s)" if status.steps_per_s else "")]
+    speed = f" ({status.steps_per_s:.3g} steps/s)" if status.steps_per_s else ""
+    parts = [f"step {status.step}{speed}"] if status.step else []
     parts += [f"committed in {tier}: {step}" for tier, step in status.committed.items()]
     if status.attempt is not None:
         parts.append(f"attempt {status.attempt}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
+from launcher.history.events import read_events
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,16 +98,19 @@ def _of_folder(folder: Path) -> KnownJob:
     for known in known_jobs():
         if known.folder == folder:
             return known
-    job: dict[str, Any] = {}
+    spec: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
-        job = json.loads((folder / "job.json").read_text())
+        spec = json.loads((folder / "job.json").read_text())
+    start = next((event for event in read_events(folder / "events.jsonl") if event["event"] == "job_start"), {})
+    cluster = str(start.get("cluster") or ("slurm" if folder.name.isdigit() else "local"))
+    run_id = str(start.get("run_id") or folder.name)
     return KnownJob(
-        job_id=folder.name,
-        name=job.get("name", folder.name),
-        cluster="slurm" if folder.name.isdigit() else "local",
+        job_id=run_id.rpartition("-")[2] if cluster == "slurm" else folder.name,
+        name=spec.get("name", folder.name),
+        cluster=cluster,
         folder=folder,
-        nodes=job.get("nodes", 0),
-        spares=job.get("spares", 0),
+        nodes=spec.get("nodes", 0),
+        spares=spec.get("spares", 0),
         submitted_s=folder.stat().st_mtime,
     )
 

@@ -51,5 +51,5 @@ def slurm_cluster(_session_cluster: TestCluster) -> Iterator[TestCluster]:
 
 def _remove_clusters_of_dead_sessions() -> None:
     for name in TestCluster.list():
-        if name.startswith(_PREFIX) and not os.path.exists(f"/proc/{name.removeprefix(_PREFIX)}"):
+        if name.startswith(_PREFIX) and not os.path.exists(f"/proc/{name.split('-')[1]}"):
             TestCluster.load(name).down()

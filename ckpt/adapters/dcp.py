@@ -118,6 +118,7 @@ class DcpReader(StorageReader):
             )
         self._checkpointer = checkpointer
         self._saved: SavedStep = checkpointer.saved_step()
+        self._content(next(self._records()))
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing to forget. The id is not used."""

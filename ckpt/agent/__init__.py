@@ -3,13 +3,20 @@
 launch     how a launcher starts agents: command line and environment
 messages   frames on the agent's Unix socket
 client     the two ends that talk to an agent: Monitor (the node's runner), AgentClient (a worker)
-server     wires the parts below; the process's life
-listener   the Unix socket: who is connected, who gets which event
+server     wires the parts below together
+lifetime   one agent for each memory directory; no wait without an end
+
+coordinator  node rank 0 leads each save: all sealed, all protected, commit
+saves        a save on one node: seal, copies for others, commit or drop
+drain        a committed save goes to the shared tier
+recover      node rank 0 leads a new attempt to one restore plan
+restore      a node's part in it: inventory, verify, rebuild
+loading      gives a loading worker the bytes of any saved rank
+stop         one common step boundary for all ranks
+
+exchange   shards, whole or in part, from one node's memory to another's
 peers      calls and byte transfers between agents, with deadlines
 holdings   what this node's memory holds: shards and their records
-protect    one save: seal, redundancy, commit
-drain      one save on its way to the shared tier
-recover    agreeing on what to restore, and making lost shards again
-loading    gives a loading worker the bytes of any saved rank
-stop       one common step boundary for all ranks
+listener   the Unix socket: who is connected, who gets which event
+context, deadlines, plan, threads   what the parts above share
 """

@@ -1,4 +1,4 @@
-"""`python -m ckpt.agent`: one per active node; reads HOLDFAST_* from the environment. See launch.py for how to start it."""
+"""`python -m ckpt.agent`: one per active node, told by HOLDFAST_* in its environment; see launch.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import signal
 import sys
 
 from ckpt.agent.deadlines import Deadlines
-from ckpt.agent.server import leave_within, lock_memory, run_agent
+from ckpt.agent.lifetime import leave_within, lock_memory
+from ckpt.agent.server import run_agent
 from ckpt.config import Place, config_from_env
 from ckpt.errors import CheckpointError
 from ckpt.transport import MpiTransport, SoloTransport, Transport

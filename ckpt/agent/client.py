@@ -109,7 +109,7 @@ class Monitor:
         return self._connection.fileno()
 
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next event ({"event": name, ...}), or None when none comes in time; raises AgentError when the agent is gone."""
+        """The next event ({"event": name, ...}), None when none comes in time; AgentError when the agent is gone."""
         return self._connection.receive(timeout_s)
 
     def stop(self) -> None:
@@ -126,7 +126,9 @@ class Monitor:
     def __enter__(self) -> Monitor:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

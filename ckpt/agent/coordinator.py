@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpt.agent.deadlines import Deadlines
+from ckpt.agent.context import Context
 from ckpt.agent.drain import DrainLead
-from ckpt.agent.listener import Listener
-from ckpt.agent.peers import PeerError, Peers
+from ckpt.agent.peers import PeerError
 from ckpt.errors import AgentError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -28,18 +30,18 @@ class Gathering:
 class Coordinator:
     """Takes steps through to their commit one after another, the newest complete one first."""
 
-    def __init__(self, peers: Peers, listener: Listener, drain: DrainLead, deadlines: Deadlines) -> None:
-        self._peers = peers
-        self._listener = listener
+    def __init__(self, context: Context, drain: DrainLead) -> None:
+        self._peers = context.peers
+        self._listener = context.listener
+        self._deadlines = context.deadlines
         self._drain = drain
-        self._deadlines = deadlines
         self._gathering: dict[int, Gathering] = {}
         self._committed = -1
         self._dropped: set[int] = set()
         self._complete = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
-        peers.handle("sealed", self._on_sealed)
-        peers.handle("failed", self._on_failed)
+        self._peers.handle("sealed", self._on_sealed)
+        self._peers.handle("failed", self._on_failed)
 
     async def run(self) -> None:
         """Leads saves until cancelled."""
@@ -85,13 +87,13 @@ class Coordinator:
             return  # a node has failed it meanwhile
         self._committed = save.step
         pinned = self._drain.wanted(save.step, save.drain)
-        seconds, nbytes = round(time.monotonic() - save.since_s, 6), sum(save.nodes.values())
+        nbytes = sum(save.nodes.values())
+        fields = {"step": save.step, "pinned": pinned, "nbytes": nbytes, "seconds": round(_since(save), 6)}
         try:
-            await self._peers.call_all(
-                "commit", timeout_s=self._deadlines.answer_s, step=save.step, pinned=pinned, seconds=seconds, nbytes=nbytes
-            )
+            await self._peers.call_all("commit", timeout_s=self._deadlines.answer_s, **fields)
         except PeerError as error:
             self._listener.problem("commit not heard by every node", str(error), save.step)
+        log.info("step %d committed: %d bytes on %d nodes in %.3f s", save.step, nbytes, len(save.nodes), _since(save))
         if pinned:
             self._spawn(self._drain.lead(save.step, nbytes))
 
@@ -117,3 +119,7 @@ class Coordinator:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _since(save: Gathering) -> float:
+    return time.monotonic() - save.since_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
-    """All in seconds. They bound waiting for a lost or stuck node; bytes that keep moving are never cut off by STALL_S."""
+    """All in seconds. Generous: they bound the wait for a lost or stuck node, not the work of a slow one."""
 
     answer_s: float = 30.0  # a question that another agent answers from memory
     seal_s: float = 300.0  # from the first node that has sealed a step to the last

@@ -1,61 +1,51 @@
-"""A committed save on its way to the shared tier: every node writes its file, then one manifest makes it a checkpoint."""
+"""A committed save goes to the shared tier: every node writes its file, then one manifest makes it a checkpoint."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
-from ckpt.agent.deadlines import Deadlines
-from ckpt.agent.holdings import Holdings
-from ckpt.agent.listener import Listener
-from ckpt.agent.peers import PeerError, Peers
+from ckpt.agent.context import Context
+from ckpt.agent.peers import PeerError
 from ckpt.agent.saves import Saves
 from ckpt.agent.threads import in_thread
-from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.manifest import ShardPlace
-from ckpt.record.shard import SaveId
-from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.tier import Tier
-
-
-def shared_tier(config: CheckpointConfig) -> Tier | None:
-    """The shared tier that the job configures."""
-    return SharedTier(config.shared.path, config.namespace) if config.shared else None
 
 
 class DrainPart:
     """What each node does: writes the shards of its own ranks, then frees their slots."""
 
-    def __init__(self, place: Place, tier: Tier | None, saves: Saves, holdings: Holdings, peers: Peers) -> None:
-        self._place = place
-        self._tier = tier
+    def __init__(self, context: Context, saves: Saves) -> None:
+        self._context = context
         self._saves = saves
-        self._holdings = holdings
         self._writing: int | None = None
-        peers.handle("drain", self._on_drain)
-        peers.handle("drained", self._on_drained)
+        context.peers.handle("drain", self._on_drain)
+        context.peers.handle("drained", self._on_drained)
 
     async def _on_drain(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         step = message["step"]
         names = self._saves.pinned.get(step)
-        if names is None or self._tier is None:
+        if names is None or self._context.tier is None:
             raise AgentError(f"step {step} is not held for the shared tier here")
         if self._writing is not None:
             raise AgentError(f"step {self._writing} is still being written; storage is stuck or slower than the saves")
         shards = []
         for _, name in sorted(names.items()):
-            record = self._holdings.record(name)
-            shards.append((record, self._holdings.bytes_of(name, record.layout.nbytes)))
-        return {"places": [place.to_json() for place in await in_thread(self._write, self._tier, step, shards)]}
+            record = self._context.holdings.record(name)
+            shards.append((record, self._context.holdings.bytes_of(name, record.layout.nbytes)))
+        self._writing = step
+        places = await in_thread(self._write, self._context.tier, step, shards)
+        return {"places": [place.to_json() for place in places]}
 
     def _write(self, tier: Tier, step: int, shards: list[Any]) -> list[ShardPlace]:
         """In its own thread, which may outlive the deadline: `_writing` says so."""
-        self._writing = step
         try:
             tier.prepare()
-            return tier.write_node(self._saves.save_id(step), self._place.node_rank, shards)
+            return tier.write_node(self._context.save_id(step), self._context.place.node_rank, shards)
         finally:
             self._writing = None
 
@@ -66,24 +56,20 @@ class DrainPart:
 class DrainLead:
     """What node rank 0 does: decides what is drained, and commits it."""
 
-    def __init__(
-        self, place: Place, config: CheckpointConfig, tier: Tier | None, peers: Peers, listener: Listener,
-        deadlines: Deadlines,
-    ) -> None:  # fmt: skip
-        self._place = place
-        self._config = config
-        self._tier = tier
-        self._peers = peers
-        self._listener = listener
-        self._deadlines = deadlines
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._shared = context.config.shared
+        self._peers = context.peers
+        self._listener = context.listener
+        self._deadlines = context.deadlines
         self._one_at_a_time = asyncio.Lock()
         self._busy: set[int] = set()
 
     def wanted(self, step: int, asked: bool) -> bool:
-        """Whether this step goes to the shared tier: when due, unless an older one is still on its way; or when asked for."""
-        if self._config.shared is None:
+        """Whether a step goes to the shared tier: when asked for, or when due and no older one is still on its way."""
+        if self._shared is None:
             return False
-        due = step % self._config.shared.every_steps == 0
+        due = step % self._shared.every_steps == 0
         if due and self._busy and not asked:
             older = ", ".join(map(str, sorted(self._busy)))
             self._listener.problem("not drained to the shared tier", f"step {older} is still on its way there", step)
@@ -94,15 +80,16 @@ class DrainLead:
 
     async def lead(self, step: int, nbytes: int) -> None:
         """Takes a committed step to the shared tier; a failure is reported, and the slots are freed all the same."""
-        if self._tier is None or self._config.shared is None:
+        tier, shared = self._context.tier, self._shared
+        if tier is None or shared is None:
             return
         since_s = time.monotonic()
-        save = SaveId(step=step, attempt=self._place.attempt, run_id=self._place.run_id)
         async with self._one_at_a_time:
             try:
                 answers = await self._peers.call_all("drain", timeout_s=self._deadlines.drain_s, step=step)
                 places = [ShardPlace.from_json(value) for answer in answers for value in answer["places"]]
-                await in_thread(self._tier.commit, save, self._place.world_size, places)
+                save = self._context.save_id(step)
+                await self._in_time(tier.commit, save, self._context.place.world_size, places)
                 failure = None
             except (CheckpointError, OSError) as error:
                 failure = str(error)
@@ -117,10 +104,16 @@ class DrainLead:
             if failure is None:
                 seconds = round(time.monotonic() - since_s, 6)
                 self._listener.to_monitors("commit", tier="shared", step=step, bytes=nbytes, seconds=seconds)
-                await self._retain(self._tier, self._config.shared.keep)
+                await self._retain(tier, shared.keep)
 
     async def _retain(self, tier: Tier, keep: int) -> None:
         try:
-            await in_thread(tier.retain, keep, None)
+            await self._in_time(tier.retain, keep, None)
         except (CheckpointError, OSError) as error:
             self._listener.problem("old steps could not be removed from the shared tier", str(error))
+
+    async def _in_time(self, function: Callable[..., Any], *args: Any) -> None:
+        try:
+            await asyncio.wait_for(in_thread(function, *args), self._deadlines.drain_s)
+        except asyncio.TimeoutError:
+            raise AgentError(f"the shared tier did not answer within {self._deadlines.drain_s:g} s") from None

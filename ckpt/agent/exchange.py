@@ -31,11 +31,12 @@ class Exchange:
         )
         record = ShardRecord.from_json(answer["record"])
         if (record.save, record.rank) != (save, rank):
-            raise PeerError(f"node {self._peers.nodes[node]}: sent rank {record.rank} of {record.save}, expected rank {rank} of {save}")
+            got = f"rank {record.rank} of {record.save}"
+            raise PeerError(f"node {self._peers.nodes[node]}: sent {got}, expected rank {rank} of {save}")
         return record
 
     async def fetch(self, node: int, record: ShardRecord, data: memoryview, blocks: Sequence[int] | None) -> None:
-        """Fills the named blocks of `data` (the whole shard's memory; all when None), not verified; raises PeerError."""
+        """Fills the named blocks (None: all) of `data`, the whole shard's memory; not verified. Raises PeerError."""
         await self._peers.pull(
             node, "bytes", block_ranges(data, blocks), timeout_s=self._deadlines.answer_s,
             save=save_to_json(record.save), rank=record.rank, blocks=None if blocks is None else list(blocks),

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Holdings:
-    """The shards of one node's memory directory. One process, the agent, writes records; workers remove those of their own slots."""
+    """The shards of one memory directory. Only the agent writes records; workers remove those of their own slots."""
 
     def __init__(self, ram_dir: Path, run_id: str, namespace: str) -> None:
         self.ram_dir = ram_dir
@@ -74,9 +74,7 @@ class Holdings:
         Raises:
             OSError: the memory file system is full.
         """
-        descriptor = os.open(
-            self._path(name, "data"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
+        descriptor = os.open(self._path(name, "data"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             if nbytes:
                 os.posix_fallocate(descriptor, 0, nbytes)  # a full tmpfs is an error here, not a SIGBUS later
@@ -137,8 +135,8 @@ class Holdings:
         Args:
             stem: `own-<local rank>` or `copy-<source node rank>-<local rank>`.
             slots: how many names a stem normally has.
-            keep: saves whose shards must stay; others may be replaced, oldest first. None: replace nothing at all, rather
-                go beyond `slots`.
+            keep: saves whose shards must stay; others may be replaced, oldest first. None: replace nothing at all,
+                rather go beyond `slots`.
         """
         shards = self.shards()
         names = [f"{stem}-{i}" for i in range(slots)]

@@ -11,18 +11,23 @@ def command() -> list[str]:
     return [sys.executable, "-m", "ckpt.agent"]
 
 
+def mpirun_options() -> list[str]:
+    """For Open MPI's mpirun on one machine: when an agent dies the others stay, and go on serving their workers."""
+    return ["--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none"]
+
+
 def environment(*, loopback: bool = False) -> dict[str, str]:
     """What to export to mpirun or srun, besides HOLDFAST_*.
 
     Args:
         loopback: all agents run on this machine, which may have no other network.
     """
-    settings = {
-        "OMPI_MCA_mpi_yield_when_idle": "1",  # training has the cores
-    }
+    settings: dict[str, str] = {}
     if loopback:
-        # No shared memory between agents: its backing files would outlive one that is killed.
+        # No shared memory between agents: its backing files would outlive one that is killed. Elsewhere MPI chooses the
+        # fastest fabric it finds: fault tolerance would forbid it some, and Slurm's PMIx ends the step in any case.
         settings |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"}
+        settings |= {"OMPI_MCA_mpi_ft_enable": "1"}  # a lost agent is an error in the others, not their end
     if os.getuid() == 0:
         settings |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return settings

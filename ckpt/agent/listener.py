@@ -18,6 +18,7 @@ from ckpt.errors import AgentError, CheckpointError
 
 _READ_BYTES = 1 << 18
 _MAX_UNREAD_BYTES = 256 << 20  # a client that lets so much pile up has stopped reading
+_MAX_PATH_BYTES = 107  # struct sockaddr_un
 _BACKLOG = 256  # events kept for a monitor that has yet to connect
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -63,7 +64,16 @@ class Listener:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listens; raises OSError, among others when the path is too long for a socket (107 bytes)."""
+        """Listens.
+
+        Raises:
+            AgentError: the path is too long for a socket.
+            OSError: the directory is missing or full.
+        """
+        if (length := len(os.fsencode(self.path))) > _MAX_PATH_BYTES:
+            raise AgentError(
+                f"socket {self.path}: got {length} bytes, expected at most {_MAX_PATH_BYTES}; use a shorter memory directory"
+            )
         self.path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._accept, path=self.path)
         os.chmod(self.path, 0o600)

@@ -1,4 +1,4 @@
-"""Gives a loading worker the bytes of any saved rank: a local file, or what it needs of another node's, fetched on demand."""
+"""Gives a loading worker the bytes of any saved rank: a local file, or what it needs from another node, on demand."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckpt.agent.deadlines import Deadlines
-from ckpt.agent.exchange import Exchange, save_to_json
-from ckpt.agent.holdings import Holdings
-from ckpt.agent.peers import PeerError, Peers
+from ckpt.agent.context import Context
+from ckpt.agent.exchange import save_to_json
+from ckpt.agent.peers import PeerError
 from ckpt.agent.plan import Plan
 from ckpt.agent.threads import in_thread
-from ckpt.config import Place
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.blocks import BLOCK_BYTES, block_count
 from ckpt.record.manifest import Manifest
 from ckpt.record.shard import SaveId, ShardRecord
-from ckpt.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
 
@@ -39,25 +36,21 @@ class Fetched:
 
 
 class Loading:
-    """One node's loads. Sources of a shard, in this order: this node's memory, other nodes' memories, the shared tier."""
+    """One node's loads. A shard's sources, best first: this node's memory, other nodes' memories, the shared tier."""
 
-    def __init__(
-        self, place: Place, tier: Tier | None, plan: asyncio.Future[Plan], holdings: Holdings, exchange: Exchange, peers: Peers,
-        deadlines: Deadlines,
-    ) -> None:  # fmt: skip
-        self._place = place
-        self._tier = tier
+    def __init__(self, context: Context, plan: asyncio.Future[Plan]) -> None:
+        self._context = context
         self._plan = plan
-        self._holdings = holdings
-        self._exchange = exchange
-        self._peers = peers
-        self._deadlines = deadlines
+        self._place = context.place
+        self._holdings = context.holdings
+        self._exchange = context.exchange
+        self._peers = context.peers
         self._locks: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._fetched: dict[int, Fetched] = {}
         self._bad: set[tuple[int, str]] = set()  # rank and source that a worker has found damaged
         self._manifest: Manifest | None = None
         self._loaded: set[int] = set()
-        peers.handle("bad", self._on_bad)
+        self._peers.handle("bad", self._on_bad)
 
     async def plan_for_worker(self) -> dict[str, Any]:
         """What is restored; waits until the agents have agreed and this node's lost shards are made again."""
@@ -91,7 +84,8 @@ class Loading:
                 except (CheckpointError, OSError) as error:
                     log.warning("rank %d of step %d: %s", rank, plan.step, error)
                     tried.append(str(error))
-            raise AgentError(f"rank {rank} of step {plan.step}: no source left; tried: {'; '.join(tried) or 'none intact'}")
+            reasons = "; ".join(tried) or "all were found damaged"
+            raise AgentError(f"rank {rank} of step {plan.step}: no source left: {reasons}")
 
     async def bad(self, rank: int, path: str) -> None:
         """A worker found bytes that do not verify: never offer that source again, and have its holder look."""
@@ -104,7 +98,11 @@ class Loading:
             self._bad.add((rank, self._peers.nodes[fetched.node]))
             try:
                 await self._peers.call(
-                    fetched.node, "bad", timeout_s=self._deadlines.verify_s, save=save_to_json(plan.save), rank=rank
+                    fetched.node,
+                    "bad",
+                    timeout_s=self._context.deadlines.verify_s,
+                    save=save_to_json(plan.save),
+                    rank=rank,
                 )
             except PeerError as error:
                 log.warning("rank %d of step %d: %s", rank, plan.step, error)
@@ -137,7 +135,9 @@ class Loading:
         ]
         return [*local, *nodes, *([None] if plan.shared else [])]
 
-    async def _from(self, source: str | int | None, save: SaveId, rank: int, blocks: list[int] | None) -> dict[str, Any]:
+    async def _from(
+        self, source: str | int | None, save: SaveId, rank: int, blocks: list[int] | None
+    ) -> dict[str, Any]:
         if source is None:
             return await self._stored(save, rank)
         if isinstance(source, int):
@@ -171,12 +171,12 @@ class Loading:
         return {"path": str(fetched.path), "base": 0, "record": fetched.record.to_json()}
 
     async def _stored(self, save: SaveId, rank: int) -> dict[str, Any]:
-        if self._tier is None:
+        if self._context.tier is None:
             raise AgentError("no shared tier is configured")
         if self._manifest is None:
-            self._manifest = await in_thread(self._tier.read_manifest, save)
+            self._manifest = await in_thread(self._context.tier.read_manifest, save)
         place = self._manifest.shards[rank]
-        path = str(self._tier.data_path(save, place.file))
+        path = str(self._context.tier.data_path(save, place.file))
         if (rank, path) in self._bad:
             raise AgentError(f"{path}: damaged")
         return {"path": path, "base": place.offset, "record": place.record.to_json()}

@@ -1,4 +1,4 @@
-"""Calls and byte transfers between the agents of an attempt, every one with a deadline that names the node waited for."""
+"""Calls and byte transfers between the agents of an attempt; each has a deadline that names the node waited for."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ class Peers:
             PeerError: refused, or nothing arrived for STALL_S. Bytes may yet arrive later: do not reuse the buffer.
         """
         tag = next(self._numbers) % _MAX_TAG + 1
-        receiving = asyncio.ensure_future(self._stream(node, lambda r: self._transport.receive_range(node, tag, r), into))
+        receive = self._transport.receive_range
+        receiving = asyncio.ensure_future(self._stream(node, lambda piece: receive(node, tag, piece), into))
         try:
             await self.call(node, op, timeout_s=timeout_s, tag=tag, **fields)
             await receiving
@@ -107,6 +108,10 @@ class Peers:
                 moved = self._poll()
             except AgentError as error:
                 self._break(str(error))
+                break
+            except Exception as error:
+                log.exception("a message that cannot be understood")
+                self._break(f"{type(error).__name__}: {error}")
                 break
             if moved:
                 self._active_s, delay_s = time.monotonic(), 0.0
@@ -176,7 +181,7 @@ class Peers:
 
     async def _push(self, node: int, tag: int, ranges: Iterable[memoryview]) -> None:
         try:
-            await self._stream(node, lambda r: self._transport.send_range(node, tag, r), ranges)
+            await self._stream(node, lambda piece: self._transport.send_range(node, tag, piece), ranges)
         except AgentError as error:
             log.warning("sending to node %s: %s", self.nodes[node], error)
 

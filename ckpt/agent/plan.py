@@ -16,7 +16,7 @@ class Plan:
     save: SaveId | None = None
     world_size: int = 0  # ranks that saved it
     tier: str = "none"  # "memory" when memory holds every shard, else "shared"
-    holders: dict[int, list[int]] = field(default_factory=dict)  # node ranks whose memory holds a shard, best first, by rank
+    holders: dict[int, list[int]] = field(default_factory=dict)  # by rank, the nodes that hold its shard, best first
     shared: bool = False  # the shared tier holds the save too
     skipped: tuple[tuple[int, str], ...] = ()  # newer steps passed over, and why
 

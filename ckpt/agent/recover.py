@@ -1,4 +1,4 @@
-"""At the start of an attempt node rank 0 leads all agents to one restore: the newest step that is complete and verifies.
+"""At the start of an attempt node rank 0 leads all agents to one restore: the newest step that is whole and verifies.
 
 inventory -> for each candidate, newest first: verify -> plan -> every node takes it up -> its redundancy anew.
 """
@@ -11,16 +11,13 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from ckpt.agent.deadlines import Deadlines
+from ckpt.agent.context import Context
 from ckpt.agent.exchange import save_to_json
-from ckpt.agent.listener import Listener
-from ckpt.agent.peers import PeerError, Peers
+from ckpt.agent.peers import PeerError
 from ckpt.agent.plan import Plan
 from ckpt.agent.threads import in_thread
-from ckpt.config import Place
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.shard import SaveId
-from ckpt.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
 
@@ -28,22 +25,22 @@ log = logging.getLogger(__name__)
 class RecoverLead:
     """What node rank 0 does: finds the newest complete step, and sees to it that it is complete again on every node."""
 
-    def __init__(self, place: Place, tier: Tier | None, peers: Peers, listener: Listener, deadlines: Deadlines) -> None:
-        self._place = place
-        self._tier = tier
-        self._peers = peers
-        self._listener = listener
-        self._deadlines = deadlines
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._peers = context.peers
+        self._listener = context.listener
+        self._deadlines = context.deadlines
         self._skipped: list[tuple[int, str]] = []
 
     async def run(self) -> None:
         """Agrees on a plan with all nodes, or tells them all that there is none."""
         try:
             plan = await self._find()
-        except (CheckpointError, OSError) as error:
+        except Exception as error:
+            log.exception("no restore agreed")
             await self._tell("no_restore", reason=str(error))
             return
-        same_world = plan.world_size == self._place.world_size
+        same_world = plan.world_size == self._context.place.world_size
         await self._tell("restore", plan=plan.to_json(), same_world=same_world)
         if plan.tier == "memory" and same_world:
             since_s = time.monotonic()
@@ -62,7 +59,7 @@ class RecoverLead:
         """The newest save that can be had whole. Raises when it cannot be known whether there is one."""
         memory = await self._in_memory()
         stored, unreadable = await self._in_shared()
-        for save in _newest_first(memory, stored, self._place.run_id):
+        for save in _newest_first(memory, stored, self._context.place.run_id):
             plan = await self._complete(save, memory.get(save), save in stored)
             if plan is not None:
                 return plan
@@ -85,15 +82,15 @@ class RecoverLead:
 
     def _best_first(self, rank: int, nodes: dict[int, bool]) -> list[int]:
         """The node where the rank runs now, then who saved it, then copies."""
-        home = rank // self._place.ranks_per_node
+        home = self._context.home(rank)
         return sorted(nodes, key=lambda node: (node != home, not nodes[node], node))
 
     async def _in_shared(self) -> tuple[list[SaveId], str | None]:
         """The committed saves of the shared tier, newest first; or why it cannot be read."""
-        if self._tier is None:
+        if self._context.tier is None:
             return [], None
         try:
-            return await asyncio.wait_for(in_thread(self._tier.steps), self._deadlines.verify_s), None
+            return await asyncio.wait_for(in_thread(self._context.tier.steps), self._deadlines.verify_s), None
         except asyncio.TimeoutError:
             reason = f"no answer within {self._deadlines.verify_s:g} s"
         except (CheckpointError, OSError) as error:
@@ -101,16 +98,14 @@ class RecoverLead:
         self._listener.problem("shared tier cannot be read", reason)
         return [], reason
 
-    async def _complete(
-        self, save: SaveId, held: tuple[int, dict[int, list[int]]] | None, stored: bool
-    ) -> Plan | None:
-        """The plan to restore this save, every byte of it verified; None (and why, in `skipped`) when that cannot be."""
+    async def _complete(self, save: SaveId, held: tuple[int, dict[int, list[int]]] | None, stored: bool) -> Plan | None:
+        """The plan to restore this save, every byte verified; None (and why, in `skipped`) when that cannot be."""
         world_size, holders = held if held else (0, {})
         if held:
             await self._keep_verified(save, holders)
-        if stored and self._tier is not None:
+        if stored and self._context.tier is not None:
             try:
-                world_size = (await in_thread(self._tier.read_manifest, save)).world_size
+                world_size = (await in_thread(self._context.tier.read_manifest, save)).world_size
                 lost = [rank for rank in range(world_size) if not holders.get(rank)]
                 await self._verify_shared(save, lost)
             except (CheckpointError, OSError) as error:
@@ -127,18 +122,17 @@ class RecoverLead:
         )  # fmt: skip
 
     async def _keep_verified(self, save: SaveId, holders: dict[int, list[int]]) -> None:
-        """Lets the best holder of each rank read its bytes; one whose bytes are bad is struck off and the next is asked."""
+        """Lets the best holder of each rank read its bytes; one whose bytes are bad is struck off for the next."""
         pending = sorted(holders)
         while pending:
             asked: dict[int, list[int]] = defaultdict(list)
             for rank in pending:
                 asked[holders[rank][0]].append(rank)
-            calls = [
-                self._peers.call(node, "verify", timeout_s=self._deadlines.verify_s, save=save_to_json(save), ranks=ranks)
-                for node, ranks in asked.items()
-            ]
+            answers = await asyncio.gather(
+                *(self._verify("verify", node, save, ranks) for node, ranks in asked.items())
+            )
             pending = []
-            for node, answer in zip(asked, await asyncio.gather(*calls), strict=True):
+            for node, answer in zip(asked, answers, strict=True):
                 for rank in answer["bad"]:
                     name = self._peers.nodes[node]
                     self._listener.problem("shard does not verify", f"rank {rank} in the memory of {name}", save.step)
@@ -151,15 +145,12 @@ class RecoverLead:
         nodes = len(self._peers.nodes)
         parts: dict[int, list[int]] = defaultdict(list)
         for rank in ranks:
-            parts[rank // self._place.ranks_per_node % nodes].append(rank)
-        await asyncio.gather(
-            *(
-                self._peers.call(
-                    node, "verify_shared", timeout_s=self._deadlines.verify_s, save=save_to_json(save), ranks=part
-                )
-                for node, part in parts.items()
-            )
-        )
+            parts[self._context.home(rank) % nodes].append(rank)
+        await asyncio.gather(*(self._verify("verify_shared", node, save, part) for node, part in parts.items()))
+
+    async def _verify(self, op: str, node: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
+        timeout_s = self._deadlines.verify_s
+        return await self._peers.call(node, op, timeout_s=timeout_s, save=save_to_json(save), ranks=ranks)
 
     def _skip(self, save: SaveId, reason: str) -> None:
         log.warning("step %d of attempt %d passed over: %s", save.step, save.attempt, reason)

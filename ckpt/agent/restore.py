@@ -8,14 +8,12 @@ import os
 import time
 from typing import Any
 
-from ckpt.agent.exchange import Exchange, save_to_json
-from ckpt.agent.holdings import Holdings
-from ckpt.agent.listener import Listener
-from ckpt.agent.peers import Handler, Peers
+from ckpt.agent.context import Context
+from ckpt.agent.exchange import save_to_json
+from ckpt.agent.peers import Handler
 from ckpt.agent.plan import Plan
 from ckpt.agent.saves import Saves
 from ckpt.agent.threads import in_thread
-from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.blocks import BLOCK_BYTES, checksum
 from ckpt.record.manifest import Manifest, ShardPlace, open_regular
@@ -28,26 +26,21 @@ log = logging.getLogger(__name__)
 class Restore:
     """From the question what this node holds to the answer what its workers restore."""
 
-    def __init__(
-        self, place: Place, config: CheckpointConfig, tier: Tier | None, holdings: Holdings, exchange: Exchange, saves: Saves,
-        peers: Peers, listener: Listener,
-    ) -> None:  # fmt: skip
+    def __init__(self, context: Context, saves: Saves) -> None:
         self.plan: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
         self._since_s = time.monotonic()
-        self._place = place
-        self._config = config
-        self._tier = tier
-        self._holdings = holdings
-        self._exchange = exchange
+        self._context = context
         self._saves = saves
-        self._peers = peers
-        self._listener = listener
+        self._place = context.place
+        self._holdings = context.holdings
+        self._peers = context.peers
+        self._listener = context.listener
         handlers: dict[str, Handler] = {
             "inventory": self._on_inventory, "verify": self._on_verify, "verify_shared": self._on_verify_shared,
             "restore": self._on_restore, "no_restore": self._on_no_restore, "protect_newest": self._on_protect_newest,
         }  # fmt: skip
         for op, handler in handlers.items():
-            peers.handle(op, handler)
+            self._peers.handle(op, handler)
 
     def fail(self, reason: str) -> None:
         """There will be no plan: workers that ask for it are told why."""
@@ -59,9 +52,7 @@ class Restore:
     async def _on_inventory(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         self._holdings.scan()
         shards = self._holdings.shards().items()
-        return {
-            "shards": [[save_to_json(r.save), r.world_size, r.rank, name.startswith("own-")] for name, r in shards]
-        }
+        return {"shards": [[save_to_json(r.save), r.world_size, r.rank, name.startswith("own-")] for name, r in shards]}
 
     async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         """Which of the ranks asked for have no shard here that verifies. Those that do not are dropped."""
@@ -75,21 +66,19 @@ class Restore:
 
     async def _on_verify_shared(self, source: int, message: dict[str, Any]) -> None:
         """Reads some ranks' shards in the shared tier; raises CheckpointError or OSError naming what is bad."""
-        if self._tier is None:
+        if self._context.tier is None:
             raise AgentError("no shared tier is configured")
         save = SaveId.from_json(message["save"])
-        manifest = await in_thread(self._tier.read_manifest, save)
+        manifest = await in_thread(self._context.tier.read_manifest, save)
         for rank in message["ranks"]:
-            await in_thread(_verify_stored, self._tier, manifest, manifest.shards[rank])
+            await in_thread(_verify_stored, self._context.tier, manifest, manifest.shards[rank])
 
     async def _on_restore(self, source: int, message: dict[str, Any]) -> None:
         """Takes up the plan: this node's own shards are made again where they are lost."""
         plan = Plan.from_json(message["plan"])
         self._saves.newest = plan.save
         if plan.save and plan.tier == "memory" and message["same_world"]:
-            per_node = self._place.ranks_per_node
-            for local_rank in range(per_node):
-                rank = self._place.node_rank * per_node + local_rank
+            for local_rank, rank in enumerate(self._context.ranks(self._place.node_rank)):
                 if not self._holdings.find(plan.save, rank):
                     await self._rebuild(plan.save, rank, local_rank, plan.holders[rank])
         seconds = round(time.monotonic() - self._since_s, 6)
@@ -111,9 +100,9 @@ class Restore:
         """A lost shard of our own from another node's copy. When it fails, the load fetches it as it goes."""
         since_s = time.monotonic()
         for node in holders:
-            name = self._holdings.free_name(f"own-{local_rank}", self._config.slots, keep=None)
+            name = self._holdings.free_name(f"own-{local_rank}", self._context.config.slots, keep=None)
             try:
-                record = await self._exchange.pull(node, save, rank, name)
+                record = await self._context.exchange.pull(node, save, rank, name)
             except (CheckpointError, OSError) as error:
                 self._listener.problem(f"rebuild of rank {rank}", str(error), save.step)
                 continue
@@ -128,7 +117,7 @@ class Restore:
         words = {}
         for rank in range(plan.world_size):
             nodes = plan.holders.get(rank)
-            home = rank // self._place.ranks_per_node if same_world else self._place.node_rank
+            home = self._context.home(rank) if same_world else self._place.node_rank
             if not nodes:
                 words[str(rank)] = "shared"
             else:

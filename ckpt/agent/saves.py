@@ -1,4 +1,4 @@
-"""A save as one node sees it: its workers' shards are sealed, its part of the redundancy is made, then it is committed or dropped.
+"""A save as one node sees it: its workers' shards are sealed, its redundancy is made, then it is committed or dropped.
 
 The coordinator (node rank 0) decides; see coordinator.py. A node that has answered "protect" has promised the save: it
 keeps the shards until told what became of it. Before that it may give up by itself.
@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpt.agent.deadlines import Deadlines
-from ckpt.agent.exchange import Exchange
-from ckpt.agent.holdings import Holdings
-from ckpt.agent.listener import Client, Listener
-from ckpt.agent.peers import PeerError, Peers
-from ckpt.config import CheckpointConfig, Place
+from ckpt.agent.context import Context
+from ckpt.agent.listener import Client
+from ckpt.agent.peers import PeerError
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.blocks import checksums
 from ckpt.record.layout import Layout
@@ -43,49 +40,49 @@ class Save:
 class Saves:
     """All saves in flight on this node."""
 
-    def __init__(
-        self, place: Place, config: CheckpointConfig, holdings: Holdings, exchange: Exchange, peers: Peers,
-        listener: Listener, deadlines: Deadlines,
-    ) -> None:  # fmt: skip
+    def __init__(self, context: Context) -> None:
         self.newest: SaveId | None = None  # committed, or taken up by the restore: must stay until the next commit
         self.pinned: dict[int, dict[int, str]] = {}  # names of shards on their way to a lower tier, by step
-        self._place = place
-        self._config = config
-        self._holdings = holdings
-        self._exchange = exchange
-        self._peers = peers
-        self._listener = listener
-        self._deadlines = deadlines
+        self._context = context
+        self._place = context.place
+        self._slots = context.config.slots
+        self._holdings = context.holdings
+        self._peers = context.peers
+        self._listener = context.listener
+        self._deadlines = context.deadlines
         self._in_flight: dict[int, Save] = {}
         self._dropped: deque[int] = deque(maxlen=_REMEMBER)  # a worker may come late with one
         self._changed = asyncio.Condition()
-        members = set_of(place.node_rank, redundancy_sets(len(place.nodes)))
-        self._sources = scheme_named(config.peers.scheme).sources(place.node_rank, members)
-        peers.handle("protect", self._on_protect)
-        peers.handle("commit", self._on_commit)
-        peers.handle("drop", self._on_drop)
-
-    def save_id(self, step: int) -> SaveId:
-        """This attempt's save of a step."""
-        return SaveId(step=step, attempt=self._place.attempt, run_id=self._place.run_id)
+        self._copying = asyncio.Lock()  # a name that is free stays so until its record is there
+        members = set_of(self._place.node_rank, redundancy_sets(len(self._place.nodes)))
+        self._sources = scheme_named(context.config.peers.scheme).sources(self._place.node_rank, members)
+        self._peers.handle("protect", self._on_protect)
+        self._peers.handle("commit", self._on_commit)
+        self._peers.handle("drop", self._on_drop)
 
     def sealed(self, client: Client, message: dict[str, Any]) -> None:
         """A worker has staged its shard into one of its slots."""
         local_rank = client.local_rank
         step, slot, rank = (_whole(message, key) for key in ("step", "slot", "rank"))
         layout = Layout.from_json(message["layout"])
-        if not 0 <= slot < self._config.slots or rank != self._place.node_rank * self._place.ranks_per_node + local_rank:
+        ranks = self._context.ranks(self._place.node_rank)
+        if slot >= self._slots or not 0 <= local_rank < len(ranks) or rank != ranks[local_rank]:
             raise AgentError(f"sealed: slot {slot} of rank {rank} is not one of local rank {local_rank}")
-        if step in self._dropped or self._holdings.find(self.save_id(step), rank):
+        if step in self._dropped or self._holdings.find(self._context.save_id(step), rank):
             reason = "dropped already" if step in self._dropped else "saved already"
             client.send({"event": "dropped", "step": step, "reason": reason})
             return
         save = self._begin(step)
         save.drain |= bool(message.get("drain"))
         staged = ShardRecord(
-            save=self.save_id(step), namespace=self._config.namespace, rank=rank, world_size=self._place.world_size,
-            layout=layout, blocks=(), drain=save.drain,
-        )  # fmt: skip
+            save=self._context.save_id(step),
+            namespace=self._context.config.namespace,
+            rank=rank,
+            world_size=self._place.world_size,
+            layout=layout,
+            blocks=(),
+            drain=save.drain,
+        )
         self._start(save, self._seal(save, local_rank, f"own-{local_rank}-{slot}", staged))
 
     def failed(self, step: int, reason: str) -> None:
@@ -132,8 +129,10 @@ class Saves:
         await asyncio.sleep(self._deadlines.seal_s)
         missing = [rank for rank in range(self._place.ranks_per_node) if rank not in save.names]
         if missing:
-            waited_for = f"local rank {', '.join(map(str, missing))} of node {self._place.node} has not sealed its shard"
-            await self._give_up(save, f"{waited_for} within {self._deadlines.seal_s:g} s")
+            ranks = ", ".join(map(str, missing))
+            await self._give_up(
+                save, f"local rank {ranks} has not sealed its shard within {self._deadlines.seal_s:g} s"
+            )
             return
         await asyncio.sleep(self._deadlines.protect_s)
         if not save.promised:
@@ -144,17 +143,13 @@ class Saves:
         try:
             data = self._holdings.bytes_of(name, staged.layout.nbytes)
             blocks = await asyncio.to_thread(checksums, data)
-            record = ShardRecord(
-                save=staged.save, namespace=staged.namespace, rank=staged.rank, world_size=staged.world_size,
-                layout=staged.layout, blocks=blocks, drain=staged.drain,
-            )  # fmt: skip
+            record = replace(staged, blocks=blocks)
             self._holdings.publish(name, record)
             save.names[local_rank] = name
             save.nbytes += len(data)
             if len(save.names) == self._place.ranks_per_node:
-                await self._peers.call(
-                    0, "sealed", timeout_s=self._deadlines.answer_s, step=save.step, nbytes=save.nbytes, drain=save.drain
-                )
+                fields = {"step": save.step, "nbytes": save.nbytes, "drain": save.drain}
+                await self._peers.call(0, "sealed", timeout_s=self._deadlines.answer_s, **fields)
         except (CheckpointError, OSError) as error:
             await self._give_up(save, str(error))
 
@@ -171,25 +166,24 @@ class Saves:
         save = self._in_flight.get(message["step"])
         if save is None:
             raise AgentError(f"step {message['step']} was dropped here")
-        keep = {self.save_id(save.step), *([self.newest] if self.newest else [])}
+        keep = {self._context.save_id(save.step), *([self.newest] if self.newest else [])}
         try:
-            await self._start(save, self._copy(self.save_id(save.step), keep))
+            await self._start(save, self._copy(self._context.save_id(save.step), keep))
         except asyncio.CancelledError:
             raise AgentError(f"step {save.step} was dropped meanwhile") from None
         save.promised = True
 
     async def _copy(self, save_id: SaveId, keep: set[SaveId] | None) -> int:
-        """Pulls the shards that this node holds for others and does not have yet."""
+        """Pulls the shards that this node holds for others and does not have yet; returns how many."""
         made = 0
-        per_node = self._place.ranks_per_node
         for node in self._sources:
-            for local_rank in range(per_node):
-                rank = node * per_node + local_rank
-                held = [name for name in self._holdings.find(save_id, rank) if await self._holdings.verify(name)]
-                if not held:
-                    name = self._holdings.free_name(f"copy-{node}-{local_rank}", self._config.slots, keep)
-                    await self._exchange.pull(node, save_id, rank, name)
-                    made += 1
+            for local_rank, rank in enumerate(self._context.ranks(node)):
+                async with self._copying:
+                    held = [name for name in self._holdings.find(save_id, rank) if await self._holdings.verify(name)]
+                    if not held:
+                        name = self._holdings.free_name(f"copy-{node}-{local_rank}", self._slots, keep)
+                        await self._context.exchange.pull(node, save_id, rank, name)
+                        made += 1
         return made
 
     async def _on_commit(self, source: int, message: dict[str, Any]) -> None:
@@ -197,7 +191,7 @@ class Saves:
         if save is None:
             raise AgentError(f"step {message['step']} was dropped here")
         _cancel(save)
-        self.newest = self.save_id(save.step)
+        self.newest = self._context.save_id(save.step)
         if message["pinned"]:
             self.pinned[save.step] = save.names
         self._listener.to_trainers("committed", step=save.step, pinned=message["pinned"])
@@ -211,8 +205,8 @@ class Saves:
         local_ranks = range(self._place.ranks_per_node)
         stems = {f"own-{local_rank}" for local_rank in local_ranks}
         stems |= {f"copy-{node}-{local_rank}" for node in self._sources for local_rank in local_ranks}
-        keep = {self.save_id(step) for step in (*self._in_flight, *self.pinned)}
-        self._holdings.tidy(stems, self._config.slots, keep | ({self.newest} if self.newest else set()))
+        keep = {self._context.save_id(step) for step in (*self._in_flight, *self.pinned)}
+        self._holdings.tidy(stems, self._slots, keep | ({self.newest} if self.newest else set()))
 
     async def _on_drop(self, source: int, message: dict[str, Any]) -> None:
         await self._drop(message["step"], message["reason"])

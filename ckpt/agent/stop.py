@@ -1,8 +1,9 @@
 """One common step boundary at which all ranks of all nodes stop, agreed without a collective in the training loop.
 
-A worker writes its boundary to its node's board, then looks at the gate. So once the gate is up, a worker seen at boundary
-b waits at b + 1 at the latest; one more than the furthest seen on any node is a boundary that no rank can have passed. The
-gate is up for a few milliseconds only, and nobody waits for a worker to be held, so ranks inside a collective come along.
+A worker writes its boundary to its node's board, then looks at the gate. So once the gate is up, a worker seen at
+boundary b waits at b + 1 at the latest: one more than the furthest seen on any node is a boundary that no rank can have
+passed. The gate is up for a few milliseconds only. Nobody waits for a worker to be held there: it may be in a
+collective with one that is held already.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ckpt.agent.deadlines import Deadlines
-from ckpt.agent.listener import Listener
-from ckpt.agent.peers import PeerError, Peers
+from ckpt.agent.context import Context
+from ckpt.agent.peers import PeerError
 from ckpt.record.board import Board
 
 _SETTLE_S = 0.002  # a worker that looked at the gate just before it rose has written its row by then
@@ -22,16 +22,16 @@ _RETRY_S = 2.0
 class Stop:
     """Each node's part; the agent of node rank 0 also leads."""
 
-    def __init__(self, board: Board, peers: Peers, listener: Listener, deadlines: Deadlines) -> None:
+    def __init__(self, context: Context, board: Board) -> None:
         self._board = board
-        self._peers = peers
-        self._listener = listener
-        self._deadlines = deadlines
+        self._peers = context.peers
+        self._listener = context.listener
+        self._deadlines = context.deadlines
         self._lead: asyncio.Task[None] | None = None
         self._boundary = 0  # agreed; 0 while none is
-        peers.handle("stop", self._on_stop)
-        peers.handle("gate", self._on_gate)
-        peers.handle("stop_at", self._on_stop_at)
+        self._peers.handle("stop", self._on_stop)
+        self._peers.handle("gate", self._on_gate)
+        self._peers.handle("stop_at", self._on_stop_at)
 
     async def request(self) -> None:
         """A monitor asks for a stop; any number of them may, on any node."""

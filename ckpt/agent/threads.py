@@ -13,8 +13,8 @@ T = TypeVar("T")
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """Runs a call that storage may block for ever.
 
-    Unlike asyncio.to_thread the thread is a daemon: one that hangs on a dead file system neither uses up a pool nor keeps
-    the process from ending. Cancelling stops the waiting, not the call.
+    Unlike asyncio.to_thread's the thread is a daemon: one that hangs on a dead file system neither uses up a pool nor
+    keeps the process from ending. Cancelling stops the waiting, not the call.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()

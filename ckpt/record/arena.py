@@ -6,6 +6,7 @@ never shrink: whoever has one mapped may go on reading it.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from enum import Enum
@@ -45,7 +46,7 @@ class Slot:
         if self.memory is not None and len(self.memory) >= nbytes:
             return self.memory
         self.memory = None
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = self.open()
         try:
             size = max(nbytes, os.fstat(descriptor).st_size, mmap.PAGESIZE)
             os.posix_fallocate(descriptor, 0, size)  # a full tmpfs is an error here, not a SIGBUS later
@@ -53,6 +54,10 @@ class Slot:
         finally:
             os.close(descriptor)
         return self.memory
+
+    def open(self) -> int:
+        """A descriptor of the data file, which is made if need be."""
+        return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 class Arena:
@@ -73,6 +78,19 @@ class Arena:
             slot.step = record.save.step
             if record.save == newest:
                 slot.use = Use.COMMITTED
+
+    def grow(self, nbytes: int) -> None:
+        """Puts memory behind all slots ahead of time, for a thread of its own: the first touch of memory is slow.
+
+        What cannot be had is noticed when it is needed.
+        """
+        for slot in self.slots:
+            with contextlib.suppress(OSError):
+                descriptor = slot.open()
+                try:
+                    os.posix_fallocate(descriptor, 0, nbytes)
+                finally:
+                    os.close(descriptor)
 
     def take(self, step: int) -> Slot | None:
         """The free slot with the oldest content, un-published so that it may be overwritten; or None."""

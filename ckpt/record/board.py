@@ -4,10 +4,10 @@ One file of `4096 + 64 * 64` bytes in the node's memory directory, mapped by all
 each worker alone writes its row, the node's runner only reads. Every field is one aligned 8-byte word, so no lock is
 needed.
 
-The agreement: the agents gate a boundary X that lies ahead, and look at the rows after that. A worker writes its row
-and then looks at the gate; so when every row still shows less than X, every worker is bound to see the gate at X, and
-X is where all stop. Otherwise the gate is taken away again and a later X is tried. Nobody is halted before X, where
-others might wait for it in a collective.
+The agreement: the agents raise the gate, and look at the rows after that. A worker writes its row and then looks at the
+gate; so a worker whose row shows boundary b has not passed b + 1, and one more than the furthest of all rows is a
+boundary that nobody has passed: there all stop. The gate is lowered as soon as that is known, so that a worker waiting
+at it comes along even when others wait for it in a collective.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Board:
 
     @property
     def gate(self) -> int:
-        """The boundary at which workers wait for a decision; 0 for none."""
+        """The boundary from which on workers wait for a decision; 0 for none."""
         return self._words[_GATE_AT]
 
     @property
@@ -127,15 +127,15 @@ class Board:
         words[at + _PID] = os.getpid()
 
     def set_gate(self, boundary: int) -> None:
-        """Makes workers wait at this boundary. Read `boundary()` after this call to learn whether one has passed it."""
+        """Makes workers wait at every boundary from this one on. Call `boundary()` after this, not before."""
         self._words[_GATE_AT] = boundary
 
     def clear_gate(self) -> None:
-        """Lets waiting workers go on."""
+        """Lets waiting workers go on; nothing was decided."""
         self._words[_GATE_AT] = 0
 
     def set_stop(self, boundary: int) -> None:
-        """Decides that all workers stop at this boundary, and opens the gate."""
+        """Decides that all workers stop at this boundary, and lets those that wait go on to it."""
         self._words[_STOP_AT] = boundary
         self._words[_GATE_AT] = 0
 

@@ -6,7 +6,7 @@ from ckpt.redundancy.sets import Members
 
 
 class Partner:
-    """Survives any one node of a set, and more when no two of those lost are neighbours; costs one more copy in memory."""
+    """Survives any one node of a set, and more when no two of those lost are neighbours; doubles the memory needed."""
 
     name = "partner"
 

@@ -24,6 +24,7 @@ class Entry:
     run_tag: str
     manifest: Manifest | None  # None unless the step is committed and its manifest verifies
     reason: str | None  # why it cannot be restored; None when it can
+    damaged: bool  # a manifest is there, and it cannot be trusted
 
     @property
     def save(self) -> SaveId | None:
@@ -47,7 +48,7 @@ def list_steps(folder: Path, namespace: str) -> list[Entry]:
 
 def _entry(folder: Path, match: re.Match[str], namespace: str) -> Entry:
     name, step, attempt, run_tag = match[0], int(match[1]), int(match[2]), match[3]
-    manifest, reason = None, None
+    manifest, reason, damaged = None, None, False
     try:
         if (folder / name).is_symlink():
             raise CheckpointError("is a symbolic link")
@@ -58,5 +59,7 @@ def _entry(folder: Path, match: re.Match[str], namespace: str) -> Entry:
     except FileNotFoundError:
         reason = "no manifest: the step was never committed"
     except (CheckpointError, OSError) as error:
-        reason = str(error)
-    return Entry(name=name, step=step, attempt=attempt, run_tag=run_tag, manifest=manifest, reason=reason)
+        reason, damaged = str(error), True
+    return Entry(
+        name=name, step=step, attempt=attempt, run_tag=run_tag, manifest=manifest, reason=reason, damaged=damaged
+    )

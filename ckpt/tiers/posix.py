@@ -48,7 +48,7 @@ class SharedTier:
         if not (self.folder / MARK).exists():
             mark = {"format": FORMAT, "namespace": self.namespace, "uid": os.getuid(), "created": time.time()}
             durable_write(self.folder / MARK, dump_json(mark))
-        created = _mark(self.folder).get("created")
+        created = read_mark(self.folder).get("created")
         return created if isinstance(created, float) else 0.0
 
     def write_node(
@@ -95,7 +95,7 @@ class SharedTier:
         for entry in self.catalog():
             if entry.save:
                 saves.append(entry.save)
-            elif (self.folder / entry.name / "manifest.json").exists():
+            elif entry.damaged:
                 log.warning("%s: step %d cannot be restored: %s", self.folder / entry.name, entry.step, entry.reason)
         return saves
 
@@ -149,10 +149,10 @@ def check_shared(path: Path | str, namespace: str) -> None:
     folder = path / namespace
     if (path / MARK).exists():
         raise NamespaceError(
-            f"{path}: is itself the folder of namespace {_mark(path).get('namespace')!r:.100}; give its parent"
+            f"{path}: is itself the folder of namespace {read_mark(path).get('namespace')!r:.100}; give its parent"
         )
     if (folder / MARK).exists():
-        mark = _mark(folder)
+        mark = read_mark(folder)
         if mark.get("namespace") != namespace:
             raise NamespaceError(
                 f"{folder}: belongs to namespace {mark.get('namespace')!r:.100}, not {namespace!r}; choose another path"
@@ -170,7 +170,8 @@ def check_shared(path: Path | str, namespace: str) -> None:
         raise ConfigError(f"{nearest}: is not writable for uid {os.getuid()}; choose another checkpoint path")
 
 
-def _mark(folder: Path) -> dict[str, object]:
+def read_mark(folder: Path) -> dict[str, object]:
+    """What a namespace's folder says of itself; raises NamespaceError when it cannot be read."""
     try:
         mark = json.loads((folder / MARK).read_bytes()[:65536])
     except (OSError, ValueError, RecursionError) as error:

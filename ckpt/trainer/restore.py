@@ -195,9 +195,8 @@ class _Match:
             raise StateError(f"{name_of(path)}: {difference}")
         if isinstance(live, np.ndarray):
             filled = live if live.flags.writeable else live.copy()
-            self._plan_reads(
-                node, Box((0,) * live.ndim, live.shape), lambda part, data: np.copyto(filled[part], data.numpy()), path
-            )
+            whole = Box((0,) * live.ndim, live.shape)
+            self._plan_reads(node, whole, lambda part, data: np.copyto(filled[(*part, ...)], data.numpy()), path)
             return lambda: filled
         target = local_part(live)
         self._plan_reads(node, local_box(live), lambda part, data: target[part].copy_(data), path)

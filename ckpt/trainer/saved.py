@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 class Agent(Protocol):
     """What is needed of the connection to the agent; `ckpt.agent.client.AgentClient` is one."""
 
-    def send(self, op: str, **fields: Any) -> None: ...
-
     def request(self, op: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]: ...
 
 
@@ -96,8 +94,7 @@ class SavedStep:
                 rank,
                 path,
             )
-            for block in bad:
-                self._agent.send("bad", rank=rank, block=block, path=path)
+            self._agent.request("bad", timeout_s=self._open_s, rank=rank, block=bad[0] if bad else 0, path=path)
         raise CheckpointError(
             f"step {self.step}: no source has the shard of rank {rank} intact; "
             "start the job again: it will restore an older step"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class Session:
         self._arena = Arena(place.ram_dir, identity.local_rank, config.slots)
         newest = SaveId(step=self.plan.step, attempt=reply["attempt"], run_id=place.run_id) if self.plan.step else None
         self._arena.adopt(newest)
+        self._grown_bytes = 0
 
     def saved_step(self) -> SavedStep:
         """The planned step's shards; only when the plan has a step."""
@@ -103,12 +105,16 @@ class Session:
             self._arena.give_back(slot)
             self._send("skipped", step=step, rank=self._identity.rank, reason="staging failed")
             raise
-        rank = self._identity.rank
-        sealed = self._send("sealed", slot=slot.index, step=step, rank=rank, layout=layout.to_json(), drain=drain)
-        if not sealed:
+        try:
+            self._agent.send(
+                "sealed", slot=slot.index, step=step, rank=self._identity.rank, layout=layout.to_json(), drain=drain
+            )
+        except AgentError as error:
             self._arena.give_back(slot)
-            self._skip(step, "the agent could not be told")
-        return sealed
+            self._skip(step, str(error))
+            return False
+        self._grow_ahead(nbytes)
+        return True
 
     def flush(self) -> None:
         """Waits until none of this node's saves is in flight any more."""
@@ -118,12 +124,19 @@ class Session:
             self._agent.request("flush", timeout_s=self._deadlines.flush_s)
             self._handle_events(0.0)
         except AgentError as error:
-            self._lose(error)
+            log.warning("rank %d: whether the last saves are safe is not known: %s", self._identity.rank, error)
+            self._lost = True
 
     def close(self) -> None:
         """Says goodbye, so that a stop does not wait for this rank."""
         self._send("bye")
         self._agent.close()
+
+    def _grow_ahead(self, nbytes: int) -> None:
+        """After the first save of this size: the other slots will be wanted too; training need not wait for that."""
+        if nbytes > self._grown_bytes:
+            self._grown_bytes = nbytes
+            threading.Thread(target=self._arena.grow, args=(nbytes,), name="ckpt-grow", daemon=True).start()
 
     def _take(self, step: int) -> tuple[Slot | None, str]:
         """A free slot, waiting for one within the deadline; or why there is none."""

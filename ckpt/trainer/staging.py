@@ -158,7 +158,7 @@ class Stager:
         devices = {tensor.device for tensor in tensors if tensor.is_cuda}
         with torch.no_grad():
             for view, tensor in zip(views, tensors, strict=True):
-                view.copy_(tensor, non_blocking=True)
+                view.copy_(tensor, non_blocking=tensor.is_cuda)
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
         return Layout(chunks=self._chunks, tree=tree, nbytes=self._nbytes)

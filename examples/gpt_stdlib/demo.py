@@ -26,8 +26,8 @@ from launcher.registry import find_job
 
 FOLDER = Path("runs/demo")
 SCRIPT = Path(__file__).resolve().parent / "train.py"
-STEPS = 160
-LOSE_AFTER_STEP = 60  # a node is lost once this step is committed
+STEPS = 120
+LOSE_AFTER_STEP = 40  # a node is lost once this step is committed
 
 
 def main() -> int:

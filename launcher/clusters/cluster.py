@@ -66,8 +66,12 @@ class Cluster(Protocol):
     def was_cancelled(self) -> bool:
         """Whether a SIGTERM that arrived means that the user has cancelled the job."""
 
-    async def close(self) -> None:
-        """Ends whatever was started here and still runs; kills what does not end by itself."""
+    async def close(self, *, forget: bool) -> None:
+        """Ends whatever was started here and still runs; kills what does not end by itself.
+
+        Args:
+            forget: the job is over: what is left of it in memory, and can be reached from here, goes too.
+        """
 
 
 def open_cluster(name: str, spec: JobSpec, job_dir: Path) -> Cluster:

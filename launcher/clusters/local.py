@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import ckpt.agent.launch as agent_launch
 from launcher.clusters.cluster import AgentsHandle
 from launcher.clusters.spawned import Spawned
 from launcher.errors import UsageError
@@ -18,7 +19,7 @@ from launcher.jobfile import JobSpec
 from launcher.runner.memory import make_memory_dir, memory_dir, remove_memory_dir
 from launcher.runner.processes import end_all, pids_with_environment
 
-_CLOSE_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S = 2.0
 _KILL_NODE_TIMEOUT_S = 10.0
 
 
@@ -46,11 +47,12 @@ class LocalCluster:
 
     async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
         make_memory_dir(self._mpi_dir)
-        argv = [_mpirun(), "--host", f"localhost:{len(nodes)}", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+        argv = [_mpirun(), *agent_launch.mpirun_options(), "--host", f"localhost:{len(nodes)}"]
         for index, node in enumerate(nodes):
             own = [f"{name}={value}" for name, value in self._node_environment(node).items()]
-            argv += [":"] * (index > 0) + ["-n", "1", "env", *own, sys.executable, "-m", "ckpt.agent"]
-        return await Spawned.start(argv, {**environment, **_mpi_environment(self._mpi_dir)}, log_path)
+            argv += [":"] * (index > 0) + ["-n", "1", "env", *own, *agent_launch.command()]
+        mpi = agent_launch.environment(loopback=True) | _private_mpi(self._mpi_dir)
+        return await Spawned.start(argv, {**environment, **mpi}, log_path)
 
     def requeue(self) -> None:
         raise UsageError("the local cluster has no queue; start the job again in the same folder to go on")
@@ -58,10 +60,13 @@ class LocalCluster:
     def was_cancelled(self) -> bool:
         return False
 
-    async def close(self) -> None:
+    async def close(self, *, forget: bool) -> None:
         await asyncio.gather(*(runner.end(_CLOSE_TIMEOUT_S) for runner in self._runners))
-        await end_all(lambda: pids_with_environment({"HOLDFAST_RUN_ID": self.run_id, "HOLDFAST_ROLE": "agent"}), 2.0)
+        await end_all(lambda: pids_with_environment({"HOLDFAST_RUN_ID": self.run_id}), _CLOSE_TIMEOUT_S)
         remove_memory_dir(self._mpi_dir)
+        if forget:  # a node that was lost has not done so itself
+            for node in self.nodes:
+                remove_memory_dir(memory_dir(self.run_id, node))
 
     def _node_environment(self, node: str) -> dict[str, str]:
         return {"HOLDFAST_NODE": node, "HOLDFAST_RAM_DIR": str(memory_dir(self.run_id, node))}
@@ -99,25 +104,15 @@ def _mpirun() -> str:
     beside = Path(sys.executable).parent / "mpirun"
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
     if mpirun is None:
-        raise UsageError(
-            "mpirun: not found; checkpoints on the local cluster need it: pip install 'holdfast[mpi]', or put one on PATH"
-        )
+        raise UsageError("mpirun: not found; checkpoints on the local cluster need one: pip install 'holdfast[mpi]'")
     return mpirun
 
 
-def _mpi_environment(session_dir: Path) -> dict[str, str]:
-    """Keeps an MPI world on this machine to itself: its files in our directory, its traffic on loopback."""
-    environment = {
+def _private_mpi(session_dir: Path) -> dict[str, str]:
+    """Keeps an MPI world on this machine to itself: its files in our directory, and no scheduler asked for nodes."""
+    return {
         "TMPDIR": str(session_dir),
         "PRTE_MCA_prte_tmpdir_base": str(session_dir),
         "PRTE_MCA_ras": "^slurm",
         "PRTE_MCA_plm": "ssh",
-        "OMPI_MCA_btl_sm_backing_directory": str(session_dir),
-        "OMPI_MCA_btl_tcp_if_include": "lo",
-        "PMIX_MCA_ptl_tcp_if_include": "lo",
-        "PRTE_MCA_prte_if_include": "lo",
     }
-    if os.geteuid() == 0:
-        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        environment |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return environment

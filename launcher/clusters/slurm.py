@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import ckpt.agent.launch as agent_launch
 from launcher.clusters.cluster import AgentsHandle
 from launcher.clusters.spawned import Spawned
 from launcher.errors import UsageError
@@ -19,7 +21,9 @@ from launcher.jobfile import JobSpec
 from launcher.runner.memory import memory_dir
 from slurm import JobEnvironment, Slurm, SlurmError
 
-_CLOSE_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S = 2.0
+_ASK_TIMES = 5
+_ASK_AGAIN_S = 0.3
 
 
 class SlurmCluster:
@@ -53,20 +57,26 @@ class SlurmCluster:
         self._runners = await Spawned.start(argv, environment, self._job_dir / "log" / "srun-runners.log")
 
     async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
-        argv = [*self._srun(nodes, "--mpi=pmix"), sys.executable, "-m", "ckpt.agent"]
-        return await Spawned.start(argv, {**environment, "HOLDFAST_RAM_DIR": str(memory_dir(self.run_id))}, log_path)
+        argv = [*self._srun(nodes, "--mpi=pmix"), *agent_launch.command()]
+        own = agent_launch.environment() | {"HOLDFAST_RAM_DIR": str(memory_dir(self.run_id))}
+        return await Spawned.start(argv, {**environment, **own}, log_path)
 
     def requeue(self) -> None:
         self._slurm.requeue(self._job_id)
 
     def was_cancelled(self) -> bool:
-        try:
-            job = self._slurm.job(self._job_id)
-        except SlurmError:
+        for _ in range(_ASK_TIMES):
+            try:
+                job = self._slurm.job(self._job_id)
+                break
+            except SlurmError:  # the SIGTERM went to every process of the job, scontrol among them
+                time.sleep(_ASK_AGAIN_S)
+        else:
             return False
-        return job is not None and job.state == "CANCELLED"
+        # A job that is being ended shows as COMPLETING whatever the cause; only a requeue counts up its restarts.
+        return job is not None and job.state in ("CANCELLED", "COMPLETING") and job.restarts == self.restart_count
 
-    async def close(self) -> None:
+    async def close(self, *, forget: bool) -> None:
         if self._runners is not None:
             await self._runners.end(_CLOSE_TIMEOUT_S)  # srun may be waiting for a dead node
 

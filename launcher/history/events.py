@@ -6,11 +6,17 @@ it, and the next supervisor ends it before it writes its own.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
 import os
 import time
 from pathlib import Path
 from typing import Any
+
+from launcher.errors import LauncherError
+
+log = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 
@@ -18,14 +24,24 @@ _COMMON = ("attempt", "node", "step", "seconds")
 
 
 class EventLog:
-    """Appends to an events file.
+    """Appends to an events file, as its only writer.
 
     Args:
         path: the file; made 0600 if missing.
+
+    Raises:
+        LauncherError: another process writes it.
     """
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise LauncherError(f"{path}: another supervisor runs this job; wait for its end or cancel it") from None
+        except OSError as error:  # a shared file system without locks: Slurm itself runs a job only once
+            log.debug("%s is not locked: %s", path, error)
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")

@@ -39,7 +39,7 @@ class Recovery:
 
 
 def recoveries(events: Iterable[Mapping[str, Any]], failed_at: Mapping[str, float] | None = None) -> list[Recovery]:
-    """The recoveries of a job, oldest first; one per attempt that followed a fault.
+    """The recoveries of a job, oldest first: each from a fault to the next finished step, whatever came in between.
 
     Args:
         events: the job's events in order.
@@ -50,7 +50,8 @@ def recoveries(events: Iterable[Mapping[str, Any]], failed_at: Mapping[str, floa
     origin_s = started_s = 0.0
     for event in events:
         kind = event["event"]
-        if kind == "fault" and fault is None:
+        under_way = bool(found) and found[-1].next_step_s is None
+        if kind == "fault" and fault is None and not under_way:
             fault = event
             origin_s = (failed_at or {}).get(event.get("node") or "", event["time"] - (event.get("detect") or 0.0))
         elif kind == "attempt_start":
@@ -58,6 +59,8 @@ def recoveries(events: Iterable[Mapping[str, Any]], failed_at: Mapping[str, floa
             if fault is not None:
                 found.append(_begun(fault, event, origin_s))
                 fault = None
+            elif under_way:  # a fault on the way back: the same recovery, on the rung that it took in the end
+                found[-1] = dataclasses.replace(found[-1], rung=event["rung"], workers_s=None)
         elif not found:
             continue
         elif kind == "restore":

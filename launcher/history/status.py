@@ -20,8 +20,9 @@ class Status:
     """One job's state.
 
     Attributes:
-        state: "pending", "starting", "training", "recovering", "stopping", "requeued", or the outcome once ended
-            ("done", "user_error", "no_progress", "too_few_nodes", "cancelled", "internal").
+        state: "pending", "starting", "running" (the workers run and have told no step yet), "training", "recovering",
+            "stopping", "requeued", or once ended the outcome: "done", "user_error", "no_progress", "too_few_nodes",
+            "cancelled", "internal".
         reason: the cause, where the state has one.
         run_id: the run's identity through all its requeues.
         cluster: "slurm" or "local".
@@ -166,7 +167,7 @@ class History:
         self._set(step=step)
 
     def _on_workers_started(self, event: Event) -> None:
-        self._set(state="training", reason=None)  # a script without checkpoints tells no steps
+        self._set(state="running", reason=None)
 
     def _on_first_step(self, event: Event) -> None:
         step = event.get("step") or 1

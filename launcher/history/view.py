@@ -24,7 +24,7 @@ def render(status: Status, title: str) -> RenderableType:
     facts.add_column(style="dim", justify="right")
     facts.add_column(overflow="fold")
     state = Text(status.state, style=state_style(status.state))
-    if status.reason and status.state != "training":
+    if status.reason:
         state.append(f"  {status.reason.strip().splitlines()[-1]}", style="default")
     facts.add_row("job", title)
     facts.add_row("state", state)
@@ -71,6 +71,8 @@ def describe(event: Event) -> str:
         case "restore":
             tier = event.get("tier")
             return f"restored step {step} from {tier}{taking}" if step else "nothing to restore, starting at step 0"
+        case "rebuilt":
+            return f"rank {event.get('rank')}'s state on {node} rebuilt from {event.get('from_node')}{taking}"
         case "workers_started":
             return f"workers started{taking}"
         case "first_step":
@@ -112,9 +114,14 @@ def event_style(event: Event) -> str:
     kind = event.get("event")
     if kind == "job_end":
         return state_style(str(event.get("outcome")))
-    return {"fault": "red", "node_out": "red", "problem": "yellow", "restore": "cyan", "first_step": "green"}.get(
-        str(kind), "default"
-    )
+    return {
+        "fault": "red",
+        "node_out": "red",
+        "problem": "yellow",
+        "restore": "cyan",
+        "rebuilt": "cyan",
+        "first_step": "green",
+    }.get(str(kind), "default")
 
 
 def clock(event: Event) -> str:

@@ -155,7 +155,7 @@ class Runner:
                     break
                 message = await asyncio.wait_for(channel.receive(), SUPERVISOR_SILENCE_S)
         except (ChannelError, asyncio.TimeoutError) as error:
-            log.warning("supervisor lost: %s", error or f"silent for {SUPERVISOR_SILENCE_S} s")
+            log.warning("supervisor lost: %s", str(error) or f"silent for {SUPERVISOR_SILENCE_S} s")
         finally:
             beat.cancel()
             self._channel = None

@@ -1,8 +1,8 @@
 """The warm process: has torch loaded and forks an elastic agent, which forks the workers, within milliseconds.
 
 It reads tasks as JSON lines on stdin and reports on stdout: {"event": "warm"}, then for each attempt "forked"
-{session}, "started" {pids} and "ended" {ok, failures, reason}. The agent leads a session of its own, so that all that belongs to
-the attempt can be found and ended by that session; each process here dies with its parent.
+{session}, "started" {pids} and "ended" {ok, failures, reason}. The agent leads a session of its own, so that all that
+belongs to the attempt can be found and ended by that session; each process here dies with its parent.
 
 Importing torch takes seconds, so it happens once, here. Nothing in this process starts threads or touches a GPU: either
 would be unsafe to fork.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -32,6 +33,14 @@ from launcher.runner.script import ENDING_SIGNALS, run_script, script_traceback
 _EXIT_BARRIER_S = 7 * 24 * 3600.0  # the supervisor ends what waits in vain
 _MONITOR_INTERVAL_S = 0.05
 _TRACEBACK_BYTES = 16_384  # the end of it; the whole is in the worker's log
+# What training scripts load beyond `import torch`, each worth up to a second: optimizers load dynamo at their first step.
+_PRELOAD = (
+    "ckpt.checkpointer",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+)
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -45,6 +54,8 @@ def main() -> None:
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
     os.dup2(2, 1)
+    for module in _PRELOAD:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()  # what is loaded now stays shared with the forks
     _Warm(tasks, reports).serve()
@@ -63,6 +74,8 @@ class _Warm:
         self._selector.register(self._tasks, selectors.EVENT_READ, None)
         while True:
             for key, _ in self._selector.select():
+                if self._selector.get_map().get(key.fd) is not key:
+                    continue  # closed by the one before it in this round
                 if key.data is not None:
                     key.data()
                     continue

@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ckpt.record.files import durable_write
 from launcher.clusters.cluster import Cluster, open_cluster
 from launcher.errors import LauncherError
 from launcher.history.events import EventLog, read_events
@@ -27,6 +26,7 @@ from launcher.jobfile import JobSpec
 from launcher.runner.runner import attempt_environment
 from launcher.supervisor.attempt import Attempt, Ending, Requests
 from launcher.supervisor.faults import PREFLIGHT, START_TIMEOUT, Fault
+from launcher.supervisor.files import write_whole
 from launcher.supervisor.ladder import Decision, Ladder
 from launcher.supervisor.links import Links, Notice
 from launcher.supervisor.roster import Roster
@@ -44,6 +44,10 @@ EXIT_CODES = {
     "cancelled": 13,
 }
 NODE_START_TIMEOUT_S = 120.0
+_REASONS = {
+    "cancelled": "ended from outside: cancelled, or out of time",
+    "stopped": "stopped at a step boundary; the job goes on from there when it starts again",
+}
 _NOT_LOGGED = ("time", "event", "traceback", "sources")
 _ALL_NODES_GRACE_S = 3.0  # once enough nodes have come, how long to wait for the others before choosing
 
@@ -82,9 +86,10 @@ def supervise(spec: JobSpec, job_dir: Path, cluster: str) -> Outcome:
         LauncherError, SlurmError: the job could not be begun; nothing was started.
     """
     job_dir = job_dir.absolute()
-    _prepare(spec, job_dir)
+    _make_folders(job_dir)
     events = EventLog(job_dir / "events.jsonl")
     try:
+        _prepare(spec, job_dir)
         with _logging(job_dir / "log" / "supervisor.log"):
             supervisor = Supervisor(spec, job_dir, open_cluster(cluster, spec, job_dir), events)
             return asyncio.run(supervisor.run())
@@ -214,7 +219,7 @@ class Supervisor:
                 ending = Ending(outcome="stopped")
             if ending.outcome != "fault":
                 self._requeue = ending.outcome == "stopped" and self.requests.stop == "time_limit"
-                return self._outcome(ending.outcome)
+                return self._outcome(ending.outcome, _REASONS.get(ending.outcome, ""))
             decision = self._decide(ending.faults[0], nodes or ())
             if decision.action == "stop":
                 trace = ending.faults[0].traceback if decision.outcome == "user_error" else None
@@ -229,7 +234,9 @@ class Supervisor:
     def _decide(self, fault: Fault, nodes: tuple[str, ...]) -> Decision:
         roster = self._roster
         changed = any(node in roster.out for node in nodes)
-        return self._ladder.decide(fault.reason, nodes_suffice=roster.can_suffice, nodes_changed=changed)
+        named = fault.node is None or fault.node in fault.reason
+        reason = fault.reason if named else f"{fault.node}: {fault.reason}"
+        return self._ladder.decide(reason, nodes_suffice=roster.can_suffice, nodes_changed=changed)
 
     async def _gather(self, patient: bool) -> None:
         """Waits until enough nodes are ready; if patient, a moment longer for the others, to choose among all."""
@@ -342,8 +349,8 @@ class Supervisor:
         try:
             await asyncio.to_thread(self._cluster.requeue)
         except (LauncherError, SlurmError) as error:
-            reason = f"{outcome.reason or 'time limit'}; not requeued: {error}; submit the job again in the same folder"
-            return self._outcome("too_few_nodes" if outcome.reason else "internal", reason)
+            reason = f"{outcome.reason}; not requeued: {error}; submit the job again in the same folder"
+            return self._outcome("internal" if self.requests.stop else "too_few_nodes", reason)
         return outcome
 
     async def _close(self, *, forget: bool) -> None:
@@ -351,29 +358,32 @@ class Supervisor:
         for node in self._cluster.nodes:
             self._links.dismiss(node, forget=forget)
         await self._links.close()
-        await self._cluster.close()
+        await self._cluster.close(forget=forget)
 
     def _outcome(self, name: str, reason: str = "") -> Outcome:
         seconds = round(time.monotonic() - self._begun_s, 3)
         return Outcome(name=name, step=self._step, exit_code=EXIT_CODES[name], reason=reason, seconds=seconds)
 
 
-def _prepare(spec: JobSpec, job_dir: Path) -> None:
-    """Makes the job's folder what it has to be; a secret that is there already stays."""
+def _make_folders(job_dir: Path) -> None:
     try:
         job_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         job_dir.chmod(0o700)
         (job_dir / "log").mkdir(mode=0o700, exist_ok=True)
-        if not (job_dir / "secret").exists():
-            durable_write(job_dir / "secret", os.urandom(32).hex().encode())
-        _write_json(job_dir / "job.json", spec.to_mapping())
-        (job_dir / "result.json").unlink(missing_ok=True)
     except OSError as error:
-        raise LauncherError(f"{job_dir}: cannot be made the job's folder ({error.strerror}); choose another") from None
+        raise LauncherError(f"{job_dir}: cannot be the job's folder ({error.strerror}); choose another") from None
+
+
+def _prepare(spec: JobSpec, job_dir: Path) -> None:
+    """Writes what runners need to know; a secret that is there already stays, a result does not."""
+    if not (job_dir / "secret").exists():
+        write_whole(job_dir / "secret", os.urandom(32).hex().encode())
+    _write_json(job_dir / "job.json", spec.to_mapping())
+    (job_dir / "result.json").unlink(missing_ok=True)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    durable_write(path, json.dumps(content, indent=1).encode() + b"\n")
+    write_whole(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
 @contextlib.contextmanager

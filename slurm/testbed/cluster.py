@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import shutil
 import socket
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from slurm import command
 from slurm.client import Slurm
 from slurm.command import CommandError, Result, Runner
-from slurm.testbed import namespaces
-from slurm.testbed.daemons import PROGRAMS, SYSTEM_PATH, write_configuration
+from slurm.testbed import host, namespaces
+from slurm.testbed.daemons import SYSTEM_PATH, write_configuration
 from slurm.testbed.namespaces import last_lines, wait_until
-from slurm.testbed.plan import (
-    DATA_ROOT,
-    MAX_CLUSTERS,
-    RUN_ROOT,
-    Plan,
-    TestbedError,
-    account,
-    check_name,
-    check_size,
-    load_plan,
-)
+from slurm.testbed.plan import RUN_ROOT, Plan, TestbedError, check_name, check_size, load_plan
 
 READY_TIMEOUT_S = 60.0
 SLURMD_PORT = 6818  # Slurm's default
-LOCK_TIMEOUT_S = 120.0
-_DRAFT = RUN_ROOT / ".new"  # a description that is being written
 
 
 class TestCluster:
@@ -55,17 +40,16 @@ class TestCluster:
         Args:
             name: what it is called; several clusters may stand side by side.
             nodes: number of nodes.
-            user: the ordinary user for whom jobs run. None takes the user behind sudo, or `nobody`, which every
-                Linux has: no account is made or changed.
+            user: the ordinary user for whom jobs run; None for the user behind sudo, or `nobody`.
 
         Raises:
             TestbedError: it exists already, this machine cannot hold it, or a part did not start. What was built is
                 then removed again.
         """
-        user = user or _default_user()
+        user = user or host.default_user()
         cls.check(user)
-        with _lock():
-            cluster = cls(_describe(check_name(name), check_size(nodes), user))
+        with host.lock():
+            cluster = cls(host.describe(check_name(name), check_size(nodes), user))
             try:
                 cluster._build()
             except BaseException:
@@ -80,9 +64,9 @@ class TestCluster:
         Raises:
             TestbedError: it cannot; the message says why and what to do.
         """
-        _check_root()
-        _check_programs()
-        _check_interpreter(user or _default_user())
+        host.check_root()
+        host.check_programs()
+        host.check_interpreter(user or host.default_user())
 
     @classmethod
     def load(cls, name: str = "default") -> TestCluster:
@@ -91,10 +75,10 @@ class TestCluster:
         Raises:
             TestbedError: there is none.
         """
-        _check_root()
+        host.check_root()
         plan = load_plan(RUN_ROOT / check_name(name))
         if plan is None:
-            with _lock():
+            with host.lock():
                 pass  # on the way it removes what an `up` left that died before it had made anything
             there = ", ".join(cls.list()) or "none"
             raise TestbedError(f"no cluster {name!r} on this machine, there is: {there}; holdfast cluster up makes one")
@@ -103,13 +87,11 @@ class TestCluster:
     @staticmethod
     def list() -> tuple[str, ...]:
         """Names of the clusters on this machine."""
-        with contextlib.suppress(FileNotFoundError):
-            return tuple(sorted(path.name for path in RUN_ROOT.iterdir() if not path.name.startswith(".")))
-        return ()
+        return host.clusters()
 
     def down(self) -> None:
         """Remove the cluster, however far it was built and whatever runs on it. Nothing of it is left."""
-        with _lock():
+        with host.lock():
             self._remove()
 
     @property
@@ -161,10 +143,7 @@ class TestCluster:
 
     def as_user(self, argv: Sequence[str]) -> tuple[str, ...]:
         """The argument list that runs a program as the ordinary user, for those who start it themselves."""
-        who = self._plan.account
-        return (
-            "setpriv", f"--reuid={who.pw_uid}", f"--regid={who.pw_gid}", "--clear-groups", "--inh-caps=-all", *argv
-        )  # fmt: skip
+        return host.as_user(argv, self._plan.account)
 
     def run_as_user(
         self,
@@ -298,8 +277,7 @@ class TestCluster:
                 return True
             return False
 
-        log = self._plan.log(node)
-        wait_until(reachable, READY_TIMEOUT_S, f"{node}: its slurmd does not listen; {last_lines(log)};")
+        self._wait(reachable, READY_TIMEOUT_S, f"{node} does not boot")
 
     def _wait_idle(self, timeout_s: float) -> None:
         def all_idle() -> bool:
@@ -307,8 +285,12 @@ class TestCluster:
                 return all(node.is_idle for node in self._slurm.nodes())
             return False
 
+        self._wait(all_idle, timeout_s, "its nodes are not all idle")
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float, or_else: str) -> None:
+        """Wait as `wait_until`; an error adds what the machines said last, as `up` then removes their logs."""
         try:
-            wait_until(all_idle, timeout_s, f"cluster {self.name}: its nodes are not all idle")
+            wait_until(condition, timeout_s, f"cluster {self.name}: {or_else}")
         except TestbedError as error:
             logs = "; ".join(f"{machine}: {last_lines(self._plan.log(machine), 2)}" for machine in self._plan.machines)
             raise TestbedError(f"{error}: {logs}") from error
@@ -316,97 +298,5 @@ class TestCluster:
     def _remove(self) -> None:
         plan = self._plan
         namespaces.remove_everything(plan, self._run)
-        for directory in (plan.data_dir, plan.run_dir):
-            _remove_tree(directory)
-        with contextlib.suppress(OSError):  # other clusters' data is there
-            DATA_ROOT.rmdir()
-
-
-def _describe(name: str, size: int, user: str) -> Plan:
-    """Choose what is free on this machine and put it on record, before anything is made."""
-    target = RUN_ROOT / name
-    if target.exists():
-        raise TestbedError(f"cluster {name!r} exists, or its up died: holdfast cluster down --name {name} removes it")
-    taken = {plan.index for other in TestCluster.list() if (plan := load_plan(RUN_ROOT / other))}
-    links = namespaces.links(command.run)
-    free = (index for index in range(MAX_CLUSTERS) if index not in taken and f"hf{index}" not in links)
-    index = next(free, None)
-    if index is None:
-        raise TestbedError(f"there are {MAX_CLUSTERS} clusters on this machine; take one down first")
-    plan = Plan(name=name, index=index, size=size, user=user)
-    _DRAFT.mkdir()
-    plan.save(_DRAFT)
-    _DRAFT.rename(target)
-    return plan
-
-
-@contextlib.contextmanager
-def _lock() -> Iterator[None]:
-    """Let one process at a time build or remove clusters on this machine.
-
-    The run root itself is locked, and goes when nothing is left in it; so one that waited must look whether the
-    directory it has locked is still the one in place.
-    """
-    locked = -1
-
-    def is_mine() -> bool:
-        nonlocal locked
-        RUN_ROOT.mkdir(mode=0o755, exist_ok=True)
-        locked = os.open(RUN_ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(locked), os.stat(RUN_ROOT)):
-                return True
-        os.close(locked)
-        return False
-
-    wait_until(is_mine, LOCK_TIMEOUT_S, f"{RUN_ROOT} is locked: another cluster up or down did not end")
-    try:
-        _remove_tree(_DRAFT)  # of somebody who died while holding the lock
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # clusters are there
-            RUN_ROOT.rmdir()
-        os.close(locked)
-
-
-def _remove_tree(directory: Path) -> None:
-    """Remove a directory, also while somebody on the host still writes files into it."""
-
-    def gone() -> bool:
-        shutil.rmtree(directory, ignore_errors=True)
-        return not directory.exists()
-
-    wait_until(gone, 10.0, f"{directory} could not be removed")
-
-
-def _check_root() -> None:
-    if os.geteuid() != 0:
-        raise TestbedError("a cluster on this machine needs root (namespaces, a network bridge): run it with sudo")
-
-
-def _default_user() -> str:
-    return os.environ.get("SUDO_USER") or "nobody"
-
-
-def _check_programs() -> None:
-    missing = [program for program in PROGRAMS if shutil.which(program, path=SYSTEM_PATH) is None]
-    if missing:
-        raise TestbedError(
-            f"not installed: {', '.join(missing)}; on Debian: apt-get install slurm-wlm slurm-wlm-basic-plugins "
-            "slurm-client munge libpmix2 libpmix-dev iproute2"
-        )
-
-
-def _check_interpreter(user: str) -> None:
-    """Jobs run this Python and this code as the ordinary user: better to learn here that they cannot."""
-    who = account(user)
-    run_as = ("setpriv", f"--reuid={who.pw_uid}", f"--regid={who.pw_gid}", "--clear-groups")
-    try:
-        command.run([*run_as, sys.executable, "-c", "import slurm.command"], env={"PATH": SYSTEM_PATH}, cwd="/")
-    except CommandError as error:
-        said = " ".join(error.result.stderr.split())[-200:]
-        raise TestbedError(
-            f"user {user} cannot run {sys.executable} with this project ({error.reason}: {said}); make "
-            "the virtual environment from /usr/bin/python3 and keep it and the project where every user may read"
-        ) from error
+        host.remove_tree(plan.data_dir)
+        host.forget(plan)

@@ -17,10 +17,12 @@ from pathlib import Path
 from slurm.testbed.daemons import daemon_environment, munged, slurm_daemon
 from slurm.testbed.namespaces import NAMESPACES_READY, PLUG_IN
 from slurm.testbed.plan import Plan, load_plan
+from slurm.testbed.view import barriers, needed_paths, view_script
 
 
 def main(run_dir: Path, machine: str) -> None:
     """Become the machine. Never returns while the machine lives."""
+    os.umask(0o022)
     _handshake()
     plan = load_plan(run_dir)
     if plan is None:
@@ -56,12 +58,18 @@ def _mount(plan: Plan, machine: str) -> None:
         (own / name).mkdir(parents=True, exist_ok=True)
     os.chown(own / "nvme", plan.account.pw_uid, plan.account.pw_gid)
     _command("mount", "-t", "proc", "proc", "/proc")
-    for shared_memory in ("/dev/shm", "/tmp"):  # PMIx fails where nodes share /tmp
-        _command("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", shared_memory)
+    paths = needed_paths()
+    replaced = [Path("/dev/shm"), Path("/tmp")]  # PMIx fails where nodes share /tmp
+    replaced += [barrier for barrier in barriers(paths, plan.account.pw_uid) if not _is_below(barrier, replaced)]
+    _command("sh", "-c", view_script(replaced, paths))
     _command("mount", "--bind", str(plan.hosts_file), "/etc/hosts")
     _command("mount", "--bind", str(own / "nvme"), str(plan.nvme))
     if machine in plan.nodes:  # the controller's munge serves the host too: it stays where the host sees it
         _command("mount", "--bind", str(own / "munge"), str(plan.munge_dir))
+
+
+def _is_below(path: Path, directories: list[Path]) -> bool:
+    return any(path.is_relative_to(directory) for directory in directories)
 
 
 def _configure_network(plan: Plan, machine: str) -> None:

@@ -129,7 +129,8 @@ def _plug_in(plan: Plan, machine: str, starting: subprocess.Popen[bytes], run: R
     if pid is None:
         raise TestbedError(f"{machine}: its first process is gone: {last_lines(plan.log(machine))}")
     link = plan.link(machine)
-    _ip(plan, run, "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+    peer = ("name", "eth0", "address", plan.mac(machine), "netns", str(pid))
+    _ip(plan, run, "link", "add", link, "type", "veth", "peer", *peer)
     _ip(plan, run, "link", "set", link, "master", plan.bridge, "up")
     starting.stdin.write(PLUG_IN)
     starting.stdin.flush()

@@ -58,6 +58,10 @@ class Plan:
         last = 250 if machine == CONTROLLER else int(machine[1:])
         return f"10.213.{self.index}.{last}"
 
+    def mac(self, machine: str) -> str:
+        """A machine's hardware address. A new one after a crash would go unnoticed by others for half a minute."""
+        return "02:68:66:" + ":".join(f"{int(part):02x}" for part in self.address(machine).split(".")[1:])
+
     @property
     def host_address(self) -> str:
         """The address at which the cluster sees the host."""

@@ -78,7 +78,7 @@ def job(home: Path) -> KnownJob:
         logs.mkdir(parents=True)
         for rank in range(ranks):
             (logs / f"rank-{rank}.log").write_text(f"attempt {attempt} rank {rank}\nlast line of rank {rank}\n")
-        (logs / "node2.runner.log").write_text("runner of node2\n")
+    (folder / "log" / "runner-node2.log").write_text("runner of node2\n")
     (folder / "log" / "supervisor.log").write_text("supervisor says\n")
     (folder / "job.json").write_text(json.dumps({"name": "gpt", "workers_per_node": 2, "nodes": 2, "spares": 1}))
     write_events(folder, EVENTS)

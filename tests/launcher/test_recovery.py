@@ -50,3 +50,14 @@ def test_cold_start_is_from_submission_where_it_is_known() -> None:
     assert cold_start_s(HISTORY) == pytest.approx(11.0)
     assert cold_start_s(HISTORY, submitted_at=98.0) == pytest.approx(13.0)
     assert cold_start_s(HISTORY[:2]) is None
+
+
+def test_a_fault_on_the_way_back_belongs_to_the_same_recovery() -> None:
+    again = [
+        event(121.5, "fault", kind="process_exit", node="n2"),
+        event(121.6, "attempt_start", attempt=2, rung="workers"),
+        event(123.0, "first_step", step=36, seconds=1.0),
+    ]
+    (only,) = recoveries([*HISTORY[:-3], *again])
+    assert (only.kind, only.rung) == ("node_lost", "workers")
+    assert only.next_step_s == pytest.approx(5.1)

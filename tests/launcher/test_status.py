@@ -35,6 +35,7 @@ SWAPPED = [
     *LOST,
     event(32, "attempt_start", attempt=1, nodes=["n1", "n3"], spares=[], rung="spare"),
     event(33, "restore", attempt=1, step=10, tier="memory", sources={"1": "partner@n1"}, seconds=0.5),
+    event(33, "rebuilt", attempt=1, node="n3", rank=1, from_node="n1", bytes=100, seconds=0.1),
     event(40, "first_step", attempt=1, step=11, seconds=8.0),
 ]
 DONE = [
@@ -50,9 +51,13 @@ def test_a_job_without_events_is_pending() -> None:
 
 
 def test_a_job_whose_first_attempt_begins_is_starting() -> None:
-    status = status_of(STARTED[:5], now_s=6)
+    status = status_of(STARTED[:4], now_s=6)
     assert (status.state, status.attempt, status.nodes, status.spares) == ("starting", 0, ("n1", "n2"), ("n3",))
     assert (status.run_id, status.cluster, status.step, status.ettr) == ("slurm-c-7", "slurm", 0, None)
+
+
+def test_a_job_that_tells_no_steps_is_running() -> None:
+    assert status_of(STARTED[:5], now_s=6).state == "running"
 
 
 def test_a_training_job_tells_its_step_speed_and_commits() -> None:

@@ -27,7 +27,7 @@ def test_a_signal_is_named() -> None:
 
 def test_a_program_that_is_not_there_is_one_line() -> None:
     with pytest.raises(CommandError, match=r"no-such-program: could not be started \(No such file or directory\)"):
-        run(["no-such-program"])
+        run(["/no-such-program"])
 
 
 def test_a_program_that_does_not_end_is_killed_with_its_children(tmp_path: Path) -> None:

@@ -42,6 +42,17 @@ def test_reads_a_requeued_job() -> None:
     assert (job.state, job.reason, job.restarts, job.nodes) == ("PENDING", "BeginTime", 1, ())
 
 
+def test_a_node_that_was_cut_out_of_a_job_is_not_one_of_its_nodes() -> None:
+    job = Job.parse(recorded("job_shrunk.txt"))
+    assert (job.state, job.nodes, job.batch_host) == ("RUNNING", ("n1", "n3"), "n1")
+
+
+def test_a_silent_node_is_down_and_says_since_when() -> None:
+    node = Node.parse(recorded("node_down.txt"))
+    assert (node.state, node.flags, node.responds) == ("DOWN", {"NOT_RESPONDING"}, False)
+    assert node.reason.startswith("Not responding [root@")
+
+
 def test_an_ended_job_has_ended() -> None:
     job = Job.parse("JobId=1 UserId=a(1) JobState=NODE_FAIL Partition=p ExitCode=1:0")
     assert job.has_ended and job.exit_code == 1

@@ -1,0 +1,40 @@
+"""What every part of one node's agent works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpt.agent.deadlines import Deadlines
+from ckpt.agent.exchange import Exchange
+from ckpt.agent.holdings import Holdings
+from ckpt.agent.listener import Listener
+from ckpt.agent.peers import Peers
+from ckpt.config import CheckpointConfig, Place
+from ckpt.record.shard import SaveId
+from ckpt.tiers.tier import Tier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """One node, one attempt."""
+
+    place: Place
+    config: CheckpointConfig
+    deadlines: Deadlines
+    tier: Tier | None  # the shared tier, where one is configured
+    holdings: Holdings
+    exchange: Exchange
+    peers: Peers
+    listener: Listener
+
+    def save_id(self, step: int) -> SaveId:
+        """This attempt's save of a step."""
+        return SaveId(step=step, attempt=self.place.attempt, run_id=self.place.run_id)
+
+    def ranks(self, node: int) -> range:
+        """The ranks that run on a node in this attempt."""
+        return range(node * self.place.ranks_per_node, (node + 1) * self.place.ranks_per_node)
+
+    def home(self, rank: int) -> int:
+        """The node that a rank runs on in this attempt."""
+        return rank // self.place.ranks_per_node

@@ -1,0 +1,314 @@
+"""What the agent's tests share: an in-process transport, workers that speak the protocol, and a world of agents."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ckpt.agent.deadlines import Deadlines
+from ckpt.agent.messages import Decoder, encode
+from ckpt.agent.server import Agent
+from ckpt.config import CheckpointConfig, Place
+from ckpt.record.layout import Chunk, Layout
+from ckpt.transport import MAX_MESSAGE_BYTES, SoloTransport, Transfer, Transport, TransportError
+
+RUN_ID = "run-1"
+NAMESPACE = "test"
+WAIT_S = 20.0
+DEADLINES = Deadlines(answer_s=5, seal_s=10, protect_s=10)
+
+
+class FakeWorld:
+    """Transports that share queues in one process; keeps the contract's promises on order, and no more."""
+
+    def __init__(self, size: int) -> None:
+        self.messages: list[deque[tuple[int, bytes]]] = [deque() for _ in range(size)]
+        self.ranges: dict[tuple[int, int, int], tuple[deque[Any], deque[Any]]] = defaultdict(lambda: (deque(), deque()))
+        self.dead: set[int] = set()
+        self.lock = threading.Lock()
+        self.transports = [FakeTransport(self, rank, size) for rank in range(size)]
+
+
+class FakeTransport:
+    def __init__(self, world: FakeWorld, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.fail: str | None = None
+        self._world = world
+
+    def send(self, to: int, message: bytes) -> None:
+        self._check()
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise TransportError("too long")
+        if not {to, self.rank} & self._world.dead:
+            self._world.messages[to].append((self.rank, message))
+
+    def receive(self) -> tuple[int, bytes] | None:
+        self._check()
+        mine = self._world.messages[self.rank]
+        return mine.popleft() if mine and self.rank not in self._world.dead else None
+
+    def send_range(self, to: int, tag: int, data: memoryview) -> Transfer:
+        return self._post((self.rank, to, tag), data, 0)
+
+    def receive_range(self, source: int, tag: int, into: memoryview) -> Transfer:
+        return self._post((source, self.rank, tag), into, 1)
+
+    def close(self) -> None:
+        return
+
+    def _post(self, key: tuple[int, int, int], data: memoryview, side: int) -> Transfer:
+        self._check()
+        transfer = FakeTransfer(data)
+        with self._world.lock:
+            queues = self._world.ranges[key]
+            queues[side].append(transfer)
+            while queues[0] and queues[1] and not set(key[:2]) & self._world.dead:
+                sender, receiver = queues[0].popleft(), queues[1].popleft()
+                receiver.data[:] = sender.data
+                sender.complete = receiver.complete = True
+        return transfer
+
+    def _check(self) -> None:
+        if self.fail:
+            raise TransportError(self.fail)
+
+
+class FakeTransfer:
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+        self.complete = False
+
+    def done(self) -> bool:
+        return self.complete
+
+    def cancel(self) -> None:
+        self.complete = True
+
+
+def config(
+    shared: Path | None = None, scheme: str = "partner", keep: int = 2, every_steps: int = 10
+) -> CheckpointConfig:
+    section: dict[str, Any] = {"namespace": NAMESPACE, "ram": {"keep": keep}, "peers": {"scheme": scheme}}
+    if shared:
+        section["shared"] = {"path": str(shared), "every_steps": every_steps, "keep": 2}
+    return CheckpointConfig.from_mapping(section)
+
+
+def layout(nbytes: int) -> Layout:
+    chunk = Chunk(key="x", dtype="uint8", shape=(nbytes,), offsets=(0,), sizes=(nbytes,), start=0, nbytes=nbytes)
+    return Layout(chunks=(chunk,), tree={"x": {"#tensor": "x"}}, nbytes=nbytes)
+
+
+def content(rank: int, step: int, nbytes: int = 5000) -> bytes:
+    """Bytes that tell rank and step apart in every position."""
+    return bytes((rank * 31 + step * 7 + i) % 251 for i in range(256)) * (nbytes // 256) + bytes(nbytes % 256)
+
+
+class Link:
+    """A connection to an agent; what arrives is kept until somebody asks for it."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.closed = False
+        self._changed = asyncio.Condition()
+        self._ids = 0
+
+    async def open(self, path: Path, hello: dict[str, Any]) -> None:
+        self._reader, self._writer = await asyncio.open_unix_connection(path)
+        self.send(op="hello", **hello)
+        self._task = asyncio.ensure_future(self._read())
+
+    async def _read(self) -> None:
+        decoder = Decoder()
+        while data := await self._reader.read(1 << 16):
+            async with self._changed:
+                self.messages += decoder.feed(data)
+                self._changed.notify_all()
+        async with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+
+    def send(self, **message: Any) -> None:
+        self._writer.write(encode(message))
+
+    async def request(self, op: str, **fields: Any) -> dict[str, Any]:
+        self._ids += 1
+        number = self._ids
+        self.send(op=op, id=number, **fields)
+        return await self.wait_for(lambda m: m.get("re") == number)
+
+    async def event(self, name: str, **fields: Any) -> dict[str, Any]:
+        """Waits for an event with these fields; it stays in `messages`."""
+        return await self.wait_for(lambda m: m.get("event") == name and fields.items() <= m.items())
+
+    async def wait_for(self, matches: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        def found() -> dict[str, Any] | None:
+            return next((message for message in self.messages if matches(message)), None)
+
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(lambda: found() or self.closed), WAIT_S)
+            except asyncio.TimeoutError:
+                raise AssertionError(f"not seen within {WAIT_S} s; got {self.messages}") from None
+            message = found()
+        assert message is not None, f"connection closed; got {self.messages}"
+        return message
+
+    def seen(self, name: str) -> list[dict[str, Any]]:
+        return [message for message in self.messages if message.get("event") == name]
+
+    async def close(self) -> None:
+        self._task.cancel()
+        self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+
+class Worker(Link):
+    """A training process as the agent sees it."""
+
+    def __init__(self, place: Place, local_rank: int) -> None:
+        super().__init__()
+        self.place = place
+        self.local_rank = local_rank
+        self.rank = place.node_rank * place.ranks_per_node + local_rank
+
+    async def connect(self) -> Worker:
+        await self.open(
+            self.place.socket_path,
+            {"role": "trainer", "local_rank": self.local_rank, "rank": self.rank, "pid": os.getpid()},
+        )
+        return self
+
+    def stage(self, step: int, slot: int, data: bytes | None = None) -> bytes:
+        data = content(self.rank, step) if data is None else data
+        name = f"own-{self.local_rank}-{slot}"
+        (self.place.ram_dir / f"{name}.json").unlink(missing_ok=True)
+        path = self.place.ram_dir / f"{name}.data"
+        if not path.exists():
+            path.touch(0o600)
+        with path.open("r+b") as file:
+            file.write(data)
+        return data
+
+    def save(self, step: int, slot: int, data: bytes | None = None, drain: bool = False) -> None:
+        staged = self.stage(step, slot, data)
+        self.send(op="sealed", slot=slot, step=step, rank=self.rank, layout=layout(len(staged)).to_json(), drain=drain)
+
+    async def read(self, rank: int, blocks: list[int] | None = None) -> bytes:
+        """The bytes of a saved rank, as `open` leads to them."""
+        reply = await self.request("open", rank=rank, blocks=blocks)
+        assert "error" not in reply, reply
+        nbytes = reply["record"]["layout"]["nbytes"]
+        with open(reply["path"], "rb") as file:
+            file.seek(reply["base"])
+            return file.read(nbytes)
+
+
+class World:
+    """The agents of one attempt, in this process, with their workers and monitors."""
+
+    def __init__(
+        self,
+        root: Path,
+        nodes: list[str],
+        attempt: int,
+        checkpoint: CheckpointConfig,
+        ranks_per_node: int = 1,
+        deadlines: Deadlines = DEADLINES,
+    ) -> None:
+        self.fake = FakeWorld(len(nodes))
+        self.places = []
+        self.workers: list[Worker] = []
+        self.monitors: list[Link] = []
+        self._checkpoint = checkpoint
+        self._deadlines = deadlines
+        for node in nodes:
+            ram_dir = root / node
+            ram_dir.mkdir(mode=0o700, exist_ok=True)
+            self.places.append(
+                Place(
+                    run_id=RUN_ID, attempt=attempt, node=node, nodes=tuple(nodes), ranks_per_node=ranks_per_node,
+                    ram_dir=ram_dir,
+                )
+            )  # fmt: skip
+
+    async def __aenter__(self) -> World:
+        solo = len(self.places) == 1
+        transports: list[Transport] = [SoloTransport()] if solo else list(self.fake.transports)
+        self.agents = [
+            Agent(place, self._checkpoint, transport, self._deadlines)
+            for place, transport in zip(self.places, transports, strict=True)
+        ]
+        self.tasks = [asyncio.ensure_future(agent.run()) for agent in self.agents]
+        for place in self.places:
+            await until(place.socket_path.exists)
+            monitor = Link()
+            await monitor.open(place.socket_path, {"role": "monitor"})
+            self.monitors.append(monitor)
+            for local_rank in range(place.ranks_per_node):
+                self.workers.append(await Worker(place, local_rank).connect())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for link in (*self.workers, *self.monitors):
+            await link.close()
+        await self.kill()
+
+    async def kill(self) -> None:
+        """Ends the agents where they stand, as a kill would."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def save(self, step: int, slot: int, drain: bool = False) -> None:
+        """All workers save; returns when all have heard of the commit."""
+        for worker in self.workers:
+            worker.save(step, slot, drain=drain)
+        for worker in self.workers:
+            await worker.event("committed", step=step)
+
+    async def plan(self) -> dict[str, Any]:
+        """The plan, the same for every worker."""
+        plans = [await worker.request("plan") for worker in self.workers]
+        for plan in plans:
+            del plan["re"]
+        assert all(plan == plans[0] for plan in plans)
+        return plans[0]
+
+    async def flush(self) -> None:
+        for worker in self.workers:
+            await worker.request("flush")
+
+    async def contents(self, world_size: int) -> list[bytes]:
+        """Every saved rank's bytes as the first worker gets them."""
+        return [await self.workers[0].read(rank) for rank in range(world_size)]
+
+
+async def until(condition: Callable[[], Any], wait_s: float = WAIT_S) -> None:
+    """Waits for a condition; an AssertionError after the deadline."""
+
+    async def poll() -> None:
+        while not condition():
+            await asyncio.sleep(0.002)
+
+    await asyncio.wait_for(poll(), wait_s)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    """Runs an async test under a deadline."""
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def lose(root: Path, *nodes: str) -> None:
+    """The memory of these nodes is gone."""
+    for node in nodes:
+        shutil.rmtree(root / node)

@@ -1,0 +1,114 @@
+"""Runs the agents of an attempt in this process and kills it at one stage: `python kill_driver.py ROOT ATTEMPT STAGE`.
+
+Attempt 0 saves step 10, then step 20 and dies on the way; later attempts die on the way back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agent_kit import World, config, run
+
+from ckpt.agent.exchange import Exchange
+from ckpt.agent.holdings import Holdings
+from ckpt.agent.saves import Saves
+from ckpt.record import files, shard
+from ckpt.tiers.posix import SharedTier
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(owner: Any, name: str, matches: Callable[..., bool] = lambda *_: True) -> None:
+    """Dies when the function is about to be called with arguments that match."""
+    function = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if matches(*args):
+            die()
+        return function(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def after(owner: Any, name: str, matches: Callable[..., bool] = lambda *_: True) -> None:
+    """Dies when the function has returned."""
+    function = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if matches(*args):
+            die()
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def after_fetch(prefix: str) -> None:
+    fetch = Exchange.fetch
+
+    async def wrapped(self: Exchange, *args: Any) -> None:
+        await fetch(self, *args)
+        names = [path.stem for path in self._holdings.ram_dir.glob(f"{prefix}-*.data")]
+        if any(not (self._holdings.ram_dir / f"{name}.json").exists() for name in names):
+            die()
+
+    Exchange.fetch = wrapped  # type: ignore[method-assign]
+
+
+def of_20(*args: Any) -> bool:
+    return args[-1].save.step == 20
+
+
+def named(word: str) -> Callable[..., bool]:
+    return lambda source, target: word in str(target)
+
+
+STAGES: dict[str, Callable[[], None]] = {
+    "first shard sealed": lambda: before(Holdings, "publish", of_20),
+    "first record written": lambda: after(Holdings, "publish", of_20),
+    "before a copy verifies": lambda: after_fetch("copy"),
+    "before a copy's record": lambda: before(Holdings, "publish", lambda s, n, r: n[:4] == "copy" and of_20(r)),
+    "before a copy's record is renamed": lambda: before(files.os, "replace", named("copy-")),
+    "after a copy's record": lambda: after(Holdings, "publish", lambda s, n, r: n[:4] == "copy" and of_20(r)),
+    "first commit heard": lambda: before(Saves, "_tidy", lambda s: s.newest.step == 20),
+    "before a node's file": lambda: before(SharedTier, "write_node", lambda t, s, *_: s.step == 20),
+    "after a node's file": lambda: after(SharedTier, "write_node", lambda t, s, *_: s.step == 20),
+    "before the manifest": lambda: before(SharedTier, "commit", lambda t, s, *_: s.step == 20),
+    "before the manifest is renamed": lambda: before(files.os, "replace", named("manifest.json")),
+    "after the manifest": lambda: after(SharedTier, "commit", lambda t, s, *_: s.step == 20),
+    "before a rebuilt shard verifies": lambda: after_fetch("own"),
+    "before a rebuilt shard's record": lambda: before(shard, "durable_write", lambda path, _: "own-" in str(path)),
+    "after a rebuilt shard's record": lambda: after(Holdings, "publish", lambda s, n, r: n[:3] == "own"),
+    "before a copy is made again": lambda: before(Holdings, "publish", lambda s, n, r: n[:4] == "copy"),
+}
+
+
+def main(root: Path, attempt: int, stage: str) -> None:
+    async def scenario() -> None:
+        checkpoint = config(root / "shared")
+        nodes = ["a", "b", "c"] if attempt == 0 else ["a", f"spare-{attempt}", "c"]
+        if attempt == 0:
+            async with World(root, nodes, attempt, checkpoint) as world:
+                await world.save(10, 0)
+                await world.flush()
+                STAGES[stage]()
+                await world.save(20, 1)
+                await world.flush()
+                raise AssertionError("lived")
+        STAGES[stage]()
+        async with World(root, nodes, attempt, checkpoint) as world:
+            await world.plan()
+            await world.monitors[0].event("never")
+
+    run(scenario)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

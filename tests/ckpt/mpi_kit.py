@@ -1,0 +1,111 @@
+"""Real agent processes, alone or under mpirun, each node with a memory directory of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from agent_kit import NAMESPACE, RUN_ID, content, layout
+
+from ckpt.agent.client import AgentClient, Monitor
+from ckpt.agent.launch import command, environment, mpirun_options
+
+WAIT_S = 30.0
+
+
+def mpirun(*programs: list[str]) -> list[str]:
+    """One process of each program; leading NAME=VALUE words are its environment."""
+    line = [str(Path(sys.executable).with_name("mpirun")), *mpirun_options()]
+    for i, program in enumerate(programs):
+        line += [":"] if i else []
+        line += ["-n", "1", "env", *program]
+    return line
+
+
+class AgentProcesses:
+    """The agents of one attempt as a launcher starts them; the test is their runner and their workers."""
+
+    def __init__(self, root: Path, nodes: list[str], attempt: int, section: dict[str, Any] | None = None) -> None:
+        self.nodes = nodes
+        self.ram_dirs = [root / node for node in nodes]
+        self.attempt = attempt
+        self._log = root / f"agents-{attempt}.log"
+        for ram_dir in self.ram_dirs:
+            ram_dir.mkdir(mode=0o700, exist_ok=True)
+        self._env = {
+            **os.environ,
+            **environment(loopback=True),
+            "HOLDFAST_RUN_ID": RUN_ID,
+            "HOLDFAST_ATTEMPT": str(attempt),
+            "HOLDFAST_NODES": ",".join(nodes),
+            "HOLDFAST_RANKS_PER_NODE": "1",
+            "HOLDFAST_CHECKPOINT": json.dumps({"namespace": NAMESPACE, **(section or {})}),
+        }
+
+    def __enter__(self) -> AgentProcesses:
+        programs = [
+            [f"HOLDFAST_NODE={node}", f"HOLDFAST_RAM_DIR={ram_dir}", *command()]
+            for node, ram_dir in zip(self.nodes, self.ram_dirs, strict=True)
+        ]
+        argv = mpirun(*programs) if len(programs) > 1 else ["env", *programs[0]]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                argv, env=self._env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self.monitors = [Monitor.connect(ram_dir, self.attempt, WAIT_S) for ram_dir in self.ram_dirs]
+        self.workers = [
+            AgentClient.connect(ram_dir / f"agent-{self.attempt}.sock", rank=rank, local_rank=0, timeout_s=WAIT_S)
+            for rank, ram_dir in enumerate(self.ram_dirs)
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for link in (*self.monitors, *self.workers):
+            link.close()
+        for pid in self.pids().values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(WAIT_S)
+
+    def pids(self) -> dict[str, int]:
+        """The agents' processes by node."""
+        found = {}
+        for proc in Path("/proc").iterdir():
+            with suppress(OSError):
+                environ = (proc / "environ").read_bytes().split(b"\0")
+                program = (proc / "cmdline").read_bytes().split(b"\0")
+                for node, ram_dir in zip(self.nodes, self.ram_dirs, strict=True):
+                    mine = f"HOLDFAST_RAM_DIR={ram_dir}".encode() in environ
+                    if mine and f"HOLDFAST_ATTEMPT={self.attempt}".encode() in environ and b"ckpt.agent" in program:
+                        found[node] = int(proc.name)
+        return found
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def save(self, step: int, slot: int) -> None:
+        """All ranks save; returns when all have heard of the commit."""
+        for rank, (ram_dir, worker) in enumerate(zip(self.ram_dirs, self.workers, strict=True)):
+            data = content(rank, step)
+            (ram_dir / f"own-0-{slot}.json").unlink(missing_ok=True)
+            (ram_dir / f"own-0-{slot}.data").write_bytes(data)
+            worker.send("sealed", slot=slot, step=step, rank=rank, layout=layout(len(data)).to_json(), drain=False)
+        for worker in self.workers:
+            events: list[dict[str, Any]] = []
+            while not any(event["event"] == "committed" and event["step"] == step for event in events):
+                fresh = worker.events(WAIT_S)
+                assert fresh, f"no commit of step {step}:\n{self.log()}"
+                events += fresh
+
+    def read(self, worker: int, rank: int) -> bytes:
+        reply = self.workers[worker].request("open", timeout_s=WAIT_S, rank=rank, blocks=None)
+        data = Path(reply["path"]).read_bytes()[reply["base"] :]
+        return data[: reply["record"]["layout"]["nbytes"]]

@@ -1,0 +1,114 @@
+"""The agent as a process: alone, and several in one MPI world, killed for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_kit import content, lose
+from mpi_kit import WAIT_S, AgentProcesses
+
+from ckpt.agent.client import AgentClient, Monitor
+from ckpt.agent.launch import command
+from ckpt.errors import AgentError
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """In memory, as the real directories are."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        yield Path(folder)
+
+
+def test_alone_it_needs_no_mpi_and_gives_back_what_it_committed(root):
+    with AgentProcesses(root, ["a"], 0) as agents:
+        pid = agents.pids()["a"]
+        for library in ("libtorch", "libmpi"):
+            assert library not in Path(f"/proc/{pid}/maps").read_text()
+        assert os.getpriority(os.PRIO_PROCESS, pid) >= 10
+        agents.save(10, 0)
+        os.kill(pid, signal.SIGTERM)  # Slurm sends it to every process of a step
+        os.kill(pid, signal.SIGINT)
+        agents.save(20, 1)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(AgentError, match=r"closed the connection|connection lost"):
+            while agents.monitors[0].receive(WAIT_S):
+                pass
+        with pytest.raises(AgentError):
+            agents.workers[0].request("plan", timeout_s=WAIT_S)
+    with AgentProcesses(root, ["a"], 1) as agents:
+        plan = agents.workers[0].request("plan", timeout_s=WAIT_S)
+        assert (plan["step"], plan["tier"]) == (20, "memory")
+        assert agents.read(0, 0) == content(0, 20)
+        agents.monitors[0].shutdown()
+        assert agents.process.wait(WAIT_S) == 0
+        assert not agents.ram_dirs[0].joinpath("agent-1.sock").exists()
+
+
+def test_in_an_mpi_world_a_lost_node_is_rebuilt_from_its_partner(root):
+    with AgentProcesses(root, ["a", "b", "c"], 0) as agents:
+        agents.save(10, 0)
+        agents.save(20, 1)
+        os.kill(agents.pids()["b"], signal.SIGKILL)
+        for monitor in (agents.monitors[0], agents.monitors[2]):  # the others stay, and say what happened
+            while (event := monitor.receive(WAIT_S)) is not None and event["event"] != "problem":
+                pass
+            assert event is not None and event["what"] == "the other agents are lost", agents.log()
+        assert agents.workers[0].request("plan", timeout_s=WAIT_S)["step"] == 0
+    lose(root, "b")
+    with AgentProcesses(root, ["a", "x", "c"], 1) as agents:
+        for worker in agents.workers:
+            plan = worker.request("plan", timeout_s=WAIT_S)
+            assert (plan["step"], plan["tier"], plan["skipped"]) == (20, "memory", [])
+        assert [agents.read(1, rank) for rank in range(3)] == [content(rank, 20) for rank in range(3)]
+        events = []
+        while not any(event["event"] == "restore_plan" for event in events):
+            event = agents.monitors[1].receive(WAIT_S)
+            assert event is not None
+            events.append(event)
+        assert events[0]["event"] == "rebuilt" and events[0]["from_node"] == "c"
+        assert events[-1]["sources"] == {"0": "own", "1": "partner@c", "2": "own"}
+        agents.monitors[2].stop()
+        while (event := agents.monitors[0].receive(WAIT_S)) is not None and event["event"] != "stop_agreed":
+            pass
+        assert event is not None and event["boundary"] == 1
+        for monitor in agents.monitors:
+            monitor.shutdown()
+        assert agents.process.wait(WAIT_S) == 0, agents.log()
+
+
+def test_it_leaves_when_the_process_that_started_it_has_ended(root):
+    agents = AgentProcesses(root, ["a"], 0)
+    env = {**agents._env, "HOLDFAST_NODE": "a", "HOLDFAST_RAM_DIR": str(root / "a")}
+    starter = f"import subprocess, time; subprocess.Popen({command()!r}); time.sleep(60)"
+    parent = subprocess.Popen([sys.executable, "-c", starter], env=env, stderr=subprocess.DEVNULL)
+    try:
+        with Monitor.connect(root / "a", 0, WAIT_S) as monitor:
+            parent.kill()
+            with pytest.raises(AgentError, match="closed the connection"):
+                while monitor.receive(WAIT_S):
+                    pass
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def test_a_bad_environment_is_one_line_and_exit_code_1(root):
+    done = subprocess.run(
+        command(), env={"PATH": "/usr/bin"}, capture_output=True, text=True, check=False, timeout=WAIT_S
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("ckpt.agent: environment: HOLDFAST_") and done.stderr.count("\n") == 1
+
+
+def test_a_client_without_an_agent_names_the_socket_and_the_deadline(tmp_path):
+    with pytest.raises(AgentError, match=r"agent-3\.sock: no connection within 0\.1 s"):
+        Monitor.connect(tmp_path, 3, 0.1)
+    with pytest.raises(AgentError, match=r"x\.sock: no connection"):
+        AgentClient.connect(tmp_path / "x.sock", rank=0, local_rank=0, timeout_s=0.1)

@@ -1,0 +1,123 @@
+"""Slots: which is free when, and what reserving memory promises."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpt.record.arena import Arena, Slot
+from ckpt.record.layout import Layout
+from ckpt.record.shard import SaveId, ShardRecord, read_record, write_record
+
+
+def publish(ram_dir: Path, name: str, step: int, attempt: int = 0, rank: int = 0) -> None:
+    save = SaveId(step=step, attempt=attempt, run_id="run")
+    layout = Layout(chunks=(), tree={}, nbytes=0)
+    write_record(
+        ram_dir, name, ShardRecord(save=save, namespace="ns", rank=rank, world_size=4, layout=layout, blocks=())
+    )
+
+
+def take(arena: Arena, step: int) -> Slot:
+    slot = arena.take(step)
+    assert slot is not None, arena.describe()
+    return slot
+
+
+def test_the_newest_committed_save_is_never_overwritten(tmp_path: Path) -> None:
+    arena = Arena(tmp_path, 0, 2)
+    first, second = take(arena, 1), take(arena, 2)
+    assert arena.take(3) is None
+    arena.committed(1, pinned=False)
+    assert arena.take(3) is None
+    arena.committed(2, pinned=False)
+    assert take(arena, 3) is first
+    arena.dropped(3)
+    assert take(arena, 4) is first
+    assert second.step == 2
+
+
+def test_a_slot_that_is_being_drained_stays_until_that_is_over(tmp_path: Path) -> None:
+    arena = Arena(tmp_path, 0, 3)
+    slots = [take(arena, step) for step in (1, 2, 3)]
+    arena.committed(1, pinned=True)
+    arena.committed(2, pinned=False)
+    arena.committed(3, pinned=False)
+    assert take(arena, 4) is slots[1]
+    assert arena.take(5) is None
+    arena.drained(1)
+    assert take(arena, 5) is slots[0]
+
+
+def test_a_drain_that_ends_leaves_the_newest_save_in_place(tmp_path: Path) -> None:
+    arena = Arena(tmp_path, 0, 2)
+    take(arena, 1)
+    arena.committed(1, pinned=True)
+    arena.drained(1)
+    take(arena, 2)
+    assert arena.take(3) is None
+
+
+def test_what_the_restart_restores_is_kept_until_the_next_commit(tmp_path: Path) -> None:
+    publish(tmp_path, "own-0-0", step=10, attempt=1)
+    publish(tmp_path, "own-0-1", step=10, attempt=0)  # the same step of an older attempt is another save
+    arena = Arena(tmp_path, 0, 2)
+    arena.adopt(SaveId(step=10, attempt=1, run_id="run"))
+    assert take(arena, 10).name == "own-0-1"
+    assert arena.take(11) is None
+    arena.committed(10, pinned=False)
+    assert take(arena, 11).name == "own-0-0"
+
+
+def test_a_shard_of_another_rank_is_kept_as_well(tmp_path: Path) -> None:
+    publish(tmp_path, "own-0-1", step=10, rank=3)
+    arena = Arena(tmp_path, 0, 2)
+    arena.adopt(SaveId(step=10, attempt=0, run_id="run"))
+    assert take(arena, 11).name == "own-0-0"
+    assert arena.take(12) is None
+
+
+def test_the_oldest_free_slot_is_taken_first_and_unpublished(tmp_path: Path) -> None:
+    publish(tmp_path, "own-0-0", step=10)
+    publish(tmp_path, "own-0-1", step=8)
+    (tmp_path / "own-0-2.json").write_text("damaged")
+    arena = Arena(tmp_path, 0, 3)
+    arena.adopt(None)
+    assert [take(arena, step).name for step in (11, 12)] == ["own-0-2", "own-0-1"]
+    assert not (tmp_path / "own-0-1.json").exists()
+    assert read_record(tmp_path, "own-0-0").save.step == 10
+
+
+def test_reserving_grows_a_slot_and_never_shrinks_it(tmp_path: Path) -> None:
+    slot = Slot(tmp_path, 0, 0)
+    small = slot.reserve(10)
+    small[:3] = b"abc"
+    assert slot.reserve(5) is small
+    large = slot.reserve(100_000)
+    assert large[:3] == small[:3] == b"abc"
+    assert slot.reserve(1) is large
+    assert slot.path.stat().st_size == 100_000 and slot.path.stat().st_mode & 0o777 == 0o600
+    assert len(Slot(tmp_path, 0, 0).reserve(1)) == 100_000
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "small"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", path], check=False, capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.decode().strip()}")
+    yield path
+    subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def test_memory_that_is_not_there_is_an_error_not_a_crash(small_tmpfs: Path) -> None:
+    slot = Slot(small_tmpfs, 0, 0)
+    with pytest.raises(OSError) as caught:
+        slot.reserve(1 << 20)
+    assert caught.value.errno == errno.ENOSPC
+    assert len(slot.reserve(4096)) >= 4096

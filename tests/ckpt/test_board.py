@@ -1,0 +1,118 @@
+"""The board: rows of workers, and the stop that all agree on without waiting for one another."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from ckpt.errors import CheckpointError
+from ckpt.record.board import Board
+from ckpt.trainer.cadence import Cadence
+
+
+def cadence(board: Board, local_rank: int = 0, **changes: float) -> Cadence:
+    return Cadence(
+        board, every_steps=[5, 7], rank=local_rank, local_rank=local_rank, attempt=3, gate_s=changes.get("gate_s", 30.0)
+    )
+
+
+def test_rows_show_the_workers_of_this_attempt(tmp_path: Path) -> None:
+    reader = Board.open(tmp_path)
+    assert reader.rows() == []
+    agent = Board.create(tmp_path, attempt=3)
+    worker = cadence(Board.open(tmp_path), local_rank=1)
+    worker.due(41)
+    worker.stop_requested()
+    worker.due(42)
+    (row,) = reader.rows()
+    assert (row.local_rank, row.rank, row.attempt, row.boundary, row.step, row.pid) == (1, 1, 3, 2, 42, os.getpid())
+    assert agent.boundary() == 2
+    Board.create(tmp_path, attempt=4)
+    assert reader.rows() == [] and reader.attempt == 4
+
+
+def test_the_board_is_private_and_of_fixed_size(tmp_path: Path) -> None:
+    Board.create(tmp_path, attempt=0).close()
+    status = (tmp_path / "board").stat()
+    assert (status.st_size, status.st_mode & 0o777) == (4096 + 64 * 64, 0o600)
+
+
+@pytest.mark.parametrize("content", [b"short", b"x" * (4096 + 64 * 64)])
+def test_a_file_that_is_no_board_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "board").write_bytes(content)
+    with pytest.raises(CheckpointError, match="remove the file"):
+        Board.open(tmp_path)
+
+
+def test_a_symlink_in_place_of_the_board_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").touch()
+    (tmp_path / "board").symlink_to("elsewhere")
+    with pytest.raises(OSError):
+        Board.open(tmp_path)
+
+
+@pytest.mark.parametrize("local_rank", [-1, 64])
+def test_a_local_rank_without_a_row_is_an_error(tmp_path: Path, local_rank: int) -> None:
+    with pytest.raises(CheckpointError, match="local rank"):
+        Board.open(tmp_path).write_row(local_rank, rank=0, attempt=0, boundary=1, step=1)
+
+
+def test_due_follows_every_configured_cadence(tmp_path: Path) -> None:
+    Board.create(tmp_path, attempt=3)
+    worker = cadence(Board.open(tmp_path))
+    assert [step for step in range(1, 16) if worker.due(step)] == [5, 7, 10, 14, 15]
+
+
+def test_stop_requested_alone_counts_boundaries(tmp_path: Path) -> None:
+    agent = Board.create(tmp_path, attempt=3)
+    worker = cadence(Board.open(tmp_path))
+    assert [worker.stop_requested() for _ in range(3)] == [False] * 3
+    agent.set_stop(5)
+    assert [worker.stop_requested() for _ in range(3)] == [False, True, True]
+
+
+def test_the_stop_of_an_earlier_attempt_is_not_obeyed(tmp_path: Path) -> None:
+    Board.create(tmp_path, attempt=2).set_stop(1)
+    assert not cadence(Board.open(tmp_path)).stop_requested()
+
+
+def test_a_worker_goes_on_when_nobody_decides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Board.create(tmp_path, attempt=3).set_gate(1)
+    worker = cadence(Board.open(tmp_path), gate_s=0.02)
+    assert not worker.due(1)
+    assert "have not decided within" in caplog.text
+    assert not worker.due(2)  # the same gate halts nobody twice
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("round_", range(3))
+def test_workers_in_lockstep_all_stop_at_the_same_boundary(tmp_path: Path, round_: int) -> None:
+    """Workers meet in a barrier each step, as in a collective: a stop must never leave some behind in it."""
+    workers = 4
+    agent = Board.create(tmp_path, attempt=3)
+    barrier = threading.Barrier(workers)
+    stopped: dict[int, int] = {}
+
+    def train(local_rank: int) -> None:
+        worker = cadence(Board.open(tmp_path), local_rank=local_rank)
+        for step in range(1, 100_000):
+            barrier.wait(timeout=20)
+            saved = worker.due(step)
+            if worker.stop_requested():
+                assert saved
+                stopped[local_rank] = step
+                return
+
+    threads = [threading.Thread(target=train, args=(i,)) for i in range(workers)]
+    for thread in threads:
+        thread.start()
+    while agent.boundary() < 20:
+        pass
+    agent.set_gate(1)
+    agent.set_stop(1 + agent.boundary())
+    for thread in threads:
+        thread.join(timeout=20)
+    assert len(stopped) == workers and len(set(stopped.values())) == 1

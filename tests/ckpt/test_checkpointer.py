@@ -1,0 +1,475 @@
+"""The face, with a real agent beside it: what a training script sees."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from trainer_kit import LIMIT_S, Node, processes, settle, solo_directories, solo_namespace
+
+from ckpt import Checkpointer, Monitor
+from ckpt.config import CheckpointConfig, Place
+from ckpt.errors import AgentError, ConfigError, StateError
+from ckpt.record.shard import read_record
+from ckpt.tiers.posix import SharedTier
+from ckpt.trainer.deadlines import Deadlines
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path, shared={"path": str(tmp_path / "shared"), "every_steps": 5, "keep": 2})
+    yield node
+    node.stop()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.005)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
+        self.scale = torch.nn.Parameter(torch.randn(3, 5).bfloat16())
+
+
+class Loader:
+    """A data loader's position, as an object that saves itself."""
+
+    def __init__(self) -> None:
+        self.epoch, self.seen = 0, torch.zeros(0, dtype=torch.int64)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.seen = state["epoch"], state["seen"]
+
+
+def training(seed: int) -> tuple[dict[str, Any], Callable[[], float]]:
+    """A state, and one step of training on it."""
+    torch.manual_seed(seed)
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
+    loader = Loader()
+    state: dict[str, Any] = {
+        "net": net,
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "loader": loader,
+        "rng": torch.get_rng_state(),
+        "seen": {"tokens": 0, "losses": [0.0], "shape": (1, 2)},
+        "numpy": {"table": np.zeros((3, 4), np.float32), "rng": np.random.RandomState(seed).get_state()},
+    }
+
+    def step() -> float:
+        torch.set_rng_state(state["rng"])
+        data = torch.randn(4, 8)
+        loss = net.layers(data).square().sum() + net.scale.float().square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        loader.epoch += 1
+        loader.seen = torch.cat([loader.seen, torch.tensor([loader.epoch])])
+        state["seen"]["tokens"] += 4
+        state["seen"]["losses"].append(loss.item())
+        state["numpy"]["table"] += 1
+        state["rng"] = torch.get_rng_state()
+        return loss.item()
+
+    return state, step
+
+
+def test_a_run_with_a_restart_ends_with_the_weights_of_a_run_without(node: Node) -> None:
+    state, step = training(seed=1)
+    straight = [step() for _ in range(6)]
+    expected = {name: value.clone() for name, value in state["net"].state_dict().items()}
+
+    state, step = training(seed=1)
+    with node.start() as ckpt:
+        assert ckpt.load(state) == 0
+        for i in range(1, 4):
+            assert step() == straight[i - 1]
+            assert ckpt.due(i)
+            ckpt.save(i, state)
+            assert not ckpt.stop_requested()
+        assert ckpt.failed_saves == 0
+
+    state, step = training(seed=2)
+    numpy_table, seen = state["numpy"]["table"], state["seen"]
+    with node.start() as ckpt:
+        assert ckpt.load(state) == 3
+        assert state["numpy"]["table"] is numpy_table and numpy_table.max() == 3
+        assert state["seen"] is seen and len(seen["losses"]) == 4 and seen["shape"] == (1, 2)
+        assert [step() for _ in range(3)] == straight[3:]
+    assert all(torch.equal(value, expected[name]) for name, value in state["net"].state_dict().items())
+    assert state["loader"].epoch == 6 and state["loader"].seen.tolist() == [1, 2, 3, 4, 5, 6]
+    assert type(state["numpy"]["rng"]) is tuple
+
+
+def test_what_is_saved_is_the_state_at_the_call(node: Node) -> None:
+    state: dict[str, Any] = {"x": torch.zeros(1000)}
+    with node.start() as ckpt:
+        ckpt.save(1, state)
+        state["x"] += 1
+    live = {"x": torch.full((1000,), 7.0)}
+    with node.start() as ckpt:
+        assert ckpt.load(live) == 1
+    assert live["x"].eq(0).all()
+
+
+def test_tensors_of_every_kind_come_back(node: Node) -> None:
+    def make(fill: int) -> dict[str, Any]:
+        base = torch.arange(24).reshape(4, 6) * fill
+        dtypes = [
+            torch.bool,
+            torch.uint8,
+            torch.int16,
+            torch.float16,
+            torch.bfloat16,
+            torch.complex64,
+            torch.float8_e5m2,
+        ]
+        return {
+            "dtypes": [base.to(dtype) for dtype in dtypes],
+            "empty": torch.zeros(0, 3),
+            "scalar": torch.tensor(float(fill)),
+            "transposed": base.t(),
+            "strided": base[::2, ::3],
+            "channels_last": torch.full((2, 3, 4, 4), fill).to(memory_format=torch.channels_last),
+            "parameter": torch.nn.Parameter(base.float()),
+            "tuple": (torch.tensor([fill]), fill, "text"),
+            0: {1: torch.tensor([fill])},
+            "a/b~c": torch.tensor([fill]),
+            "arrays": [
+                np.full((2, 2), fill, np.int8),
+                np.array(fill),
+                np.full(3, fill, ">f4"),
+                np.full((3, 2), fill).T,
+            ],
+        }
+
+    with node.start() as ckpt:
+        ckpt.save(1, make(3))
+    live = make(0)
+    with node.start() as ckpt:
+        ckpt.load(live)
+
+    def flat(value: Any) -> list[Any]:
+        if isinstance(value, dict):
+            return [leaf for item in value.values() for leaf in flat(item)]
+        if isinstance(value, (list, tuple)):
+            return [leaf for item in value for leaf in flat(item)]
+        return [value]
+
+    for got, expected in zip(flat(live), flat(make(3)), strict=True):
+        if isinstance(got, torch.Tensor):
+            assert got.dtype == expected.dtype and got.stride() == expected.stride()
+            assert torch.equal(
+                torch.view_as_real(got) if got.is_complex() else got.float(),
+                torch.view_as_real(expected) if got.is_complex() else expected.float(),
+            )
+        else:
+            assert np.array_equal(got, expected) and type(got) is type(expected)
+
+
+def test_a_second_save_of_the_same_structure_reuses_plan_and_views(node: Node) -> None:
+    state = {"w": torch.randn(100), "b": [torch.randn(3)]}
+    with node.start() as ckpt:
+        for step in range(1, 5):
+            ckpt.save(step, state)
+            settle(ckpt)
+        stager = ckpt._stager
+        chunks, views = stager._chunks, dict(stager._views)
+        for step in range(5, 8):
+            ckpt.save(step, state)
+            settle(ckpt)
+        assert stager._chunks is chunks
+        assert all(stager._views[index][1] is views[index][1] for index in views)
+        state["w"] = torch.randn(200)
+        ckpt.save(8, state)
+        assert stager._chunks is not chunks
+    live = {"w": torch.zeros(200), "b": [torch.zeros(3)]}
+    with node.start() as ckpt:
+        assert ckpt.load(live) == 8
+    assert torch.equal(live["w"], state["w"])
+
+
+def test_the_shared_tier_brings_back_what_memory_lost(node: Node) -> None:
+    state = {"x": torch.arange(10.0)}
+    with node.start() as ckpt:
+        for step in range(1, 8):
+            state["x"] += 1
+            ckpt.save(step, state)
+            settle(ckpt)
+    node.stop()
+    for path in node.ram_dir.glob("own-*"):
+        path.unlink()
+    live = {"x": torch.zeros(10)}
+    with node.start() as ckpt:
+        assert ckpt.load(live) == 5
+        ckpt.save(6, live)
+        assert ckpt.failed_saves == 0
+    assert torch.equal(live["x"], torch.arange(10.0) + 5)
+
+
+def test_a_damaged_block_is_never_returned(node: Node) -> None:
+    state = {"x": torch.arange(1000.0)}
+    with node.start() as ckpt:
+        ckpt.save(5, state)
+        settle(ckpt)
+        state["x"] += 1
+        ckpt.save(6, state)
+    node.stop()
+    (name,) = [p.stem for p in node.ram_dir.glob("own-*.json") if read_record(node.ram_dir, p.stem).save.step == 6]
+    with open(node.ram_dir / f"{name}.data", "r+b") as file:
+        file.seek(2000)
+        file.write(b"\xff")
+    live = {"x": torch.zeros(1000)}
+    with node.start() as ckpt:
+        assert ckpt.load(live) == 5
+    assert torch.equal(live["x"], torch.arange(1000.0))
+
+
+@pytest.mark.parametrize(
+    ("live", "message"),
+    [
+        ({"a": torch.zeros(3)}, r"state: not in the live state: 'n', 'm'"),
+        ({"a": torch.zeros(3), "n": 1, "m": {}, "z": 1}, r"not in the saved state: 'z'"),
+        ({"a": torch.zeros(4), "n": 1, "m": {}}, r"state\['a'\]: saved as float32 \[3\], live is float32 \[4\]"),
+        ({"a": torch.zeros(3).half(), "n": 1, "m": {}}, r"saved as float32 \[3\], live is float16 \[3\]"),
+        ({"a": 1, "n": 1, "m": {}}, r"state\['a'\]: saved as a tensor, live is a int"),
+        ({"a": torch.zeros(3), "n": torch.zeros(1), "m": {}}, r"state\['n'\]: saved as int, live is a Tensor"),
+        (
+            {"a": torch.zeros(3), "n": 1, "m": {"x": torch.zeros(1), "y": torch.zeros(1)}},
+            r"state\['m'\]: not in the saved",
+        ),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_before_a_byte_changes(
+    node: Node, live: dict[str, Any], message: str
+) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"a": torch.ones(3), "n": 5, "m": {"x": torch.ones(1)}})
+    with node.start() as ckpt, pytest.raises(StateError, match=message):
+        ckpt.load(live)
+    assert all(not value.any() for value in live.values() if isinstance(value, torch.Tensor))
+
+
+def test_a_module_with_other_keys_is_refused_by_name(node: Node) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"net": torch.nn.Linear(2, 2)})
+    with node.start() as ckpt, pytest.raises(StateError, match=r"state\['net'\]: not in the live state: 'bias'"):
+        ckpt.load({"net": torch.nn.Linear(2, 2, bias=False)})
+
+
+def test_an_object_that_refuses_its_state_is_a_state_error(node: Node) -> None:
+    def optimizer(groups: int) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(2))]} for _ in range(groups)], lr=0.1)
+
+    with node.start() as ckpt:
+        ckpt.save(1, {"optimizer": optimizer(2)})
+    with node.start() as ckpt, pytest.raises(StateError, match=r"SGD.load_state_dict refused"):
+        ckpt.load({"optimizer": optimizer(1)})
+
+
+def looped() -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    state["self"] = state
+    return state
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"f": {"g": len}}, r"state\['f'\]\['g'\]: cannot store a builtins.builtin_function_or_method"),
+        ({"s": torch.zeros(3).to_sparse()}, r"state\['s'\]: a torch.sparse_coo tensor"),
+        ({"m": torch.zeros(3, device="meta")}, r"a meta tensor"),
+        ({"o": np.array([object()])}, r"NumPy array of dtype object"),
+        ({0: torch.zeros(1), "0": torch.zeros(1)}, r"two tensors under one key '0'"),
+        (looped(), r"nested too deeply"),
+        ([torch.zeros(1)], r"got a list, expected a dict"),
+    ],
+)
+def test_a_state_that_cannot_be_stored_is_refused_by_name(node: Node, state: Any, message: str) -> None:
+    with node.start() as ckpt:
+        with pytest.raises(StateError, match=message):
+            ckpt.save(1, state)
+        ckpt.save(2, {"x": torch.zeros(1)})
+        assert ckpt.failed_saves == 0
+
+
+def test_training_goes_on_when_the_agent_dies(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    state = {"x": torch.zeros(10)}
+    with node.start() as ckpt:
+        ckpt.save(1, state)
+        settle(ckpt)
+        node.stop()
+        for step in range(2, 5):
+            assert ckpt.due(step)
+            ckpt.save(step, state)
+            assert not ckpt.stop_requested()
+        assert ckpt.failed_saves == 3
+    assert "saving stops, training goes on" in caplog.text
+    with node.start() as ckpt:
+        assert ckpt.load(state) >= 1
+
+
+def test_a_save_without_memory_is_skipped_and_counted(
+    node: Node, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with node.start() as ckpt:
+        ckpt.save(1, {"x": torch.zeros(10)})
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", full)
+            ckpt.save(2, {"x": torch.zeros(10_000)})
+        assert ckpt.failed_saves == 1
+        assert "step 2 is not saved: no memory for 40000 bytes" in caplog.text
+        ckpt.save(3, {"x": torch.ones(10_000)})
+    with node.start() as ckpt:
+        assert ckpt.load({"x": torch.zeros(10_000)}) == 3
+
+
+def test_the_same_step_is_not_saved_twice(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    with node.start() as ckpt:
+        ckpt.save(3, {"x": 1})
+        ckpt.save(3, {"x": 2})
+        ckpt.save(2, {"x": 2})
+    assert "step 3 was before it" in caplog.text
+    live = {"x": 0}
+    with node.start() as ckpt:
+        assert ckpt.load(live) == 3
+    assert live == {"x": 1}
+
+
+def test_a_stop_is_seen_once_saved_and_drained(node: Node) -> None:
+    node.section["ram"]["every_steps"] = 1000
+    with node.start() as ckpt:
+        assert ckpt.load({"x": 1}) == 0
+        assert not ckpt.due(1) and not ckpt.stop_requested()
+        with Monitor.connect(node.ram_dir, node.attempt, timeout_s=20) as monitor:
+            monitor.stop()
+            step = 1
+            while True:
+                step += 1
+                due = ckpt.due(step)
+                if due:
+                    ckpt.save(step, {"x": step})
+                if ckpt.stop_requested():
+                    break
+            assert due
+    assert SharedTier(node.shared, "ns").steps()[0].step == step
+
+
+def test_an_agent_that_is_not_there_is_named(tmp_path: Path) -> None:
+    place = Place(run_id="r", attempt=0, node="n0", nodes=("n0",), ranks_per_node=1, ram_dir=tmp_path)
+    ckpt = Checkpointer(config=CheckpointConfig(namespace="ns"), place=place, deadlines=Deadlines(connect_s=0.05))
+    with pytest.raises(AgentError, match=r"agent-0.sock: no connection within 0.05 s"):
+        ckpt.load({})
+
+
+def test_saves_and_loads_are_logged_by_rank_0_alone(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ckpt")
+    with node.start() as ckpt:
+        ckpt.save(4, {"x": torch.zeros(1000)})
+    with node.start() as ckpt:
+        ckpt.load({"x": torch.zeros(1000)})
+    lines = [record.getMessage() for record in caplog.records if record.name == "ckpt"]
+    assert any(line.startswith("saved step 4 to memory: 4032 bytes in ") and line.endswith(" MB/s") for line in lines)
+    assert any(line.startswith("loaded step 4 from memory: 4000 bytes in ") for line in lines)
+
+
+# without a launcher
+
+
+@pytest.fixture
+def namespace() -> Iterator[str]:
+    with solo_namespace() as name:
+        yield name
+
+
+def _script(namespace: str, shared: Path, results: Any) -> None:
+    state = {"x": torch.zeros(4), "n": 0}
+    with Checkpointer(namespace=namespace, shared=shared, every_steps=4, shared_every_steps=4) as ckpt:
+        first = ckpt.load(state)
+        assert state["n"] == first and state["x"].eq(first).all()
+        for step in range(first + 1, first + 5):
+            state["x"] += 1
+            state["n"] = step
+            if ckpt.due(step):
+                ckpt.save(step, state)
+    results.put((first, ckpt.failed_saves))
+
+
+def run_script(namespace: str, shared: Path) -> int:
+    """Runs a training script by itself, four steps; returns where it resumed."""
+    results = processes.Queue()
+    process = processes.Process(target=_script, args=(namespace, shared, results))
+    process.start()
+    process.join(LIMIT_S)
+    assert process.exitcode == 0
+    first, failed = results.get(timeout=LIMIT_S)
+    assert failed == 0
+    return int(first)
+
+
+def test_a_script_without_a_launcher_resumes_from_memory_then_disk_then_afresh(namespace: str, tmp_path: Path) -> None:
+    assert run_script(namespace, tmp_path) == 0
+    assert run_script(namespace, tmp_path) == 4
+    (ram_dir,) = solo_directories(namespace)
+    assert not list(ram_dir.glob("*.sock"))
+    shutil.rmtree(ram_dir)
+    assert run_script(namespace, tmp_path) == 8
+    shutil.rmtree(tmp_path / namespace)
+    assert run_script(namespace, tmp_path) == 0
+
+
+def test_a_namespace_in_use_on_this_node_is_refused(namespace: str) -> None:
+    first = Checkpointer(namespace=namespace, env={})
+    try:
+        with pytest.raises(ConfigError, match="is in use by another process"):
+            Checkpointer(namespace=namespace, env={})
+    finally:
+        first.close()
+    Checkpointer(namespace=namespace, env={}).close()
+
+
+def test_several_nodes_without_a_launcher_are_refused() -> None:
+    with pytest.raises(ConfigError, match="several nodes need the launcher"):
+        Checkpointer(namespace="ns", env={"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "message"),
+    [
+        ({}, {}, r"Checkpointer.namespace: got None"),
+        ({"namespace": "a/b"}, {}, r"Checkpointer.namespace"),
+        ({"namespace": "ns", "every_steps": 0}, {}, r"Checkpointer.ram.every_steps: got 0"),
+        ({"namespace": "ns"}, {"RANK": "x"}, r"RANK='x'"),
+        ({"namespace": "ns"}, {"HOLDFAST_RUN_ID": "r"}, r"HOLDFAST_NODES is not set"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], env: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Checkpointer(**arguments, env=env)
+
+
+def test_from_env_without_a_launcher_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="HOLDFAST_CHECKPOINT is not set"):
+        Checkpointer.from_env({})

@@ -1,0 +1,166 @@
+"""holdfast ckpt ls and verify, as somebody at a terminal or a script sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_tiers import commit, save_id, shard, write
+from typer.testing import CliRunner, Result
+
+from ckpt.cli import app
+from ckpt.record.manifest import new_manifest
+from ckpt.record.shard import seal_json, write_record
+from ckpt.tiers.posix import SharedTier, directory_name
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def facts(*arguments: str | Path) -> list[dict[str, Any]]:
+    return json.loads(run(*arguments, "--json").stdout)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> SharedTier:
+    tier = SharedTier(tmp_path, "ns")
+    tier.prepare()
+    commit(tier, save_id(3))
+    commit(tier, save_id(4, attempt=1))
+    return tier
+
+
+@pytest.fixture
+def ram_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "ram"
+    path.mkdir()
+    for name, rank in (("own-0-0", 0), ("own-1-0", 1), ("copy-1-0-0", 2)):
+        record, data = shard(save_id(7), rank, 4)
+        (path / f"{name}.data").write_bytes(bytes(data) + b"older and longer")
+        write_record(path, name, record)
+    return path
+
+
+def damage(path: Path, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(b"\xff")
+
+
+@pytest.mark.parametrize("below", ["", "ns"])
+def test_ls_shows_what_is_there_newest_first(tier: SharedTier, below: str) -> None:
+    write(tier, save_id(5))
+    rows = facts("ls", tier.path / below)
+    assert [(row["step"], row["attempt"], row["committed"], row["world_size"]) for row in rows] == [
+        (5, 0, False, None),
+        (4, 1, True, 4),
+        (3, 0, True, 4),
+    ]
+    assert rows[1]["bytes"] == 20_000 and 0 <= rows[1]["age_s"] < 60 and rows[1]["namespace"] == "ns"
+    result = run("ls", tier.path / below)
+    assert result.exit_code == 0
+    head, *lines = result.stdout.splitlines()
+    assert " ".join(head.split()) == "step attempt world size size shards age committed tier namespace"
+    assert lines[1].split() == ["4", "1", "4", "20.0", "kB", "4", "0", "s", "yes", "shared", "ns"]
+
+
+def test_verify_of_sound_steps_says_ok(tier: SharedTier) -> None:
+    write(tier, save_id(5))
+    result = run("verify", tier.path)
+    assert result.exit_code == 0
+    assert [line.split()[-3] for line in result.stdout.splitlines()[2:]] == ["ok", "ok"]
+    assert "not committed" in result.stdout
+    assert all(row["ok"] for row in facts("verify", tier.path))
+
+
+def test_verify_names_the_bad_block_of_the_bad_step(tier: SharedTier) -> None:
+    file = tier.data_path(save_id(3), "node-00001.data")
+    damage(file, 100)
+    result = run("verify", tier.path)
+    assert result.exit_code == 1
+    assert f"BAD rank 2 in {file}: 1 of 1 blocks do not match, first block 0" in result.stdout
+    assert [row["ok"] for row in facts("verify", tier.path)] == [True, False]
+    assert run("verify", tier.path, "--step", "4").exit_code == 0
+    assert run("verify", tier.path, "--step", "3").exit_code == 1
+
+
+@pytest.mark.parametrize("change", ["truncate", "remove", "symlink", "directory"])
+def test_verify_finds_files_that_are_not_what_they_were(tier: SharedTier, change: str) -> None:
+    file = tier.data_path(save_id(3), "node-00001.data")
+    if change == "truncate":
+        os.truncate(file, 4096)
+    else:
+        os.rename(file, tier.path / "elsewhere")
+        if change == "symlink":
+            file.symlink_to(tier.path / "elsewhere")
+        elif change == "directory":
+            file.mkdir()
+    result = run("verify", tier.path)
+    assert result.exit_code == 1 and "BAD rank 3" in result.stdout
+    assert "Traceback" not in result.output
+
+
+def test_a_damaged_manifest_is_shown_and_fails_verify(tier: SharedTier) -> None:
+    damage(tier.data_path(save_id(3), "manifest.json"), 10)
+    assert "DAMAGED; step-0000000003" in run("ls", tier.path).stdout
+    result = run("verify", tier.path)
+    assert result.exit_code == 1 and "does not match its checksum" in result.stdout
+
+
+@pytest.mark.parametrize("file", ["../secret", "/etc/passwd", "node-00000.data/../../../secret"])
+def test_a_hostile_manifest_never_leads_out_of_its_directory(tier: SharedTier, file: str) -> None:
+    save = save_id(9)
+    value = new_manifest(save, 4, 0.0, write(tier, save)).to_json()
+    value["shards"][0]["file"] = file
+    tier.data_path(save, "manifest.json").write_bytes(seal_json(value))
+    result = run("verify", tier.path)
+    assert result.exit_code == 1 and "expected node-NNNNN.data" in result.stdout
+
+
+def test_an_oversize_manifest_is_refused_unread(tier: SharedTier) -> None:
+    os.truncate(tier.folder / directory_name(save_id(3)) / "manifest.json", 1 << 40)
+    result = run("verify", tier.path)
+    assert result.exit_code == 1 and "expected at most" in result.stdout
+
+
+def test_a_memory_directory_is_listed_and_verified(ram_dir: Path) -> None:
+    (row,) = facts("ls", ram_dir)
+    assert (row["step"], row["shards"], row["world_size"], row["committed"], row["tier"]) == (7, 3, 4, None, "memory")
+    assert run("verify", ram_dir).exit_code == 0
+    damage(ram_dir / "copy-1-0-0.data", 4999)
+    result = run("verify", ram_dir)
+    assert result.exit_code == 1 and "BAD rank 2" in result.stdout
+
+
+def test_a_damaged_record_in_memory_is_shown_and_fails_verify(ram_dir: Path) -> None:
+    damage(ram_dir / "own-0-0.json", 3)
+    assert facts("ls", ram_dir)[-1]["problems"]
+    result = run("verify", ram_dir)
+    assert result.exit_code == 1 and "BAD own-0-0.json" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["ls", "verify"])
+@pytest.mark.parametrize("kind", ["missing", "file", "not ours", "empty", "bad mark"])
+def test_a_path_that_is_not_ours_is_a_usage_error_in_one_line(tmp_path: Path, command: str, kind: str) -> None:
+    path = tmp_path / "x"
+    if kind == "file":
+        path.touch()
+    elif kind != "missing":
+        path.mkdir()
+    if kind == "not ours":
+        (path / "thesis.tex").touch()
+    if kind == "bad mark":
+        (path / "holdfast.json").write_text("{")
+    result = run(command, path)
+    assert result.exit_code == 2
+    assert result.stdout == "" and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith(f"holdfast ckpt: error: {path}")
+
+
+def test_a_step_that_is_not_there_is_a_usage_error(tier: SharedTier) -> None:
+    result = run("verify", tier.path, "--step", "99")
+    assert result.exit_code == 2 and "holds no step 99" in result.stderr

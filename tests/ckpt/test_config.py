@@ -1,0 +1,112 @@
+"""The checkpoint section and the environment: what is wrong is named, with what was expected."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt.config import CheckpointConfig, Place, config_from_env
+from ckpt.errors import ConfigError
+
+ENV = {
+    "HOLDFAST_RUN_ID": "local-1",
+    "HOLDFAST_ATTEMPT": "3",
+    "HOLDFAST_NODE": "n2",
+    "HOLDFAST_NODES": "n1,n2",
+    "HOLDFAST_RANKS_PER_NODE": "4",
+    "HOLDFAST_RAM_DIR": "/dev/shm/x",
+}
+
+
+def test_a_full_section() -> None:
+    config = CheckpointConfig.from_mapping(
+        {
+            "namespace": "gpt",
+            "ram": {"every_steps": 2, "keep": 3},
+            "peers": {"scheme": "none"},
+            "shared": {"path": "/fsx", "every_steps": 20},
+        }
+    )
+    assert (config.ram.every_steps, config.ram.keep, config.peers.scheme, config.slots) == (2, 3, "none", 4)
+    assert config.shared is not None and (config.shared.path, config.shared.keep) == ("/fsx", 3)
+
+
+def test_defaults() -> None:
+    config = CheckpointConfig.from_mapping({"namespace": "gpt"})
+    assert (config.ram.every_steps, config.ram.keep, config.peers.scheme, config.shared) == (10, 2, "partner", None)
+    assert config.slots == 2
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({}, "checkpoint.namespace: got None"),
+        ({"namespace": "../x"}, "checkpoint.namespace: got '../x'"),
+        ({"namespace": ".x"}, "checkpoint.namespace"),
+        ({"namespace": "x" * 129}, "128 at most"),
+        ({"namespace": "x", "rm": {}}, r"checkpoint.rm: unknown key, did you mean ram\?"),
+        ({"namespace": "x", "zzz": {}}, "checkpoint.zzz: unknown key; known keys: namespace, ram"),
+        (
+            {"namespace": "x", "ram": {"every_step": 1}},
+            r"checkpoint.ram.every_step: unknown key, did you mean every_steps",
+        ),
+        ({"namespace": "x", "ram": {"every_steps": 0}}, "got 0, expected a whole number of at least 1"),
+        ({"namespace": "x", "ram": {"every_steps": True}}, "got True"),
+        ({"namespace": "x", "ram": {"every_steps": 1.5}}, "got 1.5"),
+        ({"namespace": "x", "ram": {"keep": 1}}, "checkpoint.ram.keep: got 1, expected at least 2"),
+        ({"namespace": "x", "ram": 5}, "checkpoint.ram: got int, expected a mapping"),
+        ({"namespace": "x", "peers": {"scheme": "raid"}}, "expected one of none, partner"),
+        ({"namespace": "x", "shared": {}}, "checkpoint.shared.path: missing"),
+        ({"namespace": "x", "shared": {"path": ""}}, "expected a non-empty string"),
+        ({"namespace": "x", "shared": {"path": "/x", "keep": "3"}}, "checkpoint.shared.keep: got '3'"),
+        ([], "checkpoint: got list, expected a mapping"),
+    ],
+)
+def test_a_wrong_section_names_the_key(section: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        CheckpointConfig.from_mapping(section)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_place_of_a_process() -> None:
+    place = Place.from_env(ENV)
+    assert (place.node_rank, place.world_size, place.attempt) == (1, 8, 3)
+    assert place.socket_path == Path("/dev/shm/x/agent-3.sock")
+    without_node = {key: value for key, value in ENV.items() if key != "HOLDFAST_NODE"}
+    assert Place.from_env({**without_node, "SLURMD_NODENAME": "n1"}).node_rank == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"HOLDFAST_RUN_ID": None}, "HOLDFAST_RUN_ID is not set"),
+        ({"HOLDFAST_RUN_ID": "a/b"}, "HOLDFAST_RUN_ID='a/b'"),
+        ({"HOLDFAST_ATTEMPT": "x"}, "HOLDFAST_ATTEMPT='x'"),
+        ({"HOLDFAST_ATTEMPT": "-1"}, "HOLDFAST_ATTEMPT='-1'"),
+        ({"HOLDFAST_RANKS_PER_NODE": "0"}, "HOLDFAST_RANKS_PER_NODE='0'"),
+        ({"HOLDFAST_NODE": "n9"}, "HOLDFAST_NODE='n9' is not in HOLDFAST_NODES=n1,n2"),
+        ({"HOLDFAST_NODES": "n1,n2,n2"}, "names a node twice"),
+        ({"HOLDFAST_RAM_DIR": "shm"}, "HOLDFAST_RAM_DIR='shm'"),
+    ],
+)
+def test_a_wrong_environment_names_the_variable(change: dict[str, str | None], message: str) -> None:
+    env = {key: value for key, value in {**ENV, **change}.items() if value is not None}
+    with pytest.raises(ConfigError, match=message):
+        Place.from_env(env)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "HOLDFAST_CHECKPOINT is not set"),
+        ("{", "HOLDFAST_CHECKPOINT is not JSON"),
+        ("[]", "expected a mapping"),
+        (json.dumps({"namespace": "x", "ram": {"keep": 0}}), "checkpoint.ram.keep"),
+    ],
+)
+def test_a_wrong_section_in_the_environment(text: str | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_from_env({} if text is None else {"HOLDFAST_CHECKPOINT": text})

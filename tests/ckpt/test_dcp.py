@@ -1,0 +1,277 @@
+"""Sharded states over real process groups: any world size loads, through Checkpointer and through torch's own calls."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from trainer_kit import FAST, LIMIT_S, Node, processes, solo_namespace
+
+from ckpt import Checkpointer
+from ckpt.config import CheckpointConfig, Place
+from ckpt.errors import CheckpointError, StateError
+
+
+class World(Node):
+    """One node with several ranks, real process groups, real agents."""
+
+    def run(self, size: int, work: Callable[[Checkpointer, int], Any]) -> list[Any]:
+        """Runs `work` on every rank of a new attempt of `size` ranks; returns what each returned."""
+        self.ranks = size
+        self.start().close(flush=False)
+        results = processes.Queue()
+        store = self.ram_dir.parent / f"store-{self.attempt}"
+        ranks = [
+            processes.Process(target=_rank, args=(rank, size, store, self.place, self.section, work, results))
+            for rank in range(size)
+        ]
+        for process in ranks:
+            process.start()
+        try:
+            by_rank = dict(pickle.loads(results.get(timeout=LIMIT_S)) for _ in ranks)
+        finally:
+            for process in ranks:
+                process.join(5)
+                process.kill()
+        failures = [f"rank {rank}: {result}" for rank, result in by_rank.items() if isinstance(result, Exception)]
+        assert not failures, "\n".join(failures)
+        return [by_rank[rank] for rank in range(size)]
+
+    @property
+    def place(self) -> Place:
+        return replace(super().place, ranks_per_node=self.ranks)
+
+
+def _rank(rank: int, size: int, store: Path, place: Place, section: dict[str, Any], work: Any, results: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+        config = CheckpointConfig.from_mapping(section)
+        with Checkpointer(config=config, place=place, rank=rank, local_rank=rank, deadlines=FAST) as ckpt:
+            result = work(ckpt, rank)
+            dist.barrier()
+        dist.destroy_process_group()
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        result = RuntimeError(f"{type(error).__name__}: {error}")
+    results.put(pickle.dumps((rank, result)))  # bytes: torch would pass file descriptors of a process that ends
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    world.ranks = 1
+    yield world
+    world.stop()
+
+
+def mesh() -> Any:
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def sharded_training(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], None]]:
+    """A model whose parameters do not divide evenly, sharded over all ranks, and one step on the same data."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.ReLU(), torch.nn.Linear(13, 5))
+    fully_shard(model, mesh=mesh())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        torch.manual_seed(123)
+        model(torch.randn(4, 7)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+def whole(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Everything that matters of a sharded training, gathered."""
+    found = {name: value.full_tensor() for name, value in model.state_dict().items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            found[f"{index}.{name}"] = value.full_tensor() if isinstance(value, DTensor) else value
+    return {name: value.clone() for name, value in found.items()}
+
+
+def differing(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> list[str]:
+    return [name for name in {*a, *b} if name not in a or name not in b or not torch.equal(a[name], b[name])]
+
+
+# without a launcher
+
+
+def _solo_rank(rank: int, namespace: str, results: Any) -> None:
+    torch.set_num_threads(1)
+    env = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+    state = {"x": torch.zeros(3), "rank": -1}
+    try:
+        with Checkpointer(namespace=namespace, every_steps=1, deadlines=FAST, env=env) as ckpt:
+            step = ckpt.load(state)
+            result = (step, state["rank"], ckpt.failed_saves)
+            ckpt.save(step + 1, {"x": torch.ones(3), "rank": rank})
+    except Exception as error:
+        result = (rank, repr(error), -1)
+    results.put((rank, result))
+
+
+@pytest.fixture
+def namespace() -> Iterator[str]:
+    with solo_namespace() as name:
+        yield name
+
+
+def test_two_ranks_of_one_node_share_an_agent_of_their_own(namespace: str) -> None:
+    results = processes.Queue()
+    for expected in ({0: (0, -1, 0), 1: (0, -1, 0)}, {0: (1, 0, 0), 1: (1, 1, 0)}):
+        ranks = [processes.Process(target=_solo_rank, args=(rank, namespace, results)) for rank in range(2)]
+        for process in ranks:
+            process.start()
+        assert dict(results.get(timeout=LIMIT_S) for _ in ranks) == expected
+        for process in ranks:
+            process.join(LIMIT_S)
+
+
+# Checkpointer.save and load
+
+
+def save_sharded(ckpt: Checkpointer, rank: int) -> dict[str, torch.Tensor]:
+    model, optimizer, step = sharded_training(seed=1)
+    step()
+    step()
+    both = distribute_tensor(torch.arange(30).reshape(5, 6), mesh(), [Shard(1)])
+    same = distribute_tensor(torch.arange(4), mesh(), [Replicate()])
+    state = {
+        "model": model,
+        "optimizer": optimizer,
+        "rank": rank,
+        "both": both,
+        "same": same,
+        "own": torch.tensor([rank]),
+    }
+    ckpt.save(2, state)
+    return whole(model, optimizer)
+
+
+def load_sharded(ckpt: Checkpointer, rank: int) -> tuple[dict[str, torch.Tensor], int, int]:
+    model, optimizer, step = sharded_training(seed=2)
+    state = {
+        "model": model,
+        "optimizer": optimizer,
+        "rank": -1,
+        "both": distribute_tensor(torch.zeros(5, 6, dtype=torch.int64), mesh(), [Shard(0)]),
+        "same": torch.zeros(4, dtype=torch.int64),
+        "own": torch.tensor([-1]),
+    }
+    assert ckpt.load(state) == 2
+    assert torch.equal(state["both"].full_tensor(), torch.arange(30).reshape(5, 6))
+    assert torch.equal(state["same"], torch.arange(4))
+    found = whole(model, optimizer)
+    step()  # the optimizer's new state is usable
+    return found, state["rank"], int(state["own"])
+
+
+def test_a_sharded_state_loads_at_any_world_size(world: World) -> None:
+    saved = world.run(2, save_sharded)[0]
+    for size in (2, 1, 3):
+        for rank, (found, saved_rank, own) in enumerate(world.run(size, load_sharded)):
+            assert differing(found, saved) == []
+            assert saved_rank == own == rank % 2
+
+
+# torch.distributed.checkpoint
+
+
+def dcp_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {
+        "model": model_state,
+        "optimizer": optimizer_state,
+        "step": 0,
+        "names": ("a", 1.5),
+        "nested": {"x": [1, {"y": b"z"}]},
+    }
+
+
+def dcp_save(ckpt: Checkpointer, rank: int) -> dict[str, torch.Tensor]:
+    model, optimizer, step = sharded_training(seed=1)
+    step()
+    dcp.save({**dcp_state(model, optimizer), "step": 1}, storage_writer=ckpt.dcp_writer(1))
+    for number in (2, 3):
+        step()
+        saved = whole(model, optimizer)
+        future = dcp.async_save({**dcp_state(model, optimizer), "step": number}, storage_writer=ckpt.dcp_writer(number))
+        upload = getattr(future, "upload_completion", future)
+        upload.result(timeout=LIMIT_S)
+    assert ckpt.failed_saves == 0
+    return saved
+
+
+def dcp_load(ckpt: Checkpointer, rank: int) -> dict[str, torch.Tensor]:
+    model, optimizer, _ = sharded_training(seed=2)
+    state = dcp_state(model, optimizer)
+    assert ckpt.newest_step == 3
+    dcp.load(state, storage_reader=ckpt.dcp_reader())
+    assert (state["step"], state["names"], state["nested"]) == (3, ("a", 1.5), {"x": [1, {"y": b"z"}]})
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    return whole(model, optimizer)
+
+
+def test_torch_distributed_checkpoint_saves_and_loads_at_any_world_size(world: World) -> None:
+    saved = world.run(2, dcp_save)[0]
+    for size in (2, 3):
+        for found in world.run(size, dcp_load):
+            assert differing(found, saved) == []
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.stop()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_without_a_process_group_it_is_one_process(alone: Node) -> None:
+    with alone.start() as ckpt:
+        dcp.save({"x": torch.arange(5), "n": {"m": 4}}, storage_writer=ckpt.dcp_writer(1))
+        dcp.async_save({"x": torch.arange(5) * 2, "n": {"m": 5}}, storage_writer=ckpt.dcp_writer(2)).result(timeout=20)
+    with alone.start() as ckpt:
+        state = {"x": torch.zeros(5, dtype=torch.int64), "n": {"m": 0}}
+        dcp.load(state, storage_reader=ckpt.dcp_reader(2))
+        assert state["x"].tolist() == [0, 2, 4, 6, 8] and state["n"] == {"m": 5}
+        with pytest.raises(CheckpointError, match="step 1 is not on offer; the newest that can be recovered is 2"):
+            ckpt.dcp_reader(1)
+        with pytest.raises(StateError, match=r"was saved through dcp_writer\(\)"):
+            ckpt.load({"x": state["x"]})
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_an_object_that_json_cannot_hold_is_refused_by_key(alone: Node) -> None:
+    with alone.start() as ckpt:
+        with pytest.raises(CheckpointException) as caught:
+            dcp.save({"nested": {"f": os.getcwd}}, storage_writer=ckpt.dcp_writer(1))
+        error = caught.value.failures[0][0]
+        assert isinstance(error, StateError) and "state['nested.f']: cannot store" in str(error)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_step_of_the_other_way_is_refused_with_advice(alone: Node) -> None:
+    with alone.start() as ckpt:
+        with pytest.raises(CheckpointError, match="there is no step to restore"):
+            ckpt.dcp_reader()
+        ckpt.save(1, {"x": torch.zeros(3)})
+    with alone.start() as ckpt, pytest.raises(StateError, match=r"load it with Checkpointer.load\(\)"):
+        ckpt.dcp_reader()

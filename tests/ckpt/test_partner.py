@@ -1,0 +1,42 @@
+"""What each scheme promises, tried on every loss there can be."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from ckpt.config import SCHEMES
+from ckpt.redundancy import scheme_named
+
+
+def lost_shards(scheme, members, lost):
+    """The nodes whose shards no survivor holds."""
+    held = {node for node in members if node not in lost}
+    held |= {source for node in members if node not in lost for source in scheme.sources(node, members)}
+    return set(members) - held
+
+
+@pytest.mark.parametrize("size", range(1, 7))
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_scheme_survives_what_it_says_and_not_every_loss_beyond(name, size):
+    scheme, members = scheme_named(name), tuple(range(3, 3 + size))
+    survives = scheme.survives(members)
+    for count in range(survives + 1):
+        assert not any(lost_shards(scheme, members, lost) for lost in combinations(members, count))
+    assert any(lost_shards(scheme, members, lost) for lost in combinations(members, survives + 1))
+
+
+@pytest.mark.parametrize("size", range(2, 7))
+def test_partner_loses_shards_only_when_neighbours_are_lost(size):
+    scheme, members = scheme_named("partner"), tuple(range(size))
+    for count in range(size + 1):
+        for lost in combinations(members, count):
+            neighbours = {node for node in lost if (node + 1) % size in lost}
+            assert lost_shards(scheme, members, lost) == neighbours
+
+
+@pytest.mark.parametrize("size", range(1, 7))
+def test_no_node_needs_its_own_shards(size):
+    members = tuple(range(size))
+    assert all(node not in scheme_named("partner").sources(node, members) for node in members)

@@ -1,0 +1,177 @@
+"""The way from commit to the shared tier, and what happens when storage fails: never anything to training."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+
+import pytest
+from agent_kit import World, config, content, run, until
+
+from ckpt.agent.deadlines import Deadlines
+from ckpt.record.manifest import NAME, read_manifest
+from ckpt.tiers.posix import SharedTier
+
+
+def committed(path):
+    return sorted(save.step for save in SharedTier(path, "test").steps())
+
+
+def test_due_steps_are_drained_and_old_ones_go(tmp_path):
+    async def test():
+        checkpoint = config(tmp_path / "shared")
+        async with World(tmp_path, ["a", "b"], 0, checkpoint, ranks_per_node=2) as world:
+            for i, step in enumerate((5, 10, 20, 25, 30)):
+                await world.save(step, i % 3)
+                await world.flush()
+            for worker in world.workers:
+                pinned = {event["step"]: event["pinned"] for event in worker.seen("committed")}
+                assert pinned == {5: False, 10: True, 20: True, 25: False, 30: True}
+                assert [event["step"] for event in worker.seen("drained")] == [10, 20, 30]
+            await until(lambda: len(world.monitors[0].messages) >= 9)
+            commits = [event["step"] for event in world.monitors[0].seen("commit") if event["tier"] == "shared"]
+            assert commits == [10, 20, 30]
+            assert all(event["tier"] == "memory" for event in world.monitors[1].seen("commit"))
+            await until(lambda: committed(tmp_path / "shared") == [20, 30])
+        folder = next((tmp_path / "shared" / "test").glob("step-0000000030*"))
+        manifest = read_manifest(folder)
+        for place in manifest.shards:
+            data = (folder / place.file).read_bytes()[place.offset :][: place.record.layout.nbytes]
+            assert data == content(place.rank, 30)
+
+    run(test)
+
+
+def test_a_step_saved_because_of_a_stop_is_drained_whatever_the_cadence(tmp_path):
+    async def test():
+        async with World(tmp_path, ["a", "b"], 0, config(tmp_path / "shared")) as world:
+            await world.save(7, 0, drain=True)
+            await world.flush()
+            assert committed(tmp_path / "shared") == [7]
+
+    run(test)
+
+
+def fill_disk(monkeypatch):
+    def pwrite(descriptor, data, offset):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+
+
+def make_no_directory(monkeypatch):
+    def mkdir(path, mode=0o777, **_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+
+
+def lose_manifest(monkeypatch):
+    def commit(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(SharedTier, "commit", commit)
+
+
+@pytest.mark.parametrize("fail", [fill_disk, make_no_directory, lose_manifest])
+def test_a_drain_that_fails_is_reported_and_frees_the_slots(tmp_path, monkeypatch, fail):
+    async def test():
+        async with World(tmp_path, ["a", "b"], 0, config(tmp_path / "shared")) as world:
+            await world.save(10, 0)
+            await world.flush()
+            with monkeypatch.context() as patch:
+                fail(patch)
+                await world.save(20, 1)
+                for worker in world.workers:
+                    assert (await worker.event("drained", step=20))["failed"]
+                await world.flush()
+                problem = await world.monitors[0].event("problem", step=20)
+                assert problem["what"] == "drain to the shared tier failed"
+            await world.save(30, 2)
+            await world.flush()
+            assert committed(tmp_path / "shared") == [10, 30]
+
+    run(test)
+
+
+def test_a_hung_storage_holds_slots_only_until_the_deadline_and_never_a_half_written_step(tmp_path, monkeypatch):
+    release = threading.Event()
+    write_node = SharedTier.write_node
+
+    def hang(*args):
+        release.wait(30)
+        return write_node(*args)
+
+    async def test():
+        monkeypatch.setattr(SharedTier, "write_node", hang)
+        deadlines = Deadlines(drain_s=0.2)
+        async with World(tmp_path, ["a"], 0, config(tmp_path / "shared"), deadlines=deadlines) as world:
+            await world.save(10, 0)
+            assert (await world.workers[0].event("drained", step=10))["failed"]
+            await world.save(20, 1)
+            assert (await world.workers[0].event("drained", step=20))["failed"]
+            problem = await world.monitors[0].event("problem", step=20)
+            assert "step 10 is still being written" in problem["detail"]
+            release.set()
+            monkeypatch.setattr(SharedTier, "write_node", write_node)
+            await until(lambda: list((tmp_path / "shared" / "test").rglob("node-00000.data")))
+            await until(lambda: world.agents[0]._drain._writing is None)
+            await world.save(30, 2)
+            await world.flush()
+            assert committed(tmp_path / "shared") == [30]
+
+    try:
+        run(test)
+    finally:
+        release.set()
+
+
+def test_a_due_step_is_skipped_while_an_older_one_is_on_its_way_and_an_asked_one_waits(tmp_path, monkeypatch):
+    release = threading.Event()
+    write_node = SharedTier.write_node
+
+    def hang(*args):
+        release.wait(30)
+        return write_node(*args)
+
+    async def test():
+        monkeypatch.setattr(SharedTier, "write_node", hang)
+        async with World(tmp_path, ["a"], 0, config(tmp_path / "shared", keep=3)) as world:
+            await world.save(10, 0)
+            await world.save(20, 1)
+            assert not (await world.workers[0].event("committed", step=20))["pinned"]
+            assert "step 10" in (await world.monitors[0].event("problem", step=20))["detail"]
+            await world.save(25, 2, drain=True)
+            flush = asyncio.ensure_future(world.flush())
+            await asyncio.sleep(0)
+            assert not flush.done()
+            release.set()
+            await flush
+            assert committed(tmp_path / "shared") == [10, 25]
+
+    try:
+        run(test)
+    finally:
+        release.set()
+
+
+def test_no_manifest_is_written_when_one_node_could_not_write(tmp_path, monkeypatch):
+    write_node = SharedTier.write_node
+
+    def one_fails(self, save, node_rank, shards):
+        if node_rank == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return write_node(self, save, node_rank, shards)
+
+    async def test():
+        monkeypatch.setattr(SharedTier, "write_node", one_fails)
+        async with World(tmp_path, ["a", "b"], 0, config(tmp_path / "shared")) as world:
+            await world.save(10, 0)
+            await world.flush()
+            problem = await world.monitors[0].event("problem", step=10)
+            assert "node b" in problem["detail"]
+        assert not list((tmp_path / "shared").rglob(NAME))
+
+    run(test)

@@ -1,0 +1,260 @@
+"""The shared directory: committed by the manifest alone, whatever dies when; private; never another's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckpt import check_shared, newest_steps
+from ckpt.errors import CheckpointError, ConfigError, CorruptError, NamespaceError
+from ckpt.record.blocks import checksums
+from ckpt.record.layout import Layout
+from ckpt.record.manifest import ShardPlace
+from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.tiers.posix import SharedTier, directory_name
+
+
+def save_id(step: int, attempt: int = 0, run_id: str = "run") -> SaveId:
+    return SaveId(step=step, attempt=attempt, run_id=run_id)
+
+
+def shard(save: SaveId, rank: int, world_size: int, nbytes: int = 5000) -> tuple[ShardRecord, memoryview]:
+    data = memoryview(bytes([save.step % 251 + rank]) * nbytes)
+    record = ShardRecord(
+        save=save,
+        namespace="ns",
+        rank=rank,
+        world_size=world_size,
+        layout=Layout(chunks=(), tree=None, nbytes=nbytes),
+        blocks=checksums(data),
+    )
+    return record, data
+
+
+def write(tier: SharedTier, save: SaveId, *, nodes: int = 2, per_node: int = 2) -> list[ShardPlace]:
+    world = nodes * per_node
+    places = []
+    for node in range(nodes):
+        ranks = range(node * per_node, (node + 1) * per_node)
+        places += tier.write_node(save, node, [shard(save, rank, world) for rank in ranks])
+    return places
+
+
+def commit(tier: SharedTier, save: SaveId) -> None:
+    tier.commit(save, 4, write(tier, save))
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> SharedTier:
+    tier = SharedTier(tmp_path, "ns")
+    tier.prepare()
+    return tier
+
+
+def test_a_committed_step_reads_back_byte_for_byte(tier: SharedTier) -> None:
+    save = save_id(3)
+    commit(tier, save)
+    manifest = tier.read_manifest(save)
+    assert tier.steps() == [save]
+    for place in manifest.shards:
+        data = tier.data_path(save, place.file).read_bytes()[place.offset : place.offset + 5000]
+        assert place.offset % 4096 == 0
+        assert checksums(memoryview(data)) == place.record.blocks
+
+
+def test_nothing_counts_before_its_manifest(tier: SharedTier) -> None:
+    commit(tier, save_id(3))
+    places = write(tier, save_id(4))
+    assert tier.steps() == [save_id(3)]
+    with pytest.raises(CorruptError):
+        tier.commit(save_id(4), 4, places[:3])
+    assert tier.steps() == [save_id(3)]
+    assert [entry.reason for entry in tier.catalog()] == ["no manifest: the step was never committed", None]
+    tier.commit(save_id(4), 4, places)
+    assert tier.steps() == [save_id(4), save_id(3)]
+
+
+def test_writing_may_be_repeated_until_the_commit_and_never_after(tier: SharedTier) -> None:
+    write(tier, save_id(4))
+    commit(tier, save_id(4))
+    with pytest.raises(CheckpointError, match="committed there already"):
+        write(tier, save_id(4))
+
+
+def test_the_same_step_and_attempt_of_another_run_is_another_directory(tier: SharedTier) -> None:
+    commit(tier, save_id(4, run_id="first"))
+    commit(tier, save_id(4, run_id="second"))
+    assert {save.run_id for save in tier.steps()} == {"first", "second"}
+
+
+def test_everything_is_private(tier: SharedTier) -> None:
+    commit(tier, save_id(1))
+    for path in [tier.folder, *tier.folder.rglob("*")]:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_damaged_manifest_is_passed_over_and_said_so(tier: SharedTier, caplog: pytest.LogCaptureFixture) -> None:
+    commit(tier, save_id(1))
+    commit(tier, save_id(2))
+    manifest = tier.folder / directory_name(save_id(2)) / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"step":2', b'"step":9', 1))
+    assert tier.steps() == [save_id(1)]
+    assert "does not match its checksum" in caplog.text
+    with pytest.raises(CorruptError):
+        tier.read_manifest(save_id(2))
+
+
+def test_a_manifest_moved_to_another_step_is_passed_over(tier: SharedTier) -> None:
+    commit(tier, save_id(1))
+    os.rename(tier.folder / directory_name(save_id(1)), tier.folder / directory_name(save_id(9)))
+    assert tier.steps() == []
+
+
+def test_a_step_directory_that_is_a_symlink_is_passed_over(tier: SharedTier, tmp_path: Path) -> None:
+    commit(tier, save_id(1))
+    os.rename(tier.folder / directory_name(save_id(1)), tmp_path / "elsewhere")
+    (tier.folder / directory_name(save_id(1))).symlink_to(tmp_path / "elsewhere")
+    assert tier.steps() == []
+
+
+def test_retention_keeps_the_newest_and_what_is_being_written(tier: SharedTier) -> None:
+    for step in (1, 2, 3, 4):
+        commit(tier, save_id(step))
+    write(tier, save_id(2, attempt=1))  # never committed, older than the newest
+    write(tier, save_id(5))
+    assert len(tier.retain(2, running=save_id(5))) == 3
+    assert tier.steps() == [save_id(4), save_id(3)]
+    assert sorted(entry.step for entry in tier.catalog()) == [3, 4, 5]
+    assert not list(tier.folder.glob(".trash-*"))
+
+
+def test_retention_without_a_committed_step_removes_nothing(tier: SharedTier) -> None:
+    write(tier, save_id(1))
+    assert tier.retain(1, running=None) == []
+    assert len(tier.catalog()) == 1
+
+
+def test_retention_leaves_what_another_run_may_be_writing(tier: SharedTier) -> None:
+    commit(tier, save_id(5))
+    commit(tier, save_id(9))
+    write(tier, save_id(7, run_id="other"))
+    tier.retain(2, running=None)
+    assert sorted(entry.step for entry in tier.catalog()) == [5, 7, 9]
+    tier.retain(1, running=None)
+    assert [entry.step for entry in tier.catalog()] == [9]
+
+
+def test_a_removal_cut_short_is_finished_by_the_next(tier: SharedTier) -> None:
+    commit(tier, save_id(1))
+    (tier.folder / ".trash-step-x").mkdir()
+    (tier.folder / ".trash-step-x" / "node-00000.data").touch()
+    tier.retain(1, running=None)
+    assert not list(tier.folder.glob(".trash-*"))
+
+
+_KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[3])
+from pathlib import Path
+from test_tiers import SharedTier, commit, save_id
+stage, count = sys.argv[1].split(":")
+real, left = getattr(os, stage), [int(count)]
+def dying(*args, **kwargs):
+    left[0] -= 1
+    if left[0] < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args, **kwargs)
+setattr(os, stage, dying)
+commit(SharedTier(Path(sys.argv[2]), "ns"), save_id(2))
+"""
+
+
+@pytest.mark.parametrize(
+    "stage", [f"{call}:{n}" for call, most in (("pwrite", 4), ("fsync", 7), ("replace", 3)) for n in range(most)]
+)
+def test_a_commit_killed_at_any_stage_leaves_the_older_step_and_can_be_repeated(tier: SharedTier, stage: str) -> None:
+    commit(tier, save_id(1))
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, stage, str(tier.path), str(Path(__file__).parent)],
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    assert done.returncode == -signal.SIGKILL
+    before = tier.steps()
+    assert before in ([save_id(1)], [save_id(2), save_id(1)])
+    if before == [save_id(1)]:
+        commit(tier, save_id(2))
+    assert tier.steps() == [save_id(2), save_id(1)]
+    for place in tier.read_manifest(save_id(2)).shards:
+        data = tier.data_path(save_id(2), place.file).read_bytes()[place.offset : place.offset + 5000]
+        assert checksums(memoryview(data)) == place.record.blocks
+    assert not list(tier.folder.rglob("node-*.tmp"))
+
+
+# whose directory
+
+
+def test_a_new_or_own_directory_may_be_used(tmp_path: Path) -> None:
+    check_shared(tmp_path / "a" / "b", "ns")
+    assert os.listdir(tmp_path) == []
+    SharedTier(tmp_path, "ns").prepare()
+    check_shared(tmp_path, "ns")
+    check_shared(tmp_path, "other")
+    SharedTier(tmp_path, "ns").prepare()
+
+
+def test_the_time_of_making_is_kept(tmp_path: Path) -> None:
+    assert SharedTier(tmp_path, "ns").prepare() == SharedTier(tmp_path, "ns").prepare() > 0
+
+
+@pytest.mark.parametrize(
+    ("mark", "match"),
+    [
+        ({"namespace": "other", "uid": os.getuid()}, "belongs to namespace 'other'"),
+        ({"namespace": "ns", "uid": os.getuid() + 1}, "belongs to uid"),
+        ([], "no JSON object"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_directory_of_another_is_refused(tmp_path: Path, mark: object, match: str) -> None:
+    (tmp_path / "ns").mkdir()
+    (tmp_path / "ns" / "holdfast.json").write_text(mark if isinstance(mark, str) else json.dumps(mark))
+    with pytest.raises(NamespaceError, match=match):
+        check_shared(tmp_path, "ns")
+    with pytest.raises(NamespaceError):
+        SharedTier(tmp_path, "ns").prepare()
+
+
+def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ns").mkdir()
+    (tmp_path / "ns" / "thesis.tex").touch()
+    with pytest.raises(NamespaceError, match="holds other files"):
+        check_shared(tmp_path, "ns")
+
+
+def test_the_folder_of_a_namespace_is_no_parent_of_one(tmp_path: Path) -> None:
+    SharedTier(tmp_path, "ns").prepare()
+    with pytest.raises(NamespaceError, match="give its parent"):
+        check_shared(tmp_path / "ns", "ns")
+
+
+def test_a_file_in_the_way_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="expected a directory"):
+        check_shared(tmp_path / "file" / "below", "ns")
+
+
+def test_newest_steps_reads_the_shared_tier(tmp_path: Path) -> None:
+    section = {"namespace": "ns", "shared": {"path": str(tmp_path / "x")}}
+    assert newest_steps(section) == {"shared": None}
+    tier = SharedTier(tmp_path / "x", "ns")
+    tier.prepare()
+    commit(tier, save_id(12))
+    assert newest_steps(section) == {"shared": 12}
+    assert newest_steps({"namespace": "ns"}) == {}

@@ -1,0 +1,65 @@
+"""The single record: every whole line is read, a torn one is not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import LauncherError
+from launcher.history.events import EventLog, read_events
+
+
+def test_events_are_read_back_in_order(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    written = [log.append("attempt_start", attempt=0, nodes=["a"]), log.append("commit", step=7, tier="memory")]
+    log.close()
+    assert read_events(tmp_path / "events.jsonl") == written
+    assert written[0]["nodes"] == ["a"] and written[0]["step"] is None
+    assert written[1]["step"] == 7 and written[1]["tier"] == "memory"
+
+
+def test_no_file_is_no_events(tmp_path: Path) -> None:
+    assert read_events(tmp_path / "events.jsonl") == []
+
+
+def test_file_is_private(tmp_path: Path) -> None:
+    EventLog(tmp_path / "events.jsonl").close()
+    assert os.stat(tmp_path / "events.jsonl").st_mode & 0o777 == 0o600
+
+
+@given(st.integers(min_value=1, max_value=1000))
+def test_torn_last_line_costs_only_itself(lost: int) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events.jsonl"
+        log = EventLog(path)
+        first = log.append("job_start", run_id="r")
+        whole_bytes = path.stat().st_size
+        log.append("attempt_start", attempt=0)
+        log.close()
+        os.truncate(path, max(whole_bytes + 1, path.stat().st_size - lost))
+        log = EventLog(path)
+        last = log.append("job_start", run_id="r")
+        log.close()
+        events = read_events(path)
+        assert (events[0], events[-1]) == (first, last)
+        assert all(event["event"] in ("job_start", "attempt_start") for event in events)
+
+
+def test_lines_of_somebody_else_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'[]\n{"event": 3}\n\xff\n{"event": "job_start"}\n')
+    assert read_events(path) == [{"event": "job_start"}]
+
+
+def test_second_writer_is_refused(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    with pytest.raises(LauncherError, match="another supervisor"):
+        EventLog(tmp_path / "events.jsonl")
+    log.close()
+    EventLog(tmp_path / "events.jsonl").close()

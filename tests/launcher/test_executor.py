@@ -1,0 +1,322 @@
+"""The submitit executor: what reaches sbatch, what a job on the local cluster does, and how states are learnt."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from submitit import DebugExecutor
+from submitit.core.utils import FailedJobError
+
+from launcher import Executor, JobSpec, Torchrun
+from launcher.errors import LauncherError, UsageError
+from launcher.executor import Supervised
+from launcher.registry import find_job, known_jobs
+from launcher.submission.process import Process
+from launcher.submission.slurm import SlurmWatcher
+
+PARTITIONS = "PartitionName=train State=UP Default=YES Nodes=n[1-16]"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder. Jobs that a failed test leaves running are ended."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import os; print('rank', os.environ['RANK'])\n")
+    yield tmp_path
+    for job in known_jobs():
+        process = Process.read(job.folder)
+        if process is not None:
+            process.interrupt()
+
+
+@pytest.fixture
+def command(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Puts a program with that answer on PATH, in front of everything."""
+    folder = home / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def put(name: str, answer: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (folder / name).chmod(0o755)
+
+    put("scontrol", f"echo '{PARTITIONS}'")
+    put("squeue", "echo '42|RUNNING|n[1-9]'")
+    put("sbatch", f'n=$(ls {home}/asked | wc -l); cp "$1" {home}/asked/$n; echo Submitted batch job $((42 + n))')
+    (home / "asked").mkdir()
+    return put
+
+
+def asked(home: Path, number: int = 0) -> set[str]:
+    """The #SBATCH options of a submission."""
+    lines = (home / "asked" / str(number)).read_text().splitlines()
+    return {line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH --")}
+
+
+def test_parameters_reach_sbatch_as_a_submitit_user_knows_them(home: Path, command: Any) -> None:
+    executor = Executor(cluster="slurm")
+    executor.update_parameters(nodes=8, spares=1, gpus_per_node=8, timeout_min=1440, name="gpt", mem_gb=64)
+    executor.update_parameters(slurm_partition="train", slurm_additional_parameters={"reservation": "maint"})
+    job = executor.submit(Torchrun("train.py", "--lr", "3e-4", slurm={"account": "team"}))
+    assert job.job_id == "42" and job.num_tasks == 1 and job.paths.folder == home / "runs" / "42"
+    assert asked(home) >= {
+        "nodes=9",
+        "ntasks-per-node=1",
+        "gpus-per-node=8",
+        "time=1440",
+        "job-name=gpt",
+        "mem=64GB",
+        "partition=train",
+        "reservation=maint",
+        "account=team",
+        "no-kill",
+        "requeue",
+        "signal=B:USR2@90",
+        "open-mode=append",
+    }
+
+
+def test_what_is_pickled_is_the_job_alone(home: Path, command: Any) -> None:
+    executor = Executor(cluster="slurm")
+    executor.update_parameters(nodes=2, workers_per_node=3)
+    job = executor.submit(Torchrun("train.py", "--lr", "3e-4", env={"A": "b"}))
+    supervised = job.submission().function
+    assert isinstance(supervised, Supervised) and supervised.cluster == "slurm"
+    spec = JobSpec.from_mapping(supervised.job, Path("/"))
+    assert (spec.script, spec.args, spec.env) == (home / "train.py", ("--lr", "3e-4"), {"A": "b"})
+    assert (spec.nodes, spec.workers_per_node) == (2, 3)
+
+
+def test_the_jobs_folder_is_for_its_user_only_and_holds_its_script(home: Path, command: Any) -> None:
+    job = Executor(cluster="slurm").submit(Torchrun("train.py"))
+    assert job.paths.folder.stat().st_mode & 0o777 == 0o700
+    assert "submitit.core._submit" in job.paths.submission_file.read_text()
+    assert [path.name for path in (home / "runs").iterdir()] == ["42"]
+
+
+def test_the_supervisor_takes_the_batch_shells_place(home: Path, command: Any) -> None:
+    Executor(cluster="slurm").submit(Torchrun("train.py"))
+    assert (home / "asked" / "0").read_text().rstrip().splitlines()[-1].startswith(f"exec {sys.executable} ")
+
+
+def test_a_folder_without_the_job_id_gets_one(home: Path, command: Any) -> None:
+    assert Executor("kept", cluster="slurm").submit(Torchrun("train.py")).paths.folder == home / "kept" / "42"
+
+
+def test_without_a_time_limit_the_partition_decides(home: Path, command: Any) -> None:
+    Executor(cluster="slurm").submit(Torchrun("train.py"))
+    assert not [option for option in asked(home) if option.startswith("time=")]
+
+
+def test_a_submission_leaves_the_executors_parameters_as_they_were(home: Path, command: Any) -> None:
+    executor = Executor(cluster="slurm")
+    executor.update_parameters(nodes=2, slurm_partition="train")
+    executor.submit(Torchrun("train.py", name="first", slurm={"account": "team"}))
+    executor.submit(Torchrun("train.py", name="second"))
+    assert {"job-name=second", "nodes=2", "partition=train"} <= asked(home, 1)
+    assert "account=team" not in asked(home, 1)
+
+
+def test_a_batch_submits_each_job_on_its_own(home: Path, command: Any) -> None:
+    executor = Executor(cluster="slurm")
+    with executor.batch():
+        jobs = [executor.submit(Torchrun("train.py", "--seed", str(seed))) for seed in range(3)]
+    assert [job.job_id for job in jobs] == ["42", "43", "44"]
+    assert [job.submission().function.job["args"][1] for job in jobs] == ["0", "1", "2"]
+
+
+def test_map_array_appends_to_the_scripts_arguments(home: Path, command: Any) -> None:
+    jobs = Executor(cluster="slurm").map_array(Torchrun("train.py", "--lr"), ["0.1", "0.2"])
+    assert [job.submission().function.job["args"] for job in jobs] == [["--lr", "0.1"], ["--lr", "0.2"]]
+
+
+def test_a_batch_with_one_bad_job_submits_none(home: Path, command: Any) -> None:
+    executor = Executor(cluster="slurm")
+    with pytest.raises(UsageError, match=r"nope\.py"), executor.batch():
+        executor.submit(Torchrun("train.py"))
+        executor.submit(Torchrun("nope.py"))
+    assert not list((home / "asked").iterdir())
+
+
+def test_a_job_that_was_submitted_is_known(home: Path, command: Any) -> None:
+    Executor(cluster="slurm").submit(Torchrun("train.py", name="gpt"))
+    (job,) = known_jobs()
+    assert (job.job_id, job.name, job.cluster, job.nodes) == ("42", "gpt", "slurm", 1)
+    assert find_job("42") == find_job("gpt") == find_job("runs/42") == job
+
+
+def test_where_slurm_cannot_be_asked_sbatch_judges(home: Path, command: Any) -> None:
+    command("scontrol", "exit 1")
+    executor = Executor(cluster="slurm")
+    executor.update_parameters(nodes=1000)
+    assert executor.submit(Torchrun("train.py")).job_id == "42"
+
+
+@pytest.mark.parametrize(
+    ("submission", "message"),
+    [
+        (len, "expected Torchrun"),
+        (Torchrun("nope.py"), "no file"),
+        (Torchrun("train.py", chekpoint={}), "unknown key, did you mean checkpoint"),
+        (Torchrun("train.py", elastic={}), "elastic: not supported yet"),
+    ],
+)
+def test_what_is_no_job_is_refused(submission: Any, message: str, home: Path, command: Any) -> None:
+    with pytest.raises(UsageError, match=message):
+        Executor(cluster="slurm").submit(submission)
+    assert not list((home / "asked").iterdir())
+
+
+def test_tasks_per_node_is_refused_by_its_right_name() -> None:
+    with pytest.raises(UsageError, match=r"tasks_per_node: .*; set workers_per_node"):
+        Executor(cluster="local").update_parameters(tasks_per_node=8)
+
+
+def test_submitits_own_clusters_are_refused() -> None:
+    with pytest.raises(UsageError, match="cluster: got 'debug', expected one of slurm, local"):
+        Executor(cluster=DebugExecutor.name())
+
+
+def test_states_come_from_squeue_and_then_from_sacct(home: Path, command: Any) -> None:
+    watcher = SlurmWatcher()
+    command("squeue", "echo '42|RUNNING|n[1-2]'; echo '43|COMPLETED|n3'")
+    command("sacct", "echo 'JobID|State|NodeList'; echo '44|CANCELLED by 7|n4'; echo '44.batch|CANCELLED|n4'")
+    for job_id in ("42", "43", "44", "45"):
+        watcher.register_job(job_id)
+    states = {job_id: watcher.get_state(job_id) for job_id in ("42", "43", "44", "45")}
+    assert states == {"42": "RUNNING", "43": "COMPLETED", "44": "CANCELLED by 7", "45": "ENDED"}
+    assert [watcher.is_done(job_id, "cache") for job_id in states] == [False, True, True, True]
+
+
+def test_without_accounting_a_forgotten_job_has_ended(home: Path, command: Any) -> None:
+    command("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    command("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    assert SlurmWatcher().is_done("42", mode="force")
+
+
+def test_a_controller_that_does_not_answer_ends_no_job(home: Path, command: Any) -> None:
+    command("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    assert not SlurmWatcher().is_done("42", mode="force")
+
+
+def test_a_requeued_job_is_not_done(home: Path, command: Any) -> None:
+    for state in ("PENDING", "REQUEUED", "COMPLETING", "REQUEUE_HOLD", "CONFIGURING"):
+        command("squeue", f"echo '42|{state}|'")
+        assert not SlurmWatcher().is_done("42", mode="force")
+
+
+def test_a_stopped_job_has_no_result_yet(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    outcome(monkeypatch, home, name="stopped", exit_code=0)
+    with pytest.raises(SystemExit) as caught:
+        Supervised({"script": str(home / "train.py")}, "local")()
+    assert caught.value.code == 0
+
+
+def test_a_failed_job_raises_its_cause(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    outcome(monkeypatch, home, name="too_few_nodes", exit_code=12)
+    with pytest.raises(LauncherError, match=r"^job gpt: too_few_nodes at step 7: no spare left$"):
+        Supervised({"script": str(home / "train.py"), "name": "gpt"}, "local")()
+
+
+def outcome(monkeypatch: pytest.MonkeyPatch, home: Path, name: str, exit_code: int) -> None:
+    """Has the supervisor end a job so, as if run by submitit."""
+    import launcher.supervisor as supervisor
+
+    ended = supervisor.Outcome(name=name, step=7, exit_code=exit_code, reason="no spare left", seconds=1.0)
+    monkeypatch.setattr(supervisor, "supervise", lambda *_: ended)
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
+    monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "1")
+    monkeypatch.setenv("SUBMITIT_FOLDER", str(home))
+
+
+# On the local cluster: real supervisors, runners and workers.
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.02)
+
+
+def test_a_local_job_gives_its_outcome_and_its_output(home: Path) -> None:
+    executor = Executor(cluster="local")
+    executor.update_parameters(nodes=2, timeout_min=5)
+    job = executor.submit(Torchrun("train.py"))
+    assert job.state == "RUNNING"
+    assert job.result()["name"] == "done"
+    assert job.state == "FINISHED" and "job_end" in (job.stdout() or "")
+    assert (job.paths.folder / "log" / "attempt-0" / "rank-1.log").read_text() == "rank 1\n"
+    assert json.loads((job.paths.folder / "job.json").read_text())["nodes"] == 2
+
+
+def test_a_local_job_that_fails_raises_its_cause(home: Path) -> None:
+    (home / "train.py").write_text("raise KeyError('typo')\n")
+    job = Executor(cluster="local").submit(Torchrun("train.py", name="gpt"))
+    with pytest.raises(FailedJobError, match=r"job gpt: user_error: .*KeyError: 'typo'"):
+        job.result()
+
+
+def test_a_local_job_outlives_its_submitter_and_is_cancelled_from_elsewhere(home: Path) -> None:
+    (home / "train.py").write_text("import time\ntime.sleep(600)\n")
+    (home / "job.yaml").write_text("script: train.py\n")
+    holdfast = [sys.executable, "-m", "launcher"]
+    submit = [*holdfast, "submit", "job.yaml", "--cluster", "local", "--json"]
+    facts = json.loads(subprocess.run(submit, check=True, capture_output=True, text=True).stdout)
+    folder = Path(facts["folder"])
+    process = Process.read(folder)
+    assert process is not None and process.alive() and os.getsid(process.pid) == process.pid
+    wait_for(lambda: "workers_started" in _text(folder / "events.jsonl"))
+    subprocess.run([*holdfast, "cancel", facts["job_id"]], check=True)
+    assert not process.alive()
+    assert json.loads((folder / "result.json").read_text())["name"] == "cancelled"
+    status = subprocess.run([*holdfast, "status", facts["job_id"], "--json"], check=True, capture_output=True)
+    assert json.loads(status.stdout)["state"] == "cancelled"
+
+
+def test_run_follows_a_job_to_its_end_and_exits_as_it_did(home: Path) -> None:
+    (home / "job.yaml").write_text("script: train.py\nnodes: 2\n")
+    run = [sys.executable, "-m", "launcher", "run", "job.yaml"]
+    done = subprocess.run(run, check=True, capture_output=True, text=True)
+    assert "attempt 0 (start) on node0 node1" in done.stdout and done.stdout.splitlines()[-1].startswith("done")
+    (home / "train.py").write_text("raise SystemExit('wrong data')\n")
+    failed = subprocess.run(run, check=False, capture_output=True, text=True)
+    assert failed.returncode == 11 and failed.stdout.splitlines()[-1].startswith("no_progress")
+    assert "more: holdfast logs" in failed.stderr and "Traceback" not in failed.stderr
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+# On a real Slurm, without accounting.
+
+
+@pytest.mark.slurm
+def test_a_job_in_a_slurm_without_accounting_has_a_state_and_an_end(slurm_cluster: Any) -> None:
+    program = """
+        import time
+        from launcher import Executor, Torchrun
+        open("train.py", "w").write("import os; print(os.environ['RANK'])")
+        executor = Executor()
+        executor.update_parameters(nodes=1, spares=1, timeout_min=10)
+        job = executor.submit(Torchrun("train.py"))
+        print(job.result()["name"], job.state)
+        executor.update_parameters(slurm_additional_parameters={"hold": True})
+        held = executor.submit(Torchrun("train.py"))
+        print(held.state)
+        held.cancel()
+        print(held.get_info()["State"])
+    """
+    lines = [line.strip() for line in program.splitlines()]
+    done = slurm_cluster.run_as_user([sys.executable, "-c", "\n".join(lines)], timeout_s=120)
+    assert done.stdout.split("\n")[:3] == ["done COMPLETED", "PENDING", "CANCELLED"]

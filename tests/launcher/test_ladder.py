@@ -1,0 +1,108 @@
+"""The lowest rung that serves, and when to give up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.jobfile import Restart
+from launcher.supervisor.ladder import Decision, Ladder
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "/j/t.py", line 3, in <module>\nValueError: 1\n'
+
+
+class Job:
+    """Tells a ladder a job's story."""
+
+    def __init__(self, can_requeue: bool = True, **limits: int) -> None:
+        self.ladder = Ladder(Restart(**limits), can_requeue)
+        self._attempt = -1
+
+    def event(self, event: str, **fields: Any) -> None:
+        self.ladder.observe({"event": event, **fields})
+
+    def attempt(self, fault: str, committed: int | None = None, trace: str | None = None, **nodes: bool) -> Decision:
+        self._attempt += 1
+        self.event("attempt_start", attempt=self._attempt)
+        if committed is not None:
+            self.event("commit", step=committed)
+        self.event("fault", attempt=self._attempt, kind=fault, traceback=trace)
+        return self.ladder.decide("why", **{"nodes_suffice": True, "nodes_changed": False} | nodes)
+
+
+def test_process_fault_restarts_workers_in_place() -> None:
+    decision = Job().attempt("process_exit")
+    assert (decision.action, decision.rung) == ("restart", "workers")
+
+
+def test_node_fault_swaps_in_a_spare() -> None:
+    decision = Job().attempt("node_lost", nodes_changed=True)
+    assert (decision.action, decision.rung) == ("restart", "spare")
+
+
+def test_without_a_spare_the_scheduler_gets_the_job_back() -> None:
+    decision = Job().attempt("node_lost", nodes_suffice=False, nodes_changed=True)
+    assert (decision.action, decision.rung) == ("requeue", "requeue")
+
+
+def test_without_a_spare_or_a_scheduler_the_job_ends() -> None:
+    decision = Job(can_requeue=False).attempt("node_lost", nodes_suffice=False, nodes_changed=True)
+    assert (decision.action, decision.outcome) == ("stop", "too_few_nodes")
+
+
+def test_attempts_without_progress_are_limited() -> None:
+    job = Job(max_without_progress=2)
+    assert job.attempt("process_exit", committed=5).action == "restart"
+    assert job.attempt("process_exit", committed=5).action == "restart"
+    decision = job.attempt("node_lost", committed=5)
+    assert (decision.action, decision.outcome) == ("stop", "no_progress")
+    assert "2 attempts in a row" in decision.reason and "why" in decision.reason
+
+
+def test_progress_starts_the_count_anew() -> None:
+    job = Job(max_without_progress=2)
+    for step in range(1, 10):
+        assert job.attempt("process_exit", committed=step).action == "restart"
+        assert job.attempt("process_exit").action == "restart"
+
+
+def test_restarts_are_limited_in_spite_of_progress() -> None:
+    job = Job(max_restarts=3)
+    actions = [job.attempt("process_exit", committed=step).action for step in (1, 2, 3, 4)]
+    assert actions == ["restart"] * 3 + ["stop"]
+
+
+def test_no_restart_at_all_when_none_is_allowed() -> None:
+    assert Job(max_restarts=0).attempt("process_exit", committed=1).outcome == "no_progress"
+
+
+def test_same_user_error_twice_without_progress_ends_the_job() -> None:
+    job = Job()
+    assert job.attempt("user_error", trace=TRACEBACK).action == "restart"
+    assert job.attempt("user_error", trace=TRACEBACK.replace(": 1", ": 2")).outcome == "user_error"
+
+
+@pytest.mark.parametrize("committed", [None, 7])
+def test_same_user_error_after_progress_or_another_fault_is_tried_again(committed: int | None) -> None:
+    job = Job(max_without_progress=10)
+    job.attempt("user_error", trace=TRACEBACK)
+    if committed is None:
+        job.attempt("node_lost")
+    assert job.attempt("user_error", committed=committed, trace=TRACEBACK).action == "restart"
+
+
+def test_only_the_decisive_fault_of_an_attempt_counts() -> None:
+    job = Job(max_without_progress=2)
+    job.attempt("node_lost")
+    job.event("fault", attempt=0, kind="node_lost")
+    job.event("fault", attempt=None, kind="preflight")
+    assert job.ladder.decide("why", nodes_suffice=True, nodes_changed=True).action == "restart"
+
+
+def test_counts_go_on_after_a_requeue() -> None:
+    job = Job(max_without_progress=2)
+    job.attempt("node_lost", nodes_suffice=False)
+    job.event("job_start")
+    job.event("fault", attempt=None, kind="start_timeout")
+    assert job.ladder.decide("why", nodes_suffice=False, nodes_changed=False).outcome == "no_progress"

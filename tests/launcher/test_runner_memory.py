@@ -1,0 +1,71 @@
+"""The node's memory directory is ours alone, or it is not used."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.runner import memory
+from launcher.runner.memory import MemoryDirError, make_memory_dir, memory_dir, remove_memory_dir
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(memory, "MEMORY_ROOT", tmp_path)
+    return tmp_path
+
+
+def test_every_level_is_private(root: Path) -> None:
+    path = memory_dir("run", "node0")
+    make_memory_dir(path)
+    assert path == root / f"holdfast-{os.getuid()}" / "run" / "node0"
+    assert all(level.stat().st_mode & 0o777 == 0o700 for level in (path, path.parent, path.parent.parent))
+
+
+def test_making_it_again_keeps_what_is_there(root: Path) -> None:
+    path = memory_dir("run")
+    make_memory_dir(path)
+    (path / "state").write_bytes(b"x")
+    make_memory_dir(path)
+    assert (path / "state").read_bytes() == b"x"
+
+
+def test_directory_open_to_others_is_closed(root: Path) -> None:
+    path = memory_dir("run")
+    path.mkdir(parents=True, mode=0o777)
+    path.chmod(0o777)
+    make_memory_dir(path)
+    assert path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("level", ["run", "base"])
+def test_symbolic_link_is_refused_at_any_level(root: Path, level: str) -> None:
+    elsewhere = root / "elsewhere"
+    elsewhere.mkdir()
+    path = memory_dir("run")
+    planted = path if level == "run" else path.parent
+    planted.parent.mkdir(exist_ok=True, mode=0o700)
+    planted.symlink_to(elsewhere)
+    with pytest.raises(MemoryDirError, match="not a directory"):
+        make_memory_dir(path)
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to make another user's directory")
+def test_directory_of_another_user_is_refused(root: Path) -> None:
+    path = memory_dir("run")
+    path.parent.mkdir()
+    os.chown(path.parent, 65534, 65534)
+    with pytest.raises(MemoryDirError, match="belongs to user 65534, expected 0"):
+        make_memory_dir(path)
+
+
+def test_removing_leaves_what_others_use(root: Path) -> None:
+    make_memory_dir(memory_dir("run", "node0"))
+    make_memory_dir(memory_dir("run", "node1"))
+    remove_memory_dir(memory_dir("run", "node0"))
+    assert list(memory_dir("run").iterdir()) == [memory_dir("run", "node1")]
+    remove_memory_dir(memory_dir("run", "node1"))
+    assert list(root.iterdir()) == []

@@ -1,0 +1,283 @@
+"""Whole jobs on the local cluster: real processes, real faults, no checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.clusters.local import kill_node, local_run_id
+from launcher.errors import LauncherError
+from launcher.history.events import EventLog, read_events
+from launcher.jobfile import JobSpec
+from launcher.runner.memory import memory_dir
+from launcher.runner.processes import pids_with_environment
+from launcher.supervisor import Outcome, supervise
+
+# Every rank says that it runs, then waits to be let go; the names of both files hold attempt and rank.
+WAIT = """
+import os, pathlib, sys, time
+job, attempt, rank = pathlib.Path(os.environ["HOLDFAST_JOB_DIR"]), os.environ["HOLDFAST_ATTEMPT"], os.environ["RANK"]
+(job / f"up-{attempt}-{rank}").touch()
+while not (job / f"go-{attempt}").exists():
+    time.sleep(0.01)
+"""
+
+
+class Job:
+    """A job in a folder of its own."""
+
+    def __init__(self, folder: Path, script: str, **keys: Any) -> None:
+        (folder / "script.py").write_text(script)
+        mapping = {"name": "t", "script": str(folder / "script.py"), "nodes": 2, "spares": 1} | keys
+        self.spec = JobSpec.from_mapping(mapping, folder)
+        self.dir = folder / "job"
+
+    def supervise(self) -> Outcome:
+        return supervise(self.spec, self.dir, "local")
+
+    def meanwhile(self, act: Callable[[], None]) -> None:
+        """Runs `act` while the job is supervised in the main thread."""
+        threading.Thread(target=act, daemon=True).start()
+
+    def wait_for(self, *names: str) -> None:
+        deadline = time.monotonic() + 60
+        while not all((self.dir / name).exists() for name in names):
+            assert time.monotonic() < deadline, f"no {names}"
+            time.sleep(0.01)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(self.dir / "events.jsonl") if event["event"] == name]
+
+    def log(self, attempt: int, rank: int) -> str:
+        return (self.dir / "log" / f"attempt-{attempt}" / f"rank-{rank}.log").read_text()
+
+    def assert_nothing_is_left(self) -> None:
+        assert pids_with_environment({"HOLDFAST_RUN_ID": local_run_id(self.dir)}) == []
+        assert not memory_dir(local_run_id(self.dir)).exists()
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def make(script: str, **keys: Any) -> Job:
+        jobs.append(Job(tmp_path, script, **keys))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.assert_nothing_is_left()
+
+
+def test_script_runs_on_all_ranks_as_torchrun_would_run_it(make_job: Callable[..., Job]) -> None:
+    script = """
+import json, os, sys
+import torch.distributed as dist
+sys.path.index(os.path.dirname(__file__))
+dist.init_process_group("gloo")
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "OMP_NUM_THREADS", "MY_OWN",
+         "HOLDFAST_NODE", "HOLDFAST_NODES", "HOLDFAST_RANKS_PER_NODE", "HOLDFAST_ATTEMPT", "HOLDFAST_RAM_DIR")
+print(json.dumps([sys.argv[1:], __name__, os.environ.get("HOLDFAST_CHECKPOINT"), {n: os.environ[n] for n in names}]))
+import atexit
+atexit.register(print, "atexit ran")
+sys.exit()
+"""
+    job = make_job(script, args=["--lr", 3e-4], workers_per_node=2, env={"MY_OWN": "x y"})
+    outcome = job.supervise()
+    assert (outcome.name, outcome.exit_code) == ("done", 0)
+    said = []
+    for rank in range(4):
+        line, end = job.log(0, rank).splitlines()
+        said.append(json.loads(line))
+        assert end == "atexit ran"
+    assert all((argv, name, section) == (["--lr", "0.0003"], "__main__", None) for argv, name, section, _ in said)
+    env = [values for *_, values in said]
+    assert [values["RANK"] for values in env] == ["0", "1", "2", "3"]
+    assert [values["LOCAL_RANK"] for values in env] == ["0", "1", "0", "1"]
+    assert [values["HOLDFAST_NODE"] for values in env] == ["node0", "node0", "node1", "node1"]
+    assert [values["GROUP_RANK"] for values in env] == ["0", "0", "1", "1"]
+    run_dir = memory_dir(local_run_id(job.dir))
+    expected = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "MY_OWN": "x y"}
+    expected |= {"HOLDFAST_NODES": "node0,node1", "HOLDFAST_RANKS_PER_NODE": "2", "HOLDFAST_ATTEMPT": "0"}
+    assert expected.items() <= env[3].items() and env[3]["HOLDFAST_RAM_DIR"] == str(run_dir / "node1")
+    result = json.loads((job.dir / "result.json").read_text())
+    assert (result["name"], result["exit_code"]) == ("done", 0)
+    private = [
+        job.dir,
+        job.dir / "secret",
+        job.dir / "events.jsonl",
+        job.dir / "supervisor.json",
+        job.dir / "result.json",
+    ]
+    assert [path.stat().st_mode & 0o077 for path in private] == [0] * len(private)
+
+
+def test_same_exception_twice_ends_the_job_with_its_traceback(make_job: Callable[..., Job]) -> None:
+    script = """
+import os, time
+if os.environ["RANK"] == "1":
+    raise ValueError(f"bad batch {os.getpid()}")
+time.sleep(600)
+"""
+    outcome = make_job(script, spares=0).supervise()
+    assert (outcome.name, outcome.exit_code) == ("user_error", 10)
+    assert "rank 1 on node1 exited with code 1: ValueError: bad batch" in outcome.reason
+    assert 'script.py", line 4, in <module>' in outcome.reason and "runpy" not in outcome.reason
+
+
+def test_exit_codes_and_limits_are_named(make_job: Callable[..., Job]) -> None:
+    job = make_job("import sys; sys.exit(3)", spares=0, nodes=1, restart={"max_without_progress": 2})
+    outcome = job.supervise()
+    assert (outcome.name, outcome.exit_code) == ("no_progress", 11)
+    assert "rank 0 on node0 exited with code 3" in outcome.reason
+    assert [event["rung"] for event in job.events("attempt_start")] == ["start", "workers"]
+
+
+def test_lost_node_is_replaced_by_the_spare_in_its_place(make_job: Callable[..., Job]) -> None:
+    job = make_job(WAIT, workers_per_node=2)
+    lost_at = 0.0
+
+    def lose_a_node() -> None:
+        nonlocal lost_at
+        job.wait_for(*(f"up-0-{rank}" for rank in range(4)))
+        lost_at = time.time()
+        assert kill_node(job.dir, "node0")
+        job.wait_for(*(f"up-1-{rank}" for rank in range(4)))
+        (job.dir / "go-1").touch()
+
+    job.meanwhile(lose_a_node)
+    assert job.supervise().name == "done"
+    first, second = job.events("attempt_start")
+    assert (first["nodes"], first["spares"], first["rung"]) == (["node0", "node1"], ["node2"], "start")
+    assert (second["nodes"], second["spares"], second["rung"]) == (["node2", "node1"], [], "spare")
+    (fault,) = job.events("fault")
+    assert (fault["kind"], fault["node"]) == ("node_lost", "node0") and fault["time"] - lost_at < 1.0
+    (out,) = job.events("node_out")
+    assert out["node"] == "node0" and out["reason"]
+    assert second["time"] - lost_at < 2.0
+
+
+def test_node_that_falls_silent_is_noticed_within_three_seconds(make_job: Callable[..., Job]) -> None:
+    job = make_job(WAIT)
+    silent_at = 0.0
+
+    def silence_a_node() -> None:
+        nonlocal silent_at
+        job.wait_for("up-0-0", "up-0-1")
+        silent_at = time.time()
+        for pid in pids_with_environment({"HOLDFAST_RUN_ID": local_run_id(job.dir), "HOLDFAST_NODE": "node1"}):
+            os.kill(pid, signal.SIGSTOP)
+        job.wait_for("up-1-0", "up-1-1")
+        (job.dir / "go-1").touch()
+
+    job.meanwhile(silence_a_node)
+    assert job.supervise().name == "done"
+    (fault,) = job.events("fault")
+    assert (fault["kind"], fault["node"]) == ("node_lost", "node1")
+    assert fault["detect"] >= 2.5 and fault["time"] - silent_at < 3.2
+
+
+def test_without_a_spare_the_local_job_ends_and_names_the_node(make_job: Callable[..., Job]) -> None:
+    job = make_job(WAIT, spares=0)
+
+    def lose_a_node() -> None:
+        job.wait_for("up-0-0", "up-0-1")
+        kill_node(job.dir, "node1")
+
+    job.meanwhile(lose_a_node)
+    outcome = job.supervise()
+    assert (outcome.name, outcome.exit_code) == ("too_few_nodes", 12)
+    assert "node1" in outcome.reason
+
+
+def test_lost_spare_disturbs_nobody(make_job: Callable[..., Job]) -> None:
+    job = make_job(WAIT)
+
+    def lose_the_spare() -> None:
+        job.wait_for("up-0-0", "up-0-1")
+        kill_node(job.dir, "node2")
+        while not job.events("node_out"):
+            time.sleep(0.01)
+        (job.dir / "go-0").touch()
+
+    job.meanwhile(lose_the_spare)
+    assert job.supervise().name == "done"
+    assert len(job.events("attempt_start")) == 1 and job.events("fault") == []
+
+
+def test_interrupt_ends_the_job_at_once(make_job: Callable[..., Job]) -> None:
+    job = make_job(WAIT, spares=0)
+
+    def interrupt() -> None:
+        job.wait_for("up-0-0", "up-0-1")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    job.meanwhile(interrupt)
+    before = signal.getsignal(signal.SIGINT)
+    outcome = job.supervise()
+    assert (outcome.name, outcome.exit_code) == ("cancelled", 13)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_stopped_job_goes_on_with_the_next_attempt_in_the_same_folder(make_job: Callable[..., Job]) -> None:
+    job = make_job(WAIT, spares=0)
+
+    def stop() -> None:
+        job.wait_for("up-0-0", "up-0-1")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    job.meanwhile(stop)
+    outcome = job.supervise()
+    assert (outcome.name, outcome.exit_code) == ("stopped", 0)
+    assert not (job.dir / "result.json").exists()
+    (job.dir / "go-1").touch()
+    assert job.supervise().name == "done"
+    assert [(e["attempt"], e["rung"]) for e in job.events("attempt_start")] == [(0, "start"), (1, "requeue")]
+    assert [event["reason"] for event in job.events("stop_requested")] == ["requeue"]
+
+
+def test_killed_supervisor_takes_everything_along(tmp_path: Path) -> None:
+    job = Job(tmp_path, WAIT, spares=0)
+    code = (
+        "import sys; from pathlib import Path; from launcher.jobfile import JobSpec; import json;"
+        "from launcher.supervisor import supervise;"
+        "spec = JobSpec.from_mapping(json.loads(sys.argv[1]), Path('/')); supervise(spec, Path(sys.argv[2]), 'local')"
+    )
+    argv = [sys.executable, "-c", code, json.dumps(job.spec.to_mapping()), str(job.dir)]
+    supervisor = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+    job.wait_for("up-0-0", "up-0-1")
+    supervisor.kill()
+    supervisor.wait()
+    deadline = time.monotonic() + 5
+    while pids_with_environment({"HOLDFAST_RUN_ID": local_run_id(job.dir)}):
+        assert time.monotonic() < deadline, "something outlived the supervisor"
+        time.sleep(0.01)
+    (job.dir / "go-1").touch()
+    assert job.supervise().name == "done"
+    job.assert_nothing_is_left()
+
+
+def test_second_supervisor_of_a_job_is_refused(tmp_path: Path) -> None:
+    job = Job(tmp_path, WAIT)
+    job.dir.mkdir()
+    log = EventLog(job.dir / "events.jsonl")
+    with pytest.raises(LauncherError, match="another supervisor"):
+        job.supervise()
+    log.close()
+
+
+def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+    job = Job(tmp_path, WAIT)
+    job.dir.write_text("in the way")
+    with pytest.raises(LauncherError, match="cannot be the job's folder"):
+        job.supervise()
