@@ -72,7 +72,7 @@ class Listener:
         """
         if (length := len(os.fsencode(self.path))) > _MAX_PATH_BYTES:
             raise AgentError(
-                f"socket {self.path}: got {length} bytes, expected at most {_MAX_PATH_BYTES}; use a shorter memory directory"
+                f"socket {self.path}: got {length} bytes, at most {_MAX_PATH_BYTES}; use a shorter memory directory"
             )
         self.path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._accept, path=self.path)

@@ -4,6 +4,8 @@ layout    which bytes of a shard belong to which tensor, and the state's structu
 blocks    checksums over fixed-size blocks of a shard
 shard     the record beside a shard: who wrote it, for which step, its layout and checksums
 manifest  one committed step in a lower tier: every shard and where its bytes lie
+values    Python values as JSON and back
+boxes     which parts of which chunks make up a box
 arena     the reused slots in a node's memory that shards are staged into
 board     one row per worker: its step, its boundary; read by the node's runner and agent
 files     durable, private writes

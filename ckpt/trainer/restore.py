@@ -10,32 +10,16 @@ and values have no such meaning across ranks: rank r takes those of saved rank r
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from ckpt.errors import CheckpointError, StateError
-from ckpt.record.boxes import Box, cover
-from ckpt.record.layout import Chunk
+from ckpt.errors import StateError
 from ckpt.record.values import Path, decode, items_of, name_of, sequence_of, tag_of
-from ckpt.trainer.leaves import (
-    ARRAY,
-    DTENSOR,
-    STATE,
-    TAGS,
-    TENSOR,
-    check_tensor,
-    chunk_box,
-    dtype_name,
-    is_stateful,
-    local_box,
-    local_part,
-    tag_of_live,
-    torch_dtype,
-)
-from ckpt.trainer.saved import Read, SavedStep
+from ckpt.trainer.leaves import ARRAY, DTENSOR, STATE, TAGS, TENSOR, check_tensor, dtype_name, is_stateful, tag_of_live
+from ckpt.trainer.saved import SavedStep
+from ckpt.trainer.tensor_reads import TensorReads
 
 Finish = Callable[[], Any]  # gives the value to put in place, once the bytes have been read
 DCP = "#dcp"  # the tree of a step that was saved through ckpt.adapters.dcp
@@ -53,27 +37,24 @@ def restore(state: dict[str, Any], saved: SavedStep, rank: int) -> None:
         StateError: the state does not match what is stored; names every key missing on either side.
         CheckpointError: no source has the bytes intact.
     """
-    match = _Match(saved, rank % saved.world_size)
-    tree = saved.record(match.source).layout.tree
+    tensors = TensorReads(saved, rank % saved.world_size)
+    tree = saved.record(tensors.source).layout.tree
     if tag_of(tree) == DCP:
         raise StateError(
             f"step {saved.step} was saved through dcp_writer(): load it with torch.distributed.checkpoint.load "
             "and storage_reader=dcp_reader()"
         )
-    finish = match.mapping(state, tree, ())
+    finish = _Match(tensors).mapping(state, tree, ())
     with torch.no_grad():
-        saved.read(match.reads)
+        saved.read(tensors.reads)
         finish()
 
 
 class _Match:
-    """Walks the live state and the saved tree side by side; collects what to read."""
+    """Walks the live state and the saved tree side by side; each method returns what is left to do after the reads."""
 
-    def __init__(self, saved: SavedStep, source: int) -> None:
-        self.source = source
-        self.reads: list[Read] = []
-        self._saved = saved
-        self._chunks: dict[int, dict[str, list[Chunk]]] = {}  # by rank and key
+    def __init__(self, tensors: TensorReads) -> None:
+        self.tensors = tensors
 
     def any(self, live: Any, node: Any, path: Path) -> Finish:
         """Matches one value; what is in the live state must be in the saved one too, in the same shape."""
@@ -132,25 +113,19 @@ class _Match:
 
     def _optimizer(self, live: torch.optim.Optimizer, state: Any, node: Any, path: Path) -> Finish:
         """An optimizer that has not stepped yet has no tensors: they are made like the parameters they belong to."""
-        entries = items_of(node) or {}
         parameters = [parameter for group in live.param_groups for parameter in group["params"]]
-        others = {
-            key: self._free(state.get(key), item, (*path, key), None) for key, item in entries.items() if key != "state"
-        }
-        per_parameter = {
-            index: self._free(
-                state["state"].get(index),
-                item,
-                (*path, "state", index),
-                parameters[index] if index in range(len(parameters)) else None,
-            )
-            for index, item in (items_of(entries.get("state", {})) or {}).items()
-        }
+        entries = dict(items_of(node) or {})
+        saved_states = items_of(entries.pop("state", {})) or {}
+        live_states = state.get("state", {})
+        others = {key: self._free(state.get(key), item, (*path, key), None) for key, item in entries.items()}
+        states = {}
+        for index, item in saved_states.items():
+            like = parameters[index] if index in range(len(parameters)) else None
+            states[index] = self._free(live_states.get(index), item, (*path, "state", index), like)
 
         def finish() -> Any:
             result = {key: value() for key, value in others.items()}
-            result["state"] = {index: value() for index, value in per_parameter.items()}
-            return result
+            return {**result, "state": {index: value() for index, value in states.items()}}
 
         return finish
 
@@ -158,7 +133,7 @@ class _Match:
         """Builds what is saved, using live tensors where there is one that fits; objects judge for themselves."""
         tag = tag_of(node)
         if tag in TAGS:
-            fits = tag_of_live(live) is not None and self._differs(live, node) is None
+            fits = tag_of_live(live) is not None and self.tensors.difference(live, node) is None
             return self._tensor(live if fits else self._new(node, path, like), node, path)
         entries, elements = items_of(node), sequence_of(node)
         if entries is not None:
@@ -173,79 +148,28 @@ class _Match:
         return lambda: decode(node)
 
     def _new(self, node: Any, path: Path, like: torch.Tensor | None) -> Any:
+        """A tensor for what is saved and has no live counterpart."""
         tag = tag_of(node)
-        chunk = self._chunk(node)
+        shape, dtype = self.tensors.kind(node)
         if tag == ARRAY:
-            return np.empty(chunk.shape, chunk.dtype)
-        dtype = torch_dtype(chunk)
-        if like is not None and tuple(like.shape) == chunk.shape and (chunk.shape or tag == DTENSOR):
+            return np.empty(shape, dtype_name(dtype))
+        if like is not None and tuple(like.shape) == shape and (shape or tag == DTENSOR):
             return torch.empty_like(like, dtype=dtype, requires_grad=False)
         if tag == DTENSOR:
             raise StateError(
                 f"{name_of(path)}: saved as a DTensor, and there is no live one that says how to distribute it"
             )
-        return torch.empty(chunk.shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype)
 
     def _tensor(self, live: Any, node: Any, path: Path) -> Finish:
         check_tensor(live, path)
         if tag_of(node) not in TAGS:
             raise _mismatch(path, node, type(live).__name__)
-        difference = self._differs(live, node)
+        difference = self.tensors.difference(live, node)
         if difference:
-            raise StateError(f"{name_of(path)}: {difference}")
-        if isinstance(live, np.ndarray):
-            filled = live if live.flags.writeable else live.copy()
-            whole = Box((0,) * live.ndim, live.shape)
-            self._plan_reads(node, whole, lambda part, data: np.copyto(filled[(*part, ...)], data.numpy()), path)
-            return lambda: filled
-        target = local_part(live)
-        self._plan_reads(node, local_box(live), lambda part, data: target[part].copy_(data), path)
-        return lambda: live
-
-    def _differs(self, live: Any, node: Any) -> str | None:
-        """What keeps a live tensor from taking the saved one; None when nothing does."""
-        chunk = self._chunk(node)
-        saved, now = (chunk.dtype, chunk.shape), (dtype_name(live.dtype), tuple(live.shape))
-        if saved == now:
-            return None
-        return f"saved as {saved[0]} {list(saved[1])}, live is {now[0]} {list(now[1])}; build the state as it was saved"
-
-    def _chunk(self, node: Any) -> Chunk:
-        """A chunk of a saved tensor; any one tells the shape and dtype."""
-        key = node[tag_of(node) or ""]
-        chunks = self._by_key(self.source).get(key)
-        if not chunks:
-            raise CheckpointError(
-                f"step {self._saved.step}: the shard of rank {self.source} names {key!r:.200} and does not hold it"
-            )
-        return chunks[0]
-
-    def _plan_reads(self, node: Any, wanted: Box, put: Callable[[Any, torch.Tensor], Any], path: Path) -> None:
-        """Says where each part of a box comes from."""
-        tag = tag_of(node) or ""
-        ranks = (
-            (self.source,)
-            if tag != DTENSOR
-            else tuple((self.source + i) % self._saved.world_size for i in range(self._saved.world_size))
-        )
-        offers = ((chunk_box(c), (rank, c)) for rank in ranks for c in self._by_key(rank).get(node[tag], ()))
-        parts, missing = cover(wanted, offers)
-        if missing:
-            raise CheckpointError(
-                f"step {self._saved.step}: {name_of(path)}: no rank saved the elements from {missing[0].offsets}, "
-                f"size {missing[0].sizes}"
-            )
-        for part, _, (rank, chunk) in parts:
-            index = part.within(wanted)
-            self.reads.append(Read(rank=rank, chunk=chunk, part=part, target=partial(put, index)))
-
-    def _by_key(self, rank: int) -> dict[str, list[Chunk]]:
-        if rank not in self._chunks:
-            table: dict[str, list[Chunk]] = {}
-            for chunk in self._saved.record(rank).layout.chunks:
-                table.setdefault(chunk.key, []).append(chunk)
-            self._chunks[rank] = table
-        return self._chunks[rank]
+            raise StateError(f"{name_of(path)}: {difference}; build the state as it was saved")
+        filled = self.tensors.fill(live, node, path)
+        return lambda: filled
 
 
 def _replace(live: Any, value: Any) -> Any:

@@ -97,7 +97,9 @@ def digest(*state_dicts: dict) -> str:
 
 def wrap(model: GPT, fsdp: bool) -> nn.Module:
     if not fsdp:
-        return nn.parallel.DistributedDataParallel(model)
+        # DDP would regroup its gradient buckets after the first step of every start, and sums would then round
+        # differently than in a run that was never interrupted. With find_unused_parameters it keeps the first grouping.
+        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
     from torch.distributed.fsdp import fully_shard
 
     for block in model.blocks:

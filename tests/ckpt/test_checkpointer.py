@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node = Node(tmp_path, shared={"path": str(tmp_path / "shared"), "every_steps": 5, "keep": 2})
     yield node
     node.stop()
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.005)
 
 
 class Net(torch.nn.Module):

@@ -1,0 +1,88 @@
+"""What to read for each live tensor: which parts of which saved ranks' chunks make up the box that this rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ckpt.errors import CheckpointError
+from ckpt.record.boxes import Box, cover
+from ckpt.record.layout import Chunk
+from ckpt.record.values import Path, name_of, tag_of
+from ckpt.trainer.leaves import DTENSOR, chunk_box, dtype_name, local_box, local_part, torch_dtype
+from ckpt.trainer.saved import Read, SavedStep
+
+
+class TensorReads:
+    """Collects the reads of one load; `SavedStep.read` then does them all."""
+
+    def __init__(self, saved: SavedStep, source: int) -> None:
+        """
+        Args:
+            saved: the step.
+            source: the saved rank whose plain tensors, arrays and values are taken.
+        """
+        self.source = source
+        self.reads: list[Read] = []
+        self._saved = saved
+        self._chunks: dict[int, dict[str, list[Chunk]]] = {}  # by rank and key
+
+    def kind(self, node: Any) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype of a saved tensor."""
+        chunk = self._any_chunk(node)
+        return chunk.shape, torch_dtype(chunk)
+
+    def difference(self, live: Any, node: Any) -> str | None:
+        """What keeps a live tensor from taking the saved one; None when nothing does."""
+        chunk = self._any_chunk(node)
+        saved, now = (chunk.dtype, chunk.shape), (dtype_name(live.dtype), tuple(live.shape))
+        return None if saved == now else f"saved as {saved[0]} {list(saved[1])}, live is {now[0]} {list(now[1])}"
+
+    def fill(self, live: Any, node: Any, path: Path) -> Any:
+        """Plans to fill a live tensor or array of the saved shape and dtype; returns what will be filled."""
+        if isinstance(live, np.ndarray):
+            array = live if live.flags.writeable else live.copy()
+            whole = Box((0,) * live.ndim, live.shape)
+            self._plan(node, whole, lambda part, data: np.copyto(array[(*part, ...)], data.numpy()), path)
+            return array
+        target = local_part(live)
+        self._plan(node, local_box(live), lambda part, data: target[part].copy_(data), path)
+        return live
+
+    def _plan(self, node: Any, wanted: Box, put: Callable[[Any, torch.Tensor], Any], path: Path) -> None:
+        tag = tag_of(node) or ""
+        world_size = self._saved.world_size if tag == DTENSOR else 1
+        ranks = ((self.source + i) % self._saved.world_size for i in range(world_size))
+        offers = (
+            (chunk_box(chunk), (rank, chunk)) for rank in ranks for chunk in self._by_key(rank).get(node[tag], ())
+        )
+        parts, missing = cover(wanted, offers)
+        if missing:
+            raise CheckpointError(
+                f"step {self._saved.step}: {name_of(path)}: no rank saved the elements from {missing[0].offsets}, "
+                f"size {missing[0].sizes}"
+            )
+        for part, _, (rank, chunk) in parts:
+            self.reads.append(Read(rank=rank, chunk=chunk, part=part, target=partial(put, part.within(wanted))))
+
+    def _any_chunk(self, node: Any) -> Chunk:
+        """A chunk of a saved tensor; any one tells the shape and dtype."""
+        key = node[tag_of(node) or ""]
+        chunks = self._by_key(self.source).get(key)
+        if not chunks:
+            raise CheckpointError(
+                f"step {self._saved.step}: the shard of rank {self.source} names {key!r:.200} and does not hold it"
+            )
+        return chunks[0]
+
+    def _by_key(self, rank: int) -> dict[str, list[Chunk]]:
+        if rank not in self._chunks:
+            table: dict[str, list[Chunk]] = {}
+            for chunk in self._saved.record(rank).layout.chunks:
+                table.setdefault(chunk.key, []).append(chunk)
+            self._chunks[rank] = table
+        return self._chunks[rank]
