@@ -154,8 +154,9 @@ class Checkpointer:
             state: see the class. May change as soon as this returns.
 
         Raises:
-            StateError: the state holds something that cannot be stored; names it. Nothing else raises: a save that
-                fails is logged and counted in `failed_saves`.
+            StateError: the state holds something that cannot be stored; names it.
+            AgentError: this is the first call of all, and the agent does not answer. Nothing else raises: a save
+                that fails is logged and counted in `failed_saves`.
         """
         if not isinstance(state, dict):
             raise StateError(f"state: got a {type(state).__name__}, expected a dict")

@@ -44,7 +44,6 @@ class DrainPart:
     def _write(self, tier: Tier, step: int, shards: list[Any]) -> list[ShardPlace]:
         """In its own thread, which may outlive the deadline: `_writing` says so."""
         try:
-            tier.prepare()
             return tier.write_node(self._context.save_id(step), self._context.place.node_rank, shards)
         finally:
             self._writing = None
@@ -86,6 +85,7 @@ class DrainLead:
         since_s = time.monotonic()
         async with self._one_at_a_time:
             try:
+                await self._in_time(tier.prepare)
                 answers = await self._peers.call_all("drain", timeout_s=self._deadlines.drain_s, step=step)
                 places = [ShardPlace.from_json(value) for answer in answers for value in answer["places"]]
                 save = self._context.save_id(step)

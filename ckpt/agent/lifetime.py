@@ -16,7 +16,7 @@ _LOCK_POLL_S = 0.05
 
 log = logging.getLogger(__name__)
 
-LOCK = "agent.lock"
+_LOCK = "agent.lock"  # never removed: whoever waits for it would then hold a file that nobody else sees
 
 
 def lock_memory(ram_dir: Path, timeout_s: float) -> int:
@@ -37,7 +37,7 @@ def lock_memory(ram_dir: Path, timeout_s: float) -> int:
             f"memory directory {ram_dir}: mode {status.st_mode & 0o777:o} of uid {status.st_uid}, "
             f"expected a directory of mode 700 of uid {os.getuid()}; remove it"
         )
-    descriptor = os.open(ram_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(ram_dir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + timeout_s
     while True:
         try:

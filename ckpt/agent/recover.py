@@ -101,20 +101,21 @@ class RecoverLead:
     async def _complete(self, save: SaveId, held: tuple[int, dict[int, list[int]]] | None, stored: bool) -> Plan | None:
         """The plan to restore this save, every byte verified; None (and why, in `skipped`) when that cannot be."""
         world_size, holders = held if held else (0, {})
-        if held:
-            await self._keep_verified(save, holders)
-        if stored and self._context.tier is not None:
+        await self._keep_verified(save, holders)
+        lost = [rank for rank in range(world_size) if not holders.get(rank)]
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        reason = f"rank {lost[0]}{more} of {world_size}: no node's memory holds a shard that verifies" if lost else ""
+        if stored and self._context.tier is not None and (lost or not held):
             try:
                 world_size = (await in_thread(self._context.tier.read_manifest, save)).world_size
                 lost = [rank for rank in range(world_size) if not holders.get(rank)]
                 await self._verify_shared(save, lost)
+                reason = ""
             except (CheckpointError, OSError) as error:
-                self._skip(save, f"shared tier: {error}")
-                stored = False
-        lost = [rank for rank in range(world_size) if not holders.get(rank)]
-        if lost and not stored:
-            more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-            self._skip(save, f"rank {lost[0]}{more} of {world_size}: no node's memory holds a shard that verifies")
+                reason = f"{reason}; shared tier: {error}" if reason else f"shared tier: {error}"
+        if reason:
+            log.warning("step %d of attempt %d passed over: %s", save.step, save.attempt, reason)
+            self._skipped.append((save.step, reason))
             return None
         return Plan(
             save=save, world_size=world_size, tier="shared" if lost else "memory", holders=holders, shared=stored,
@@ -151,10 +152,6 @@ class RecoverLead:
     async def _verify(self, op: str, node: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
         timeout_s = self._deadlines.verify_s
         return await self._peers.call(node, op, timeout_s=timeout_s, save=save_to_json(save), ranks=ranks)
-
-    def _skip(self, save: SaveId, reason: str) -> None:
-        log.warning("step %d of attempt %d passed over: %s", save.step, save.attempt, reason)
-        self._skipped.append((save.step, reason))
 
 
 def _newest_first(memory: dict[SaveId, Any], stored: list[SaveId], run_id: str) -> list[SaveId]:

@@ -74,10 +74,16 @@ class Restore:
             await in_thread(_verify_stored, self._context.tier, manifest, manifest.shards[rank])
 
     async def _on_restore(self, source: int, message: dict[str, Any]) -> None:
-        """Takes up the plan: this node's own shards are made again where they are lost."""
-        plan = Plan.from_json(message["plan"])
+        try:
+            await self._take_up(Plan.from_json(message["plan"]), message["same_world"])
+        except Exception as error:
+            self.fail(f"{type(error).__name__}: {error}")
+            raise
+
+    async def _take_up(self, plan: Plan, same_world: bool) -> None:
+        """This node's own shards are made again where they are lost; then workers may load."""
         self._saves.newest = plan.save
-        if plan.save and plan.tier == "memory" and message["same_world"]:
+        if plan.save and plan.tier == "memory" and same_world:
             for local_rank, rank in enumerate(self._context.ranks(self._place.node_rank)):
                 if not self._holdings.find(plan.save, rank):
                     await self._rebuild(plan.save, rank, local_rank, plan.holders[rank])
@@ -85,7 +91,7 @@ class Restore:
         log.info("restore plan after %.3f s: step %d from %s", seconds, plan.step, plan.tier)
         self._listener.to_monitors(
             "restore_plan", step=plan.step, attempt_of_step=plan.attempt, tier=plan.tier, skipped=plan.skipped_json(),
-            sources=self._sources(plan, message["same_world"]), seconds=seconds,
+            sources=self._sources(plan, same_world), seconds=seconds,
         )  # fmt: skip
         if not self.plan.done():
             self.plan.set_result(plan)

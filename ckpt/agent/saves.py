@@ -92,14 +92,17 @@ class Saves:
             self._start(save, self._give_up(save, reason))
 
     async def flush(self) -> None:
-        """Returns when nothing of this node's saves is in flight any more."""
+        """Returns when nothing of this node's saves is in flight any more, or the other agents are lost."""
         async with self._changed:
-            await self._changed.wait_for(lambda: not self._in_flight and not self.pinned)
+            await self._changed.wait_for(lambda: (not self._in_flight and not self.pinned) or self._peers.broken)
 
-    async def drop_unpromised(self, reason: str) -> None:
-        """The other agents are gone: what is not promised will never be committed. What is promised may have been."""
+    async def world_lost(self, reason: str) -> None:
+        """The other agents are lost. What is promised may have committed, so it stays; nothing else ever will."""
         for save in [save for save in self._in_flight.values() if not save.promised]:
             await self._drop(save.step, reason)
+        for step in list(self.pinned):
+            await self.drained(step, failed=True)
+        await self._tell_waiters()
 
     async def drained(self, step: int, failed: bool) -> None:
         """The save has reached the lower tier, or failed to: its slots may be reused."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import suppress
 from typing import Any
 
 from ckpt.agent.context import Context
@@ -14,7 +13,7 @@ from ckpt.agent.deadlines import Deadlines
 from ckpt.agent.drain import DrainLead, DrainPart
 from ckpt.agent.exchange import Exchange
 from ckpt.agent.holdings import Holdings
-from ckpt.agent.lifetime import LOCK, leave_within
+from ckpt.agent.lifetime import leave_within
 from ckpt.agent.listener import Client, Listener
 from ckpt.agent.loading import Loading
 from ckpt.agent.peers import Peers
@@ -92,7 +91,8 @@ class Agent:
         if self._peers.broken:
             self._listener.problem("the other agents are lost", self._peers.broken)
             self._restore.fail(self._peers.broken)
-            await self._saves.drop_unpromised(f"the other agents are lost: {self._peers.broken}")
+            self._stop.world_lost()
+            await self._saves.world_lost(f"the other agents are lost: {self._peers.broken}")
 
     async def _follow_parent(self) -> None:
         """Polled: a signal on the parent's death would be set off by the end of a mere thread of slurmstepd."""
@@ -144,7 +144,5 @@ def run_agent(place: Place, config: CheckpointConfig, transport: Transport, dead
         await Agent(place, config, transport, deadlines).run()
 
     asyncio.run(main())
-    with suppress(OSError):
-        (place.ram_dir / LOCK).unlink()
     with leave_within(deadlines.leave_s, "the other agents to leave", exit_code=0):
         transport.close()

@@ -43,8 +43,13 @@ class Stop:
         except PeerError as error:
             self._listener.problem("stop not agreed", str(error))
 
+    def world_lost(self) -> None:
+        """The other agents are lost: no boundary will be agreed, so nobody need wait for one."""
+        if not self._boundary:
+            self._board.clear_gate()
+
     async def _on_stop(self, source: int, message: dict[str, Any]) -> None:
-        if self._lead is None:
+        if self._lead is None or self._lead.done():
             self._lead = asyncio.ensure_future(self._agree())
 
     async def _agree(self) -> None:
@@ -59,6 +64,8 @@ class Stop:
                 return
             except PeerError as error:
                 self._listener.problem("stop not agreed yet", str(error))
+            if self._peers.broken:
+                return
             await asyncio.sleep(_RETRY_S)
 
     async def _on_gate(self, source: int, message: dict[str, Any]) -> dict[str, Any]:

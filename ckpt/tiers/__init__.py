@@ -4,4 +4,5 @@ tier       the contract
 posix      a shared directory
 catalog    what steps a directory holds, and which can be restored
 retention  which may go
+newest     the newest restorable step of each, for who supervises the run
 """

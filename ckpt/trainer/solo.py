@@ -28,6 +28,7 @@ from ckpt.record.files import dump_json, durable_write
 from ckpt.tiers.posix import SharedTier
 from ckpt.trainer.session import Identity
 
+_NOTE = "solo.json"
 _MEMORY = Path("/dev/shm")
 _POLL_S = 0.02
 _END_S = 30.0  # for the agent to end after it was asked to
@@ -60,8 +61,7 @@ class SoloAgent:
             attempt = max(int(time.time()), _note(ram_dir).get("attempt", 0) + 1)
             self.place = _place(config, ram_dir, _run_id(config), attempt, ranks)
             self._start(config)
-            note = {"launch": launch, "attempt": attempt, "run_id": self.place.run_id}
-            durable_write(ram_dir / "solo.json", dump_json(note), sync=False)
+            _write_note(self.place, launch)
         else:
             note = _wait_for_note(ram_dir, launch, timeout_s)
             self.place = _place(config, ram_dir, str(note["run_id"]), int(note["attempt"]), ranks)
@@ -71,6 +71,7 @@ class SoloAgent:
         process, self._process = self._process, None
         if process is None:
             return
+        _write_note(self.place, launch="")  # nobody may follow it any more; the next attempt counts on from it
         try:
             with Monitor.connect(self.place.ram_dir, self.place.attempt, timeout_s=_END_S) as monitor:
                 monitor.shutdown()
@@ -141,9 +142,14 @@ def _memory_directory(config: CheckpointConfig) -> Path:
     return directory
 
 
+def _write_note(place: Place, launch: str) -> None:
+    note = {"launch": launch, "pid": os.getpid(), "attempt": place.attempt, "run_id": place.run_id}
+    durable_write(place.ram_dir / _NOTE, dump_json(note), sync=False)
+
+
 def _note(ram_dir: Path) -> dict[str, Any]:
     try:
-        note = json.loads((ram_dir / "solo.json").read_bytes())
+        note = json.loads((ram_dir / _NOTE).read_bytes())
     except (OSError, ValueError):
         return {}
     return note if isinstance(note, dict) else {}
@@ -151,7 +157,7 @@ def _note(ram_dir: Path) -> dict[str, Any]:
 
 def _wait_for_note(ram_dir: Path, launch: str, timeout_s: float) -> dict[str, Any]:
     deadline = time.monotonic() + timeout_s
-    while (note := _note(ram_dir)).get("launch") != launch:
+    while (note := _note(ram_dir)).get("launch") != launch or not Path(f"/proc/{note.get('pid')}").exists():
         if time.monotonic() > deadline:
             raise AgentError(f"{ram_dir}: local rank 0 has not started the checkpoint agent within {timeout_s:g} s")
         time.sleep(_POLL_S)

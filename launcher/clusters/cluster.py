@@ -63,8 +63,13 @@ class Cluster(Protocol):
     def requeue(self) -> None:
         """Has the scheduler end this job and start it again, on other nodes where some have failed."""
 
-    def was_cancelled(self) -> bool:
-        """Whether a SIGTERM that arrived means that the user has cancelled the job."""
+    def why_terminated(self) -> str:
+        """What a SIGTERM that has just arrived means.
+
+        Returns:
+            "cancel": the job is to end for good. "requeue": it is being ended to start again, or will be started
+            again by whoever ends it. "preempted": it has to go, and starts again only if we requeue it.
+        """
 
     async def close(self, *, forget: bool) -> None:
         """Ends whatever was started here and still runs; kills what does not end by itself.

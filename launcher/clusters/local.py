@@ -57,8 +57,8 @@ class LocalCluster:
     def requeue(self) -> None:
         raise UsageError("the local cluster has no queue; start the job again in the same folder to go on")
 
-    def was_cancelled(self) -> bool:
-        return False
+    def why_terminated(self) -> str:
+        return "requeue"
 
     async def close(self, *, forget: bool) -> None:
         await asyncio.gather(*(runner.end(_CLOSE_TIMEOUT_S) for runner in self._runners))

@@ -62,9 +62,13 @@ class SlurmCluster:
         return await Spawned.start(argv, {**environment, **own}, log_path)
 
     def requeue(self) -> None:
-        self._slurm.requeue(self._job_id)
+        try:
+            self._slurm.requeue(self._job_id)
+        except SlurmError:
+            if self.why_terminated() != "requeue":  # somebody else has just done it
+                raise
 
-    def was_cancelled(self) -> bool:
+    def why_terminated(self) -> str:
         for _ in range(_ASK_TIMES):
             try:
                 job = self._slurm.job(self._job_id)
@@ -72,9 +76,11 @@ class SlurmCluster:
             except SlurmError:  # the SIGTERM went to every process of the job, scontrol among them
                 time.sleep(_ASK_AGAIN_S)
         else:
-            return False
-        # A job that is being ended shows as COMPLETING whatever the cause; only a requeue counts up its restarts.
-        return job is not None and job.state in ("CANCELLED", "COMPLETING") and job.restarts == self.restart_count
+            return "preempted"
+        if job is None or job.restarts > self.restart_count:
+            return "requeue"
+        # A preempted job runs on during its grace time. One that is being ended shows as COMPLETING whatever the cause.
+        return "preempted" if job.state == "RUNNING" else "cancel"
 
     async def close(self, *, forget: bool) -> None:
         if self._runners is not None:

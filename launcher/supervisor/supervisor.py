@@ -218,7 +218,7 @@ class Supervisor:
             if ending.outcome == "fault" and self.requests.stop:
                 ending = Ending(outcome="stopped")
             if ending.outcome != "fault":
-                self._requeue = ending.outcome == "stopped" and self.requests.stop == "time_limit"
+                self._requeue = ending.outcome == "stopped" and self.requests.stop in ("time_limit", "preempted")
                 return self._outcome(ending.outcome, _REASONS.get(ending.outcome, ""))
             decision = self._decide(ending.faults[0], nodes or ())
             if decision.action == "stop":
@@ -307,10 +307,11 @@ class Supervisor:
             log.info("SIGTERM at %s", notice.node or "the supervisor")
 
     async def _ask_why_terminated(self) -> None:
-        if await asyncio.to_thread(self._cluster.was_cancelled):
+        why = await asyncio.to_thread(self._cluster.why_terminated)
+        if why == "cancel":
             self._request_cancel()
         else:
-            self._request_stop("requeue")
+            self._request_stop(why)
 
     def _request_stop(self, reason: str) -> None:
         if self.requests.stop is None:

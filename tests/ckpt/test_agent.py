@@ -172,6 +172,29 @@ def test_when_the_transport_fails_unpromised_saves_are_dropped_and_workers_are_s
     run(test)
 
 
+def test_when_the_transport_fails_a_promised_save_stays_and_nobody_waits_for_it(tmp_path):
+    """The coordinator may have committed it elsewhere: its slot must not be given away."""
+
+    async def test():
+        async with World(tmp_path, ["a", "b"], 0, config()) as world:
+            protect = world.agents[1]._saves._on_protect
+
+            async def promise_then_lose_the_world(source, message):
+                await protect(source, message)
+                for transport in world.fake.transports:
+                    transport.fail = "MPI_ERR_PROC_FAILED"
+
+            world.agents[1]._peers.handle("protect", promise_then_lose_the_world)
+            for worker in world.workers:
+                worker.save(10, 0)
+            await world.monitors[1].event("problem", what="the other agents are lost")
+            await world.workers[1].request("flush")
+            assert not world.workers[1].seen("dropped") and not world.workers[1].seen("committed")
+            assert "own-0-0" in names(world.places[1].ram_dir)
+
+    run(test)
+
+
 def test_full_memory_on_the_partner_drops_the_save_and_later_saves_work(tmp_path, monkeypatch):
     allocate = os.posix_fallocate
     full = [True]

@@ -12,6 +12,7 @@ from agent_kit import RUN_ID, World, config, content, lose, run, until
 from ckpt.agent.deadlines import Deadlines
 from ckpt.record.blocks import BLOCK_BYTES
 from ckpt.record.shard import SaveId, read_record, write_record
+from ckpt.tiers.posix import SharedTier
 
 NODES = ["a", "b", "c", "d"]
 
@@ -376,6 +377,31 @@ class TestSharedTier:
                 assert (plan["step"], plan["tier"]) == (10, "shared")
                 assert plan["skipped"][0]["step"] == 20 and "block 0 of rank 1" in plan["skipped"][0]["reason"]
                 assert await world.contents(2) == expected(2, 10)
+
+        run(test)
+
+    def test_a_step_that_goes_away_after_it_was_listed_is_passed_over(self, tmp_path, monkeypatch):
+        async def test():
+            checkpoint = config(tmp_path / "shared")
+            async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
+                for slot, step in enumerate((10, 20)):
+                    await world.save(step, slot)
+                    await world.flush()
+            lose(tmp_path, "a", "b")
+            read_manifest = SharedTier.read_manifest
+
+            def gone(self, save):
+                if save.step == 20:
+                    raise FileNotFoundError("manifest.json")
+                return read_manifest(self, save)
+
+            monkeypatch.setattr(SharedTier, "read_manifest", gone)
+            async with World(tmp_path, ["x", "y"], 1, checkpoint) as world:
+                plan = await world.plan()
+                assert (plan["step"], plan["skipped"]) == (
+                    10,
+                    [{"step": 20, "reason": "shared tier: manifest.json"}],
+                )
 
         run(test)
 

@@ -112,3 +112,17 @@ def test_rows_of_an_earlier_attempt_do_not_count(tmp_path):
             assert (await world.monitors[0].event("stop_agreed"))["boundary"] == 1
 
     run(test)
+
+
+def test_when_the_other_agents_are_lost_nobody_waits_at_the_gate(tmp_path):
+    async def test():
+        async with World(tmp_path, ["a", "b"], 0, config()) as world:
+            first = loops(world)[0]
+            world.fake.dead.add(1)
+            world.monitors[0].send(op="stop")
+            await until(lambda: first.board.gate)
+            world.fake.transports[0].fail = "MPI_ERR_PROC_FAILED"
+            assert not await first.reach_boundary()
+            assert not first.board.gate
+
+    run(test)

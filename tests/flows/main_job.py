@@ -14,7 +14,7 @@ from launcher import JobSpec
 from launcher.history.events import read_events
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "gpt_stdlib" / "train.py"
-STEPS = 400
+STEPS = 300
 ARGS = ["--steps", str(STEPS), "--layers", "1", "--width", "64", "--heads", "2", "--global-batch", "6"]
 
 Event = dict[str, Any]

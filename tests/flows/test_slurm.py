@@ -128,7 +128,7 @@ def test_from_python_the_job_is_a_submitit_job(slurm_cluster: Any, job_file: Pat
     told = json.loads(done.stdout.splitlines()[-1])
     watch = Watch(Path(told["folder"]))
     assert told["result"]["name"] == "done", watch.story()
-    assert told["state"] == "COMPLETED" and "supervisor" in told["stdout"]
+    assert told["state"] == "COMPLETED" and "attempt_start" in told["stdout"]
     assert watch.sha256 == reference_sha256
 
 
