@@ -116,9 +116,22 @@ class Monitor:
         """Asks all ranks of all nodes to stop at one common step boundary; answered by the event `stop_agreed`."""
         self._connection.send({"op": "stop"})
 
-    def shutdown(self) -> None:
-        """Ends this node's agent."""
+    def shutdown(self, timeout_s: float = 2.0) -> None:
+        """Ends this node's agent, and waits until it serves nobody any more; events that come meanwhile are given up.
+
+        Waiting is part of the request: the agent may not read what comes before a connection that is closed already.
+
+        Raises:
+            AgentError: it is still there after `timeout_s`; kill it.
+        """
         self._connection.send({"op": "shutdown"})
+        deadline = time.monotonic() + timeout_s
+        try:
+            while self._connection.receive(max(0.0, deadline - time.monotonic())) is not None:
+                pass
+        except AgentError:
+            return
+        raise AgentError(f"the node's agent is still there {timeout_s:g} s after it was told to shut down; kill it")
 
     def close(self) -> None:
         self._connection.close()

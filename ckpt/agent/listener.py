@@ -74,7 +74,6 @@ class Listener:
             raise AgentError(
                 f"socket {self.path}: got {length} bytes, at most {_MAX_PATH_BYTES}; use a shorter memory directory"
             )
-        self.path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._accept, path=self.path)
         os.chmod(self.path, 0o600)
 

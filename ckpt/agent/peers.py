@@ -19,7 +19,7 @@ Handler = Callable[[int, dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
 WINDOW = 8  # ranges under way at once in one direction of one transfer: keeps the wire busy, bounds the memory touched
 STALL_S = 30.0  # a transfer of which nothing arrives for so long has failed
-IDLE_POLL_S = 0.01  # between looks when nothing is under way: well under 2% of a core
+IDLE_POLL_S = 0.02  # between looks when nothing is under way: about 1% of a core
 _MAX_TAG = 1 << 30
 
 log = logging.getLogger(__name__)

@@ -64,6 +64,8 @@ class Agent:
 
     async def run(self) -> None:
         """Serves until told to shut down, or until the process that started us has ended."""
+        for stale in self._place.ram_dir.glob("agent-*.sock"):
+            stale.unlink()  # of agents that were killed
         await self._listener.start()
         log.info("node %s listens on %s", self._place.node, self._place.socket_path)
         tasks = [asyncio.ensure_future(self._follow_peers()), asyncio.ensure_future(self._follow_parent())]

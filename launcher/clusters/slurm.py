@@ -33,8 +33,10 @@ class SlurmCluster:
     listen_host = "0.0.0.0"
     can_requeue = True
 
-    def __init__(self, spec: JobSpec, job_dir: Path) -> None:
-        job = JobEnvironment.from_env(os.environ)
+    def __init__(
+        self, spec: JobSpec, job_dir: Path, *, slurm: Slurm | None = None, env: Mapping[str, str] = os.environ
+    ) -> None:
+        job = JobEnvironment.from_env(env)
         wanted = spec.nodes + spec.spares
         if len(job.nodes) < wanted:
             raise UsageError(
@@ -43,7 +45,7 @@ class SlurmCluster:
             )
         self._job_id = job.job_id
         self._job_dir = job_dir
-        self._slurm = Slurm()
+        self._slurm = slurm or Slurm()
         self._runners: Spawned | None = None
         self.run_id = f"slurm-{job.cluster}-{job.job_id}"
         self.nodes = job.nodes

@@ -281,3 +281,62 @@ def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     job.dir.write_text("in the way")
     with pytest.raises(LauncherError, match="cannot be the job's folder"):
         job.supervise()
+
+
+CHECKPOINTED = """
+import os, pathlib, time
+import torch
+from ckpt import Checkpointer
+job, attempt = pathlib.Path(os.environ["HOLDFAST_JOB_DIR"]), os.environ["HOLDFAST_ATTEMPT"]
+state = {"x": torch.zeros(10)}
+(job / f"pid-{attempt}-{os.environ['RANK']}").write_text(str(os.getpid()))
+with Checkpointer.from_env() as ckpt:
+    step = ckpt.load(state)
+    while not (job / f"go-{attempt}").exists():
+        step += 1
+        state["x"] += 1
+        if ckpt.due(step):
+            ckpt.save(step, state)
+        time.sleep(0.01)
+assert state["x"][0] == step
+"""
+CHECKPOINT = {"namespace": "t", "ram": {"every_steps": 2, "keep": 2}, "peers": {"scheme": "partner"}}
+
+
+def test_lost_agent_does_not_stop_training(make_job: Callable[..., Job]) -> None:
+    job = make_job(CHECKPOINTED, nodes=1, spares=0, checkpoint=CHECKPOINT)
+
+    def lose_an_agent() -> None:
+        while not job.events("commit"):
+            time.sleep(0.01)
+        mine = {"HOLDFAST_RUN_ID": local_run_id(job.dir), "HOLDFAST_ROLE": "agent", "HOLDFAST_NODE": "node0"}
+        for pid in pids_with_environment(mine):
+            os.kill(pid, signal.SIGKILL)
+        while not any("agent lost" in event["what"] for event in job.events("problem")):
+            time.sleep(0.01)
+        (job.dir / "go-0").touch()
+
+    job.meanwhile(lose_an_agent)
+    assert job.supervise().name == "done"
+    assert job.events("fault") == [] and len(job.events("attempt_start")) == 1
+
+
+def test_killed_worker_goes_on_from_memory_and_the_story_is_told(make_job: Callable[..., Job]) -> None:
+    job = make_job(CHECKPOINTED, spares=0, checkpoint=CHECKPOINT)
+
+    def kill_a_worker() -> None:
+        while not any(event["step"] >= 10 for event in job.events("commit")):
+            time.sleep(0.01)
+        os.kill(int((job.dir / "pid-0-1").read_text()), signal.SIGKILL)
+        while not any(event["attempt"] == 1 for event in job.events("first_step")):
+            time.sleep(0.01)
+        (job.dir / "go-1").touch()
+
+    job.meanwhile(kill_a_worker)
+    assert job.supervise().name == "done"
+    (fault,) = job.events("fault")
+    assert (fault["kind"], fault["node"], fault["rank"]) == ("process_exit", "node1", 1)
+    first, second = job.events("restore")
+    assert (first["tier"], second["tier"]) == ("none", "memory") and 10 <= second["step"] <= fault["step"]
+    assert job.events("attempt_start")[1]["rung"] == "workers"
+    assert job.events("first_step")[1]["step"] > second["step"]

@@ -1,0 +1,129 @@
+"""What is asked of Slurm, and what its answers mean. The real cluster's tests are the flow tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.clusters import slurm as slurm_cluster
+from launcher.clusters.cluster import open_cluster
+from launcher.clusters.slurm import SlurmCluster
+from launcher.errors import UsageError
+from launcher.jobfile import JobSpec
+from slurm import CommandError, Slurm, SlurmError
+from slurm.command import Result
+
+ENV = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_CLUSTER_NAME": "big",
+    "SLURM_JOB_PARTITION": "train",
+    "SLURM_JOB_NODELIST": "n[1-3]",
+    "SLURM_RESTART_COUNT": "2",
+    "SLURMD_NODENAME": "n1",
+    "SLURM_NODEID": "0",
+}
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> JobSpec:
+    (tmp_path / "s.py").touch()
+    return JobSpec.from_mapping({"script": "s.py", "nodes": 2, "spares": 1}, tmp_path)
+
+
+class Scontrol:
+    """Answers `scontrol` from a list of states; None is a scontrol that fails."""
+
+    def __init__(self, *answers: tuple[str, int] | None) -> None:
+        self._answers = list(answers)
+        self.asked: list[tuple[str, ...]] = []
+
+    def __call__(self, argv: Sequence[str], **_: Any) -> Result:
+        self.asked.append(tuple(argv))
+        answer = self._answers.pop(0)
+        state, restarts = answer or ("", 0)
+        text = f"JobId=7 JobName=j UserId=u(1) JobState={state} Restarts={restarts} Partition=train NodeList=n[1-3]"
+        result = Result(argv=tuple(argv), returncode=0, stdout=text, stderr="", seconds=0.0)
+        if answer is None:
+            raise CommandError(result, "signal SIGTERM")
+        return result
+
+
+def cluster(spec: JobSpec, scontrol: Scontrol) -> SlurmCluster:
+    return SlurmCluster(spec, Path("/job"), slurm=Slurm(run=scontrol), env=ENV)
+
+
+def test_run_is_named_after_the_job_and_knows_its_requeues(spec: JobSpec) -> None:
+    found = cluster(spec, Scontrol())
+    assert (found.run_id, found.nodes, found.restart_count) == ("slurm-big-7", ("n1", "n2", "n3"), 2)
+
+
+def test_allocation_smaller_than_the_job_is_refused(spec: JobSpec) -> None:
+    with pytest.raises(UsageError, match=r"got 2 nodes, expected 3 .*--nodes=3"):
+        SlurmCluster(spec, Path("/job"), env=ENV | {"SLURM_JOB_NODELIST": "n[1-2]"})
+
+
+def test_outside_a_job_the_error_says_so(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(SlurmError, match="SLURM_JOB_ID is not set"):
+        open_cluster("slurm", spec, Path("/job"))
+
+
+def test_unknown_cluster_is_refused(spec: JobSpec) -> None:
+    with pytest.raises(UsageError, match="got 'cloud', expected slurm or local"):
+        open_cluster("cloud", spec, Path("/job"))
+
+
+@pytest.mark.parametrize(
+    ("state", "restarts", "meaning"),
+    [
+        ("COMPLETING", 2, "cancel"),
+        ("CANCELLED", 2, "cancel"),
+        ("COMPLETING", 3, "requeue"),
+        ("PENDING", 3, "requeue"),
+        ("RUNNING", 2, "preempted"),
+    ],
+)
+def test_state_of_the_job_tells_why_it_is_terminated(spec: JobSpec, state: str, restarts: int, meaning: str) -> None:
+    assert cluster(spec, Scontrol((state, restarts))).why_terminated() == meaning
+
+
+def test_scontrol_that_was_terminated_too_is_asked_again(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_cluster, "_ASK_AGAIN_S", 0.0)
+    assert cluster(spec, Scontrol(None, None, ("COMPLETING", 2))).why_terminated() == "cancel"
+    assert cluster(spec, Scontrol(*[None] * 5)).why_terminated() == "preempted"
+
+
+def test_requeue_that_somebody_else_has_done_is_no_error(spec: JobSpec) -> None:
+    scontrol = Scontrol(None, ("COMPLETING", 3))
+    cluster(spec, scontrol).requeue()
+    assert scontrol.asked[0] == ("scontrol", "requeue", "7")
+
+
+def test_requeue_that_slurm_refuses_is_an_error(spec: JobSpec) -> None:
+    with pytest.raises(SlurmError):
+        cluster(spec, Scontrol(None, ("RUNNING", 2))).requeue()
+
+
+def test_steps_name_their_nodes_and_survive_the_loss_of_one(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[list[str], dict[str, str]]] = []
+
+    class Recorded:
+        @classmethod
+        async def start(cls, argv: list[str], environment: dict[str, str], log_path: Path) -> None:
+            started.append((argv, environment))
+
+    monkeypatch.setattr(slurm_cluster, "Spawned", Recorded)
+    job = cluster(spec, Scontrol())
+    asyncio.run(job.start_runners({"A": "1"}))
+    asyncio.run(job.start_agents(["n1", "n3"], {"HOLDFAST_ATTEMPT": "1"}, Path("/job/log/agents.log")))
+    (runners, _), (agents, environment) = started
+    for argv, nodes, count in ((runners, "n1,n2,n3", 3), (agents, "n1,n3", 2)):
+        assert argv[0] == "srun" and argv[argv.index("-m") :][0] == "-m"
+        wanted = {f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={nodes}", "--jobid=7"}
+        assert wanted | {"--no-kill", "--overlap", "--kill-on-bad-exit=0", "--export=ALL"} <= set(argv)
+    assert "--mpi=none" in runners and runners[-2:] == ["-m", "launcher.runner"]
+    assert "--mpi=pmix" in agents and environment["HOLDFAST_RAM_DIR"].endswith("/slurm-big-7")
