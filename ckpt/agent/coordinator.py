@@ -28,7 +28,10 @@ class Gathering:
 
 
 class Coordinator:
-    """Takes steps through to their commit one after another, the newest complete one first."""
+    """Takes steps through to their commit one after another, the oldest complete one first.
+
+    Nodes seal steps in order, so an incomplete step before a complete one has been skipped somewhere: it never will be.
+    """
 
     def __init__(self, context: Context, drain: DrainLead) -> None:
         self._peers = context.peers
@@ -48,7 +51,7 @@ class Coordinator:
         while True:
             await self._complete.wait()
             self._complete.clear()
-            while (save := self._newest_complete()) is not None:
+            while (save := self._oldest_complete()) is not None:
                 await self._lead(save)
 
     async def _on_sealed(self, source: int, message: dict[str, Any]) -> None:
@@ -70,9 +73,9 @@ class Coordinator:
         if step > self._committed:
             self._spawn(self._drop(step, f"node {self._peers.nodes[source]}: {message['reason']}"))
 
-    def _newest_complete(self) -> Gathering | None:
+    def _oldest_complete(self) -> Gathering | None:
         complete = [save for save in self._gathering.values() if len(save.nodes) == len(self._peers.nodes)]
-        return max(complete, key=lambda save: save.step, default=None)
+        return min(complete, key=lambda save: save.step, default=None)
 
     async def _lead(self, save: Gathering) -> None:
         """From sealed everywhere to committed everywhere."""

@@ -54,6 +54,7 @@ class Saves:
         self._dropped: deque[int] = deque(maxlen=_REMEMBER)  # a worker may come late with one
         self._changed = asyncio.Condition()
         self._copying = asyncio.Lock()  # a name that is free stays so until its record is there
+        self._sealing = [asyncio.Lock() for _ in range(self._place.ranks_per_node)]  # each rank's steps in order
         members = set_of(self._place.node_rank, redundancy_sets(len(self._place.nodes)))
         self._sources = scheme_named(context.config.peers.scheme).sources(self._place.node_rank, members)
         self._peers.handle("protect", self._on_protect)
@@ -144,11 +145,11 @@ class Saves:
     async def _seal(self, save: Save, local_rank: int, name: str, staged: ShardRecord) -> None:
         """Checksums what the worker staged, publishes it, and tells the coordinator once the node is complete."""
         try:
-            data = self._holdings.bytes_of(name, staged.layout.nbytes)
-            blocks = await asyncio.to_thread(checksums, data)
-            record = replace(staged, blocks=blocks)
-            self._holdings.publish(name, record)
-            save.names[local_rank] = name
+            async with self._sealing[local_rank]:
+                data = self._holdings.bytes_of(name, staged.layout.nbytes)
+                blocks = await asyncio.to_thread(checksums, data)
+                self._holdings.publish(name, replace(staged, blocks=blocks))
+                save.names[local_rank] = name
             save.nbytes += len(data)
             if len(save.names) == self._place.ranks_per_node:
                 fields = {"step": save.step, "nbytes": save.nbytes, "drain": save.drain}

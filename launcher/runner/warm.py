@@ -33,7 +33,7 @@ from launcher.runner.script import ENDING_SIGNALS, run_script, script_traceback
 _EXIT_BARRIER_S = 7 * 24 * 3600.0  # the supervisor ends what waits in vain
 _MONITOR_INTERVAL_S = 0.05
 _TRACEBACK_BYTES = 16_384  # the end of it; the whole is in the worker's log
-# What training scripts load beyond `import torch`, each worth up to a second: optimizers load dynamo at their first step.
+# What training scripts load beyond `import torch`, each up to a second: optimizers load dynamo at their first step.
 _PRELOAD = (
     "ckpt.checkpointer",
     "torch._dynamo",

@@ -123,6 +123,19 @@ def test_a_newer_complete_step_drops_an_older_incomplete_one(tmp_path):
     run(test)
 
 
+def test_steps_saved_in_quick_succession_all_commit_in_order(tmp_path):
+    async def test():
+        async with World(tmp_path, ["a", "b"], 0, config()) as world:
+            for step, slot in ((10, 0), (20, 1)):
+                for worker in world.workers:
+                    worker.save(step, slot, b"x" * (50_000_000 if step == 10 else 10))
+            for worker in world.workers:
+                await worker.event("committed", step=20)
+                assert [event["step"] for event in worker.seen("committed")] == [10, 20]
+
+    run(test)
+
+
 @pytest.mark.parametrize(("ranks_per_node", "missing"), [(1, "node b"), (2, "local rank 1")])
 def test_a_step_that_not_all_seal_in_time_is_dropped_naming_who_was_waited_for(tmp_path, ranks_per_node, missing):
     async def test():
