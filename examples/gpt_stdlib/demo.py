@@ -32,7 +32,7 @@ LOSE_AFTER_STEP = 40  # a node is lost once this step is committed
 
 def main() -> int:
     console = Console(highlight=False)
-    console.print("[bold]A small GPT on the standard library's source: 3 nodes + 1 spare, all on this machine[/bold]")
+    console.print("[bold]A small GPT on the standard library's source: 3 nodes + 1 spare, one machine[/bold]")
     shutil.rmtree(FOLDER, ignore_errors=True)
     executor = Executor(folder=FOLDER / "%j", cluster="local")
     executor.update_parameters(nodes=3, spares=1)

@@ -209,7 +209,8 @@ class Supervisor:
             if self.requests.cancelled or self.requests.stop:
                 ending = Ending(outcome="cancelled" if self.requests.cancelled else "stopped")
             elif nodes is None:
-                reason = f"{len(self._roster.ready)} of {self._spec.nodes} nodes are ready"
+                out = ", ".join(f"{node} ({why})" for node, why in self._roster.out.items())
+                reason = f"{len(self._roster.nodes)} nodes, {self._spec.nodes} needed, out of use: {out}"
                 fault = Fault(kind=START_TIMEOUT, node=None, reason=reason)
                 self.record("fault", kind=fault.kind, reason=reason)
                 ending = Ending(outcome="fault", faults=(fault,))
@@ -250,13 +251,12 @@ class Supervisor:
                 enough_s = now_s if enough_s is None else enough_s
                 deadline_s = enough_s + (_ALL_NODES_GRACE_S if patient else 0.0)
             if now_s >= deadline_s:
+                if not roster.is_enough:
+                    for node in roster.absent:
+                        late = f"its runner did not report within {NODE_START_TIMEOUT_S:g} s; see log/runner-{node}.log"
+                        self.put_out(node, late)
                 break
             await self.next_notice(deadline_s - now_s)
-        if not roster.is_enough:
-            for node in roster.absent:
-                self.put_out(
-                    node, f"its runner did not report within {NODE_START_TIMEOUT_S:g} s; see log/runner-{node}.log"
-                )
 
     async def _attempt(self, nodes: tuple[str, ...], rung: str) -> Ending:
         number, self._number = self._number, self._number + 1
