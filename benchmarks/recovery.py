@@ -1,9 +1,9 @@
-"""Seconds from a node's failure to its detection, to workers started, to the next step, beside the cold start of the same job.
+"""Seconds from a node's failure to detection, to workers started, to the next step; and the same job's cold start.
 
     python benchmarks/recovery.py [--json] [--steps N]
 
-On the local cluster a node is killed; on the real Slurm (root, Debian's Slurm) one run loses a node by a crash and one by its
-link. Ratios are within one run: recovery / cold start of that very job.
+On the local cluster a node is killed; on the real Slurm (root, Debian's Slurm) one run loses a node by a crash and one
+by its link. Ratios are within one run: recovery / cold start of that very job.
 """
 
 from __future__ import annotations

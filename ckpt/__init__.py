@@ -17,6 +17,7 @@ Public names:
     newest_steps     the newest restorable step of each lower tier
     check_shared     whether a shared directory may be used for a namespace
     CheckpointConfig the validated `checkpoint:` section of a job file
+    durable_write    a private file that a reader sees whole, before or after
 """
 
 from __future__ import annotations
@@ -31,10 +32,20 @@ if TYPE_CHECKING:
     from ckpt.checkpointer import Checkpointer
     from ckpt.config import CheckpointConfig
     from ckpt.record.board import Board
+    from ckpt.record.files import durable_write
     from ckpt.tiers.newest import newest_steps
     from ckpt.tiers.posix import check_shared
 
-__all__ = ["Board", "CheckpointConfig", "CheckpointError", "Checkpointer", "Monitor", "check_shared", "newest_steps"]
+__all__ = [
+    "Board",
+    "CheckpointConfig",
+    "CheckpointError",
+    "Checkpointer",
+    "Monitor",
+    "check_shared",
+    "durable_write",
+    "newest_steps",
+]
 
 _HOME = {
     "Board": "ckpt.record.board",
@@ -42,6 +53,7 @@ _HOME = {
     "Checkpointer": "ckpt.checkpointer",
     "Monitor": "ckpt.agent.client",
     "check_shared": "ckpt.tiers.posix",
+    "durable_write": "ckpt.record.files",
     "newest_steps": "ckpt.tiers.newest",
 }
 

@@ -1,6 +1,36 @@
 """How runners and ckpt agents are started: on Slurm, or on this machine alone.
 
-cluster.py   the contract, and open_cluster()
+cluster.py   the contract
 slurm.py     inside a Slurm job: one srun step for the runners, one per attempt for the agents
 local.py     nodes are process groups on this machine; kill_node() loses one
+spawned.py   a process that we started and end for certain
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.clusters.cluster import Cluster
+from launcher.errors import UsageError
+from launcher.jobfile import JobSpec
+
+
+def open_cluster(name: str, spec: JobSpec, job_dir: Path) -> Cluster:
+    """The cluster of a job.
+
+    Args:
+        name: "slurm" (inside a Slurm job) or "local".
+
+    Raises:
+        UsageError: there is no such cluster.
+        slurm.SlurmError: "slurm" outside a Slurm job.
+    """
+    if name == "local":
+        from launcher.clusters.local import LocalCluster
+
+        return LocalCluster(spec, job_dir)
+    if name == "slurm":
+        from launcher.clusters.slurm import SlurmCluster
+
+        return SlurmCluster(spec, job_dir)
+    raise UsageError(f"cluster: got {name!r}, expected slurm or local")

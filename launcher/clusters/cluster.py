@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from launcher.errors import UsageError
-from launcher.jobfile import JobSpec
-
 
 class AgentsHandle(Protocol):
     """The ckpt agents of one attempt: one MPI world, started together."""
@@ -77,24 +74,3 @@ class Cluster(Protocol):
         Args:
             forget: the job is over: what is left of it in memory, and can be reached from here, goes too.
         """
-
-
-def open_cluster(name: str, spec: JobSpec, job_dir: Path) -> Cluster:
-    """The cluster of a job.
-
-    Args:
-        name: "slurm" (inside a Slurm job) or "local".
-
-    Raises:
-        UsageError: there is no such cluster.
-        slurm.SlurmError: "slurm" outside a Slurm job.
-    """
-    if name == "local":
-        from launcher.clusters.local import LocalCluster
-
-        return LocalCluster(spec, job_dir)
-    if name == "slurm":
-        from launcher.clusters.slurm import SlurmCluster
-
-        return SlurmCluster(spec, job_dir)
-    raise UsageError(f"cluster: got {name!r}, expected slurm or local")

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """One fault and the way back. Seconds count from the fault, or from its detection where the fault's time is unknown.
+    """One fault and the way back. Seconds count from the fault; where its time is unknown, from the last sign of life.
 
     Attributes:
         node: the node at fault.
@@ -43,7 +43,7 @@ def recoveries(events: Iterable[Mapping[str, Any]], failed_at: Mapping[str, floa
 
     Args:
         events: the job's events in order.
-        failed_at: node -> time (s since the epoch) at which it failed, where somebody outside knows it (a test, a demo).
+        failed_at: node -> time (s since the epoch) at which it failed, where somebody knows it (a test, a demo).
     """
     found: list[Recovery] = []
     fault: Mapping[str, Any] | None = None

@@ -24,10 +24,11 @@ from typing import Any
 from launcher.channel import Channel, ChannelError, Message, connect
 from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec
-from launcher.runner.memory import make_memory_dir, memory_dir, remove_memory_dir
+from launcher.runner.memory import MEMORY_ROOT, make_memory_dir, memory_dir, remove_memory_dir
 from launcher.runner.processes import die_with_parent, end_all, environment_of, pids_with_environment
 from launcher.runner.watch import Watch
 from launcher.runner.workers import Workers
+from lifecycle import Status, preflight
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +128,9 @@ class Runner:
     def _preflight(self) -> None:
         """Finds out whether this node can train; the supervisor hears of a problem in the first message."""
         try:
+            sick = [finding for finding in preflight(MEMORY_ROOT) if finding.status is Status.CRITICAL]
+            if sick:
+                raise LauncherError("; ".join(map(str, sick)))
             make_memory_dir(self._config.ram_dir)
             job = json.loads((self._config.job_dir / "job.json").read_text())
             self._spec = JobSpec.from_mapping(job, self._config.job_dir)

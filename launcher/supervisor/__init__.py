@@ -6,7 +6,6 @@
     roster.py       which nodes are ready, train, are out
     faults.py       what ended an attempt
     links.py        the runners' connections
-    files.py        writing whole files
 
 Public names: supervise, Outcome.
 """

@@ -19,14 +19,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.clusters.cluster import Cluster, open_cluster
+from ckpt import durable_write
+from launcher.clusters import open_cluster
+from launcher.clusters.cluster import Cluster
 from launcher.errors import LauncherError
 from launcher.history.events import EventLog, read_events
 from launcher.jobfile import JobSpec
 from launcher.runner.runner import attempt_environment
 from launcher.supervisor.attempt import Attempt, Ending, Requests
 from launcher.supervisor.faults import PREFLIGHT, START_TIMEOUT, Fault
-from launcher.supervisor.files import write_whole
 from launcher.supervisor.ladder import Decision, Ladder
 from launcher.supervisor.links import Links, Notice
 from launcher.supervisor.roster import Roster
@@ -378,13 +379,13 @@ def _make_folders(job_dir: Path) -> None:
 def _prepare(spec: JobSpec, job_dir: Path) -> None:
     """Writes what runners need to know; a secret that is there already stays, a result does not."""
     if not (job_dir / "secret").exists():
-        write_whole(job_dir / "secret", os.urandom(32).hex().encode())
+        durable_write(job_dir / "secret", os.urandom(32).hex().encode())
     _write_json(job_dir / "job.json", spec.to_mapping())
     (job_dir / "result.json").unlink(missing_ok=True)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    write_whole(path, json.dumps(content, indent=1).encode() + b"\n")
+    durable_write(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Status(enum.IntEnum):
-    """The exit codes of Nagios plugins. UNKNOWN is "could not observe": neither healthy nor failed, and never acted on."""
+    """The exit codes of Nagios plugins. UNKNOWN is "could not observe": neither healthy nor failed, never acted on."""
 
     OK = 0
     WARNING = 1

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from launcher.clusters import open_cluster
 from launcher.clusters import slurm as slurm_cluster
-from launcher.clusters.cluster import open_cluster
 from launcher.clusters.slurm import SlurmCluster
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
