@@ -14,7 +14,10 @@ class NotInJobError(SlurmError):
 
     Attributes:
         variable: the variable that is missing or wrong.
+        exit_code: of a command that was started outside a job: a wrong request.
     """
+
+    exit_code = 2
 
     def __init__(self, variable: str, problem: str) -> None:
         self.variable = variable

@@ -33,6 +33,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(config.stash[_skipped], red=True, bold=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Jobs of tests do not show among the user's own in `holdfast status`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def _session_cluster() -> Iterator[TestCluster]:
     _remove_clusters_of_dead_sessions()

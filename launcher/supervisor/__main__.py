@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.errors import LauncherError
 from launcher.jobfile import load_job
 from launcher.supervisor import supervise
-from slurm import SlurmError
+from slurm import JobEnvironment, SlurmError
 
 
 def main() -> int:
@@ -18,9 +18,10 @@ def main() -> int:
     parser.add_argument("job", type=Path, help="the job file (YAML)")
     parser.add_argument("--job-dir", type=Path, help="the job's folder, on a shared file system (runs/$SLURM_JOB_ID)")
     arguments = parser.parse_args()
-    job_dir = arguments.job_dir or Path("runs") / os.environ.get("SLURM_JOB_ID", "local")
     try:
         spec = load_job(arguments.job)
+        job = JobEnvironment.from_env(os.environ)
+        job_dir = arguments.job_dir or Path("runs") / str(job.job_id)
         return supervise(spec, job_dir, "slurm").exit_code
     except (LauncherError, SlurmError) as error:
         print(f"holdfast: error: {error}", file=sys.stderr)

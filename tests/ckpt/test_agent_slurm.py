@@ -39,7 +39,8 @@ export HOLDFAST_NODES=$names
 for attempt in 0 1; do
     export HOLDFAST_ATTEMPT=$attempt
     srun --mpi=pmix --overlap --no-kill -N3 -n3 --ntasks-per-node=1 {shlex.join(command())} &
-    {everywhere} {worker} $attempt || exit 1
+    {everywhere} {worker} work $attempt || exit 1
+    {everywhere} {worker} shutdown $attempt || exit 3
     wait $! || exit 2
     srun --overlap --mpi=none -N1 -n1 -w ${{names%%,*}} bash -c 'rm $HOLDFAST_RAM_DIR/*-*-*'
 done
@@ -47,7 +48,9 @@ done
 """
     )
     out = cluster.home / "agents.out"
-    done = cluster.run_as_user(["sbatch", "--wait", "-N3", "-c8", "-o", str(out), str(script)], timeout_s=90)
+    done = cluster.run_as_user(
+        ["sbatch", "--wait", "-N3", "-c8", "-o", str(out), str(script)], timeout_s=150, check=False
+    )
     said = out.read_text()
     assert done.returncode == 0, said
     for node in cluster.nodes[:3]:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from launcher.cli import main
+from launcher.supervisor.__main__ import main as supervise
 
 
 @pytest.fixture(autouse=True)
@@ -163,3 +164,14 @@ def test_what_sbatch_refuses_leaves_nothing_behind(desk: Path, capsys: pytest.Ca
     )
     assert list(Path("runs").iterdir()) == []
     assert not Path("state").exists()
+
+
+def test_a_supervisor_outside_slurm_says_so_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr("sys.argv", ["supervisor", "job.yaml"])
+    assert supervise() == 2
+    complaint = capsys.readouterr().err
+    assert "SLURM_JOB_ID is not set; start this inside a Slurm job" in complaint and complaint.count("\n") == 1
+    assert not Path("runs").exists()
