@@ -7,7 +7,8 @@
     tiers/         the places below memory
     record/        what is stored, and how it is trusted
     adapters/      torch's distributed checkpoint on the same shards
-    config, errors, cli
+    bench/         the engine beside plain copies and torch's own checkpoints
+    config, errors, cli, verbs
 
 Public names:
     Checkpointer     load, due, save, stop_requested for a training script (needs torch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -136,6 +137,8 @@ class Checkpointer:
             self._report("loaded", session.plan.step, saved.bytes_read, started, f" from {session.plan.tier}")
         elif self._identity.rank == 0:
             log.info("no checkpoint of namespace %s: starting at step 0", self._config.namespace)
+        with contextlib.suppress(StateError):  # save() will say so
+            session.prepare(self._stager.plan(take_apart(state)))
         return session.plan.step
 
     def due(self, step: int) -> bool:

@@ -22,11 +22,14 @@ from ckpt.record.manifest import open_regular
 from ckpt.record.shard import ShardRecord, read_record
 from ckpt.tiers.catalog import list_steps
 from ckpt.tiers.posix import MARK, read_mark
+from ckpt.verbs import register
 
 _SHARD = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+)-[0-9]+\.json")
 _FAILED, _USAGE = 1, 2
 
 app = typer.Typer(help="Look at checkpoints and verify them.", no_args_is_help=True, add_completion=False)
+
+register(app)  # the verbs that change or make something
 
 PathArgument = Annotated[
     Path,

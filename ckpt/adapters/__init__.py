@@ -1,4 +1,6 @@
 """Other ways into the same shards.
 
-dcp   torch.distributed.checkpoint: a storage writer and a storage reader
+dcp       torch.distributed.checkpoint: a storage writer and a storage reader
+exchange  export to a torch DCP directory or a safetensors file, import of a DCP directory
+stored    a committed step as named tensors and values, without an agent
 """

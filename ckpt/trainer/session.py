@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from ckpt.record.layout import Layout
 from ckpt.record.shard import SaveId
 from ckpt.trainer.deadlines import Deadlines
 from ckpt.trainer.saved import SavedStep
+
+GROW_THREAD = "ckpt-grow"
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +74,14 @@ class Session:
             world_size=self.plan.world_size,
             node=self._place.node,
             open_s=self._deadlines.open_s,
+            threads=max(1, len(os.sched_getaffinity(0)) // self._place.ranks_per_node),
         )
+
+    def prepare(self, nbytes: int) -> None:
+        """Makes memory ready for saves of this size, in the background: the first touch is many times slower."""
+        if nbytes > self._grown_bytes:
+            self._grown_bytes = nbytes
+            threading.Thread(target=self._arena.grow, args=(nbytes,), name=GROW_THREAD, daemon=True).start()
 
     def loaded(self) -> None:
         """Tells the agent that what it fetched for us may go."""
@@ -113,7 +123,7 @@ class Session:
             self._arena.give_back(slot)
             self._skip(step, str(error))
             return False
-        self._grow_ahead(nbytes)
+        self.prepare(nbytes)  # the other slots will be wanted too
         return True
 
     def flush(self) -> None:
@@ -131,12 +141,6 @@ class Session:
         """Says goodbye, so that a stop does not wait for this rank."""
         self._send("bye")
         self._agent.close()
-
-    def _grow_ahead(self, nbytes: int) -> None:
-        """After the first save of this size: the other slots will be wanted too; training need not wait for that."""
-        if nbytes > self._grown_bytes:
-            self._grown_bytes = nbytes
-            threading.Thread(target=self._arena.grow, args=(nbytes,), name="ckpt-grow", daemon=True).start()
 
     def _take(self, step: int) -> tuple[Slot | None, str]:
         """A free slot, waiting for one within the deadline; or why there is none."""

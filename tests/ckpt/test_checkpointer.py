@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,13 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node = Node(tmp_path, shared={"path": str(tmp_path / "shared"), "every_steps": 5, "keep": 2})
     yield node
     node.stop()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Net(torch.nn.Module):
@@ -198,6 +206,14 @@ def test_a_second_save_of_the_same_structure_reuses_plan_and_views(node: Node) -
     with node.start() as ckpt:
         assert ckpt.load(live) == 8
     assert torch.equal(live["w"], state["w"])
+
+
+def test_a_load_makes_memory_ready_for_the_saves_to_come(node: Node) -> None:
+    ckpt = node.start()
+    assert ckpt.load({"x": torch.zeros(1 << 20)}) == 0
+    slots = [node.ram_dir / f"own-0-{slot}.data" for slot in range(3)]
+    wait_until(lambda: all(path.exists() and path.stat().st_blocks * 512 >= 4 << 20 for path in slots))
+    ckpt.close()
 
 
 def test_the_shared_tier_brings_back_what_memory_lost(node: Node) -> None:
