@@ -18,6 +18,7 @@ from ckpt.record.board import Board
 from ckpt.record.layout import Layout
 from ckpt.trainer.cadence import Cadence
 from ckpt.trainer.deadlines import Deadlines
+from ckpt.trainer.journal import Journal, rate
 from ckpt.trainer.restore import restore
 from ckpt.trainer.saved import SavedStep
 from ckpt.trainer.session import Identity, Session
@@ -94,6 +95,7 @@ class Checkpointer:
             place = self._solo.place
         self._place = place
         self._stager = Stager()
+        self._journal = Journal(config.namespace, env) if self._identity.rank == 0 else None
         self._lock = threading.RLock()  # torch's async_save stages in a thread
         self._session: Session | None = None
         self._cadence: Cadence | None = None
@@ -208,6 +210,8 @@ class Checkpointer:
             self._stager.close()
             if self._solo:
                 self._solo.close()
+            if self._journal:
+                self._journal.close()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -218,11 +222,12 @@ class Checkpointer:
         # After an exception the agent finishes what it has by itself; an agent of our own would end with us.
         self.close(flush=kind is None or self._solo is not None)
 
-    def save_pieces(self, step: int, pieces: list[Piece], tree: Any) -> None:
+    def save_pieces(self, step: int, pieces: list[Piece], tree: Any, *, drain: bool = False) -> None:
         """For adapters: saves tensors that are taken apart already, under a tree of the adapter's own."""
         with self._lock:
             nbytes = self._stager.plan_pieces(pieces)
-            self._save(step, nbytes, lambda slot: self._stager.stage(slot, [piece.data for piece in pieces], tree))
+            tensors = [piece.data for piece in pieces]
+            self._save(step, nbytes, lambda slot: self._stager.stage(slot, tensors, tree), drain=drain)
 
     def saved_step(self) -> SavedStep:
         """For adapters: the shards of `newest_step`."""
@@ -236,7 +241,7 @@ class Checkpointer:
     def rank(self) -> int:
         return self._identity.rank
 
-    def _save(self, step: int, nbytes: int, stage: Callable[[Slot], Layout]) -> None:
+    def _save(self, step: int, nbytes: int, stage: Callable[[Slot], Layout], *, drain: bool = False) -> None:
         if step <= self._last_step:
             log.warning(
                 "rank %d: step %d is not saved: step %d was before it", self._identity.rank, step, self._last_step
@@ -245,7 +250,7 @@ class Checkpointer:
         self._last_step = step
         started = time.monotonic()
         stopping = self._cadence is not None and self._cadence.stopping
-        if self._connect().save(step, nbytes, stage, drain=stopping):
+        if self._connect().save(step, nbytes, stage, drain=drain or stopping):
             self._report("saved", step, nbytes, started, " to memory")
 
     def _connect(self) -> Session:
@@ -272,9 +277,7 @@ class Checkpointer:
 
     def _report(self, what: str, step: int, nbytes: int, started: float, where: str) -> None:
         if self._identity.rank == 0:
-            seconds = time.monotonic() - started
-            rate = nbytes / 1e6 / max(seconds, 1e-9)
-            log.info("%s step %d%s: %d bytes in %.3f s, %.0f MB/s", what, step, where, nbytes, seconds, rate)
+            log.info("%s step %d%s: %s", what, step, where, rate(nbytes, time.monotonic() - started))
 
 
 def _number(env: Mapping[str, str], name: str, given: int | None) -> int:

@@ -10,11 +10,15 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import Progress
 
 from ckpt.config import CheckpointConfig
 from ckpt.errors import CheckpointError, ConfigError, NamespaceError
+from ckpt.tiers.copying import copy_step
 from ckpt.tiers.opened import committed_step, open_namespace
 from ckpt.tiers.posix import MARK, SharedTier
+from ckpt.tiers.retention import superfluous
 
 _FAILED, _USAGE = 1, 2
 
@@ -25,6 +29,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def register(app: typer.Typer) -> None:
     """Adds the verbs to `holdfast ckpt`."""
     app.command("bench")(bench)
+    app.command("copy")(copy)
+    app.command("gc")(collect)
     app.command("export")(export)
     app.command("import")(import_step)
 
@@ -48,6 +54,43 @@ def bench(
         typer.echo(json.dumps(to_json(figures), indent=1))
     else:
         Console().print(as_table(figures, f"Checkpoints of {size_mib} MiB, one rank, median of {repeat}"))
+
+
+def copy(
+    source: Source,
+    destination: Annotated[Path, typer.Argument(metavar="DST", help="Another shared checkpoint directory.")],
+    step: Annotated[
+        int | None, typer.Option("--step", help="Only this step; all committed ones when left out.")
+    ] = None,
+) -> None:
+    """Copy committed steps to another shared directory, verified on the way; those it has already are left alone."""
+    with _reported():
+        here = open_namespace(source)
+        there = SharedTier(destination.absolute(), here.namespace)
+        saves = here.steps() if step is None else [committed_step(here, step)]
+        total = 2 * sum(here.read_manifest(save).nbytes for save in saves)  # verified, then written
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+            task = progress.add_task(f"copying {len(saves)} steps", total=total)
+            for save in reversed(saves):  # oldest first: what is cut short leaves the newest for the next time
+                copied = copy_step(here, there, save, lambda nbytes: progress.advance(task, nbytes))
+                typer.echo(f"step {save.step}: {'copied to' if copied else 'already in'} {there.folder}")
+
+
+def collect(
+    path: Source,
+    keep: Annotated[int, typer.Option("--keep", min=1, help="Newest committed steps that stay.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+) -> None:
+    """Remove all but the newest committed steps. Steps set aside by `verify --quarantine` stay."""
+    with _reported():
+        tier = open_namespace(path)
+        going = superfluous(tier.catalog(), keep, None)
+        nbytes = sum(entry.manifest.nbytes for entry in going if entry.manifest)
+        names = [entry.name for entry in going] if dry_run else tier.retain(keep, None)
+    for name in names:
+        typer.echo(f"{'would remove' if dry_run else 'removed'} {tier.folder / name}")
+    typer.echo(f"{len(names)} steps, {decimal(nbytes)}{' would be' if dry_run else ''} freed")
 
 
 def export(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ckpt.agent.client import AgentClient
 from ckpt.config import CheckpointConfig, Place
@@ -16,6 +17,7 @@ from ckpt.record.arena import Arena, Slot
 from ckpt.record.layout import Layout
 from ckpt.record.shard import SaveId
 from ckpt.trainer.deadlines import Deadlines
+from ckpt.trainer.journal import rate
 from ckpt.trainer.saved import SavedStep
 
 GROW_THREAD = "ckpt-grow"
@@ -171,14 +173,21 @@ class Session:
             step = event.get("step", 0)
             if event["event"] == "committed":
                 self._arena.committed(step, pinned=bool(event.get("pinned")))
+                self._report("in the memory of all nodes", event)
             elif event["event"] == "drained":
                 self._arena.drained(step)
                 if event.get("failed"):
                     self._count("step %d did not reach the lower tier; it is safe in memory", step)
+                else:
+                    self._report(f"in tier {event.get('tier')}", event)
             elif event["event"] == "dropped":
                 self._arena.dropped(step)
                 self._count("step %d was dropped before it was committed: %s", step, event.get("reason"))
         return True
+
+    def _report(self, where: str, event: dict[str, Any]) -> None:
+        if self._identity.rank == 0 and "bytes" in event:
+            log.info("committed step %d %s: %s", event["step"], where, rate(event["bytes"], event["seconds"]))
 
     def _send(self, op: str, **fields: object) -> bool:
         if self._lost:

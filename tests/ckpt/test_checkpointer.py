@@ -403,6 +403,37 @@ def test_saves_and_loads_are_logged_by_rank_0_alone(node: Node, caplog: pytest.L
     assert any(line.startswith("loaded step 4 from memory: 4000 bytes in ") for line in lines)
 
 
+def test_one_file_per_namespace_tells_of_every_save_and_tier(node: Node, tmp_path: Path) -> None:
+    environment = {"HOLDFAST_LOG_DIR": str(tmp_path / "log")}
+    for _ in range(2):
+        with node.start(env=environment) as ckpt:
+            step = ckpt.load({"x": torch.zeros(1000)})
+            ckpt.save(step + 5, {"x": torch.zeros(1000)})
+    text = (tmp_path / "log" / "ns_checkpointing.log").read_text()
+    for line in (
+        "saved step 5 to memory: 4032 bytes in ",
+        "committed step 5 in the memory of all nodes: 4032 bytes in ",
+        "committed step 5 in tier shared: 4032 bytes in ",
+        "loaded step 5 from memory: 4000 bytes in ",
+        "saved step 10 to memory: 4032 bytes in ",
+    ):
+        assert text.count(line) == 1, text
+
+
+def test_handlers_go_with_the_checkpointer_that_made_them(node: Node, tmp_path: Path) -> None:
+    before = list(logging.getLogger("ckpt").handlers)
+    with node.start(env={"HOLDFAST_LOG_DIR": str(tmp_path)}):
+        assert len(logging.getLogger("ckpt").handlers) > len(before)
+    assert logging.getLogger("ckpt").handlers == before
+
+
+def test_training_goes_on_without_a_log_file(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with node.start(env={"HOLDFAST_LOG_DIR": str(tmp_path / "file" / "log")}) as ckpt:
+        ckpt.save(1, {"x": torch.zeros(1000)})
+        assert ckpt.failed_saves == 0
+
+
 # without a launcher
 
 
