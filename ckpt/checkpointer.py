@@ -24,6 +24,7 @@ from ckpt.trainer.saved import SavedStep
 from ckpt.trainer.session import Identity, Session
 from ckpt.trainer.solo import SoloAgent
 from ckpt.trainer.staging import Piece, Stager, take_apart
+from ckpt.transport import world_of
 
 if TYPE_CHECKING:
     from ckpt.adapters.dcp import DcpReader, DcpWriter
@@ -50,6 +51,7 @@ class Checkpointer:
 
     def __init__(
         self,
+        comm: Any = None,
         *,
         namespace: str | None = None,
         shared: str | os.PathLike[str] | None = None,
@@ -65,6 +67,8 @@ class Checkpointer:
         """Under the launcher, its environment says all and outweighs these arguments.
 
         Args:
+            comm: an mpi4py communicator that says which rank this is, for programs under mpirun or srun on one node.
+                Collective over it, and nothing after that is.
             namespace: name of the series of checkpoints; without `config`.
             shared: directory for checkpoints that outlive the node's memory; without `config`.
             every_steps: saves to memory; without `config`.
@@ -79,6 +83,8 @@ class Checkpointer:
         Raises:
             ConfigError: an argument or variable is missing or unusable.
         """
+        if comm is not None and "HOLDFAST_RUN_ID" not in env:
+            env = {**env, **world_of(comm)}
         self._identity = Identity(rank=_number(env, "RANK", rank), local_rank=_number(env, "LOCAL_RANK", local_rank))
         self._deadlines = deadlines or Deadlines()
         self._solo: SoloAgent | None = None
