@@ -39,6 +39,7 @@ lint: $(VENV)/.installed-dev
 	else echo "lint: shellcheck is not installed: the shell scripts were not checked"; fi
 
 bench: $(VENV)/.installed-dev
+	@$(BIN)/holdfast ckpt bench
 	@$(BIN)/python benchmarks/recovery.py
 
 $(VENV)/.created:

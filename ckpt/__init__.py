@@ -6,8 +6,10 @@
     redundancy/    who holds what for whom
     tiers/         the places below memory
     record/        what is stored, and how it is trusted
-    adapters/      torch's distributed checkpoint on the same shards
-    config, errors, cli
+    adapters/      torch's distributed checkpoint on the same shards; export and import
+    sagemaker      the same by HyperPod's names: a script changes its import
+    bench/         the engine beside plain copies and torch's own checkpoints
+    config, errors, cli, verbs
 
 Public names:
     Checkpointer     load, due, save, stop_requested for a training script (needs torch)

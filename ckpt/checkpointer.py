@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -17,11 +18,13 @@ from ckpt.record.board import Board
 from ckpt.record.layout import Layout
 from ckpt.trainer.cadence import Cadence
 from ckpt.trainer.deadlines import Deadlines
+from ckpt.trainer.journal import Journal, rate
 from ckpt.trainer.restore import restore
 from ckpt.trainer.saved import SavedStep
 from ckpt.trainer.session import Identity, Session
 from ckpt.trainer.solo import SoloAgent
 from ckpt.trainer.staging import Piece, Stager, take_apart
+from ckpt.transport import world_of
 
 if TYPE_CHECKING:
     from ckpt.adapters.dcp import DcpReader, DcpWriter
@@ -48,6 +51,7 @@ class Checkpointer:
 
     def __init__(
         self,
+        comm: Any = None,
         *,
         namespace: str | None = None,
         shared: str | os.PathLike[str] | None = None,
@@ -63,6 +67,8 @@ class Checkpointer:
         """Under the launcher, its environment says all and outweighs these arguments.
 
         Args:
+            comm: an mpi4py communicator that says which rank this is, for programs under mpirun or srun on one node.
+                Collective over it, and nothing after that is.
             namespace: name of the series of checkpoints; without `config`.
             shared: directory for checkpoints that outlive the node's memory; without `config`.
             every_steps: saves to memory; without `config`.
@@ -77,6 +83,8 @@ class Checkpointer:
         Raises:
             ConfigError: an argument or variable is missing or unusable.
         """
+        if comm is not None and "HOLDFAST_RUN_ID" not in env:
+            env = {**env, **world_of(comm)}
         self._identity = Identity(rank=_number(env, "RANK", rank), local_rank=_number(env, "LOCAL_RANK", local_rank))
         self._deadlines = deadlines or Deadlines()
         self._solo: SoloAgent | None = None
@@ -93,6 +101,7 @@ class Checkpointer:
             place = self._solo.place
         self._place = place
         self._stager = Stager()
+        self._journal = Journal(config.namespace, env) if self._identity.rank == 0 else None
         self._lock = threading.RLock()  # torch's async_save stages in a thread
         self._session: Session | None = None
         self._cadence: Cadence | None = None
@@ -136,6 +145,8 @@ class Checkpointer:
             self._report("loaded", session.plan.step, saved.bytes_read, started, f" from {session.plan.tier}")
         elif self._identity.rank == 0:
             log.info("no checkpoint of namespace %s: starting at step 0", self._config.namespace)
+        with contextlib.suppress(StateError):  # save() will say so
+            session.prepare(self._stager.plan(take_apart(state)))
         return session.plan.step
 
     def due(self, step: int) -> bool:
@@ -205,6 +216,8 @@ class Checkpointer:
             self._stager.close()
             if self._solo:
                 self._solo.close()
+            if self._journal:
+                self._journal.close()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -215,11 +228,12 @@ class Checkpointer:
         # After an exception the agent finishes what it has by itself; an agent of our own would end with us.
         self.close(flush=kind is None or self._solo is not None)
 
-    def save_pieces(self, step: int, pieces: list[Piece], tree: Any) -> None:
+    def save_pieces(self, step: int, pieces: list[Piece], tree: Any, *, drain: bool = False) -> None:
         """For adapters: saves tensors that are taken apart already, under a tree of the adapter's own."""
         with self._lock:
             nbytes = self._stager.plan_pieces(pieces)
-            self._save(step, nbytes, lambda slot: self._stager.stage(slot, [piece.data for piece in pieces], tree))
+            tensors = [piece.data for piece in pieces]
+            self._save(step, nbytes, lambda slot: self._stager.stage(slot, tensors, tree), drain=drain)
 
     def saved_step(self) -> SavedStep:
         """For adapters: the shards of `newest_step`."""
@@ -233,7 +247,7 @@ class Checkpointer:
     def rank(self) -> int:
         return self._identity.rank
 
-    def _save(self, step: int, nbytes: int, stage: Callable[[Slot], Layout]) -> None:
+    def _save(self, step: int, nbytes: int, stage: Callable[[Slot], Layout], *, drain: bool = False) -> None:
         if step <= self._last_step:
             log.warning(
                 "rank %d: step %d is not saved: step %d was before it", self._identity.rank, step, self._last_step
@@ -242,7 +256,7 @@ class Checkpointer:
         self._last_step = step
         started = time.monotonic()
         stopping = self._cadence is not None and self._cadence.stopping
-        if self._connect().save(step, nbytes, stage, drain=stopping):
+        if self._connect().save(step, nbytes, stage, drain=drain or stopping):
             self._report("saved", step, nbytes, started, " to memory")
 
     def _connect(self) -> Session:
@@ -269,9 +283,7 @@ class Checkpointer:
 
     def _report(self, what: str, step: int, nbytes: int, started: float, where: str) -> None:
         if self._identity.rank == 0:
-            seconds = time.monotonic() - started
-            rate = nbytes / 1e6 / max(seconds, 1e-9)
-            log.info("%s step %d%s: %d bytes in %.3f s, %.0f MB/s", what, step, where, nbytes, seconds, rate)
+            log.info("%s step %d%s: %s", what, step, where, rate(nbytes, time.monotonic() - started))
 
 
 def _number(env: Mapping[str, str], name: str, given: int | None) -> int:

@@ -22,11 +22,15 @@ from ckpt.record.manifest import open_regular
 from ckpt.record.shard import ShardRecord, read_record
 from ckpt.tiers.catalog import list_steps
 from ckpt.tiers.posix import MARK, read_mark
+from ckpt.tiers.quarantine import quarantine, quarantined
+from ckpt.verbs import register
 
 _SHARD = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+)-[0-9]+\.json")
 _FAILED, _USAGE = 1, 2
 
 app = typer.Typer(help="Look at checkpoints and verify them.", no_args_is_help=True, add_completion=False)
+
+register(app)  # the verbs that change or make something
 
 PathArgument = Annotated[
     Path,
@@ -53,6 +57,7 @@ class StoredStep:
     step: int | None
     attempt: int | None
     world_size: int | None = None
+    directory: Path | None = None  # of a step in a shared directory
     committed: bool | None = None  # None in memory: that is for all nodes together to say
     created_s: float | None = None
     shards: list[StoredShard] = field(default_factory=list)
@@ -101,15 +106,21 @@ def list_all(path: PathArgument, as_json: JsonOption = False) -> None:
 def verify(
     path: PathArgument,
     step: Annotated[int | None, typer.Option("--step", help="Only this step.")] = None,
+    set_aside: Annotated[
+        bool, typer.Option("--quarantine", help="Rename bad steps of a shared directory, so that none is restored.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Read every block of every step and compare it with its checksum. Exit code 1 when something is bad."""
-    steps = [found for found in _find(path) if step in (None, found.step)]
+    steps = [found for found in _find(path) if step in (None, found.step) and found.tier != "aside"]
     if step is not None and not steps:
         _usage(f"{path}: holds no step {step}; look with `holdfast ckpt ls`")
     for found in steps:
         for shard in found.shards:
             found.problems += _verify_shard(shard)
+        if set_aside and found.problems and found.directory:
+            aside = quarantine(found.directory.parent, found.directory.name, "; ".join(found.problems))
+            found.problems.append(f"set aside as {aside}")
     rows = [{**found.to_json(), "ok": not found.problems} for found in steps]
     if as_json:
         typer.echo(json.dumps(rows))
@@ -148,8 +159,9 @@ def _shared_steps(folder: Path) -> list[StoredStep]:
     steps = []
     for entry in list_steps(folder, namespace):
         found = StoredStep(
-            namespace=namespace, tier="shared", step=entry.step, attempt=entry.attempt, committed=bool(entry.manifest)
-        )
+            namespace=namespace, tier="shared", step=entry.step, attempt=entry.attempt, committed=bool(entry.manifest),
+            directory=folder / entry.name,
+        )  # fmt: skip
         if entry.manifest:
             found.world_size = entry.manifest.world_size
             found.created_s = entry.manifest.created_s
@@ -160,6 +172,10 @@ def _shared_steps(folder: Path) -> list[StoredStep]:
         elif entry.damaged:
             found.problems.append(f"{entry.name}: {entry.reason}")
         steps.append(found)
+    for name, reason in quarantined(folder):
+        steps.append(
+            StoredStep(namespace=namespace, tier="aside", step=None, attempt=None, problems=[f"{name}: {reason}"])
+        )
     return steps
 
 

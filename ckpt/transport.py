@@ -196,3 +196,17 @@ class _MpiReceive(_MpiSend):
                 self._request.Cancel()
         except self._mpi.Exception as error:
             raise TransportError(f"cancelling a receive: {error}") from None
+
+
+def world_of(comm: Any) -> dict[str, str]:
+    """Which rank of how many, in the world and on its node, in torchrun's words. Collective over `comm` of mpi4py."""
+    from mpi4py import MPI
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    try:
+        return {
+            "RANK": str(comm.rank), "WORLD_SIZE": str(comm.size), "LOCAL_RANK": str(node.rank),
+            "LOCAL_WORLD_SIZE": str(node.size),
+        }  # fmt: skip
+    finally:
+        node.Free()

@@ -14,6 +14,12 @@ _PREFIX = "pytest-"
 _skipped = pytest.StashKey[str]()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _log_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No log files in the home of who runs the tests."""
+    os.environ["HOLDFAST_LOG_DIR"] = str(tmp_path_factory.mktemp("log"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what needs a real Slurm where there can be none."""
     needing = [item for item in items if item.get_closest_marker("slurm")]

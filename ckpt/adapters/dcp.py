@@ -55,9 +55,16 @@ class DcpWriter(StorageWriter):
     A save that fails for want of memory or of an agent is logged and counted like any other, and raises nothing.
     """
 
-    def __init__(self, checkpointer: Checkpointer, step: int) -> None:
+    def __init__(self, checkpointer: Checkpointer, step: int, *, drain: bool = False) -> None:
+        """
+        Args:
+            checkpointer: the process's own.
+            step: greater than that of the save before.
+            drain: to every lower tier, whatever their cadence.
+        """
         self._checkpointer = checkpointer
         self._step = step
+        self._drain = drain
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing to forget: a writer serves one step. The id is not used; step and namespace say where to write."""
@@ -89,7 +96,8 @@ class DcpWriter(StorageWriter):
                 size_bytes = piece.data.numel() * piece.data.element_size()
             results.append(WriteResult(index=item.index, size_in_bytes=size_bytes, storage_data=None))
         mappings = encode(plan.planner_data or {}, ("planner_data",))
-        self._checkpointer.save_pieces(self._step, pieces, {DCP: {"objects": objects, "mappings": mappings}})
+        tree = {DCP: {"objects": objects, "mappings": mappings}}
+        self._checkpointer.save_pieces(self._step, pieces, tree, drain=self._drain)
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future

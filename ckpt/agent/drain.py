@@ -49,7 +49,9 @@ class DrainPart:
             self._writing = None
 
     async def _on_drained(self, source: int, message: dict[str, Any]) -> None:
-        await self._saves.drained(message["step"], message["failed"])
+        await self._saves.drained(
+            message["step"], message["failed"], bytes=message["nbytes"], seconds=message["seconds"]
+        )
 
 
 class DrainLead:
@@ -95,14 +97,13 @@ class DrainLead:
                 failure = str(error)
                 self._listener.problem("drain to the shared tier failed", failure, step)
             self._busy.discard(step)
+            seconds = round(time.monotonic() - since_s, 6)
+            fields = {"step": step, "failed": failure is not None, "nbytes": nbytes, "seconds": seconds}
             try:
-                await self._peers.call_all(
-                    "drained", timeout_s=self._deadlines.answer_s, step=step, failed=failure is not None
-                )
+                await self._peers.call_all("drained", timeout_s=self._deadlines.answer_s, **fields)
             except PeerError as error:
                 self._listener.problem("drain's end not heard by every node", str(error), step)
             if failure is None:
-                seconds = round(time.monotonic() - since_s, 6)
                 self._listener.to_monitors("commit", tier="shared", step=step, bytes=nbytes, seconds=seconds)
                 await self._retain(tier, shared.keep)
 

@@ -105,10 +105,11 @@ class Saves:
             await self.drained(step, failed=True)
         await self._tell_waiters()
 
-    async def drained(self, step: int, failed: bool) -> None:
+    async def drained(self, step: int, failed: bool, **size_and_time: Any) -> None:
         """The save has reached the lower tier, or failed to: its slots may be reused."""
         self.pinned.pop(step, None)
-        self._listener.to_trainers("drained", step=step, tier="shared", **({"failed": True} if failed else {}))
+        outcome = {"failed": True} if failed else size_and_time
+        self._listener.to_trainers("drained", step=step, tier="shared", **outcome)
         await self._tell_waiters()
 
     async def protect_newest(self) -> int:
@@ -198,10 +199,9 @@ class Saves:
         self.newest = self._context.save_id(save.step)
         if message["pinned"]:
             self.pinned[save.step] = save.names
-        self._listener.to_trainers("committed", step=save.step, pinned=message["pinned"])
-        self._listener.to_monitors(
-            "commit", tier="memory", step=save.step, bytes=message["nbytes"], seconds=message["seconds"]
-        )
+        size_and_time = {"bytes": message["nbytes"], "seconds": message["seconds"]}
+        self._listener.to_trainers("committed", step=save.step, pinned=message["pinned"], **size_and_time)
+        self._listener.to_monitors("commit", tier="memory", step=save.step, **size_and_time)
         self._tidy()
         await self._tell_waiters()
 

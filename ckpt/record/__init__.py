@@ -7,6 +7,7 @@ manifest  one committed step in a lower tier: every shard and where its bytes li
 values    Python values as JSON and back
 boxes     which parts of which chunks make up a box
 arena     the reused slots in a node's memory that shards are staged into
+pages     mapped many at a time, before they are used
 board     one row per worker: its step, its boundary; read by the node's runner and agent
 files     durable, private writes
 """

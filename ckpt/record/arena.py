@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import threading
 from enum import Enum
 from pathlib import Path
 
 from ckpt.errors import CorruptError
+from ckpt.record.pages import populate_for_writing
 from ckpt.record.shard import SaveId, drop_record, read_record
 
 
@@ -36,24 +38,29 @@ class Slot:
         self.step = -1
         self.serial = 0  # counts the saves of this attempt; 0 for what an earlier attempt left
         self.pinned = False  # a drain reads it
+        self._reserving = threading.Lock()
 
     def reserve(self, nbytes: int) -> mmap.mmap:
         """Makes the file at least `nbytes` long and maps it; the mapping is kept while it is long enough.
 
+        From any thread: what another has begun is waited for, not done twice. Other threads run meanwhile.
+
         Raises:
             OSError: no space left in memory.
         """
-        if self.memory is not None and len(self.memory) >= nbytes:
-            return self.memory
-        self.memory = None
-        descriptor = self.open()
-        try:
-            size = max(nbytes, os.fstat(descriptor).st_size, mmap.PAGESIZE)
-            os.posix_fallocate(descriptor, 0, size)  # a full tmpfs is an error here, not a SIGBUS later
-            self.memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        finally:
-            os.close(descriptor)
-        return self.memory
+        with self._reserving:
+            if self.memory is not None and len(self.memory) >= nbytes:
+                return self.memory
+            descriptor = self.open()
+            try:
+                size = max(nbytes, os.fstat(descriptor).st_size, mmap.PAGESIZE)
+                os.posix_fallocate(descriptor, 0, size)  # a full tmpfs is an error here, not a SIGBUS later
+                memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
+            finally:
+                os.close(descriptor)
+            populate_for_writing(memory)
+            self.memory = memory
+            return memory
 
     def open(self) -> int:
         """A descriptor of the data file, which is made if need be."""
@@ -80,17 +87,13 @@ class Arena:
                 slot.use = Use.COMMITTED
 
     def grow(self, nbytes: int) -> None:
-        """Puts memory behind all slots ahead of time, for a thread of its own: the first touch of memory is slow.
+        """Reserves all slots ahead of time, for a thread of its own: the first touch of memory is slow.
 
         What cannot be had is noticed when it is needed.
         """
         for slot in self.slots:
             with contextlib.suppress(OSError):
-                descriptor = slot.open()
-                try:
-                    os.posix_fallocate(descriptor, 0, nbytes)
-                finally:
-                    os.close(descriptor)
+                slot.reserve(nbytes)
 
     def take(self, step: int) -> Slot | None:
         """The free slot with the oldest content, un-published so that it may be overwritten; or None."""

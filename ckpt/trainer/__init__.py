@@ -5,8 +5,10 @@ staging       from live state to a slot: the only time that training waits
 restore       from a saved step to live state
 tensor_reads  which parts of which shards fill a live tensor
 saved         one saved step's shards, verified as they are read
+verified      copies and checksums in one pass, by several threads
 leaves        what counts as a tensor, and which box of it this rank holds
 cadence       which steps are saved, and where all ranks stop
+journal       what rank 0 says of all this, on its console and in a file
 deadlines     how long to wait for others
 solo          a one-node agent of our own, where no launcher has started any
 """

@@ -85,6 +85,16 @@ def chunk_box(chunk: Chunk) -> Box:
     return Box(chunk.offsets, chunk.sizes)
 
 
+def flat_bytes(value: Any) -> np.ndarray | None:
+    """The bytes of a tensor or array in row-major order, as they lie in memory; None when they do not lie so."""
+    if isinstance(value, np.ndarray):
+        native = value.flags.c_contiguous and value.dtype.isnative
+        return value.reshape(-1).view(np.uint8) if native else None
+    if value.device.type != "cpu" or not value.is_contiguous() or value.is_conj() or value.is_neg():
+        return None
+    return np.asarray(value.detach().reshape(-1).view(torch.uint8).numpy())
+
+
 def view_bytes(buffer: Any, start: int, dtype: torch.dtype, sizes: tuple[int, ...]) -> torch.Tensor:
     """A tensor over some bytes of a mapped buffer, not copied."""
     elements = math.prod(sizes)

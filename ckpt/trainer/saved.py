@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from ckpt.errors import AgentError, CheckpointError, CorruptError
-from ckpt.record.blocks import bad_blocks, block_count, blocks_of_range
+from ckpt.record.blocks import block_count, blocks_of_range
 from ckpt.record.boxes import Box
 from ckpt.record.layout import Chunk
 from ckpt.record.shard import ShardRecord
 from ckpt.trainer.leaves import chunk_box, torch_dtype, view_bytes
+from ckpt.trainer.verified import Region, copy_verified
 
 _TRIES = 4  # own memory, a partner's copy, a lower tier, and one to spare
 
@@ -38,18 +40,20 @@ class Read:
     chunk: Chunk
     part: Box  # inside the chunk's box
     target: Callable[[torch.Tensor], Any]  # takes a tensor over the mapped bytes, of the part's sizes; must copy
+    flat: np.ndarray | None = None  # the target's own bytes, where they are the whole chunk's, one after another
 
 
 class SavedStep:
     """A step that the agents have agreed to restore."""
 
-    def __init__(self, agent: Agent, *, step: int, world_size: int, node: str, open_s: float) -> None:
+    def __init__(self, agent: Agent, *, step: int, world_size: int, node: str, open_s: float, threads: int = 1) -> None:
         self.step = step
         self.world_size = world_size
         self.bytes_read = 0
         self._agent = agent
         self._node = node
         self._open_s = open_s
+        self._threads = threads
         self._records: dict[int, ShardRecord] = {}
 
     def record(self, rank: int) -> ShardRecord:
@@ -82,7 +86,8 @@ class SavedStep:
         for _ in range(_TRIES):
             path, base, record = self._open(rank, None if everything else blocks)
             data = _map(path, base, record.layout.nbytes)
-            bad = blocks if data is None else bad_blocks(data, record.blocks, blocks)
+            regions = [Region(start=read.chunk.start, target=read.flat) for read in wanted if read.flat is not None]
+            bad = blocks if data is None else copy_verified(data, record.blocks, blocks, regions, self._threads)
             if not bad and data is not None:
                 for read in wanted:
                     self._hand_out(data, read)
@@ -102,6 +107,9 @@ class SavedStep:
 
     def _hand_out(self, data: memoryview, read: Read) -> None:
         chunk = read.chunk
+        if read.flat is not None:
+            self.bytes_read += chunk.nbytes
+            return
         whole = view_bytes(data, chunk.start, torch_dtype(chunk), chunk.sizes)
         read.target(whole[read.part.within(chunk_box(chunk))])
         self.bytes_read += read.part.elements * whole.element_size()

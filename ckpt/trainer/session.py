@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ckpt.agent.client import AgentClient
 from ckpt.config import CheckpointConfig, Place
@@ -15,7 +17,10 @@ from ckpt.record.arena import Arena, Slot
 from ckpt.record.layout import Layout
 from ckpt.record.shard import SaveId
 from ckpt.trainer.deadlines import Deadlines
+from ckpt.trainer.journal import rate
 from ckpt.trainer.saved import SavedStep
+
+GROW_THREAD = "ckpt-grow"
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +76,14 @@ class Session:
             world_size=self.plan.world_size,
             node=self._place.node,
             open_s=self._deadlines.open_s,
+            threads=max(1, len(os.sched_getaffinity(0)) // self._place.ranks_per_node),
         )
+
+    def prepare(self, nbytes: int) -> None:
+        """Makes memory ready for saves of this size, in the background: the first touch is many times slower."""
+        if nbytes > self._grown_bytes:
+            self._grown_bytes = nbytes
+            threading.Thread(target=self._arena.grow, args=(nbytes,), name=GROW_THREAD, daemon=True).start()
 
     def loaded(self) -> None:
         """Tells the agent that what it fetched for us may go."""
@@ -113,7 +125,7 @@ class Session:
             self._arena.give_back(slot)
             self._skip(step, str(error))
             return False
-        self._grow_ahead(nbytes)
+        self.prepare(nbytes)  # the other slots will be wanted too
         return True
 
     def flush(self) -> None:
@@ -131,12 +143,6 @@ class Session:
         """Says goodbye, so that a stop does not wait for this rank."""
         self._send("bye")
         self._agent.close()
-
-    def _grow_ahead(self, nbytes: int) -> None:
-        """After the first save of this size: the other slots will be wanted too; training need not wait for that."""
-        if nbytes > self._grown_bytes:
-            self._grown_bytes = nbytes
-            threading.Thread(target=self._arena.grow, args=(nbytes,), name="ckpt-grow", daemon=True).start()
 
     def _take(self, step: int) -> tuple[Slot | None, str]:
         """A free slot, waiting for one within the deadline; or why there is none."""
@@ -167,14 +173,21 @@ class Session:
             step = event.get("step", 0)
             if event["event"] == "committed":
                 self._arena.committed(step, pinned=bool(event.get("pinned")))
+                self._report("in the memory of all nodes", event)
             elif event["event"] == "drained":
                 self._arena.drained(step)
                 if event.get("failed"):
                     self._count("step %d did not reach the lower tier; it is safe in memory", step)
+                else:
+                    self._report(f"in tier {event.get('tier')}", event)
             elif event["event"] == "dropped":
                 self._arena.dropped(step)
                 self._count("step %d was dropped before it was committed: %s", step, event.get("reason"))
         return True
+
+    def _report(self, where: str, event: dict[str, Any]) -> None:
+        if self._identity.rank == 0 and "bytes" in event:
+            log.info("committed step %d %s: %s", event["step"], where, rate(event["bytes"], event["seconds"]))
 
     def _send(self, op: str, **fields: object) -> bool:
         if self._lost:

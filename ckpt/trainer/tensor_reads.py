@@ -13,7 +13,7 @@ from ckpt.errors import CheckpointError
 from ckpt.record.boxes import Box, cover
 from ckpt.record.layout import Chunk
 from ckpt.record.values import Path, name_of, tag_of
-from ckpt.trainer.leaves import DTENSOR, chunk_box, dtype_name, local_box, local_part, torch_dtype
+from ckpt.trainer.leaves import DTENSOR, chunk_box, dtype_name, flat_bytes, local_box, local_part, torch_dtype
 from ckpt.trainer.saved import Read, SavedStep
 
 
@@ -47,13 +47,13 @@ class TensorReads:
         if isinstance(live, np.ndarray):
             array = live if live.flags.writeable else live.copy()
             whole = Box((0,) * live.ndim, live.shape)
-            self._plan(node, whole, lambda part, data: np.copyto(array[(*part, ...)], data.numpy()), path)
+            self._plan(node, whole, array, lambda part, data: np.copyto(array[(*part, ...)], data.numpy()), path)
             return array
         target = local_part(live)
-        self._plan(node, local_box(live), lambda part, data: target[part].copy_(data), path)
+        self._plan(node, local_box(live), target, lambda part, data: target[part].copy_(data), path)
         return live
 
-    def _plan(self, node: Any, wanted: Box, put: Callable[[Any, torch.Tensor], Any], path: Path) -> None:
+    def _plan(self, node: Any, wanted: Box, target: Any, put: Callable[[Any, torch.Tensor], Any], path: Path) -> None:
         tag = tag_of(node) or ""
         world_size = self._saved.world_size if tag == DTENSOR else 1
         ranks = ((self.source + i) % self._saved.world_size for i in range(world_size))
@@ -67,7 +67,9 @@ class TensorReads:
                 f"size {missing[0].sizes}"
             )
         for part, _, (rank, chunk) in parts:
-            self.reads.append(Read(rank=rank, chunk=chunk, part=part, target=partial(put, part.within(wanted))))
+            index = part.within(wanted)
+            flat = flat_bytes(target[(*index, ...)]) if part == chunk_box(chunk) else None
+            self.reads.append(Read(rank=rank, chunk=chunk, part=part, target=partial(put, index), flat=flat))
 
     def _any_chunk(self, node: Any) -> Chunk:
         """A chunk of a saved tensor; any one tells the shape and dtype."""

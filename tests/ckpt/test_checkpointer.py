@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,13 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node = Node(tmp_path, shared={"path": str(tmp_path / "shared"), "every_steps": 5, "keep": 2})
     yield node
     node.stop()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Net(torch.nn.Module):
@@ -198,6 +206,14 @@ def test_a_second_save_of_the_same_structure_reuses_plan_and_views(node: Node) -
     with node.start() as ckpt:
         assert ckpt.load(live) == 8
     assert torch.equal(live["w"], state["w"])
+
+
+def test_a_load_makes_memory_ready_for_the_saves_to_come(node: Node) -> None:
+    ckpt = node.start()
+    assert ckpt.load({"x": torch.zeros(1 << 20)}) == 0
+    slots = [node.ram_dir / f"own-0-{slot}.data" for slot in range(3)]
+    wait_until(lambda: all(path.exists() and path.stat().st_blocks * 512 >= 4 << 20 for path in slots))
+    ckpt.close()
 
 
 def test_the_shared_tier_brings_back_what_memory_lost(node: Node) -> None:
@@ -385,6 +401,37 @@ def test_saves_and_loads_are_logged_by_rank_0_alone(node: Node, caplog: pytest.L
     lines = [record.getMessage() for record in caplog.records if record.name == "ckpt"]
     assert any(line.startswith("saved step 4 to memory: 4032 bytes in ") and line.endswith(" MB/s") for line in lines)
     assert any(line.startswith("loaded step 4 from memory: 4000 bytes in ") for line in lines)
+
+
+def test_one_file_per_namespace_tells_of_every_save_and_tier(node: Node, tmp_path: Path) -> None:
+    environment = {"HOLDFAST_LOG_DIR": str(tmp_path / "log")}
+    for _ in range(2):
+        with node.start(env=environment) as ckpt:
+            step = ckpt.load({"x": torch.zeros(1000)})
+            ckpt.save(step + 5, {"x": torch.zeros(1000)})
+    text = (tmp_path / "log" / "ns_checkpointing.log").read_text()
+    for line in (
+        "saved step 5 to memory: 4032 bytes in ",
+        "committed step 5 in the memory of all nodes: 4032 bytes in ",
+        "committed step 5 in tier shared: 4032 bytes in ",
+        "loaded step 5 from memory: 4000 bytes in ",
+        "saved step 10 to memory: 4032 bytes in ",
+    ):
+        assert text.count(line) == 1, text
+
+
+def test_handlers_go_with_the_checkpointer_that_made_them(node: Node, tmp_path: Path) -> None:
+    before = list(logging.getLogger("ckpt").handlers)
+    with node.start(env={"HOLDFAST_LOG_DIR": str(tmp_path)}):
+        assert len(logging.getLogger("ckpt").handlers) > len(before)
+    assert logging.getLogger("ckpt").handlers == before
+
+
+def test_training_goes_on_without_a_log_file(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with node.start(env={"HOLDFAST_LOG_DIR": str(tmp_path / "file" / "log")}) as ckpt:
+        ckpt.save(1, {"x": torch.zeros(1000)})
+        assert ckpt.failed_saves == 0
 
 
 # without a launcher

@@ -1,0 +1,167 @@
+"""One committed step as a flat set of named tensors and values, without an agent: mapped, verified, put together."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+from ckpt.errors import CheckpointError, ConfigError, CorruptError
+from ckpt.record.boxes import Box, cover
+from ckpt.record.layout import Chunk
+from ckpt.record.manifest import ShardPlace, open_regular
+from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.record.values import decode, tag_of
+from ckpt.tiers.posix import SharedTier
+from ckpt.trainer.leaves import DTENSOR, STATE, TAGS, chunk_box, torch_dtype, view_bytes
+from ckpt.trainer.restore import DCP
+from ckpt.trainer.verified import copy_verified
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A box of a tensor, and its bytes where they lie."""
+
+    box: Box
+    data: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A step's tensors and values under torch's dotted names."""
+
+    save: SaveId
+    shapes: dict[str, tuple[int, ...]]
+    parts: dict[str, list[Part]]  # of each tensor; together they hold each element once
+    values: dict[str, Any]
+    mappings: dict[str, Any] = field(default_factory=dict)  # torch's: a name and the path it stands for
+
+    def full(self, name: str) -> torch.Tensor:
+        """A whole tensor; the mapped bytes themselves where one part has them all."""
+        parts = self.parts[name]
+        if len(parts) == 1 and tuple(parts[0].data.shape) == self.shapes[name]:
+            return parts[0].data
+        whole = torch.empty(self.shapes[name], dtype=parts[0].data.dtype)
+        everything = Box((0,) * whole.dim(), tuple(whole.shape))
+        for part in parts:
+            whole[part.box.within(everything)] = part.data
+        return whole
+
+
+def read_stored(tier: SharedTier, save: SaveId, rank: int = 0) -> Stored:
+    """Maps a step and verifies every byte of it.
+
+    Args:
+        tier: where it is.
+        save: which one.
+        rank: whose plain tensors, arrays and values are taken; DTensors are put together from all ranks.
+
+    Raises:
+        CorruptError: bytes do not verify; names the file.
+        ConfigError: there is no such rank.
+        OSError: a file cannot be read.
+    """
+    manifest = tier.read_manifest(save)
+    if not 0 <= rank < manifest.world_size:
+        raise ConfigError(f"step {save.step}: no rank {rank}; it was saved by {manifest.world_size} ranks")
+    shards = [(place.record, _map_verified(tier, save, place)) for place in manifest.shards]
+    shards = [*shards[rank:], *shards[:rank]]  # replicas are taken from the first
+    tree = shards[0][0].layout.tree
+    return _from_dcp(save, shards) if tag_of(tree) == DCP else _from_tree(save, tree, shards)
+
+
+def _from_dcp(save: SaveId, shards: list[tuple[ShardRecord, memoryview]]) -> Stored:
+    values: dict[str, Any] = {}
+    mappings: dict[str, Any] = {}
+    for record, _ in reversed(shards):
+        content = record.layout.tree[DCP]
+        mappings.update(decode(content["mappings"]))
+        values.update({name: decode(node) for name, node in content["objects"]})
+    names = {chunk.key: chunk.key for record, _ in shards for chunk in record.layout.chunks}
+    return _stored(save, shards, names, values, mappings)
+
+
+def _from_tree(save: SaveId, tree: Any, shards: list[tuple[ShardRecord, memoryview]]) -> Stored:
+    """Tensors are stand-ins while torch itself says how it flattens the state around them."""
+    keys: dict[int, tuple[str, str]] = {}  # by id of the stand-in: tag and key
+    standing: list[torch.Tensor] = []  # alive, so that ids stay theirs
+
+    def resolve(tag: str, content: Any) -> Any:
+        if tag == STATE:
+            return decode(content, resolve)
+        if tag not in TAGS:
+            raise CorruptError(f"step {save.step}: unknown tag {tag!r:.40}")
+        standing.append(torch.empty(0, device="meta"))
+        keys[id(standing[-1])] = (tag, content)
+        return standing[-1]
+
+    flat, mappings = flatten_state_dict(decode(tree, resolve))
+    named = {name: keys[id(value)] for name, value in flat.items() if id(value) in keys}
+    values = {name: value for name, value in flat.items() if name not in named}
+    names = {key: name for name, (_, key) in named.items()}
+    everywhere = {key for tag, key in named.values() if tag == DTENSOR}
+    return _stored(save, shards, names, values, mappings, everywhere)
+
+
+def _stored(
+    save: SaveId, shards: list[tuple[ShardRecord, memoryview]], names: dict[str, str], values: dict[str, Any],
+    mappings: dict[str, Any], everywhere: set[str] | None = None,
+) -> Stored:  # fmt: skip
+    """Chooses the parts of each tensor, each element once.
+
+    Args:
+        names: of the tensors wanted, by key.
+        everywhere: keys whose parts lie in all shards, not in the first alone; all when None.
+    """
+    offers: dict[str, list[tuple[Box, tuple[Chunk, memoryview]]]] = {key: [] for key in names}
+    for number, (record, data) in enumerate(shards):
+        for chunk in record.layout.chunks:
+            if chunk.key in offers and (number == 0 or everywhere is None or chunk.key in everywhere):
+                offers[chunk.key].append((chunk_box(chunk), (chunk, data)))
+    shapes, parts = {}, {}
+    for key, name in names.items():
+        if not offers[key]:
+            raise CorruptError(f"step {save.step}: {name}: named, and no shard holds it")
+        shape = offers[key][0][1][0].shape
+        shapes[name] = shape
+        parts[name] = list(_parts(Box((0,) * len(shape), shape), name, offers[key]))
+    return Stored(save=save, shapes=shapes, parts=parts, values=values, mappings=mappings)
+
+
+def _parts(whole: Box, name: str, offers: list[tuple[Box, tuple[Chunk, memoryview]]]) -> Iterator[Part]:
+    chosen, missing = cover(whole, offers)
+    if missing:
+        raise CheckpointError(f"{name}: no rank saved the elements from {missing[0].offsets}, size {missing[0].sizes}")
+    for box, outer, (chunk, data) in chosen:
+        tensor = view_bytes(data, chunk.start, torch_dtype(chunk), chunk.sizes)
+        yield Part(box=box, data=tensor[box.within(outer)])
+    if not whole.elements:
+        yield Part(box=whole, data=torch.empty(whole.sizes, dtype=torch_dtype(offers[0][1][0])))
+
+
+def _map_verified(tier: SharedTier, save: SaveId, place: ShardPlace) -> memoryview:
+    path, nbytes = tier.data_path(save, place.file), place.record.layout.nbytes
+    if not nbytes:
+        return memoryview(b"")
+    descriptor = open_regular(path)
+    try:
+        if os.fstat(descriptor).st_size < place.offset + nbytes:
+            raise CorruptError(f"{path}: ends before byte {place.offset + nbytes}; restore an older step")
+        start = place.offset - place.offset % mmap.ALLOCATIONGRANULARITY
+        # Copy on write only because torch warns of read-only memory; nothing is ever written here.
+        mapped = mmap.mmap(descriptor, place.offset + nbytes - start, access=mmap.ACCESS_COPY, offset=start)
+    finally:
+        os.close(descriptor)
+    data = memoryview(mapped)[place.offset - start :]
+    blocks = range(len(place.record.blocks))
+    bad = copy_verified(data, place.record.blocks, blocks, [], len(os.sched_getaffinity(0)))
+    if bad:
+        raise CorruptError(
+            f"{path}: {len(bad)} blocks of rank {place.rank} do not match, first block {bad[0]}; take another step"
+        )
+    return data

@@ -1,0 +1,11 @@
+"""`holdfast ckpt bench`: the engine beside plain copies and torch's own checkpoints, in one run on one machine.
+
+run      the whole benchmark: makes the state and the folders, calls the parts, cleans up
+saving   what a save costs training
+loading  what a load from the node's own memory costs
+draining bytes per second to a directory
+growth   what many saves leave behind
+node     one node with an agent of its own
+plain    the floor: plain copies, plain writes
+figures  the results, as a table and as JSON
+"""

@@ -1,0 +1,67 @@
+"""What was measured, beside what it is compared with in the same run."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One measured value. The first peer is the one that `ratio` is against: value / peer."""
+
+    name: str
+    value: float
+    unit: str
+    peers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float | None:
+        first = next(iter(self.peers.values()), 0.0)
+        return self.value / first if first else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"value": self.value, "unit": self.unit, "peer": self.peers, "ratio": self.ratio}
+
+
+def timed_s(work: Callable[[], Any]) -> float:
+    """Seconds that a call takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle of the repeats; one slow repeat on a busy machine does not count."""
+    return statistics.median(values)
+
+
+def as_json(figures: Iterable[Figure]) -> dict[str, Any]:
+    """By name, as other benchmarks print theirs."""
+    return {figure.name: figure.to_json() for figure in figures}
+
+
+def as_table(figures: Iterable[Figure], title: str) -> Table:
+    """One line for each value, one below for each peer with the ratio to it."""
+    table = Table(title=f"{title}, {os.cpu_count()} cores", title_justify="left")
+    table.add_column("measured")
+    for column in ("value", "peer's", "ratio"):
+        table.add_column(column, justify="right")
+    for figure in figures:
+        table.add_row(figure.name, _text(figure.value, figure.unit))
+        for peer, value in figure.peers.items():
+            table.add_row(
+                f"  beside {peer}", "", _text(value, figure.unit), f"{figure.value / value:.2f}" if value else "-"
+            )
+    return table
+
+
+def _text(value: float, unit: str) -> str:
+    digits = 4 if unit == "s" else 0
+    return f"{value:,.{digits}f} {unit}".rstrip()

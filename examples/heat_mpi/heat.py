@@ -1,0 +1,100 @@
+"""Heat in a plate, by MPI ranks with NumPy, that goes on after a rank's memory is lost.
+
+    mpirun -n 3 python heat.py --lose-rank 1 --lose-at 50     rank 1 wipes its memory and dies after step 50
+    mpirun -n 3 python heat.py                                goes on: rank 1 from disk, the others from memory
+
+Each rank holds some rows of the plate and saves them every 20 steps; no launcher, no daemon.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from ckpt import Checkpointer, newest_steps
+
+EVERY = 20
+COLUMNS = 64
+WAIT_S = 60.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--rows", type=int, default=96, help="of the plate, over all ranks")
+    parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
+    parser.add_argument("--namespace", default="heat")
+    parser.add_argument("--lose-rank", type=int, default=-1, help="this rank wipes its memory and dies")
+    parser.add_argument("--lose-at", type=int, default=50, help="after this step")
+    args = parser.parse_args()
+    comm = MPI.COMM_WORLD
+    plate = first_plate(comm, args.rows)
+    state = {"plate": plate, "step": 0}
+    with Checkpointer(
+        comm, namespace=args.namespace, shared=args.folder, every_steps=EVERY, shared_every_steps=EVERY
+    ) as ckpt:
+        step = first = ckpt.load(state)
+        while step < args.steps:
+            diffuse(comm, plate)
+            step += 1
+            if ckpt.due(step):
+                state["step"] = step
+                ckpt.save(step, state)
+            if step == args.lose_at and args.lose_rank >= 0:
+                wait_for_disk(args)
+                comm.Barrier()
+                if comm.rank == args.lose_rank:
+                    lose_memory(args.namespace, comm.rank)
+                comm.Barrier()
+        comm.Barrier()  # rank 0 has the agent: it leaves last
+    heat = comm.reduce(float(plate[1:-1].sum()))
+    if comm.rank == 0:
+        print(f"started at step {first}, done at step {step}, heat {heat!r}")
+
+
+def first_plate(comm: MPI.Comm, rows: int) -> np.ndarray:
+    """This rank's rows, with one more above and below for the neighbours'; hot in the middle."""
+    own = range(comm.rank * rows // comm.size, (comm.rank + 1) * rows // comm.size)
+    plate = np.zeros((len(own) + 2, COLUMNS))
+    for index, row in enumerate(own, start=1):
+        if abs(row - rows // 2) < rows // 8:
+            plate[index, COLUMNS // 4 : -COLUMNS // 4] = 100.0
+    return plate
+
+
+def diffuse(comm: MPI.Comm, plate: np.ndarray) -> None:
+    """One step: neighbours' rows first, then every inner point moves towards the mean around it."""
+    above = comm.rank - 1 if comm.rank else MPI.PROC_NULL
+    below = comm.rank + 1 if comm.rank + 1 < comm.size else MPI.PROC_NULL
+    comm.Sendrecv(plate[1], above, recvbuf=plate[-1], source=below)
+    comm.Sendrecv(plate[-2], below, recvbuf=plate[0], source=above)
+    inner = plate[1:-1, 1:-1]
+    around = plate[:-2, 1:-1] + plate[2:, 1:-1] + plate[1:-1, :-2] + plate[1:-1, 2:]
+    inner += 0.2 * (around - 4 * inner)
+
+
+def wait_for_disk(args: argparse.Namespace) -> None:
+    """Until a save is on disk: these steps are so short that the rank would die before the first one is."""
+    section = {"namespace": args.namespace, "shared": {"path": os.path.abspath(args.folder)}}
+    deadline = time.monotonic() + WAIT_S
+    while newest_steps(section)["shared"] is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no step is on disk within {WAIT_S:g} s")
+        time.sleep(0.05)
+
+
+def lose_memory(namespace: str, local_rank: int) -> None:
+    """What a broken node does to a rank's memory, and to the rank."""
+    for path in Path(f"/dev/shm/holdfast-{os.getuid()}").glob(f"solo-{namespace}-*/own-{local_rank}-*"):
+        path.unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

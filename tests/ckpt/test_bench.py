@@ -1,0 +1,55 @@
+"""`holdfast ckpt bench` measures everything in one run, prints what scripts read, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ckpt.bench.figures import Figure
+from ckpt.cli import app
+
+
+def leftovers() -> set[Path]:
+    return set(Path("/dev/shm").glob("holdfast-bench-*"))
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("bench")
+    before = leftovers()
+    result = CliRunner().invoke(app, ["bench", "--size-mib", "16", "--repeat", "1", "--dir", str(folder), "--json"])
+    assert result.exit_code == 0, result.output
+    assert leftovers() <= before and not list(folder.iterdir())
+    return json.loads(result.stdout)  # type: ignore[no-any-return]
+
+
+def test_every_figure_stands_beside_its_peers(figures: dict[str, Any]) -> None:
+    assert {name: list(figure["peer"]) for name, figure in figures.items() if "100 saves" not in name} == {
+        "save() blocks": [
+            "plain copy_ into mapped memory", "dcp.async_save, own stager", "dcp.async_save, default stager",
+            "dcp.save to /dev/shm", "torch.save to /dev/shm",
+        ],
+        "first save() blocks": ["plain copy_ into new memory"],
+        "load() from own memory": ["plain copy from mapped memory", "dcp.load from /dev/shm"],
+        "drain to the shared tier": list(figures["drain to the shared tier"]["peer"]),
+    }  # fmt: skip
+    assert all(set(figure) == {"value", "unit", "peer", "ratio"} for figure in figures.values())
+
+
+def test_100_saves_leave_no_descriptors_and_no_memory_behind(figures: dict[str, Any]) -> None:
+    for name in ("worker, descriptors", "agent, descriptors", "memory directory"):
+        figure = figures[f"{name} after 100 saves"]
+        assert figure["value"] == figure["peer"]["before them"], name
+    for name in ("worker, own memory", "agent, own memory"):
+        figure = figures[f"{name} after 100 saves"]
+        assert figure["value"] - figure["peer"]["before them"] < 16, name  # MiB: not even one state
+    assert figures["agent, own memory after 100 saves"]["value"] < 200
+
+
+def test_the_ratio_is_to_the_first_peer() -> None:
+    assert Figure(name="x", value=3.0, unit="s", peers={"floor": 2.0, "other": 9.0}).ratio == 1.5
+    assert Figure(name="x", value=3.0, unit="s").ratio is None

@@ -1,0 +1,163 @@
+"""Steps leave for torch's own formats, and come from them, with every element where it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from trainer_kit import solo_namespace
+from typer.testing import CliRunner, Result
+
+from ckpt import Checkpointer
+from ckpt.cli import app
+from ckpt.record.blocks import checksums
+from ckpt.record.layout import Chunk, Layout
+from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.tiers.posix import SharedTier
+
+SAVE = SaveId(step=7, attempt=0, run_id="run")
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def training() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3)).to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model(torch.ones(2, 5, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def sharded(tier: SharedTier) -> torch.Tensor:
+    """A committed step of two ranks: one DTensor in uneven halves, a plain tensor and a value of each rank."""
+    whole = torch.arange(35, dtype=torch.float32).view(7, 5)
+    places, start = [], 0
+    tier.prepare()
+    for rank, rows in enumerate((4, 3)):
+        data = whole[start : start + rows].numpy().tobytes() + bytes([rank] * 8)
+        chunks = (
+            Chunk(key="w", dtype="float32", shape=(7, 5), offsets=(start, 0), sizes=(rows, 5), start=0,
+                  nbytes=rows * 20),
+            Chunk(key="p", dtype="uint8", shape=(8,), offsets=(0,), sizes=(8,), start=rows * 20, nbytes=8),
+        )  # fmt: skip
+        tree = {"w": {"#dtensor": "w"}, "p": {"#tensor": "p"}, "seed": rank}
+        record = ShardRecord(
+            save=SAVE, namespace="ns", rank=rank, world_size=2,
+            layout=Layout(chunks=chunks, tree=tree, nbytes=len(data)), blocks=checksums(memoryview(data)),
+        )  # fmt: skip
+        places += tier.write_node(SAVE, rank, [(record, memoryview(data))])
+        start += rows
+    tier.commit(SAVE, 2, places)
+    return whole
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, torch.nn.Module, torch.optim.Optimizer]:
+    """A step that a real Checkpointer has drained."""
+    model, optimizer = training()
+    with solo_namespace() as namespace:
+        with Checkpointer(namespace=namespace, shared=tmp_path / "shared", shared_every_steps=1) as ckpt:
+            ckpt.save(3, {"model": model, "optimizer": optimizer, "epoch": 9})
+        yield tmp_path / "shared" / namespace, model, optimizer
+
+
+def test_torch_loads_the_exported_directory_by_itself(saved: Any, tmp_path: Path) -> None:
+    path, model, optimizer = saved
+    result = run("export", path, "--step", 3, "--dcp", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    fresh, fresh_optimizer = training()
+    state = {"model": fresh.state_dict(), "optimizer": fresh_optimizer.state_dict(), "epoch": 0}
+    for tensor in state["model"].values():
+        tensor.zero_()
+    dcp.load(state, storage_reader=dcp.FileSystemReader(tmp_path / "out"), no_dist=True)
+    assert state["epoch"] == 9
+    assert all(torch.equal(state["model"][name], value) for name, value in model.state_dict().items())
+    fresh_optimizer.load_state_dict(state["optimizer"])
+    for now, then in zip(fresh_optimizer.state.values(), optimizer.state.values(), strict=True):
+        assert all(torch.equal(now[name], then[name]) for name in ("exp_avg", "exp_avg_sq", "step"))
+
+
+def test_safetensors_holds_every_tensor_whole(saved: Any, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    path, model, _ = saved
+    result = run("export", path, "--safetensors", tmp_path / "out.safetensors")
+    assert result.exit_code == 0 and "values that are no tensors" in result.stdout
+    with safe_open(tmp_path / "out.safetensors", "pt") as file:
+        assert file.metadata()["step"] == "3"
+        for name, value in model.state_dict().items():
+            assert torch.equal(file.get_tensor(f"model.{name}"), value)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_dtensors_are_put_together_and_the_rest_is_one_ranks(tmp_path: Path, rank: int) -> None:
+    from safetensors.torch import load_file
+
+    whole = sharded(SharedTier(tmp_path, "ns"))
+    assert run("export", tmp_path, "--safetensors", tmp_path / "f", "--rank", rank).exit_code == 0
+    found = load_file(tmp_path / "f")
+    assert torch.equal(found["w"], whole) and found["p"].tolist() == [rank] * 8
+    assert run("export", tmp_path, "--dcp", tmp_path / "d", "--rank", rank).exit_code == 0
+    state = {"w": torch.zeros(7, 5), "p": torch.zeros(8, dtype=torch.uint8), "seed": -1}
+    dcp.load(state, checkpoint_id=tmp_path / "d", no_dist=True)
+    assert torch.equal(state["w"], whole) and state["p"].tolist() == [rank] * 8 and state["seed"] == rank
+
+
+def test_a_torch_directory_comes_in_and_goes_out_again(tmp_path: Path) -> None:
+    model, optimizer = training()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "note": "hello"}
+    dcp.save(state, checkpoint_id=tmp_path / "in", no_dist=True)
+    with solo_namespace() as namespace:
+        result = run("import", tmp_path / "in", tmp_path / "shared", "--namespace", namespace, "--step", 5)
+        assert result.exit_code == 0, result.output
+        assert run("verify", tmp_path / "shared").exit_code == 0
+        target = {"model": {k: torch.zeros_like(v) for k, v in state["model"].items()}, "note": ""}
+        with Checkpointer(namespace=namespace, shared=tmp_path / "shared") as ckpt:
+            assert ckpt.newest_step == 5
+            dcp.load(target, storage_reader=ckpt.dcp_reader(), no_dist=True)
+    assert target["note"] == "hello"
+    assert all(torch.equal(target["model"][name], value) for name, value in state["model"].items())
+    assert run("export", tmp_path / "shared", "--dcp", tmp_path / "out").exit_code == 0
+    again = {"model": {k: torch.zeros_like(v) for k, v in state["model"].items()}, "note": ""}
+    dcp.load(again, checkpoint_id=tmp_path / "out", no_dist=True)
+    assert all(torch.equal(again["model"][name], value) for name, value in state["model"].items())
+
+
+def test_a_step_is_imported_once(tmp_path: Path) -> None:
+    dcp.save({"x": torch.ones(3)}, checkpoint_id=tmp_path / "in", no_dist=True)
+    arguments = ("import", tmp_path / "in", tmp_path / "shared", "--namespace", "ns", "--step", 5)
+    assert run(*arguments).exit_code == 0
+    result = run(*arguments)
+    assert result.exit_code == 2 and "holds step 5 already" in result.stderr
+
+
+def test_nothing_is_exported_from_bytes_that_do_not_verify(tmp_path: Path) -> None:
+    tier = SharedTier(tmp_path, "ns")
+    sharded(tier)
+    with open(tier.data_path(SAVE, "node-00001.data"), "r+b") as file:
+        file.write(b"\xff")
+    result = run("export", tmp_path, "--dcp", tmp_path / "out")
+    assert result.exit_code == 1 and "do not match" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["ns"], ["ns", "--dcp", "a", "--safetensors", "b"], ["ns", "--step", "99", "--dcp", "a"],
+                  ["missing", "--dcp", "a"], ["ns", "--dcp", "full"], ["ns", "--safetensors", "file"],
+                  ["ns", "--dcp", "a", "--rank", "2"]],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sharded(SharedTier(tmp_path, "ns"))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    (tmp_path / "file").touch()
+    result = run("export", *arguments)
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1, result.output

@@ -1,0 +1,39 @@
+"""An MPI program with NumPy arrays goes on after a rank's memory is lost, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from trainer_kit import solo_namespace
+
+from ckpt.agent.launch import environment, mpirun_options
+
+HEAT = Path(__file__).resolve().parents[2] / "examples" / "heat_mpi" / "heat.py"
+MPIRUN = Path(sys.executable).with_name("mpirun")
+OPTIONS = [option for option in mpirun_options() if option not in ("--with-ft", "ulfm")]
+
+
+def heat(namespace: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    arguments = ["--namespace", namespace, "--folder", str(folder), "--steps", "60", *more]
+    return subprocess.run(
+        [str(MPIRUN), *OPTIONS, "-n", "3", sys.executable, str(HEAT), *arguments],
+        env={**os.environ, **environment(loopback=True)}, capture_output=True, text=True, timeout=150, check=False,
+    )  # fmt: skip
+
+
+def test_a_rank_that_lost_its_memory_goes_on_from_disk_and_the_heat_is_the_same(tmp_path: Path) -> None:
+    with solo_namespace() as namespace:
+        lost = heat(namespace, tmp_path / "a", "--lose-rank", "1", "--lose-at", "50")
+        assert lost.returncode != 0
+        resumed = heat(namespace, tmp_path / "a")
+        assert resumed.returncode == 0, resumed.stderr
+        loaded = re.search(r"loaded step (20|40) from shared", resumed.stderr)
+        assert loaded, resumed.stderr
+    with solo_namespace() as namespace:
+        whole = heat(namespace, tmp_path / "b")
+    assert resumed.stdout.startswith(f"started at step {loaded[1]}, done at step 60, heat ")
+    assert resumed.stdout.split("heat ")[1] == whole.stdout.split("heat ")[1]
