@@ -64,7 +64,7 @@ def test_every_loss_of_nodes_within_the_promise_comes_back_and_every_one_beyond_
             if len(lost) <= parity:
                 assert rebuilt(stripes, member, 0, lengths[member], left, left_parity) == streams[member]
             else:
-                with pytest.raises(LossError, match="members .* are lost, . of . parity blocks are left"):
+                with pytest.raises(LossError, match=r"members .* are lost, . of . parity blocks are left"):
                     rebuilt(stripes, member, 0, lengths[member], left, left_parity)
 
 
