@@ -20,7 +20,7 @@ from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.parity import ParityRecord, ParitySet, read_parity, write_parity
 from ckpt.redundancy.stripes import Sum, extents
 
-_AT_ONCE = 4  # chains of one rebuild: enough that every survivor has something to add
+_AT_ONCE = 8  # chains of one rebuild: all of a set of the usual size, each node first in one of them
 
 
 class ParityHoldings(Store[ParityRecord]):

@@ -88,7 +88,7 @@ class Peers:
             PeerError: refused, or nothing arrived for STALL_S. Bytes may yet arrive later: do not reuse the buffer.
         """
         tag = self.new_tag()
-        receiving = asyncio.ensure_future(self._stream(node, lambda piece: self.receive(node, tag, piece), into))
+        receiving = asyncio.ensure_future(self.take(node, tag, into))
         try:
             await self.call(node, op, timeout_s=timeout_s, tag=tag, **fields)
             await receiving
@@ -106,9 +106,13 @@ class Peers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def take(self, node: int, tag: int, into: Iterable[memoryview]) -> None:
+        """Receives ranges, a window at a time; raises PeerError when nothing moves for STALL_S."""
+        await self._stream(node, lambda piece: self.receive(node, tag, piece), into)
+
     def new_tag(self) -> int:
-        """A tag that no transfer to this node has had for long."""
-        return next(self._numbers) % _MAX_TAG + 1
+        """A tag that no other node chooses too, and that this one has not chosen for long."""
+        return (next(self._numbers) * len(self.nodes) + self.rank) % _MAX_TAG + 1
 
     def receive(self, node: int, tag: int, into: memoryview) -> Moving:
         """Starts to receive one range; then wait for it with `moved`. Raises TransportError."""

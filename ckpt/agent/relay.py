@@ -1,12 +1,13 @@
 """Sums of multiples of byte ranges on different nodes, made on their way along the ring of a redundancy set.
 
-Whoever wants a sum asks the last node of a chain, which asks the one before it, and so on; then the bytes come down the
+Whoever wants a sum tells all nodes of a chain at once from whom to receive and to whom to send; the bytes come down the
 chain in pieces, each node adding its own. Every byte is read once, every link carries the sum's length once, and a
 node's buffers are WINDOW pieces for each chain that it is in.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -89,30 +90,42 @@ class Relay:
             PeerError: a node of the chain refused, or nothing arrived in time; names the chain. Bytes may yet arrive:
                 do not reuse the buffer.
         """
+        tags = [self._peers.new_tag() for _ in hops]
+        pieces = (into[start:stop] for start, stop in _pieces(len(into)))
         fields = {"save": save_to_json(save), "over": over, "nbytes": len(into)}
-        chain = [hop.to_json() for hop in hops]
+        source = [None, *((hop.node, tag) for hop, tag in zip(hops, tags, strict=True))]
+        target = [*(hop.node for hop in hops[1:]), self._peers.rank]
+        calls = [
+            self._peers.call(
+                hop.node, "sum", timeout_s=self._timeout_s, hop=hop.to_json(), source=source[i], target=target[i],
+                tag=tags[i], **fields,
+            )
+            for i, hop in enumerate(hops)
+        ]  # fmt: skip
+        receiving = asyncio.ensure_future(self._peers.take(hops[-1].node, tags[-1], pieces))
         try:
-            pieces = (into[start:stop] for start, stop in _pieces(len(into)))
-            await self._peers.pull(hops[-1].node, "sum", pieces, timeout_s=self._timeout_s, hops=chain, **fields)
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            if refused := [str(answer) for answer in answers if isinstance(answer, BaseException)]:
+                raise PeerError("; ".join(refused))
+            await receiving
         except PeerError as error:
             names = " -> ".join(self._peers.nodes[hop.node] for hop in hops)
             raise PeerError(f"sum along {names}: {error}") from None
+        finally:
+            receiving.cancel()
+            await asyncio.gather(receiving, return_exceptions=True)
 
     async def _serve(self, source: int, message: dict[str, Any]) -> None:
-        """Answers once all nodes before this one have, so that a refusal anywhere reaches who asked."""
-        *before, mine = map(Hop.from_json, message["hops"])
-        nbytes = message["nbytes"]
-        own = [(part.at, self._own(message, part, nbytes)) for part in mine.parts]
-        tag = message["tag"]
-        if not before:
-            self._peers.spawn(self._run(source, self._begin(source, tag, nbytes, mine.coefficient, own)))
-            return
-        upstream, upstream_tag = before[-1].node, self._peers.new_tag()
-        fields = {key: message[key] for key in ("save", "over", "nbytes")}
-        chain = [hop.to_json() for hop in before]
-        await self._peers.call(upstream, "sum", timeout_s=self._timeout_s, tag=upstream_tag, hops=chain, **fields)
-        work = self._pass_on(upstream, upstream_tag, source, tag, nbytes, mine.coefficient, own)
-        self._peers.spawn(self._run(source, work))
+        """Answers at once; what fails later shows at the other end of the chain, where nothing more arrives."""
+        hop, nbytes = Hop.from_json(message["hop"]), message["nbytes"]
+        own = [(part.at, self._own(message, part, nbytes)) for part in hop.parts]
+        to, tag = message["target"], message["tag"]
+        if message["source"] is None:
+            work = self._begin(to, tag, nbytes, hop.coefficient, own)
+        else:
+            source_node, source_tag = message["source"]
+            work = self._pass_on(source_node, source_tag, to, tag, nbytes, hop.coefficient, own)
+        self._peers.spawn(self._run(to, work))
 
     def _own(self, message: dict[str, Any], part: Part, nbytes: int) -> memoryview:
         data = self._resolve(message, part)
