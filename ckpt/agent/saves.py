@@ -77,14 +77,9 @@ class Saves:
         save = self._begin(step)
         save.drain |= bool(message.get("drain"))
         staged = ShardRecord(
-            save=self._context.save_id(step),
-            namespace=self._context.config.namespace,
-            rank=rank,
-            world_size=self._place.world_size,
-            layout=layout,
-            blocks=(),
-            drain=save.drain,
-        )
+            save=self._context.save_id(step), namespace=self._context.config.namespace, rank=rank,
+            world_size=self._place.world_size, layout=layout, blocks=(), drain=save.drain,
+        )  # fmt: skip
         self._start(save, self._seal(save, local_rank, f"own-{local_rank}-{slot}", staged))
 
     def failed(self, step: int, reason: str) -> None:

@@ -25,6 +25,7 @@ from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
 from ckpt.record.board import Board
 from ckpt.redundancy import members_at, scheme_of
+from ckpt.redundancy.sets import most_in_one_domain
 from ckpt.tiers.posix import SharedTier
 from ckpt.transport import Transport
 
@@ -58,12 +59,15 @@ class Agent:
         if place.node_rank == 0:
             self._leads += [RecoverLead(context), Coordinator(context, DrainLead(context))]
         members, scheme = members_at(place, config.peers), scheme_of(config.peers)
-        survives = scheme.survives(members)
-        names = ", ".join(place.nodes[node] for node in members)
+        survives, names = scheme.survives(members), ", ".join(place.nodes[node] for node in members)
         log.info("redundancy %s over %s: survives %d of %d nodes lost", scheme.name, names, survives, len(members))
         if survives < scheme.promise:
-            log.warning("redundancy %s: a set of %d is too small to survive %d lost, as asked: survives %d",
-                        scheme.name, len(members), scheme.promise, survives)  # fmt: skip
+            log.warning(
+                "redundancy %s: a set of %d is too small to survive %d lost, as asked: survives %d",
+                scheme.name, len(members), scheme.promise, survives,
+            )  # fmt: skip
+        if config.peers.failure_domain == "switch" and (taken := most_in_one_domain(members, place.domains)) > survives:
+            log.warning("redundancy %s: a lost switch takes %d of %s: more than survives", scheme.name, taken, names)
 
     async def run(self) -> None:
         """Serves until told to shut down, or until the process that started us has ended."""
