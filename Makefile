@@ -41,6 +41,7 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	@$(BIN)/holdfast ckpt bench
 	@$(BIN)/python benchmarks/recovery.py
+	@$(BIN)/python benchmarks/redundancy.py
 
 $(VENV)/.created:
 	@test -n "$(PYTHON)" || { echo "make: no python3 >= 3.10 with venv found: apt install python3-venv, or make PYTHON=/path/to/python3"; exit 2; }

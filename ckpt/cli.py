@@ -16,19 +16,22 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
+from ckpt.cli_rebuild import rebuild_lost
 from ckpt.errors import CheckpointError
 from ckpt.record.blocks import BLOCK_BYTES, checksum
 from ckpt.record.manifest import open_regular
 from ckpt.record.shard import ShardRecord, read_record
+from ckpt.redundancy.parity import ParityRecord, read_parity
 from ckpt.tiers.catalog import list_steps
 from ckpt.tiers.posix import MARK, read_mark
 from ckpt.tiers.quarantine import quarantine, quarantined
 from ckpt.verbs import register
 
-_SHARD = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+)-[0-9]+\.json")
+_SHARD = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+|parity)-[0-9]+\.json")
 _FAILED, _USAGE = 1, 2
 
-app = typer.Typer(help="Look at checkpoints and verify them.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Look at checkpoints, verify and rebuild them.", no_args_is_help=True, add_completion=False)
+app.command("rebuild")(rebuild_lost)
 
 register(app)  # the verbs that change or make something
 
@@ -41,9 +44,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @dataclass(frozen=True, kw_only=True)
 class StoredShard:
-    """One shard, and where its bytes lie."""
+    """One shard or parity, and where its bytes lie."""
 
-    record: ShardRecord
+    record: ShardRecord | ParityRecord
     path: Path
     offset: int
 
@@ -61,6 +64,7 @@ class StoredStep:
     committed: bool | None = None  # None in memory: that is for all nodes together to say
     created_s: float | None = None
     shards: list[StoredShard] = field(default_factory=list)
+    parity: list[StoredShard] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -70,7 +74,8 @@ class StoredStep:
             "step": self.step,
             "attempt": self.attempt,
             "world_size": self.world_size,
-            "bytes": sum(shard.record.layout.nbytes for shard in self.shards),
+            "bytes": sum(shard.record.nbytes for shard in self.shards),
+            "parity_bytes": sum(parity.record.nbytes for parity in self.parity),
             "shards": len(self.shards),
             "age_s": None if self.created_s is None else round(max(0.0, time.time() - self.created_s), 1),
             "committed": self.committed,
@@ -89,9 +94,7 @@ def list_all(path: PathArgument, as_json: JsonOption = False) -> None:
     for row in rows:
         committed = {True: "yes", False: "no", None: "-"}[row["committed"]]
         table.add_row(
-            _text(row["step"]),
-            _text(row["attempt"]),
-            _text(row["world_size"]),
+            *map(_text, (row["step"], row["attempt"], row["world_size"])),
             decimal(row["bytes"]),
             _text(row["shards"]),
             _age(row["age_s"]),
@@ -116,7 +119,7 @@ def verify(
     if step is not None and not steps:
         _usage(f"{path}: holds no step {step}; look with `holdfast ckpt ls`")
     for found in steps:
-        for shard in found.shards:
+        for shard in found.shards + found.parity:
             found.problems += _verify_shard(shard)
         if set_aside and found.problems and found.directory:
             aside = quarantine(found.directory.parent, found.directory.name, "; ".join(found.problems))
@@ -185,7 +188,7 @@ def _memory_steps(folder: Path, names: list[str]) -> list[StoredStep]:
     for name in sorted(filter(_SHARD.fullmatch, names)):
         stem = name.removesuffix(".json")
         try:
-            record = read_record(folder, stem)
+            record = (read_parity if stem.startswith("parity") else read_record)(folder, stem)
         except (CheckpointError, OSError) as error:
             steps[(stem,)] = StoredStep(
                 namespace="?", tier="memory", step=None, attempt=None, problems=[f"{name}: {error}"]
@@ -201,19 +204,20 @@ def _memory_steps(folder: Path, names: list[str]) -> list[StoredStep]:
                 world_size=record.world_size,
             ),
         )
-        found.shards.append(StoredShard(record=record, path=folder / f"{stem}.data", offset=0))
+        kind = found.shards if isinstance(record, ShardRecord) else found.parity
+        kind.append(StoredShard(record=record, path=folder / f"{stem}.data", offset=0))
         found.created_s = max(found.created_s or 0.0, (folder / name).stat().st_mtime)
     return sorted(steps.values(), key=lambda step: (step.step or -1, step.attempt or -1), reverse=True)
 
 
 def _verify_shard(shard: StoredShard) -> list[str]:
     """What is bad about a shard's bytes; reads them block by block."""
-    where = f"rank {shard.record.rank} in {shard.path}"
+    where = f"{shard.record.what} in {shard.path}"
     bad = []
     try:
         descriptor = open_regular(shard.path)
         try:
-            left = shard.record.layout.nbytes
+            left = shard.record.nbytes
             for block, expected in enumerate(shard.record.blocks):
                 data = os.pread(descriptor, min(BLOCK_BYTES, left), shard.offset + block * BLOCK_BYTES)
                 left -= BLOCK_BYTES
@@ -223,9 +227,8 @@ def _verify_shard(shard: StoredShard) -> list[str]:
             os.close(descriptor)
     except (CheckpointError, OSError) as error:
         return [f"{where}: {error}"]
-    return (
-        [f"{where}: {len(bad)} of {len(shard.record.blocks)} blocks do not match, first block {bad[0]}"] if bad else []
-    )
+    what = f"{len(bad)} of {len(shard.record.blocks)} blocks do not match"
+    return [f"{where}: {what}, first block {bad[0]}"] if bad else []
 
 
 def _usage(message: str) -> NoReturn:

@@ -17,7 +17,9 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_.-]+")
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _POSITIVE = re.compile(r"[1-9][0-9]{0,5}")
 _ABSOLUTE = re.compile(r"/.+")
-SCHEMES = ("none", "partner")
+SCHEMES = ("none", "partner", "xor", "rs")
+FAILURE_DOMAINS = ("node", "switch")
+_MAX_GROUP = 32  # nodes: bounds an agent's buffers, a few MiB for each member
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +32,27 @@ class RamTier:
 
 @dataclass(frozen=True, kw_only=True)
 class PeersTier:
-    """Redundancy between nodes' memories."""
+    """Redundancy between nodes' memories: in sets of about `group_size` nodes cut across failure domains."""
 
     scheme: str = "partner"
+    group_size: int = 8
+    copies: int = 1  # of each shard, on other nodes; for partner
+    parity: int = 2  # nodes of a set that may be lost at once; for rs
+    failure_domain: str = "node"
+
+    def check(self, where: str) -> None:
+        """Raises ConfigError naming the key."""
+        for key, value, known in (
+            ("scheme", self.scheme, SCHEMES),
+            ("failure_domain", self.failure_domain, FAILURE_DOMAINS),
+        ):
+            if value not in known:
+                raise ConfigError(f"{where}.{key}: got {value!r}, expected one of {', '.join(known)}")
+        if not 2 <= self.group_size <= _MAX_GROUP:
+            raise ConfigError(f"{where}.group_size: got {self.group_size}, expected 2 to {_MAX_GROUP} nodes")
+        for scheme, key, count in (("partner", "copies", self.copies), ("rs", "parity", self.parity)):
+            if self.scheme == scheme and count >= self.group_size:
+                raise ConfigError(f"{where}.{key}: got {count}, expected less than group_size, {self.group_size}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +97,7 @@ class CheckpointConfig:
             peers=_build(PeersTier, section.get("peers") or {}, f"{where}.peers"),
             shared=None if shared is None else _build(SharedTier, shared, f"{where}.shared"),
         )
-        if config.peers.scheme not in SCHEMES:
-            raise ConfigError(
-                f"{where}.peers.scheme: got {config.peers.scheme!r}, expected one of {', '.join(SCHEMES)}"
-            )
+        config.peers.check(f"{where}.peers")
         if config.ram.keep < 2:
             raise ConfigError(
                 f"{where}.ram.keep: got {config.ram.keep}, expected at least 2 (one committed, one in flight)"
@@ -103,6 +120,7 @@ class Place:
     nodes: tuple[str, ...]
     ranks_per_node: int
     ram_dir: Path
+    domains: tuple[str, ...] = ()  # each node's failure domain, in the order of `nodes`; empty: nothing is known
 
     @property
     def node_rank(self) -> int:
@@ -133,6 +151,7 @@ class Place:
                 nodes=nodes,
                 ranks_per_node=int(_matching(env, "HOLDFAST_RANKS_PER_NODE", _POSITIVE, "a number of at least 1")),
                 ram_dir=Path(_matching(env, "HOLDFAST_RAM_DIR", _ABSOLUTE, "an absolute path")),
+                domains=tuple(env["HOLDFAST_DOMAINS"].split(",")) if env.get("HOLDFAST_DOMAINS") else (),
             )
         except KeyError as error:
             raise ConfigError(
@@ -141,6 +160,11 @@ class Place:
             ) from None
         if len(set(nodes)) != len(nodes):
             raise ConfigError(f"environment: HOLDFAST_NODES={','.join(nodes)} names a node twice")
+        if place.domains and len(place.domains) != len(nodes):
+            raise ConfigError(
+                f"environment: HOLDFAST_DOMAINS names {len(place.domains)} domains, expected one for each of "
+                f"{len(nodes)} HOLDFAST_NODES"
+            )
         if node not in nodes:
             raise ConfigError(f"environment: HOLDFAST_NODE={node!r} is not in HOLDFAST_NODES={','.join(nodes)}")
         return place

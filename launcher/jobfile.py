@@ -44,7 +44,6 @@ _NOT_YET = {
     "checkpoint.nvme": "use ram, peers and shared",
     "checkpoint.s3": "use ram, peers and shared",
 }
-_SCHEMES_NOT_YET = ("xor", "rs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,9 +223,6 @@ class _Reader:
         section = {"namespace": name, **self._section(self._mapping["checkpoint"], "checkpoint")}
         for key in section:
             self._refuse_planned(f"checkpoint.{key}")
-        scheme = section["peers"].get("scheme") if isinstance(section.get("peers"), Mapping) else None
-        if scheme in _SCHEMES_NOT_YET:
-            raise self._error("checkpoint.peers.scheme", f"{scheme}: not supported yet; expected none or partner")
         try:
             config = dataclasses.asdict(CheckpointConfig.from_mapping(section, f"{self._source}: checkpoint"))
         except CheckpointError as error:

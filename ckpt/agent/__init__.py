@@ -14,6 +14,10 @@ restore      a node's part in it: inventory, verify, rebuild
 loading      gives a loading worker the bytes of any saved rank
 stop         one common step boundary for all ranks
 
+rebuilding   node rank 0 has lost shards made again from parity
+parities     a node's parity: made at each save, what lost shards come from
+relay        sums of byte ranges, made on their way along a chain of nodes
+
 exchange   shards, whole or in part, from one node's memory to another's
 peers      calls and byte transfers between agents, with deadlines
 holdings   what this node's memory holds: shards and their records

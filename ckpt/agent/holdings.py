@@ -9,25 +9,45 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.blocks import BLOCK_BYTES, bad_blocks
 from ckpt.record.shard import SaveId, ShardRecord, drop_record, read_record, write_record
 
-_NAME = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+)-([0-9]+)")
 _FLEETING = ("fetch-*", ".*.tmp")  # made for one load, or left by a write that a kill cut short
 
 log = logging.getLogger(__name__)
 
 
-class Holdings:
-    """The shards of one memory directory. Only the agent writes records; workers remove those of their own slots."""
+class Stored(Protocol):
+    """What every record says."""
+
+    @property
+    def save(self) -> SaveId: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def blocks(self) -> tuple[str, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def what(self) -> str: ...
+
+
+R = TypeVar("R", bound=Stored)
+
+
+class Store(Generic[R]):
+    """One kind of file in a memory directory. The agent writes records; workers remove those of their own slots."""
+
+    _names: re.Pattern[str]  # of this kind: stem and slot
 
     def __init__(self, ram_dir: Path, run_id: str, namespace: str) -> None:
         self.ram_dir = ram_dir
         self._run_id = run_id
         self._namespace = namespace
-        self._records: dict[str, ShardRecord] = {}
+        self._records: dict[str, R] = {}
         self._verified: set[str] = set()  # names whose bytes matched their record since this process started
         self._maps: dict[str, tuple[int, mmap.mmap]] = {}  # inode and map, by name
 
@@ -37,23 +57,16 @@ class Holdings:
             for path in self.ram_dir.glob(pattern):
                 path.unlink()
         for path in self.ram_dir.glob("*.json"):
-            if _NAME.fullmatch(path.stem):
+            if self._names.fullmatch(path.stem):
                 self._read(path.stem)
 
-    def shards(self) -> dict[str, ShardRecord]:
+    def shards(self) -> dict[str, R]:
         """The shards present, by name. Their bytes may not have been verified yet."""
         for name in [name for name in self._records if not self._path(name, "json").exists()]:
             self._forget(name)  # the worker is about to overwrite it
         return dict(self._records)
 
-    def find(self, save: SaveId, rank: int) -> list[str]:
-        """Names under which a shard is held, this node's own before copies."""
-        return sorted(
-            (name for name, record in self.shards().items() if (record.save, record.rank) == (save, rank)),
-            key=lambda name: (name not in self._verified, not name.startswith("own-"), name),
-        )
-
-    def record(self, name: str) -> ShardRecord:
+    def record(self, name: str) -> R:
         """Raises AgentError when there is no such shard any more."""
         record = self.shards().get(name)
         if record is None:
@@ -82,9 +95,9 @@ class Holdings:
         finally:
             os.close(descriptor)
 
-    def publish(self, name: str, record: ShardRecord) -> None:
+    def publish(self, name: str, record: R) -> None:
         """Writes the record of a shard whose bytes are complete and match it."""
-        write_record(self.ram_dir, name, record)
+        self._write(name, record)
         self._records[name] = record
         self._verified.add(name)
 
@@ -99,7 +112,7 @@ class Holdings:
         if name in self._verified:
             return True
         try:
-            data = self.bytes_of(name, record.layout.nbytes)
+            data = self.bytes_of(name, record.nbytes)
             bad = await asyncio.to_thread(bad_blocks, data, record.blocks)
             reason = f"block {bad[0]} does not match its checksum" if bad else ""
         except (AgentError, OSError) as error:
@@ -107,7 +120,7 @@ class Holdings:
         if self._records.get(name) is not record:
             return False
         if reason:
-            log.warning("%s of step %d, rank %d: %s; dropped", name, record.save.step, record.rank, reason)
+            log.warning("%s of step %d, %s: %s; dropped", name, record.save.step, record.what, reason)
             self.drop(name)
             return False
         self._verified.add(name)
@@ -151,16 +164,23 @@ class Holdings:
     def tidy(self, stems: Collection[str], slots: int, keep: Collection[SaveId]) -> None:
         """After a commit: gives back the memory of names beyond the normal ones that no kept save needs."""
         for path in self.ram_dir.glob("*.data"):
-            match = _NAME.fullmatch(path.stem)
+            match = self._names.fullmatch(path.stem)
             if match is None or (match[1] in stems and int(match[2]) < slots):
                 continue
             record = self._records.get(path.stem)
             if record is None or record.save not in keep:
                 self.remove(path.stem)
 
+    def _load(self, name: str) -> R:
+        """The record on disk; raises CorruptError or OSError."""
+        raise NotImplementedError
+
+    def _write(self, name: str, record: R) -> None:
+        raise NotImplementedError
+
     def _read(self, name: str) -> None:
         try:
-            record = read_record(self.ram_dir, name)
+            record = self._load(name)
         except (CheckpointError, OSError) as error:
             log.warning("%s: %s; dropped", self._path(name, "json"), error)
             drop_record(self.ram_dir, name)
@@ -190,6 +210,25 @@ class Holdings:
             mapped = mmap.mmap(descriptor, status.st_size)
             self._maps[name] = (status.st_ino, mapped)
         return memoryview(mapped)[:nbytes]
+
+
+class Holdings(Store[ShardRecord]):
+    """The shards of a memory directory: this node's own, and copies of others'."""
+
+    _names = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+)-([0-9]+)")
+
+    def find(self, save: SaveId, rank: int) -> list[str]:
+        """Names under which a shard is held, this node's own before copies."""
+        return sorted(
+            (name for name, record in self.shards().items() if (record.save, record.rank) == (save, rank)),
+            key=lambda name: (name not in self._verified, not name.startswith("own-"), name),
+        )
+
+    def _load(self, name: str) -> ShardRecord:
+        return read_record(self.ram_dir, name)
+
+    def _write(self, name: str, record: ShardRecord) -> None:
+        write_record(self.ram_dir, name, record)
 
 
 def block_ranges(data: memoryview, blocks: Iterable[int] | None = None) -> Iterator[memoryview]:

@@ -15,10 +15,13 @@ from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.files import dump_json
 from ckpt.transport import Transfer, Transport, TransportError
 
+Moving = tuple[Transfer, "asyncio.Future[None]"]  # bytes under way, and who waits for them
 Handler = Callable[[int, dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
 WINDOW = 8  # ranges under way at once in one direction of one transfer: keeps the wire busy, bounds the memory touched
 STALL_S = 30.0  # a transfer of which nothing arrives for so long has failed
+SPIN_S = 0.001  # how long after the last movement we look without a pause: agents share cores with training
+MOVING_POLL_S = 0.001  # between looks when bytes are under way, and none has come for a moment
 IDLE_POLL_S = 0.02  # between looks when nothing is under way: about 1% of a core
 _MAX_TAG = 1 << 30
 
@@ -39,8 +42,8 @@ class Peers:
         self._transport = transport
         self._handlers: dict[str, Handler] = {}
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._transfers: list[tuple[Transfer, asyncio.Future[None]]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._transfers: list[Moving] = []
+        self._tasks: set[asyncio.Future[None]] = set()
         self._numbers = itertools.count(1)
         self._active_s = 0.0
 
@@ -86,9 +89,8 @@ class Peers:
         Raises:
             PeerError: refused, or nothing arrived for STALL_S. Bytes may yet arrive later: do not reuse the buffer.
         """
-        tag = next(self._numbers) % _MAX_TAG + 1
-        receive = self._transport.receive_range
-        receiving = asyncio.ensure_future(self._stream(node, lambda piece: receive(node, tag, piece), into))
+        tag = self.new_tag()
+        receiving = asyncio.ensure_future(self.take(node, tag, into))
         try:
             await self.call(node, op, timeout_s=timeout_s, tag=tag, **fields)
             await receiving
@@ -98,7 +100,34 @@ class Peers:
 
     def push(self, node: int, tag: int, ranges: Iterable[memoryview]) -> None:
         """Sends ranges in the background; a failure shows at the receiver's end."""
-        self._spawn(self._push(node, tag, ranges))
+        self.spawn(self._push(node, tag, ranges))
+
+    def spawn(self, work: Awaitable[None]) -> None:
+        self._tasks.add(task := asyncio.ensure_future(work))
+        task.add_done_callback(self._tasks.discard)
+
+    async def take(self, node: int, tag: int, into: Iterable[memoryview]) -> None:
+        """Receives ranges, a window at a time; raises PeerError when nothing moves for STALL_S."""
+        await self._stream(node, lambda piece: self.receive(node, tag, piece), into)
+
+    def new_tag(self) -> int:
+        """A tag that no other node chooses too, and that this one has not chosen for long."""
+        return (next(self._numbers) * len(self.nodes) + self.rank) % _MAX_TAG + 1
+
+    def receive(self, node: int, tag: int, into: memoryview) -> Moving:
+        """Starts to receive one range; then wait for it with `moved`. Raises TransportError."""
+        return self._start(self._transport.receive_range, node, tag, into)
+
+    def send(self, node: int, tag: int, data: memoryview) -> Moving:
+        """Starts to send one range; then wait for it with `moved`. Raises TransportError."""
+        return self._start(self._transport.send_range, node, tag, data)
+
+    async def moved(self, node: int, moving: Moving) -> None:
+        """Waits for a range to or from a node; raises PeerError when nothing moves for STALL_S."""
+        try:
+            await asyncio.wait_for(asyncio.shield(moving[1]), STALL_S)
+        except asyncio.TimeoutError:
+            raise PeerError(f"node {self.nodes[node]}: no bytes moved for {STALL_S:g} s") from None
 
     async def run(self) -> None:
         """Serves the transport until cancelled, or until it breaks (then `broken` says why, and every call fails)."""
@@ -115,8 +144,8 @@ class Peers:
                 break
             if moved:
                 self._active_s, delay_s = time.monotonic(), 0.0
-            elif time.monotonic() - self._active_s > (0.2 if self._transfers else 0.002):
-                delay_s = min(IDLE_POLL_S, 2 * delay_s + 0.0001)
+            elif time.monotonic() - self._active_s > SPIN_S:
+                delay_s = min(MOVING_POLL_S if self._transfers else IDLE_POLL_S, 2 * delay_s + 0.0001)
             await asyncio.sleep(delay_s)
 
     def _poll(self) -> bool:
@@ -127,7 +156,7 @@ class Peers:
             source, body = arrived
             message = decode(body)
             if "re" not in message:
-                self._spawn(self._answer(source, message))
+                self.spawn(self._answer(source, message))
             elif (reply := self._replies.get(message["re"])) is not None and not reply.done():
                 reply.set_result(message)
         under_way = []
@@ -181,34 +210,34 @@ class Peers:
 
     async def _push(self, node: int, tag: int, ranges: Iterable[memoryview]) -> None:
         try:
-            await self._stream(node, lambda piece: self._transport.send_range(node, tag, piece), ranges)
+            await self._stream(node, lambda piece: self.send(node, tag, piece), ranges)
         except AgentError as error:
             log.warning("sending to node %s: %s", self.nodes[node], error)
 
-    async def _stream(self, node: int, start: Callable[[memoryview], Transfer], ranges: Iterable[memoryview]) -> None:
+    async def _stream(self, node: int, start: Callable[[memoryview], Moving], ranges: Iterable[memoryview]) -> None:
         """Starts the ranges in order, WINDOW at a time, until all are done."""
-        under_way: deque[tuple[Transfer, asyncio.Future[None]]] = deque()
+        under_way: deque[Moving] = deque()
         try:
             for piece in ranges:
                 if len(under_way) == WINDOW:
-                    await self._next(node, under_way)
-                if self.broken:
-                    raise TransportError(self.broken)
-                entry = (start(piece), asyncio.get_running_loop().create_future())
-                self._transfers.append(entry)
-                under_way.append(entry)
+                    await self.moved(node, under_way[0])
+                    under_way.popleft()
+                under_way.append(start(piece))
             while under_way:
-                await self._next(node, under_way)
+                await self.moved(node, under_way[0])
+                under_way.popleft()
         finally:
             for transfer, _ in under_way:
                 transfer.cancel()
 
-    async def _next(self, node: int, under_way: deque[tuple[Transfer, asyncio.Future[None]]]) -> None:
-        try:
-            await asyncio.wait_for(asyncio.shield(under_way[0][1]), STALL_S)
-        except asyncio.TimeoutError:
-            raise PeerError(f"node {self.nodes[node]}: no bytes moved for {STALL_S:g} s") from None
-        under_way.popleft()
+    def _start(
+        self, begin: Callable[[int, int, memoryview], Transfer], node: int, tag: int, data: memoryview
+    ) -> Moving:
+        if self.broken:
+            raise TransportError(self.broken)
+        moving = (begin(node, tag, data), asyncio.get_running_loop().create_future())
+        self._transfers.append(moving)
+        return moving
 
     def _break(self, reason: str) -> None:
         """The world is gone: whoever waits learns it now, not at its deadline."""
@@ -218,8 +247,3 @@ class Peers:
             if not waiter.done():
                 waiter.set_exception(TransportError(reason))
                 waiter.exception()  # marks it as seen: not every waiter is awaited any more
-
-    def _spawn(self, work: Any) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -17,6 +17,7 @@ class Plan:
     world_size: int = 0  # ranks that saved it
     tier: str = "none"  # "memory" when memory holds every shard, else "shared"
     holders: dict[int, list[int]] = field(default_factory=dict)  # by rank, the nodes that hold its shard, best first
+    rebuilt: tuple[int, ...] = ()  # ranks that were lost, and made again from parity
     shared: bool = False  # the shared tier holds the save too
     skipped: tuple[tuple[int, str], ...] = ()  # newer steps passed over, and why
 
@@ -24,7 +25,7 @@ class Plan:
         return {
             "save": save_to_json(self.save) if self.save else None, "world_size": self.world_size, "tier": self.tier,
             "holders": [[rank, nodes] for rank, nodes in self.holders.items()], "shared": self.shared,
-            "skipped": [list(entry) for entry in self.skipped],
+            "rebuilt": list(self.rebuilt), "skipped": [list(entry) for entry in self.skipped],
         }  # fmt: skip
 
     @classmethod
@@ -34,6 +35,7 @@ class Plan:
             world_size=value["world_size"],
             tier=value["tier"],
             holders={rank: list(nodes) for rank, nodes in value["holders"]},
+            rebuilt=tuple(value["rebuilt"]),
             shared=value["shared"],
             skipped=tuple((step, reason) for step, reason in value["skipped"]),
         )

@@ -1,6 +1,7 @@
 """At the start of an attempt node rank 0 leads all agents to one restore: the newest step that is whole and verifies.
 
-inventory -> for each candidate, newest first: verify -> plan -> every node takes it up -> its redundancy anew.
+inventory -> for each candidate, newest first: verify, rebuild from parity -> plan -> every node takes it up -> its
+redundancy anew.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ckpt.agent.context import Context
 from ckpt.agent.exchange import save_to_json
 from ckpt.agent.peers import PeerError
 from ckpt.agent.plan import Plan
+from ckpt.agent.rebuilding import Rebuilding
 from ckpt.agent.threads import in_thread
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.shard import SaveId
@@ -30,6 +32,7 @@ class RecoverLead:
         self._peers = context.peers
         self._listener = context.listener
         self._deadlines = context.deadlines
+        self._rebuilding = Rebuilding(context)
         self._skipped: list[tuple[int, str]] = []
 
     async def run(self) -> None:
@@ -46,7 +49,7 @@ class RecoverLead:
             since_s = time.monotonic()
             answers = await self._tell("protect_newest")
             made = sum(answer["made"] for answer in answers)
-            log.info("redundancy of the restored step: %d copies made in %.3f s", made, time.monotonic() - since_s)
+            log.info("redundancy of the restored step: %d made in %.3f s", made, time.monotonic() - since_s)
 
     async def _tell(self, op: str, **fields: Any) -> list[dict[str, Any]]:
         try:
@@ -72,6 +75,7 @@ class RecoverLead:
         answers = await self._peers.call_all("inventory", timeout_s=self._deadlines.answer_s)
         found: dict[SaveId, tuple[int, dict[int, dict[int, bool]]]] = {}
         for node, answer in enumerate(answers):
+            self._rebuilding.note(node, answer["parity"])
             for save_json, world_size, rank, own in answer["shards"]:
                 _, holders = found.setdefault(SaveId.from_json(save_json), (world_size, defaultdict(dict)))
                 holders[rank][node] = own or holders[rank].get(node, False)
@@ -102,9 +106,11 @@ class RecoverLead:
         """The plan to restore this save, every byte verified; None (and why, in `skipped`) when that cannot be."""
         world_size, holders = held if held else (0, {})
         await self._keep_verified(save, holders)
+        rebuilt, no_rebuild = await self._rebuilding.bring_back(save, world_size, holders)
         lost = [rank for rank in range(world_size) if not holders.get(rank)]
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         reason = f"rank {lost[0]}{more} of {world_size}: no node's memory holds a shard that verifies" if lost else ""
+        reason += f"; {no_rebuild}" if lost and no_rebuild else ""
         if stored and self._context.tier is not None and (lost or not held):
             try:
                 world_size = (await in_thread(self._context.tier.read_manifest, save)).world_size
@@ -119,7 +125,7 @@ class RecoverLead:
             return None
         return Plan(
             save=save, world_size=world_size, tier="shared" if lost else "memory", holders=holders, shared=stored,
-            skipped=tuple(self._skipped),
+            rebuilt=tuple(rebuilt), skipped=tuple(self._skipped),
         )  # fmt: skip
 
     async def _keep_verified(self, save: SaveId, holders: dict[int, list[int]]) -> None:

@@ -52,7 +52,10 @@ class Restore:
     async def _on_inventory(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         self._holdings.scan()
         shards = self._holdings.shards().items()
-        return {"shards": [[save_to_json(r.save), r.world_size, r.rank, name.startswith("own-")] for name, r in shards]}
+        return {
+            "shards": [[save_to_json(r.save), r.world_size, r.rank, name.startswith("own-")] for name, r in shards],
+            "parity": self._saves.parities.inventory(),
+        }
 
     async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         """Which of the ranks asked for have no shard here that verifies. Those that do not are dropped."""
@@ -119,13 +122,15 @@ class Restore:
             return
 
     def _sources(self, plan: Plan, same_world: bool) -> dict[str, str]:
-        """In words, by saved rank: "own", "partner@<node>" (another node's memory) or "shared"."""
+        """In words, by saved rank: "own", "partner@<node>" (another node's memory), "parity" or "shared"."""
         words = {}
         for rank in range(plan.world_size):
             nodes = plan.holders.get(rank)
             home = self._context.home(rank) if same_world else self._place.node_rank
             if not nodes:
                 words[str(rank)] = "shared"
+            elif rank in plan.rebuilt:
+                words[str(rank)] = "parity"
             else:
                 words[str(rank)] = "own" if nodes[0] == home else f"partner@{self._peers.nodes[nodes[0]]}"
         return words

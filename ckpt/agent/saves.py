@@ -14,13 +14,13 @@ from typing import Any
 
 from ckpt.agent.context import Context
 from ckpt.agent.listener import Client
+from ckpt.agent.parities import Parities
 from ckpt.agent.peers import PeerError
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.blocks import checksums
 from ckpt.record.layout import Layout
 from ckpt.record.shard import SaveId, ShardRecord
-from ckpt.redundancy import scheme_named
-from ckpt.redundancy.sets import redundancy_sets, set_of
+from ckpt.redundancy import members_at, scheme_of
 
 _REMEMBER = 64  # dropped steps
 
@@ -55,8 +55,9 @@ class Saves:
         self._changed = asyncio.Condition()
         self._copying = asyncio.Lock()  # a name that is free stays so until its record is there
         self._sealing = [asyncio.Lock() for _ in range(self._place.ranks_per_node)]  # each rank's steps in order
-        members = set_of(self._place.node_rank, redundancy_sets(len(self._place.nodes)))
-        self._sources = scheme_named(context.config.peers.scheme).sources(self._place.node_rank, members)
+        members = members_at(self._place, context.config.peers)
+        self._sources = scheme_of(context.config.peers).sources(self._place.node_rank, members)
+        self.parities = Parities(context)
         self._peers.handle("protect", self._on_protect)
         self._peers.handle("commit", self._on_commit)
         self._peers.handle("drop", self._on_drop)
@@ -76,14 +77,9 @@ class Saves:
         save = self._begin(step)
         save.drain |= bool(message.get("drain"))
         staged = ShardRecord(
-            save=self._context.save_id(step),
-            namespace=self._context.config.namespace,
-            rank=rank,
-            world_size=self._place.world_size,
-            layout=layout,
-            blocks=(),
-            drain=save.drain,
-        )
+            save=self._context.save_id(step), namespace=self._context.config.namespace, rank=rank,
+            world_size=self._place.world_size, layout=layout, blocks=(), drain=save.drain,
+        )  # fmt: skip
         self._start(save, self._seal(save, local_rank, f"own-{local_rank}-{slot}", staged))
 
     def failed(self, step: int, reason: str) -> None:
@@ -113,8 +109,8 @@ class Saves:
         await self._tell_waiters()
 
     async def protect_newest(self) -> int:
-        """Makes anew the copies that a restored save lacks on this node; returns how many were made."""
-        return await self._copy(self.newest, keep=None) if self.newest else 0
+        """Makes anew the redundancy that a restored save lacks on this node; returns how many were made."""
+        return await self._redundancy(self.newest, keep=None) if self.newest else 0
 
     def _begin(self, step: int) -> Save:
         save = self._in_flight.get(step)
@@ -173,10 +169,14 @@ class Saves:
             raise AgentError(f"step {message['step']} was dropped here")
         keep = {self._context.save_id(save.step), *([self.newest] if self.newest else [])}
         try:
-            await self._start(save, self._copy(self._context.save_id(save.step), keep))
+            await self._start(save, self._redundancy(self._context.save_id(save.step), keep))
         except asyncio.CancelledError:
             raise AgentError(f"step {save.step} was dropped meanwhile") from None
         save.promised = True
+
+    async def _redundancy(self, save_id: SaveId, keep: set[SaveId] | None) -> int:
+        """What this node holds for its set; returns how many copies and parities were made."""
+        return await self._copy(save_id, keep) + await self.parities.make(save_id, keep)
 
     async def _copy(self, save_id: SaveId, keep: set[SaveId] | None) -> int:
         """Pulls the shards that this node holds for others and does not have yet; returns how many."""
@@ -210,7 +210,9 @@ class Saves:
         stems = {f"own-{local_rank}" for local_rank in local_ranks}
         stems |= {f"copy-{node}-{local_rank}" for node in self._sources for local_rank in local_ranks}
         keep = {self._context.save_id(step) for step in (*self._in_flight, *self.pinned)}
-        self._holdings.tidy(stems, self._slots, keep | ({self.newest} if self.newest else set()))
+        keep |= {self.newest} if self.newest else set()
+        self._holdings.tidy(stems, self._slots, keep)
+        self.parities.tidy(keep)
 
     async def _on_drop(self, source: int, message: dict[str, Any]) -> None:
         await self._drop(message["step"], message["reason"])

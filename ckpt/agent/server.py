@@ -24,8 +24,8 @@ from ckpt.agent.stop import Stop
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
 from ckpt.record.board import Board
-from ckpt.redundancy import scheme_named
-from ckpt.redundancy.sets import redundancy_sets, set_of
+from ckpt.redundancy import members_at, scheme_of
+from ckpt.redundancy.sets import most_in_one_domain
 from ckpt.tiers.posix import SharedTier
 from ckpt.transport import Transport
 
@@ -58,9 +58,16 @@ class Agent:
         self._leads: list[RecoverLead | Coordinator] = []
         if place.node_rank == 0:
             self._leads += [RecoverLead(context), Coordinator(context, DrainLead(context))]
-        members = set_of(place.node_rank, redundancy_sets(len(place.nodes)))
-        scheme = scheme_named(config.peers.scheme)
-        log.info("redundancy %s: survives %d of %d nodes lost", scheme.name, scheme.survives(members), len(members))
+        members, scheme = members_at(place, config.peers), scheme_of(config.peers)
+        survives, names = scheme.survives(members), ", ".join(place.nodes[node] for node in members)
+        log.info("redundancy %s over %s: survives %d of %d nodes lost", scheme.name, names, survives, len(members))
+        if survives < scheme.promise:
+            log.warning(
+                "redundancy %s: a set of %d is too small to survive %d lost, as asked: survives %d",
+                scheme.name, len(members), scheme.promise, survives,
+            )  # fmt: skip
+        if config.peers.failure_domain == "switch" and (taken := most_in_one_domain(members, place.domains)) > survives:
+            log.warning("redundancy %s: a lost switch takes %d of %s: more than survives", scheme.name, taken, names)
 
     async def run(self) -> None:
         """Serves until told to shut down, or until the process that started us has ended."""

@@ -55,6 +55,15 @@ class ShardRecord:
     blocks: tuple[str, ...]  # ckpt.record.blocks.checksums of the shard
     drain: bool = False  # asked to go to every lower tier, whatever their cadence (a stop is near)
 
+    @property
+    def nbytes(self) -> int:
+        return self.layout.nbytes
+
+    @property
+    def what(self) -> str:
+        """For messages."""
+        return f"rank {self.rank}"
+
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT, **self.save.to_json(), "namespace": self.namespace, "rank": self.rank,

@@ -2,19 +2,39 @@
 
 sets     redundancy sets: which nodes protect each other
 scheme   the contract of a scheme
-partner  a full copy on the next node of the set
+partner  full copies on the next nodes of the set
+erasure  parity: XOR, Reed-Solomon
+stripes  which bytes of a set make up which parity, and which bring a lost one back
+parity   the record beside a node's parity
+galois   the arithmetic of parity
+offline  lost shards from the directories of the survivors, without agents
 """
 
 from __future__ import annotations
 
+from ckpt.config import PeersTier, Place
+from ckpt.redundancy.erasure import Erasure
 from ckpt.redundancy.partner import Partner
 from ckpt.redundancy.scheme import NoScheme, Scheme
+from ckpt.redundancy.sets import Members, redundancy_sets, set_of
 
-__all__ = ["Scheme", "scheme_named"]
-
-_SCHEMES: dict[str, Scheme] = {scheme.name: scheme for scheme in (NoScheme(), Partner())}
+__all__ = ["Scheme", "members_at", "scheme_of"]
 
 
-def scheme_named(name: str) -> Scheme:
-    """The scheme that the job file calls `name`; the configuration has checked the name."""
-    return _SCHEMES[name]
+def scheme_of(peers: PeersTier) -> Scheme:
+    """The scheme that the job file asks for; the configuration has checked it."""
+    match peers.scheme:
+        case "partner":
+            return Partner(peers.copies)
+        case "xor":
+            return Erasure("xor", 1)
+        case "rs":
+            return Erasure("rs", peers.parity)
+    return NoScheme()
+
+
+def members_at(place: Place, peers: PeersTier) -> Members:
+    """The redundancy set of a node."""
+    domains = place.domains if peers.failure_domain == "switch" else ()
+    smallest = max(2, scheme_of(peers).promise + 1)
+    return set_of(place.node_rank, redundancy_sets(len(place.nodes), peers.group_size, smallest, domains))

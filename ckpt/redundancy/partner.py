@@ -1,4 +1,4 @@
-"""The partner scheme: each node holds a full copy of the shards of the node before it in the set's ring."""
+"""The partner scheme: each node holds full copies of the shards of the nodes before it in the set's ring."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from ckpt.redundancy.sets import Members
 
 
 class Partner:
-    """Survives any one node of a set, and more when no two of those lost are neighbours; doubles the memory needed."""
+    """Survives any `copies` nodes of a set, and more when not all lost are neighbours; one more shard's memory each."""
 
     name = "partner"
 
+    def __init__(self, copies: int) -> None:
+        self.promise = copies
+
     def survives(self, members: Members) -> int:
-        return 1 if len(members) > 1 else 0
+        return min(self.promise, len(members) - 1)
 
     def sources(self, node: int, members: Members) -> Members:
-        if len(members) < 2:
-            return ()
-        return (members[members.index(node) - 1],)
+        position = members.index(node)
+        return tuple(members[position - i] for i in range(1, self.survives(members) + 1))
+
+    def parity(self, members: Members) -> int:
+        return 0

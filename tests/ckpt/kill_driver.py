@@ -1,4 +1,6 @@
-"""Runs the agents of an attempt in this process and kills it at one stage: `python kill_driver.py ROOT ATTEMPT STAGE`.
+"""Runs the agents of an attempt in this process and kills it at one stage.
+
+    python kill_driver.py ROOT ATTEMPT STAGE [SCHEME]
 
 Attempt 0 saves step 10, then step 20 and dies on the way; later attempts die on the way back.
 """
@@ -14,8 +16,11 @@ from typing import Any
 
 from agent_kit import World, config, run
 
+from ckpt.agent.drain import DrainLead
 from ckpt.agent.exchange import Exchange
 from ckpt.agent.holdings import Holdings
+from ckpt.agent.parities import Parities, ParityHoldings
+from ckpt.agent.relay import Relay
 from ckpt.agent.saves import Saves
 from ckpt.record import files, shard
 from ckpt.tiers.posix import SharedTier
@@ -62,6 +67,20 @@ def after_fetch(prefix: str) -> None:
     Exchange.fetch = wrapped  # type: ignore[method-assign]
 
 
+def after_sums(of: str, count: int) -> None:
+    """Dies when so many sums along the ring have come, for parity or for a lost shard, and nothing says so yet."""
+    pull, made = Relay.pull, []
+
+    async def wrapped(self: Relay, save: Any, over: Any, hops: Any, into: memoryview) -> None:
+        await pull(self, save, over, hops, into)
+        if save.step == 20 and any(part.parity for hop in hops for part in hop.parts) == (of == "shard"):
+            made.append(hops)
+        if len(made) == count:
+            die()
+
+    Relay.pull = wrapped  # type: ignore[method-assign]
+
+
 def of_20(*args: Any) -> bool:
     return args[-1].save.step == 20
 
@@ -86,13 +105,22 @@ STAGES: dict[str, Callable[[], None]] = {
     "before a rebuilt shard verifies": lambda: after_fetch("own"),
     "before a rebuilt shard's record": lambda: before(shard, "durable_write", lambda path, _: "own-" in str(path)),
     "after a rebuilt shard's record": lambda: after(Holdings, "publish", lambda s, n, r: n[:3] == "own"),
+    "first sum of parity": lambda: after_sums("parity", 1),
+    "last sum of parity": lambda: after_sums("parity", 3),
+    "before parity's record": lambda: before(ParityHoldings, "publish", of_20),
+    "before parity's record is renamed": lambda: before(files.os, "replace", named("parity-")),
+    "after parity's record": lambda: after(ParityHoldings, "publish", of_20),
+    "after all parity": lambda: before(DrainLead, "wanted", lambda s, step, _: step == 20),
+    "first sum of a lost shard": lambda: after_sums("shard", 1),
+    "last sum of a lost shard": lambda: after_sums("shard", 2),
+    "before parity is made again": lambda: before(Parities, "make"),
     "before a copy is made again": lambda: before(Holdings, "publish", lambda s, n, r: n[:4] == "copy"),
 }
 
 
-def main(root: Path, attempt: int, stage: str) -> None:
+def main(root: Path, attempt: int, stage: str, scheme: str = "partner") -> None:
     async def scenario() -> None:
-        checkpoint = config(root / "shared")
+        checkpoint = config(root / "shared", scheme)
         nodes = ["a", "b", "c"] if attempt == 0 else ["a", f"spare-{attempt}", "c"]
         if attempt == 0:
             async with World(root, nodes, attempt, checkpoint) as world:
@@ -111,4 +139,4 @@ def main(root: Path, attempt: int, stage: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

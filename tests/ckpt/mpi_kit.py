@@ -91,10 +91,10 @@ class AgentProcesses:
     def log(self) -> str:
         return self._log.read_text()
 
-    def save(self, step: int, slot: int) -> None:
+    def save(self, step: int, slot: int, nbytes: int = 5000) -> None:
         """All ranks save; returns when all have heard of the commit."""
         for rank, (ram_dir, worker) in enumerate(zip(self.ram_dirs, self.workers, strict=True)):
-            data = content(rank, step)
+            data = content(rank, step, nbytes)
             (ram_dir / f"own-0-{slot}.json").unlink(missing_ok=True)
             (ram_dir / f"own-0-{slot}.data").write_bytes(data)
             worker.send("sealed", slot=slot, step=step, rank=rank, layout=layout(len(data)).to_json(), drain=False)

@@ -83,6 +83,25 @@ def test_in_an_mpi_world_a_lost_node_is_rebuilt_from_its_partner(root):
         assert agents.process.wait(WAIT_S) == 0, agents.log()
 
 
+@pytest.mark.parametrize(("peers", "lost"), [({"scheme": "xor"}, "c"), ({"scheme": "rs", "parity": 2}, "bd")])
+def test_in_an_mpi_world_lost_nodes_are_rebuilt_from_parity(root, peers, lost):
+    """Shards of several pieces, so that the ring is pipelined over the wire."""
+    nodes, section, nbytes = ["a", "b", "c", "d"], {"peers": peers}, 7_000_001
+    with AgentProcesses(root, nodes, 0, section) as agents:
+        agents.save(10, 0, nbytes)
+        agents.save(20, 1, nbytes)
+    lose(root, *lost)
+    nodes = [f"spare-{node}" if node in lost else node for node in nodes]
+    with AgentProcesses(root, nodes, 1, section) as agents:
+        for worker in agents.workers:
+            plan = worker.request("plan", timeout_s=WAIT_S)
+            assert (plan["step"], plan["tier"], plan["skipped"]) == (20, "memory", []), agents.log()
+        assert [agents.read(1, rank) for rank in range(4)] == [content(rank, 20, nbytes) for rank in range(4)]
+        for monitor in agents.monitors:
+            monitor.shutdown()
+        assert agents.process.wait(WAIT_S) == 0, agents.log()
+
+
 def test_it_leaves_when_the_process_that_started_it_has_ended(root):
     agents = AgentProcesses(root, ["a"], 0)
     env = {**agents._env, "HOLDFAST_NODE": "a", "HOLDFAST_RAM_DIR": str(root / "a")}

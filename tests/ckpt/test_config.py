@@ -58,7 +58,16 @@ def test_defaults() -> None:
         ({"namespace": "x", "ram": {"every_steps": 1.5}}, "got 1.5"),
         ({"namespace": "x", "ram": {"keep": 1}}, "checkpoint.ram.keep: got 1, expected at least 2"),
         ({"namespace": "x", "ram": 5}, "checkpoint.ram: got int, expected a mapping"),
-        ({"namespace": "x", "peers": {"scheme": "raid"}}, "expected one of none, partner"),
+        ({"namespace": "x", "peers": {"scheme": "raid"}}, "expected one of none, partner, xor, rs"),
+        ({"namespace": "x", "peers": {"group_size": 1}}, "peers.group_size: got 1, expected 2 to 32 nodes"),
+        ({"namespace": "x", "peers": {"group_size": 33}}, "peers.group_size: got 33"),
+        ({"namespace": "x", "peers": {"scheme": "rs", "parity": 8}}, "peers.parity: got 8, expected less than group"),
+        ({"namespace": "x", "peers": {"scheme": "rs", "parity": 0}}, "peers.parity: got 0"),
+        ({"namespace": "x", "peers": {"copies": 2, "group_size": 2}}, "peers.copies: got 2, expected less than group"),
+        (
+            {"namespace": "x", "peers": {"failure_domain": "rack"}},
+            "failure_domain: got 'rack', expected one of node, s",
+        ),
         ({"namespace": "x", "shared": {}}, "checkpoint.shared.path: missing"),
         ({"namespace": "x", "shared": {"path": ""}}, "expected a non-empty string"),
         ({"namespace": "x", "shared": {"path": "/x", "keep": "3"}}, "checkpoint.shared.keep: got '3'"),
@@ -75,6 +84,7 @@ def test_the_place_of_a_process() -> None:
     place = Place.from_env(ENV)
     assert (place.node_rank, place.world_size, place.attempt) == (1, 8, 3)
     assert place.socket_path == Path("/dev/shm/x/agent-3.sock")
+    assert place.domains == () and Place.from_env({**ENV, "HOLDFAST_DOMAINS": "s1,s2"}).domains == ("s1", "s2")
     without_node = {key: value for key, value in ENV.items() if key != "HOLDFAST_NODE"}
     assert Place.from_env({**without_node, "SLURMD_NODENAME": "n1"}).node_rank == 0
 
@@ -89,6 +99,7 @@ def test_the_place_of_a_process() -> None:
         ({"HOLDFAST_RANKS_PER_NODE": "0"}, "HOLDFAST_RANKS_PER_NODE='0'"),
         ({"HOLDFAST_NODE": "n9"}, "HOLDFAST_NODE='n9' is not in HOLDFAST_NODES=n1,n2"),
         ({"HOLDFAST_NODES": "n1,n2,n2"}, "names a node twice"),
+        ({"HOLDFAST_DOMAINS": "s1"}, "HOLDFAST_DOMAINS names 1 domains, expected one for each of 2"),
         ({"HOLDFAST_RAM_DIR": "shm"}, "HOLDFAST_RAM_DIR='shm'"),
     ],
 )

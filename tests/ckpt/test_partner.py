@@ -1,4 +1,4 @@
-"""What each scheme promises, tried on every loss there can be."""
+"""What the schemes that hold full copies promise, tried on every loss there can be."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from itertools import combinations
 
 import pytest
 
-from ckpt.config import SCHEMES
-from ckpt.redundancy import scheme_named
+from ckpt.config import PeersTier
+from ckpt.redundancy import scheme_of
+
+SCHEMES = {
+    "none": PeersTier(scheme="none"), "partner": PeersTier(scheme="partner"),
+    "two copies": PeersTier(scheme="partner", copies=2),
+}  # fmt: skip
 
 
 def lost_shards(scheme, members, lost):
@@ -20,8 +25,9 @@ def lost_shards(scheme, members, lost):
 @pytest.mark.parametrize("size", range(1, 7))
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_scheme_survives_what_it_says_and_not_every_loss_beyond(name, size):
-    scheme, members = scheme_named(name), tuple(range(3, 3 + size))
+    scheme, members = scheme_of(SCHEMES[name]), tuple(range(3, 3 + size))
     survives = scheme.survives(members)
+    assert survives == min(scheme.promise, size - 1)
     for count in range(survives + 1):
         assert not any(lost_shards(scheme, members, lost) for lost in combinations(members, count))
     assert any(lost_shards(scheme, members, lost) for lost in combinations(members, survives + 1))
@@ -29,7 +35,7 @@ def test_a_scheme_survives_what_it_says_and_not_every_loss_beyond(name, size):
 
 @pytest.mark.parametrize("size", range(2, 7))
 def test_partner_loses_shards_only_when_neighbours_are_lost(size):
-    scheme, members = scheme_named("partner"), tuple(range(size))
+    scheme, members = scheme_of(PeersTier()), tuple(range(size))
     for count in range(size + 1):
         for lost in combinations(members, count):
             neighbours = {node for node in lost if (node + 1) % size in lost}
@@ -39,4 +45,5 @@ def test_partner_loses_shards_only_when_neighbours_are_lost(size):
 @pytest.mark.parametrize("size", range(1, 7))
 def test_no_node_needs_its_own_shards(size):
     members = tuple(range(size))
-    assert all(node not in scheme_named("partner").sources(node, members) for node in members)
+    for peers in SCHEMES.values():
+        assert all(node not in scheme_of(peers).sources(node, members) for node in members)

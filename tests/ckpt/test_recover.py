@@ -25,10 +25,10 @@ def damage(path: Path, at: int = 100) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
-def records(ram_dir: Path) -> dict[str, tuple[int, int]]:
+def records(ram_dir: Path, kind: str = "") -> dict[str, tuple[int, int]]:
     """Step and rank of the shards in a memory directory."""
     found = {}
-    for path in ram_dir.glob("*.json"):
+    for path in ram_dir.glob(f"{kind}*.json"):
         record = read_record(ram_dir, path.stem)
         found[path.stem] = (record.save.step, record.rank)
     return found

@@ -126,7 +126,7 @@ jobs = st.fixed_dictionaries(
                 optional={
                     "namespace": words.filter(lambda name: name[0].isalnum()),
                     "ram": st.fixed_dictionaries({}, optional={"every_steps": sizes, "keep": st.integers(2, 9)}),
-                    "peers": st.fixed_dictionaries({"scheme": st.sampled_from(["none", "partner"])}),
+                    "peers": st.fixed_dictionaries({"scheme": st.sampled_from(["none", "partner", "xor", "rs"])}),
                     "shared": st.fixed_dictionaries({"path": words}, optional={"every_steps": sizes, "keep": sizes}),
                 },
             ),

@@ -1,0 +1,245 @@
+"""A node's parity: made over its redundancy set at each save, and what lost shards are made from again."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ckpt.agent.context import Context
+from ckpt.agent.exchange import save_to_json
+from ckpt.agent.holdings import Store
+from ckpt.agent.peers import PeerError
+from ckpt.agent.relay import Hop, Part, Relay
+from ckpt.errors import AgentError, CheckpointError
+from ckpt.record.blocks import bad_blocks, checksums
+from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.redundancy import members_at, scheme_of
+from ckpt.redundancy.parity import ParityRecord, ParitySet, read_parity, write_parity
+from ckpt.redundancy.stripes import Sum, extents
+
+_AT_ONCE = 8  # chains of one rebuild: all of a set of the usual size, each node first in one of them
+
+
+class ParityHoldings(Store[ParityRecord]):
+    """The parity in a memory directory."""
+
+    _names = re.compile(r"(parity)-([0-9]+)")
+
+    def find(self, save: SaveId, over: ParitySet, index: int) -> list[str]:
+        """Names of a member's parity over a set."""
+        wanted = (save, over, index)
+        return sorted(name for name, r in self.shards().items() if (r.save, r.over, r.index) == wanted)
+
+    def _load(self, name: str) -> ParityRecord:
+        return read_parity(self.ram_dir, name)
+
+    def _write(self, name: str, record: ParityRecord) -> None:
+        write_parity(self.ram_dir, name, record)
+
+
+class Parities:
+    """One node's parity, and its part in that of others."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._place = context.place
+        self._peers = context.peers
+        self._deadlines = context.deadlines
+        self._shards = context.holdings
+        self._holdings = ParityHoldings(context.place.ram_dir, context.place.run_id, context.config.namespace)
+        self._members = members_at(context.place, context.config.peers)
+        self._parity = scheme_of(context.config.peers).parity(self._members)
+        self._index = self._members.index(context.place.node_rank)
+        self._making = asyncio.Lock()  # a name that is free stays so until its record is there
+        self._relay = Relay(context.peers, self._bytes_of, context.deadlines.answer_s)
+        self._peers.handle("lengths", self._on_lengths)
+        self._peers.handle("header", self._on_header)
+        self._peers.handle("verify_parity", self._on_verify)
+        self._peers.handle("rebuild", self._on_rebuild)
+
+    async def make(self, save: SaveId, keep: Collection[SaveId] | None) -> int:
+        """Makes this node's parity of a save that all members hold, unless it is here; returns how many were made.
+
+        Raises:
+            PeerError: a member does not have its shards, or did not send.
+            OSError: memory is full.
+        """
+        if not self._parity:
+            return 0
+        async with self._making:
+            over = await self._over(save)
+            for name in self._holdings.find(save, over, self._index):
+                if await self._holdings.verify(name):
+                    return 0
+            headers = await self._headers(save)
+            name = self._holdings.free_name("parity", self._context.config.slots, keep)
+            self._holdings.drop(name)
+            stripes = over.stripes()
+            nodes = dict(enumerate(self._members))
+            homes = {rank: nodes[member] for member, ranks in enumerate(over.ranks) for rank in ranks}
+            try:
+                data = self._holdings.room_for(name, stripes.parity_bytes(self._index))
+                for part in stripes.encode(self._index):  # one row after another: bounds the buffers of all members
+                    await self._pull(save, over, part, homes, nodes, data)
+                blocks = await asyncio.to_thread(checksums, data)
+            except BaseException:
+                self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
+                raise
+            record = ParityRecord(
+                save=save, namespace=self._context.config.namespace, world_size=self._place.world_size, over=over,
+                members=tuple(self._place.nodes[node] for node in self._members), index=self._index, headers=headers,
+                blocks=blocks,
+            )  # fmt: skip
+            self._holdings.publish(name, record)
+        return 1
+
+    def tidy(self, keep: Collection[SaveId]) -> None:
+        """After a commit: gives back the memory of parity beyond the normal slots that no kept save needs."""
+        self._holdings.tidy({"parity"} if self._parity else set(), self._context.config.slots, keep)
+
+    def inventory(self) -> list[Any]:
+        """What parity is here, for the lead of a restore: (save, set, member, the set's nodes)."""
+        self._holdings.scan()
+        records = self._holdings.shards().values()
+        return [[save_to_json(r.save), r.over.to_json(), r.index, list(r.members)] for r in records]
+
+    async def _over(self, save: SaveId) -> ParitySet:
+        """What the members put under parity: asked anew for each save, a shard's length may change."""
+        calls = [
+            self._peers.call(node, "lengths", timeout_s=self._deadlines.answer_s, save=save_to_json(save))
+            for node in self._members
+        ]
+        answers = await asyncio.gather(*calls)
+        return ParitySet(
+            parity=self._parity,
+            ranks=tuple(tuple(self._context.ranks(node)) for node in self._members),
+            lengths=tuple(tuple(answer["lengths"]) for answer in answers),
+        )
+
+    async def _headers(self, save: SaveId) -> tuple[ShardRecord, ...]:
+        """The records of the members before this one, one for each that may be lost."""
+        nodes = [self._members[self._index - i] for i in range(1, self._parity + 1)]
+        calls = [
+            self._context.exchange.record(node, save, rank) for node in nodes for rank in self._context.ranks(node)
+        ]
+        return tuple(await asyncio.gather(*calls))
+
+    async def _pull(
+        self, save: SaveId, over: ParitySet, part: Sum, shard_at: Mapping[int, int], parity_at: Mapping[int, int],
+        data: memoryview,
+    ) -> None:  # fmt: skip
+        into = data[part.at : part.at + part.nbytes]
+        await self._relay.pull(save, over.to_json(), hops_of(part, over, shard_at, parity_at), into)
+
+    def _bytes_of(self, message: dict[str, Any], part: Part) -> memoryview:
+        save = SaveId.from_json(message["save"])
+        if part.parity:
+            over = ParitySet.from_json(message["over"])
+            names = self._holdings.find(save, over, part.rank)
+            if not names:
+                raise AgentError(f"parity {part.rank} of step {save.step} is not held here")
+            return self._holdings.bytes_of(names[0], self._holdings.record(names[0]).nbytes)
+        names = self._shards.find(save, part.rank)
+        if not names:
+            raise AgentError(f"rank {part.rank} of step {save.step} is not held here")
+        return self._shards.bytes_of(names[0], self._shards.record(names[0]).nbytes)
+
+    async def _on_lengths(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        save = SaveId.from_json(message["save"])
+        names = [(rank, self._shards.find(save, rank)) for rank in self._context.ranks(self._place.node_rank)]
+        if missing := [rank for rank, found in names if not found]:
+            raise AgentError(f"rank {missing[0]} of step {save.step} is not held here")
+        return {"lengths": [self._shards.record(found[0]).nbytes for _, found in names]}
+
+    async def _on_header(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        save, rank = SaveId.from_json(message["save"]), message["rank"]
+        for record in self._holdings.shards().values():
+            if record.save == save and (header := record.header(rank)):
+                return {"header": header.to_json()}
+        raise AgentError(f"no copy of the record of rank {rank}, step {save.step}")
+
+    async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        save, over = SaveId.from_json(message["save"]), ParitySet.from_json(message["over"])
+        names = self._holdings.find(save, over, message["index"])
+        return {"good": any([await self._holdings.verify(name) for name in names])}
+
+    async def _on_rebuild(self, source: int, message: dict[str, Any]) -> None:
+        since_s = time.monotonic()
+        save, over, rank = SaveId.from_json(message["save"]), ParitySet.from_json(message["over"]), message["rank"]
+        record = await self._header(save, rank, message["headers"])
+        local_rank = rank - self._context.ranks(self._place.node_rank)[0]
+        stem = f"own-{local_rank}" if rank in self._context.ranks(self._place.node_rank) else f"copy-{rank}-0"
+        name = self._shards.free_name(stem, self._context.config.slots, keep=None)
+        shard_at, parity_at = dict(message["shards"]), dict(message["parity"])
+        try:
+            await self._fill(name, record, over, shard_at, parity_at)
+        except BaseException:
+            self._shards.remove(name)  # bytes may still be arriving there: never reuse this file
+            raise
+        self._shards.publish(name, record)
+        sources = ", ".join(self._peers.nodes[node] for node in sorted({*shard_at.values(), *parity_at.values()}))
+        self._context.listener.to_monitors(
+            "rebuilt", rank=rank, from_node=f"the parity of {sources}", bytes=record.nbytes,
+            seconds=round(time.monotonic() - since_s, 6),
+        )  # fmt: skip
+
+    async def _fill(
+        self, name: str, record: ShardRecord, over: ParitySet, shard_at: dict[int, int], parity_at: dict[int, int]
+    ) -> None:
+        """The bytes of a lost shard. Raises PeerError unless every block matches the record."""
+        member = over.member_of(record.rank)
+        start, stop = over.range_of(record.rank)
+        if member is None or record.nbytes != stop - start:
+            raise AgentError(f"rank {record.rank}: {record.nbytes} bytes by its record, {stop - start} under parity")
+        there = [i for i, ranks in enumerate(over.ranks) if all(rank in shard_at for rank in ranks)]
+        sums = over.stripes().rebuild(member, start, stop, there, parity_at)
+        data = self._shards.room_for(name, record.nbytes)
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def pull(part: Sum) -> None:
+            async with limit:
+                await self._pull(record.save, over, part, shard_at, parity_at, data)
+
+        await asyncio.gather(*map(pull, sums))
+        if bad := await asyncio.to_thread(bad_blocks, data, record.blocks):
+            raise PeerError(f"block {bad[0]} of rank {record.rank}, made again from parity, does not verify")
+
+    async def _header(self, save: SaveId, rank: int, nodes: Sequence[int]) -> ShardRecord:
+        """The record of a lost shard, from whoever keeps a copy."""
+        tried = []
+        for node in nodes:
+            try:
+                answer = await self._peers.call(
+                    node, "header", timeout_s=self._deadlines.answer_s, save=save_to_json(save), rank=rank
+                )
+                return ShardRecord.from_json(answer["header"])
+            except CheckpointError as error:
+                tried.append(str(error))
+        raise AgentError(f"rank {rank} of step {save.step}: no copy of its record is left: {'; '.join(tried)}")
+
+
+def hops_of(part: Sum, over: ParitySet, shard_at: Mapping[int, int], parity_at: Mapping[int, int]) -> list[Hop]:
+    """A sum's terms as a chain of nodes.
+
+    Args:
+        part: what is wanted.
+        over: the set it is part of.
+        shard_at: the node that holds each rank's shard.
+        parity_at: the node that holds each member's parity.
+    """
+    hops = []
+    for term in part.terms:
+        if term.parity:
+            piece = Part(rank=term.member, parity=True, start=term.start, nbytes=term.nbytes, at=0)
+            hops.append(Hop(node=parity_at[term.member], coefficient=term.coefficient, parts=(piece,)))
+            continue
+        by_node: dict[int, list[Part]] = {}
+        for index, start, nbytes, at in extents(over.lengths[term.member], term.start, term.nbytes):
+            rank = over.ranks[term.member][index]
+            piece = Part(rank=rank, parity=False, start=start, nbytes=nbytes, at=at)
+            by_node.setdefault(shard_at[rank], []).append(piece)
+        hops += [Hop(node=n, coefficient=term.coefficient, parts=tuple(parts)) for n, parts in by_node.items()]
+    return hops

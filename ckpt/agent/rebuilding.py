@@ -1,0 +1,109 @@
+"""What node rank 0 does about shards that no memory holds: has them made again from parity, where enough is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpt.agent.context import Context
+from ckpt.agent.exchange import save_to_json
+from ckpt.agent.peers import PeerError
+from ckpt.errors import CheckpointError
+from ckpt.record.shard import SaveId
+from ckpt.redundancy.parity import ParitySet
+
+
+@dataclass(kw_only=True)
+class Found:
+    """The parity found over one set."""
+
+    members: tuple[str, ...]  # node names when it was made
+    holders: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # nodes, by member
+
+
+class Rebuilding:
+    """Knows what parity there is, and leads its use."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._peers = context.peers
+        self._deadlines = context.deadlines
+        self._found: dict[SaveId, dict[ParitySet, Found]] = defaultdict(dict)
+
+    def note(self, node: int, inventory: list[Any]) -> None:
+        """What parity a node says it holds."""
+        for save_json, over_json, index, members in inventory:
+            sets = self._found[SaveId.from_json(save_json)]
+            found = sets.setdefault(ParitySet.from_json(over_json), Found(members=tuple(members)))
+            found.holders[index].append(node)
+
+    async def bring_back(self, save: SaveId, world_size: int, holders: dict[int, list[int]]) -> tuple[list[int], str]:
+        """Has every lost shard made again that can be.
+
+        Args:
+            save: of which save.
+            world_size: ranks that saved it.
+            holders: by rank, the nodes whose shard verifies; the ranks made again are added.
+
+        Returns:
+            The ranks made again, all verified; and why not all were.
+        """
+        made: list[int] = []
+        reasons: list[str] = []
+        for over, found in self._found.get(save, {}).items():
+            lost = [rank for rank in range(world_size) if not holders.get(rank) and over.member_of(rank) is not None]
+            if not lost:
+                continue
+            try:
+                builders = await self._rebuild(save, over, found, holders, lost)
+            except CheckpointError as error:
+                reasons.append(f"no rebuild from the parity of {', '.join(found.members)}: {error}")
+                continue
+            for rank, node in builders.items():
+                holders[rank] = [node]
+            made += lost
+        return made, "; ".join(reasons)
+
+    async def _rebuild(
+        self, save: SaveId, over: ParitySet, found: Found, holders: dict[int, list[int]], lost: list[int]
+    ) -> dict[int, int]:
+        """Which node has made which rank again. Raises CheckpointError when one could not be."""
+        shards = {rank: nodes[0] for rank, nodes in holders.items() if nodes and over.member_of(rank) is not None}
+        parity = await self._verified(save, over, found)
+        there = [i for i, ranks in enumerate(over.ranks) if all(rank in shards for rank in ranks)]
+        builders = {}
+        for rank in lost:  # all or none: what cannot be is found out before anything is moved
+            over.stripes().rebuild(over.member_of(rank) or 0, *over.range_of(rank), there, parity)
+            builders[rank] = self._context.home(rank) % len(self._peers.nodes)
+        fields = {
+            "save": save_to_json(save), "over": over.to_json(), "shards": list(shards.items()),
+            "parity": list(parity.items()), "headers": sorted({n for nodes in found.holders.values() for n in nodes}),
+        }  # fmt: skip
+        timeout_s = self._deadlines.restore_s
+        calls = [
+            self._peers.call(node, "rebuild", timeout_s=timeout_s, rank=rank, **fields)
+            for rank, node in builders.items()
+        ]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        if failed := [result for result in results if isinstance(result, BaseException)]:
+            raise PeerError("; ".join(map(str, failed)))
+        return builders
+
+    async def _verified(self, save: SaveId, over: ParitySet, found: Found) -> dict[int, int]:
+        """By member, a node whose parity verifies."""
+
+        async def check(index: int, nodes: list[int]) -> None:
+            for node in nodes:
+                timeout_s = self._deadlines.verify_s
+                fields = {"save": save_to_json(save), "over": over.to_json(), "index": index}
+                if (await self._peers.call(node, "verify_parity", timeout_s=timeout_s, **fields))["good"]:
+                    good[index] = node
+                    return
+                name = self._peers.nodes[node]
+                self._context.listener.problem("parity does not verify", f"in the memory of {name}", save.step)
+
+        good: dict[int, int] = {}
+        await asyncio.gather(*(check(index, nodes) for index, nodes in found.holders.items()))
+        return good

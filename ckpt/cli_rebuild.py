@@ -1,0 +1,68 @@
+"""`holdfast ckpt rebuild`: lost shards made again from the survivors' memory directories, without agents or MPI."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.filesize import decimal
+
+from ckpt.errors import CheckpointError
+from ckpt.redundancy.offline import Rebuilt, find_saves, rebuild
+
+_FAILED, _USAGE = 1, 2
+
+
+def rebuild_lost(
+    directories: Annotated[list[Path], typer.Argument(help="Memory directories of the nodes that are left.")],
+    into: Annotated[Path, typer.Option("--into", help="Directory for what is made again; may be one of the others.")],
+    step: Annotated[int | None, typer.Option("--step", help="This step; else the newest that is whole then.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Make the lost shards of a step again from copies and parity, into another directory. Changes nothing else.
+
+    An agent that starts on the target directory finds them there. Exit code 1 when too little is left.
+    """
+    try:
+        saves = find_saves(directories)
+        into.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(into, os.W_OK | os.X_OK):
+            _end(_USAGE, f"{into}: is not writable")
+    except OSError as error:
+        _end(_USAGE, f"{error.filename}: {error.strerror}")
+    candidates = [save for save in saves if step in (None, save.step)]
+    if not candidates:
+        what = "no shards or parity" if step is None else f"nothing of step {step}"
+        _end(_USAGE, f"{', '.join(map(str, directories))}: {what}; look with `holdfast ckpt ls`")
+    reasons = []
+    for save in candidates:
+        try:
+            made = rebuild(saves[save], into)
+        except CheckpointError as error:
+            reasons.append(f"step {save.step} of attempt {save.attempt}: {error}")
+            continue
+        except OSError as error:
+            _end(_FAILED, f"{into}: {error.strerror}")
+        _show(save.step, made, saves[save].world_size, reasons, as_json)
+        return
+    _end(_FAILED, "no step can be had whole: " + "; ".join(reasons))
+
+
+def _show(step: int, made: list[Rebuilt], world_size: int, passed_over: list[str], as_json: bool) -> None:
+    if as_json:
+        rows = [{"rank": one.record.rank, "bytes": one.record.nbytes, "path": str(one.path)} for one in made]
+        typer.echo(json.dumps({"step": step, "world_size": world_size, "rebuilt": rows, "passed_over": passed_over}))
+        return
+    for reason in passed_over:
+        typer.echo(f"passed over: {reason}")
+    for one in made:
+        typer.echo(f"rank {one.record.rank}: {decimal(one.record.nbytes)} in {one.path}")
+    typer.echo(f"step {step}: {len(made)} of {world_size} shards made again, all verify; the rest is where it was")
+
+
+def _end(code: int, message: str) -> NoReturn:
+    typer.echo(f"holdfast ckpt: error: {message}", err=True)
+    raise typer.Exit(code)

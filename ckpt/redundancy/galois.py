@@ -1,0 +1,134 @@
+"""Arithmetic on bytes as elements of GF(2^8), polynomial 0x11d: sums of multiples, and the code that parity is made by.
+
+ISA-L does the bulk where the pyeclib wheel brings it: called straight on our buffers, several times faster than through
+pyeclib's own interface, which copies (benchmarks/redundancy.py shows all three). NumPy does it elsewhere; both give the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+MultiplyAdd = Callable[[Bytes, Bytes, int], None]
+
+MAX_MEMBERS = 256  # data and parity of one stripe together: the field has no more elements
+_POLYNOMIAL = 0x11D
+_ISAL_LEAST_BYTES = 64  # below, ISA-L's vector code does not apply
+
+
+def multiply_add(into: memoryview, data: memoryview, coefficient: int) -> None:
+    """into += coefficient * data, byte by byte. Equal lengths; `into` is writable."""
+    target, source = np.frombuffer(into, np.uint8), np.frombuffer(data, np.uint8)
+    if coefficient == 1:
+        np.bitwise_xor(target, source, out=target)
+    elif coefficient:
+        add = isal_multiply_add()
+        (add if add and len(target) >= _ISAL_LEAST_BYTES else numpy_multiply_add)(target, source, coefficient)
+
+
+def parity_row(row: int, data: int, parity: int) -> tuple[int, ...]:
+    """The coefficients of one of `parity` sums over `data` symbols: of all, any `data` determine the rest.
+
+    A Cauchy matrix whose columns are scaled so that row 0 is all ones: the first sum is a plain XOR.
+    """
+    if data + parity > MAX_MEMBERS or not 0 <= row < parity:
+        raise ValueError(f"row {row} of {parity} over {data} symbols: the field has {MAX_MEMBERS} elements")
+    return tuple(
+        multiply(_inverse(row ^ column), column) for column in range(parity, parity + data)
+    )  # 1/(row + column) over 1/(0 + column)
+
+
+def combination(lost: int, missing: Sequence[int], rows: Sequence[int], data: int, parity: int) -> dict[int, int]:
+    """A lost data symbol as a sum of multiples of parity rows, once the known data symbols are taken out of those.
+
+    Args:
+        lost: column wanted, one of `missing`.
+        missing: all columns that are not known.
+        rows: as many parity rows.
+        data, parity: of the whole stripe.
+
+    Returns:
+        The coefficient of each row.
+    """
+    matrix = [[parity_row(row, data, parity)[column] for column in missing] for row in rows]
+    inverse = _invert(matrix)
+    return dict(zip(rows, inverse[list(missing).index(lost)], strict=True))
+
+
+def multiply(a: int, b: int) -> int:
+    """The product of two elements."""
+    return int(_products()[a, b])
+
+
+def numpy_multiply_add(into: Bytes, data: Bytes, coefficient: int) -> None:
+    """`multiply_add` by table."""
+    np.bitwise_xor(into, _products()[coefficient][data], out=into)
+
+
+@functools.cache
+def isal_multiply_add() -> MultiplyAdd | None:
+    """`multiply_add` by ISA-L; None where the library is not there."""
+    spec = find_spec("pyeclib")
+    home = Path(spec.origin).parent.parent if spec and spec.origin else None
+    for path in sorted(home.glob("pyeclib.libs/libisal*")) if home else []:
+        try:
+            library = ctypes.CDLL(str(path))
+            init, update = library.ec_init_tables, library.ec_encode_data_update
+        except (OSError, AttributeError):
+            continue
+        return _bind(init, update)
+    return None
+
+
+def _bind(init: Callable[..., None], update: Callable[..., None]) -> MultiplyAdd:
+    @functools.lru_cache(256)
+    def table(coefficient: int) -> ctypes.Array[ctypes.c_char]:
+        made = ctypes.create_string_buffer(32)
+        init(1, 1, bytes([coefficient]), made)
+        return made
+
+    def add(into: Bytes, data: Bytes, coefficient: int) -> None:
+        target = ctypes.c_void_p(into.ctypes.data)
+        update(len(into), 1, 1, 0, table(coefficient), ctypes.c_void_p(data.ctypes.data), ctypes.byref(target))
+
+    return add
+
+
+@functools.cache
+def _products() -> Bytes:
+    """The product of every two elements."""
+    power, logarithm, value = np.zeros(510, np.uint8), np.zeros(256, np.int64), 1
+    for exponent in range(255):
+        power[exponent] = power[exponent + 255] = value
+        logarithm[value] = exponent
+        value = value << 1 ^ (_POLYNOMIAL if value & 0x80 else 0)
+    table = power[logarithm[:, None] + logarithm[None, :]]
+    table[0, :] = table[:, 0] = 0
+    return table
+
+
+def _inverse(a: int) -> int:
+    return int(np.flatnonzero(_products()[a] == 1)[0])
+
+
+def _invert(matrix: list[list[int]]) -> list[list[int]]:
+    """Gauss-Jordan; the matrices are as large as the losses of one set are many."""
+    size = len(matrix)
+    rows = [[*row, *(int(i == j) for j in range(size))] for i, row in enumerate(matrix)]
+    for i in range(size):
+        pivot = next(j for j in range(i, size) if rows[j][i])
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        scale = _inverse(rows[i][i])
+        rows[i] = [multiply(scale, value) for value in rows[i]]
+        for j in range(size):
+            if j != i and (factor := rows[j][i]):
+                rows[j] = [a ^ multiply(factor, b) for a, b in zip(rows[j], rows[i], strict=True)]
+    return [row[size:] for row in rows]

@@ -1,0 +1,75 @@
+"""The arithmetic of parity: ISA-L and NumPy give the same bytes, and any losses within the promise can be solved."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt.redundancy import galois
+from ckpt.redundancy.galois import combination, multiply, multiply_add, parity_row
+
+
+def test_isal_is_found_in_the_wheel_that_we_depend_on():
+    assert galois.isal_multiply_add() is not None
+
+
+@given(st.binary(min_size=64, max_size=3000), st.integers(0, 255), st.integers(0, 255))
+def test_isal_and_numpy_give_the_same_bytes(data, fill, coefficient):
+    source = np.frombuffer(data, np.uint8)
+    targets = [np.full(len(source), fill, np.uint8) for _ in range(2)]
+    galois.isal_multiply_add()(targets[0], source, coefficient)
+    galois.numpy_multiply_add(targets[1], source, coefficient)
+    assert (targets[0] == targets[1]).all()
+
+
+@pytest.mark.parametrize("library", [True, False])
+@given(data=st.binary(max_size=200), coefficient=st.integers(0, 255))
+def test_multiples_are_those_of_the_field(library, data, coefficient):
+    into = bytearray(len(data))
+    with pytest.MonkeyPatch.context() as patch:
+        if not library:
+            patch.setattr(galois, "isal_multiply_add", lambda: None)
+        multiply_add(memoryview(into), memoryview(data), coefficient)
+    assert bytes(into) == bytes(multiply(coefficient, byte) for byte in data)
+
+
+def test_the_field_is_one():
+    nonzero = range(1, 256)
+    for a in (1, 2, 3, 0x53, 255):
+        assert sorted(multiply(a, b) for b in nonzero) == list(nonzero)
+        assert all(multiply(a, b) == multiply(b, a) for b in nonzero)
+        assert all(multiply(a, b ^ 7) == multiply(a, b) ^ multiply(a, 7) for b in nonzero)
+    assert multiply(2, 0x80) == 0x1D
+
+
+@pytest.mark.parametrize("parity", range(1, 5))
+@pytest.mark.parametrize("data", range(1, 8))
+def test_any_lost_symbols_follow_from_any_as_many_rows(data, parity):
+    symbols = [(37 * d + 11) % 256 for d in range(data)]
+    rows = [parity_row(row, data, parity) for row in range(parity)]
+    assert rows[0] == (1,) * data
+    values = [0] * parity
+    for row, coefficients in enumerate(rows):
+        for symbol, coefficient in zip(symbols, coefficients, strict=True):
+            values[row] ^= multiply(coefficient, symbol)
+    for count in range(1, min(data, parity) + 1):
+        for missing in combinations(range(data), count):
+            for used in combinations(range(parity), count):
+                for lost in missing:
+                    weights = combination(lost, missing, used, data, parity)
+                    found = 0
+                    for row, weight in weights.items():
+                        rest = values[row]
+                        for d in set(range(data)) - set(missing):
+                            rest ^= multiply(rows[row][d], symbols[d])
+                        found ^= multiply(weight, rest)
+                    assert found == symbols[lost]
+
+
+def test_more_symbols_than_the_field_has_are_refused():
+    with pytest.raises(ValueError, match="256"):
+        parity_row(0, 255, 2)
