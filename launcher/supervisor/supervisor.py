@@ -28,6 +28,7 @@ from launcher.jobfile import JobSpec
 from launcher.runner.runner import attempt_environment
 from launcher.supervisor.attempt import Attempt, Ending, Requests
 from launcher.supervisor.faults import PREFLIGHT, START_TIMEOUT, Fault
+from launcher.supervisor.hang import HangDetector
 from launcher.supervisor.ladder import Decision, Ladder
 from launcher.supervisor.links import Links, Notice
 from launcher.supervisor.roster import Roster
@@ -110,9 +111,11 @@ class Supervisor:
         self._inbox: asyncio.Queue[Notice] = asyncio.Queue()
         self._links = Links(cluster.nodes, bytes.fromhex((job_dir / "secret").read_text()), self._inbox)
         self._ladder = Ladder(spec.restart, cluster.can_requeue)
+        self._hang = HangDetector(spec.restart.hang_timeout_s, has_checkpoint=spec.checkpoint is not None)
         history = read_events(job_dir / "events.jsonl")
         for event in history:
             self._ladder.observe(event)
+            self._hang.observe(event)
         # The local cluster's nodes are new each time; a Slurm node that failed stays out for the job's life.
         out = {e["node"]: e["reason"] for e in history if e["event"] == "node_out" and cluster.can_requeue}
         self._roster = Roster(cluster.nodes, spec.nodes, out)
@@ -159,6 +162,7 @@ class Supervisor:
     def record(self, event: str, **fields: Any) -> None:
         written = self._events.append(event, **fields)
         self._ladder.observe(written)
+        self._hang.observe(written)
         said = {key: value for key, value in written.items() if key not in _NOT_LOGGED and value is not None}
         level = logging.DEBUG if event == "commit" else logging.INFO
         log.log(level, "%s: %s", event, ", ".join(f"{key}={value}" for key, value in said.items()))
@@ -276,6 +280,7 @@ class Supervisor:
             cluster=self._cluster,
             agent_environment=agents,
             log_dir=log_dir,
+            hang=self._hang,
         )
         ending = await attempt.run()
         self.record("attempt_end", attempt=number, outcome=ending.outcome, step=self._attempt_step)
