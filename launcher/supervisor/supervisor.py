@@ -117,8 +117,8 @@ class Supervisor:
             self._ladder.observe(event)
             self._hang.observe(event)
         # The local cluster's nodes are new each time; a Slurm node that failed stays out for the job's life.
-        out = {e["node"]: e["reason"] for e in history if e["event"] == "node_out" and cluster.can_requeue}
-        self._roster = Roster(cluster.nodes, spec.nodes, out)
+        self._out = {e["node"]: e["reason"] for e in history if e["event"] == "node_out" and cluster.can_requeue}
+        self._roster = Roster(cluster.nodes, spec.nodes, self._out)
         self._number = max((e["attempt"] + 1 for e in history if e["event"] == "attempt_start"), default=0)
         self._step: int | None = max((e["step"] or 0 for e in history if e["event"] == "commit"), default=None)
         self._attempt_step: int | None = None
@@ -176,6 +176,7 @@ class Supervisor:
     def put_out(self, node: str, reason: str) -> None:
         if node not in self._roster.out:
             self._roster.put_out(node, reason)
+            self._out.setdefault(node, reason)
             self.record("node_out", node=node, reason=reason)
         self._links.dismiss(node, forget=True)
 
@@ -354,7 +355,7 @@ class Supervisor:
     async def _hand_back(self, outcome: Outcome) -> Outcome:
         """Has the scheduler start the job again. It then ends this one: what is left to do must not take long."""
         try:
-            await asyncio.to_thread(self._cluster.requeue)
+            await asyncio.to_thread(self._cluster.requeue, tuple(self._out))
         except (LauncherError, SlurmError) as error:
             reason = f"{outcome.reason}; not requeued: {error}; submit the job again in the same folder"
             return self._outcome("internal" if self.requests.stop else "too_few_nodes", reason)
