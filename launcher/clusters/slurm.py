@@ -51,6 +51,7 @@ class SlurmCluster:
             )
         self._job_id = job.job_id
         self._wanted = wanted
+        self._needed = spec.nodes
         self._job_dir = job_dir
         self._slurm = slurm or Slurm()
         self._runners: Spawned | None = None
@@ -100,7 +101,7 @@ class SlurmCluster:
             await self._runners.end(_CLOSE_TIMEOUT_S)  # srun may be waiting for a dead node
 
     def _with_those_excluded(self, nodes: Collection[str]) -> list[str]:
-        """These nodes and those that the job's user has excluded; none where Slurm does not tell."""
+        """These nodes and those that the job's user has excluded; none where that cannot be done."""
         try:
             job = self._insist(lambda: self._slurm.job(self._job_id))
             partition = self._slurm.partition(job.partition) if job is not None else None
@@ -111,11 +112,14 @@ class SlurmCluster:
             return []
         excluded = {*job.excluded, *nodes}
         left = [node for node in partition.nodes if node not in excluded]
-        if len(left) < self._wanted:  # it would wait for ever
+        if len(left) < self._needed:
             raise UsageError(
                 f"partition {partition.name} has {len(left)} nodes beside those out of use ({','.join(sorted(nodes))}) "
-                f"and those excluded, expected {self._wanted}"
+                f"and those excluded, expected {self._needed}"
             )
+        if len(left) < self._wanted:  # it would wait for ever; as a spare that is never used, such a node does no harm
+            log.warning("partition %s has too few nodes to exclude those that are out of use", partition.name)
+            return []
         return sorted(excluded)
 
     def _insist(self, ask: Callable[[], T]) -> T:

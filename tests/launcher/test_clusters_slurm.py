@@ -119,9 +119,15 @@ def test_nodes_that_are_out_are_excluded_beside_those_of_the_user(
 
 def test_requeue_that_could_never_start_is_refused(spec: JobSpec) -> None:
     scontrol = Scontrol(("RUNNING", 2), PARTITION)
-    with pytest.raises(UsageError, match=r"partition train has 2 nodes beside those out of use \(n2,n3\).*expected 3"):
-        cluster(spec, scontrol).requeue(["n2", "n3"])
+    with pytest.raises(UsageError, match=r"partition train has 1 nodes beside those .* \(n2,n3,n4\).*expected 2"):
+        cluster(spec, scontrol).requeue(["n2", "n3", "n4"])
     assert ("scontrol", "requeue", "7") not in scontrol.asked
+
+
+def test_nodes_that_are_out_fill_the_places_of_spares_where_there_are_no_others(spec: JobSpec) -> None:
+    scontrol = Scontrol(("RUNNING", 2), PARTITION, "")
+    cluster(spec, scontrol).requeue(["n2", "n3"])
+    assert scontrol.asked[2:] == [("scontrol", "requeue", "7")]
 
 
 def test_requeue_goes_ahead_where_slurm_does_not_tell_who_is_excluded(
