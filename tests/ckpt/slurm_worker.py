@@ -1,4 +1,7 @@
-"""A worker of one node in the test on a real Slurm cluster: saves a step, or restores it. `slurm_worker.py ATTEMPT`."""
+"""A worker of one node in the test on a real Slurm cluster: saves a step, or restores it. `slurm_worker.py ATTEMPT`.
+
+`slurm_worker.py ATTEMPT end` ends the node's agent: when all workers are done, for each is served by all agents.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ STEP = 10
 def main(attempt: int) -> None:
     nodes, node = os.environ["HOLDFAST_NODES"].split(","), os.environ["SLURMD_NODENAME"]
     ram_dir, rank = Path(os.environ["HOLDFAST_RAM_DIR"]), nodes.index(node)
-    monitor = Monitor.connect(ram_dir, attempt, 60)
     worker = AgentClient.connect(ram_dir / f"agent-{attempt}.sock", rank=rank, local_rank=0, timeout_s=60)
     plan = worker.request("plan", timeout_s=60)
     if attempt == 0:
@@ -31,8 +33,11 @@ def main(attempt: int) -> None:
             reply = worker.request("open", timeout_s=60, rank=saved, blocks=None)
             assert Path(reply["path"]).read_bytes()[:NBYTES] == content(saved, STEP, NBYTES)
     print(f"{node} attempt {attempt} step {plan['step']} of {plan['world_size']} ranks from {plan['tier']}", flush=True)
-    monitor.shutdown()
+
+
+def end(attempt: int) -> None:
+    Monitor.connect(os.environ["HOLDFAST_RAM_DIR"], attempt, 60).shutdown(30)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    (end if sys.argv[2:] == ["end"] else main)(int(sys.argv[1]))

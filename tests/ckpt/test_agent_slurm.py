@@ -40,6 +40,7 @@ for attempt in 0 1; do
     export HOLDFAST_ATTEMPT=$attempt
     srun --mpi=pmix --overlap --no-kill -N3 -n3 --ntasks-per-node=1 {shlex.join(command())} &
     {everywhere} {worker} $attempt || exit 1
+    {everywhere} {worker} $attempt end || exit 3
     wait $! || exit 2
     srun --overlap --mpi=none -N1 -n1 -w ${{names%%,*}} bash -c 'rm $HOLDFAST_RAM_DIR/*-*-*'
 done
