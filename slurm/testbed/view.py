@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
+_HOLDS = (Path("/mnt"), Path("/media"), Path("/srv"))  # empty on most machines: what is to stay visible waits in one
 
 
 def needed_paths() -> tuple[Path, ...]:
@@ -40,17 +41,16 @@ def view_script(replaced: Sequence[Path], paths: Sequence[Path]) -> str:
         paths: what must be there at its own path afterwards; those below no replaced directory are left alone.
     """
     hidden = [path for path in paths if any(path.is_relative_to(directory) for directory in replaced)]
-    script = ["set -e", "umask 022", "view=$(mktemp -d /run/holdfast-view.XXXXXX)"]
+    hold = shlex.quote(str(next(d for d in _HOLDS if d.is_dir() and not any(p.is_relative_to(d) for p in paths))))
+    script = ["set -e", "umask 022", f"mount -t tmpfs tmpfs {hold}"]  # nothing is made on the host's own file systems
     for index, path in enumerate(hidden):
-        script += [f'mkdir "$view/{index}"', f'mount --bind {shlex.quote(str(path))} "$view/{index}"']
+        script += [f"mkdir {hold}/{index}", f"mount --bind {shlex.quote(str(path))} {hold}/{index}"]
     for directory in replaced:
         script.append(f"mkdir -p {shlex.quote(str(directory))}")
         script.append(f"mount -t tmpfs -o mode={_mode(directory):o} tmpfs {shlex.quote(str(directory))}")
     for index, path in enumerate(hidden):
-        script.append(f"mkdir -p {shlex.quote(str(path))}")
-        script.append(f'mount --bind "$view/{index}" {shlex.quote(str(path))}')
-        script.append(f'umount "$view/{index}"; rmdir "$view/{index}"')
-    return "\n".join([*script, 'rmdir "$view"'])
+        script += [f"mkdir -p {shlex.quote(str(path))}", f"mount --bind {hold}/{index} {shlex.quote(str(path))}"]
+    return "\n".join([*script, f"umount --lazy {hold}"])
 
 
 def in_view(argv: Sequence[str], uid: int) -> tuple[str, ...]:

@@ -180,7 +180,8 @@ def test_another_process_with_the_same_number_is_not_the_supervisor(job: KnownJo
 def test_cancel_interrupts_the_supervisor_and_waits_for_its_end(
     job: KnownJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["env", "--default-signal=INT", "sleep", "60"])  # a background shell has it ignored
+    wait_until(lambda: b"sleep" in Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[0])
     reaper = threading.Thread(target=process.wait)
     reaper.start()
     Process.of_pid(process.pid).save(job.folder)
