@@ -21,7 +21,8 @@ from ckpt.record.blocks import BLOCK_BYTES, checksum
 from ckpt.record.manifest import open_regular
 from ckpt.record.shard import ShardRecord, read_record
 from ckpt.tiers.catalog import list_steps
-from ckpt.tiers.posix import MARK, read_mark
+from ckpt.tiers.mark import MARK
+from ckpt.tiers.posix import read_mark
 
 _SHARD = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+)-[0-9]+\.json")
 _FAILED, _USAGE = 1, 2
@@ -144,7 +145,7 @@ def _find(path: Path) -> list[StoredStep]:
 
 
 def _shared_steps(folder: Path) -> list[StoredStep]:
-    namespace = str(read_mark(folder).get("namespace"))
+    namespace = str(read_mark(folder).namespace)
     steps = []
     for entry in list_steps(folder, namespace):
         found = StoredStep(
