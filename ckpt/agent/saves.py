@@ -42,7 +42,8 @@ class Saves:
 
     def __init__(self, context: Context) -> None:
         self.newest: SaveId | None = None  # committed, or taken up by the restore: must stay until the next commit
-        self.pinned: dict[int, dict[int, str]] = {}  # names of shards on their way to a lower tier, by step
+        self.pinned: dict[int, dict[int, str]] = {}  # names of shards on their way to lower tiers, by step
+        self._draining: dict[int, set[str]] = {}  # those tiers, by step
         self._context = context
         self._place = context.place
         self._slots = context.config.slots
@@ -102,13 +103,19 @@ class Saves:
         for save in [save for save in self._in_flight.values() if not save.promised]:
             await self._drop(save.step, reason)
         for step in list(self.pinned):
-            await self.drained(step, failed=True)
+            for tier in list(self._draining[step]):
+                await self.drained(step, tier, failed=True)
         await self._tell_waiters()
 
-    async def drained(self, step: int, failed: bool) -> None:
-        """The save has reached the lower tier, or failed to: its slots may be reused."""
-        self.pinned.pop(step, None)
-        self._listener.to_trainers("drained", step=step, tier="shared", **({"failed": True} if failed else {}))
+    async def drained(self, step: int, tier: str, failed: bool) -> None:
+        """The save has reached a lower tier, or failed to: after the last one its slots may be reused."""
+        left = self._draining.get(step, set())
+        left.discard(tier)
+        if not left:
+            self._draining.pop(step, None)
+            self.pinned.pop(step, None)
+        fields = {"step": step, "tier": tier, "pinned": bool(left), **({"failed": True} if failed else {})}
+        self._listener.to_trainers("drained", **fields)
         await self._tell_waiters()
 
     async def protect_newest(self) -> int:
@@ -196,9 +203,10 @@ class Saves:
             raise AgentError(f"step {message['step']} was dropped here")
         _cancel(save)
         self.newest = self._context.save_id(save.step)
-        if message["pinned"]:
+        if message["tiers"]:
             self.pinned[save.step] = save.names
-        self._listener.to_trainers("committed", step=save.step, pinned=message["pinned"])
+            self._draining[save.step] = set(message["tiers"])
+        self._listener.to_trainers("committed", step=save.step, pinned=bool(message["tiers"]))
         self._listener.to_monitors(
             "commit", tier="memory", step=save.step, bytes=message["nbytes"], seconds=message["seconds"]
         )

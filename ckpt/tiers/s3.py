@@ -120,7 +120,11 @@ class S3Tier:
 
         What a killed upload left behind is no object, costs all the same, and goes with its step.
         """
-        uploads = self._bucket.uploads(f"{self._prefix}/")
+        try:
+            uploads = self._bucket.uploads(f"{self._prefix}/")
+        except OSError as error:  # some servers, and some permissions, do not let them be listed
+            log.warning("uploads that were never completed are not looked for: %s", error)
+            uploads = []
         names = self._bucket.directories(f"{self._prefix}/")
         names |= {key.removeprefix(f"{self._prefix}/").partition("/")[0] for key, _ in uploads}
         gone = superfluous(self._entries(names), keep, directory_name(running) if running else None, complete)

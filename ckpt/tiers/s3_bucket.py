@@ -148,7 +148,10 @@ class Bucket:
 
     def uploads(self, prefix: str) -> list[tuple[str, str]]:
         """Uploads in parts that were never completed: key and id."""
-        pages = self._pages("list_multipart_uploads", prefix)
+        try:
+            pages = list(self._pages("list_multipart_uploads", prefix))
+        except FileNotFoundError:  # rclone's way to say that there are none
+            return []
         return [(entry["Key"], entry["UploadId"]) for page in pages for entry in page.get("Uploads", [])]
 
     def abort(self, key: str, upload: str) -> None:

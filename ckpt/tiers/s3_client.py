@@ -15,7 +15,7 @@ CONNECTIONS = 6  # S3 gives each about 5 Gbit/s
 _CONNECT_S = 10
 _READ_S = 60
 
-_ABSENT = {"404", "NoSuchKey", "NotFound"}  # not NoSuchBucket: that is a wrong configuration
+_ABSENT = {"404", "NoSuchKey", "NotFound", "NoSuchUpload"}  # not NoSuchBucket: that is a wrong configuration
 
 
 @dataclass(frozen=True, kw_only=True)

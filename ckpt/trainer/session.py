@@ -168,9 +168,10 @@ class Session:
             if event["event"] == "committed":
                 self._arena.committed(step, pinned=bool(event.get("pinned")))
             elif event["event"] == "drained":
-                self._arena.drained(step)
+                if not event.get("pinned"):
+                    self._arena.drained(step)
                 if event.get("failed"):
-                    self._count("step %d did not reach the lower tier; it is safe in memory", step)
+                    self._count("step %d did not reach the %s tier; it is safe in memory", step, event.get("tier"))
             elif event["event"] == "dropped":
                 self._arena.dropped(step)
                 self._count("step %d was dropped before it was committed: %s", step, event.get("reason"))

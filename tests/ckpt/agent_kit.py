@@ -94,9 +94,9 @@ class FakeTransfer:
 
 
 def config(
-    shared: Path | None = None, scheme: str = "partner", keep: int = 2, every_steps: int = 10
+    shared: Path | None = None, scheme: str = "partner", keep: int = 2, every_steps: int = 10, **lower: Any
 ) -> CheckpointConfig:
-    section: dict[str, Any] = {"namespace": NAMESPACE, "ram": {"keep": keep}, "peers": {"scheme": scheme}}
+    section: dict[str, Any] = {"namespace": NAMESPACE, "ram": {"keep": keep}, "peers": {"scheme": scheme}, **lower}
     if shared:
         section["shared"] = {"path": str(shared), "every_steps": every_steps, "keep": 2}
     return CheckpointConfig.from_mapping(section)
