@@ -7,6 +7,7 @@ import os
 import re
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -17,12 +18,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from ckpt.errors import CheckpointError
-from ckpt.record.blocks import BLOCK_BYTES, checksum
-from ckpt.record.manifest import open_regular
 from ckpt.record.shard import ShardRecord, read_record
-from ckpt.tiers.catalog import list_steps
+from ckpt.tiers.lookup import local_tiers, s3_tiers
 from ckpt.tiers.mark import MARK
-from ckpt.tiers.posix import read_mark
+from ckpt.tiers.posix import read_file
+from ckpt.tiers.reads import Read, find_bad, reader
+from ckpt.tiers.tier import Tier
 
 _SHARD = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+)-[0-9]+\.json")
 _FAILED, _USAGE = 1, 2
@@ -30,8 +31,11 @@ _FAILED, _USAGE = 1, 2
 app = typer.Typer(help="Look at checkpoints and verify them.", no_args_is_help=True, add_completion=False)
 
 PathArgument = Annotated[
-    Path,
-    typer.Argument(help="A shared checkpoint directory, one namespace's folder in it, or a node's memory directory."),
+    str,
+    typer.Argument(
+        help="A shared or NVMe checkpoint directory, one namespace's folder in it, a node's memory directory, "
+        "or s3://bucket/prefix (AWS_ENDPOINT_URL and boto3's other settings apply).",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -41,8 +45,8 @@ class StoredShard:
     """One shard, and where its bytes lie."""
 
     record: ShardRecord
-    path: Path
-    offset: int
+    where: str
+    read: Read
 
 
 @dataclass(kw_only=True)
@@ -54,7 +58,7 @@ class StoredStep:
     step: int | None
     attempt: int | None
     world_size: int | None = None
-    committed: bool | None = None  # None in memory: that is for all nodes together to say
+    committed: bool | None = None  # None on one node: that is for all nodes together to say
     created_s: float | None = None
     shards: list[StoredShard] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -128,34 +132,39 @@ def verify(
         raise typer.Exit(_FAILED)
 
 
-def _find(path: Path) -> list[StoredStep]:
-    """The steps under a path, newest first; ends the program when the path holds nothing of ours."""
+def _find(where: str) -> list[StoredStep]:
+    """The steps under a path or URL, newest first; ends the program when nothing of ours is there."""
     try:
+        if where.startswith("s3://"):
+            return [step for tier in s3_tiers(where) for step in _tier_steps(tier, "s3", tier.url)]
+        path = Path(where)
         names = os.listdir(path)
-        if MARK in names:
-            return _shared_steps(path)
         if "board" in names or any(map(_SHARD.fullmatch, names)):
             return _memory_steps(path, names)
-        namespaces = sorted(name for name in names if (path / name / MARK).is_file())
-        if namespaces:
-            return [step for name in namespaces for step in _shared_steps(path / name)]
+        if tiers := local_tiers(path):
+            return [step for tier, kind in tiers for step in _tier_steps(tier, kind, str(tier.folder))]
     except (OSError, CheckpointError) as error:
-        _usage(f"{path}: {error.strerror if isinstance(error, OSError) else error}")
-    _usage(f"{path}: neither a checkpoint directory ({MARK} in it or one level below) nor a node's memory directory")
+        message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        _usage(message if message.startswith(where) else f"{where}: {message}")
+    _usage(f"{where}: neither a checkpoint directory ({MARK} in it or below) nor a node's memory directory")
 
 
-def _shared_steps(folder: Path) -> list[StoredStep]:
-    namespace = str(read_mark(folder).namespace)
+def _tier_steps(tier: Tier, kind: str, folder: str) -> list[StoredStep]:
     steps = []
-    for entry in list_steps(folder, namespace):
+    for entry in tier.catalog():
         found = StoredStep(
-            namespace=namespace, tier="shared", step=entry.step, attempt=entry.attempt, committed=bool(entry.manifest)
-        )
+            namespace=tier.namespace, tier=kind, step=entry.step, attempt=entry.attempt,
+            committed=None if tier.node_local and entry.manifest else bool(entry.manifest),
+        )  # fmt: skip
         if entry.manifest:
             found.world_size = entry.manifest.world_size
             found.created_s = entry.manifest.created_s
             found.shards = [
-                StoredShard(record=place.record, path=folder / entry.name / place.file, offset=place.offset)
+                StoredShard(
+                    record=place.record,
+                    where=f"{folder}/{entry.name}/{place.file}",
+                    read=reader(tier, entry.manifest.save, place),
+                )
                 for place in entry.manifest.shards
             ]
         elif entry.damaged:
@@ -186,26 +195,17 @@ def _memory_steps(folder: Path, names: list[str]) -> list[StoredStep]:
                 world_size=record.world_size,
             ),
         )
-        found.shards.append(StoredShard(record=record, path=folder / f"{stem}.data", offset=0))
+        data = folder / f"{stem}.data"
+        found.shards.append(StoredShard(record=record, where=str(data), read=partial(read_file, data)))
         found.created_s = max(found.created_s or 0.0, (folder / name).stat().st_mtime)
     return sorted(steps.values(), key=lambda step: (step.step or -1, step.attempt or -1), reverse=True)
 
 
 def _verify_shard(shard: StoredShard) -> list[str]:
     """What is bad about a shard's bytes; reads them block by block."""
-    where = f"rank {shard.record.rank} in {shard.path}"
-    bad = []
+    where = f"rank {shard.record.rank} in {shard.where}"
     try:
-        descriptor = open_regular(shard.path)
-        try:
-            left = shard.record.layout.nbytes
-            for block, expected in enumerate(shard.record.blocks):
-                data = os.pread(descriptor, min(BLOCK_BYTES, left), shard.offset + block * BLOCK_BYTES)
-                left -= BLOCK_BYTES
-                if checksum(data) != expected:
-                    bad.append(block)
-        finally:
-            os.close(descriptor)
+        bad = list(find_bad(shard.read, shard.record))
     except (CheckpointError, OSError) as error:
         return [f"{where}: {error}"]
     return (

@@ -109,7 +109,7 @@ class DrainLead:
         self._last_s = dict.fromkeys(self._sections, clock())  # when a save last set out, by tier
 
     def wanted(self, step: int, asked: bool) -> list[str]:
-        """The tiers that a step goes to: all when asked for; else those where it is due and no older one is under way."""
+        """The tiers that a step goes to: all when asked for, else those where it is due and none is under way."""
         return [name for name, section in self._sections.items() if self._wanted(name, section, step, asked)]
 
     def _wanted(self, name: str, section: LowerTier, step: int, asked: bool) -> bool:

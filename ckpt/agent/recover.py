@@ -104,7 +104,7 @@ class RecoverLead:
         return (kind == _DISK, node != self._context.home(rank), kind, node)
 
     async def _stored(self, timeout_s: float) -> tuple[dict[SaveId, list[str]], list[str]]:
-        """The committed saves of the tiers that all nodes see, each with their names; and which cannot be read, and why.
+        """The saves that tiers which all nodes see have committed, with their names; and which cannot be read, and why.
 
         All are asked at once. While memory holds something, a slow one is not waited for long.
         """

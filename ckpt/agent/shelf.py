@@ -84,7 +84,7 @@ class Shelf:
         return found
 
     async def verify(self, save: SaveId, rank: int) -> bool:
-        """Whether a shard is there and every byte of it matches; reads it once. One that does not match is struck off."""
+        """Whether a shard is there and every byte of it matches; reads it once. One that does not is struck off."""
         found = self.find(save, rank)
         if found is None or (save, rank) in self._verified:
             return found is not None

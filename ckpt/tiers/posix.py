@@ -127,17 +127,7 @@ class SharedTier:
 
     def read(self, save: SaveId, place: ShardPlace, start: int, into: memoryview) -> None:
         """Reads without a map: a disk that fails is an error here, and would be a SIGBUS there."""
-        path = self.data_path(save, place.file)
-        descriptor = open_regular(path)
-        try:
-            done = 0
-            while done < len(into):
-                count = os.preadv(descriptor, [into[done:]], place.offset + start + done)
-                if not count:
-                    raise CorruptError(f"{path}: ends before byte {start + done} of the shard of rank {place.rank}")
-                done += count
-        finally:
-            os.close(descriptor)
+        read_file(self.data_path(save, place.file), place.offset + start, into)
 
     def data_path(self, save: SaveId, file: str) -> Path:
         """Where a file that the save's manifest names lies."""
@@ -171,6 +161,20 @@ def node_places(file: str, records: Sequence[ShardRecord]) -> list[ShardPlace]:
         places.append(ShardPlace(rank=record.rank, file=file, offset=offset, record=record))
         offset += -(-record.layout.nbytes // SHARD_ALIGN_BYTES) * SHARD_ALIGN_BYTES
     return places
+
+
+def read_file(path: Path, start: int, into: memoryview) -> None:
+    """Fills memory with a regular file's bytes; raises CorruptError when it ends before, OSError."""
+    descriptor = open_regular(path)
+    try:
+        done = 0
+        while done < len(into):
+            count = os.preadv(descriptor, [into[done:]], start + done)
+            if not count:
+                raise CorruptError(f"{path}: got {start + done} bytes, expected at least {start + len(into)}")
+            done += count
+    finally:
+        os.close(descriptor)
 
 
 def check_shared(path: Path | str, namespace: str) -> None:

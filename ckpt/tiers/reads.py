@@ -8,7 +8,7 @@ from itertools import groupby
 from ckpt.errors import CorruptError
 from ckpt.record.blocks import BLOCK_BYTES, bad_blocks, checksum
 from ckpt.record.manifest import ShardPlace
-from ckpt.record.shard import SaveId
+from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.tiers.tier import Tier
 
 WINDOW_BLOCKS = 16  # read at once while verifying: enough to keep parallel connections busy
@@ -36,17 +36,17 @@ def read_whole(read: Read, place: ShardPlace, data: memoryview) -> None:
 
 def verify(read: Read, place: ShardPlace) -> None:
     """Reads a shard through a bounded buffer; raises CorruptError at the first block that does not match."""
-    for block in find_bad(read, place):
+    for block in find_bad(read, place.record):
         raise CorruptError(_mismatch(place, block))
 
 
-def find_bad(read: Read, place: ShardPlace) -> Iterator[int]:
+def find_bad(read: Read, record: ShardRecord) -> Iterator[int]:
     """The blocks of a shard that do not match, read through a bounded buffer.
 
     Raises:
         OSError, CheckpointError: it cannot be read to its end.
     """
-    nbytes, expected = place.record.layout.nbytes, place.record.blocks
+    nbytes, expected = record.layout.nbytes, record.blocks
     buffer = memoryview(bytearray(min(nbytes, WINDOW_BLOCKS * BLOCK_BYTES)))
     for first in range(0, len(expected), WINDOW_BLOCKS):
         start = first * BLOCK_BYTES

@@ -20,7 +20,7 @@ def superfluous(
         entries: newest first, as `list_steps` gives them.
         keep: committed steps that stay, at least 1.
         running: name of the directory that is being written now.
-        complete: the saves that count as committed, whatever the entries themselves say; None: all that have a manifest.
+        complete: the saves that count as committed, whatever the entries say; None: all that have a manifest.
     """
     committed = [entry for entry in entries if entry.save and (complete is None or entry.save in complete)]
     if not committed:

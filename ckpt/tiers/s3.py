@@ -98,7 +98,7 @@ class S3Tier:
         return saves
 
     def catalog(self) -> list[Entry]:
-        """One listing, then one read for each step; an error that is not the step's own is raised, not taken for one."""
+        """One listing, then one read for each step; an error that is not the step's own is raised."""
         return self._entries(self._bucket.directories(f"{self._prefix}/"))
 
     def read_manifest(self, save: SaveId) -> Manifest:

@@ -23,6 +23,7 @@ class Tier(Protocol):
     """
 
     node_local: bool
+    namespace: str
 
     def prepare(self) -> float:
         """Makes the place, or checks that it is ours; returns when it was made, in seconds since the epoch.

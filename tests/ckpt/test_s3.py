@@ -139,7 +139,7 @@ def test_nobody_listening_is_an_error_that_names_the_object() -> None:
 
 def test_wrong_credentials_are_an_error(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-wrong-secret-of-a-realistic-length")
-    with pytest.raises(OSError, match="s3://bucket/.*SignatureDoesNotMatch"):
+    with pytest.raises(OSError, match=r"s3://bucket/.*SignatureDoesNotMatch"):
         S3Tier(server.fresh_url(), "ns", server.options).steps()
 
 
