@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib.util
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from launcher.errors import UsageError
 from launcher.strict_yaml import read_yaml
 
 MAX_WORKERS_PER_NODE = 64  # rows of a node's board, where workers post their steps
+MIN_HANG_TIMEOUT_S = 2.0  # runners report twice a second
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -41,16 +43,23 @@ OWNED_SBATCH_OPTIONS = {
 }
 _NOT_YET = {
     "elastic": "leave it out: the job keeps its size",
-    "restart.hang_timeout_s": "leave it out",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """When to give up: after `max_without_progress` attempts that gained no step, or `max_restarts` restarts in all."""
+    """When to start again, and when to give up.
+
+    Attributes:
+        max_without_progress: give up after so many attempts in a row that gained no step.
+        max_restarts: give up after so many restarts in all.
+        hang_timeout_s: workers that make no step for so long hang; 0 never takes them for hung, None goes by the steps
+            measured (`launcher.supervisor.hang`).
+    """
 
     max_without_progress: int = 3
     max_restarts: int = 100
+    hang_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +221,17 @@ class _Reader:
         return Restart(
             max_without_progress=self._count("restart.max_without_progress", default.max_without_progress, 1, section),
             max_restarts=self._count("restart.max_restarts", default.max_restarts, 0, section),
+            hang_timeout_s=self._hang_timeout_s(section.get("hang_timeout_s")),
         )
+
+    def _hang_timeout_s(self, value: Any) -> float | None:
+        if value is None:
+            return None
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not (value == 0 or MIN_HANG_TIMEOUT_S <= value < math.inf):
+            expected = f"seconds, at least {MIN_HANG_TIMEOUT_S:g}; 0 for never; or nothing: by the steps measured"
+            raise self._wrong("restart.hang_timeout_s", value, expected)
+        return value
 
     def _checkpoint(self, name: str) -> dict[str, Any] | None:
         if self._mapping.get("checkpoint") is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from slurm import command
 from slurm.command import CommandError, Runner
 from slurm.errors import SlurmError
+from slurm.hostlist import compress
 from slurm.records import Job, Node, Partition
 
 
@@ -55,6 +56,14 @@ class Slurm:
     def requeue(self, job_id: int) -> None:
         """End a job where it runs and queue it again under the same number."""
         self._scontrol("requeue", str(job_id))
+
+    def exclude(self, job_id: int, nodes: Iterable[str]) -> None:
+        """Give a pending job none of these nodes, instead of those excluded before; kept through further requeues.
+
+        Slurm refuses this for a running job ("Job is no longer pending execution"), and takes it as soon as the job is
+        requeued, while its old nodes are still completing (seen on 22.05).
+        """
+        self._scontrol("update", f"JobId={job_id}", f"ExcNodeList={compress(nodes)}")
 
     def drain(self, node: str, reason: str) -> None:
         """Give a node no further jobs. Needs an operator's rights.

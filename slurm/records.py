@@ -43,6 +43,7 @@ class Job:
         reason: why it is pending or why it ended; "" for none.
         partition: the partition it is in; several, separated by commas, while it is pending in them.
         nodes: names of its nodes, those cut out of its allocation left out.
+        excluded: nodes that it is not to be given (sbatch --exclude, and `Slurm.exclude`).
         batch_host: the node on which its script runs, None before it starts.
         restarts: how often it was requeued.
         exit_code: exit code of its script.
@@ -59,6 +60,7 @@ class Job:
     restarts: int
     exit_code: int
     work_dir: str
+    excluded: tuple[str, ...] = ()
 
     @property
     def has_ended(self) -> bool:
@@ -80,6 +82,7 @@ class Job:
             restarts=fields.number("Restarts", 0),
             exit_code=int(fields.optional("ExitCode").split(":")[0] or 0),
             work_dir=fields.optional("WorkDir"),
+            excluded=expand(fields.optional("ExcNodeList")),
         )
 
 

@@ -20,8 +20,6 @@ Handler = Callable[[int, dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
 WINDOW = 8  # ranges under way at once in one direction of one transfer: keeps the wire busy, bounds the memory touched
 STALL_S = 30.0  # a transfer of which nothing arrives for so long has failed
-SPIN_S = 0.001  # how long after the last movement we look without a pause: agents share cores with training
-MOVING_POLL_S = 0.001  # between looks when bytes are under way, and none has come for a moment
 IDLE_POLL_S = 0.02  # between looks when nothing is under way: about 1% of a core
 _MAX_TAG = 1 << 30
 
@@ -144,8 +142,8 @@ class Peers:
                 break
             if moved:
                 self._active_s, delay_s = time.monotonic(), 0.0
-            elif time.monotonic() - self._active_s > SPIN_S:
-                delay_s = min(MOVING_POLL_S if self._transfers else IDLE_POLL_S, 2 * delay_s + 0.0001)
+            elif time.monotonic() - self._active_s > (0.2 if self._transfers else 0.002):
+                delay_s = min(IDLE_POLL_S, 2 * delay_s + 0.0001)
             await asyncio.sleep(delay_s)
 
     def _poll(self) -> bool:

@@ -28,7 +28,7 @@ _SIZE_BYTES = _HEADER_BYTES + ROWS * _ROW_BYTES
 _MAGIC = int.from_bytes(b"HOLDFAST", "little")
 _VERSION = 1
 _MAGIC_AT, _VERSION_AT, _GATE_AT, _STOP_AT, _ATTEMPT_AT = range(5)  # words of the header
-_RANK, _ATTEMPT, _BOUNDARY, _STEP, _TIME, _PID = range(6)  # words of a row
+_RANK, _ATTEMPT, _BOUNDARY, _STEP, _TIME, _PID, _LEFT = range(7)  # words of a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,7 @@ class Row:
     step: int
     time_s: float  # CLOCK_REALTIME when it said so
     pid: int
+    left: bool  # it has closed its Checkpointer: no further boundaries are to be expected of it
 
 
 class Board:
@@ -125,6 +126,11 @@ class Board:
         words[at + _STEP] = step
         struct.pack_into("=d", self._memory, (at + _TIME) * 8, time.time())
         words[at + _PID] = os.getpid()
+        words[at + _LEFT] = 0
+
+    def leave(self, local_rank: int) -> None:
+        """A worker's word that it passes no further boundaries."""
+        self._words[self._at(local_rank) + _LEFT] = 1
 
     def set_gate(self, boundary: int) -> None:
         """Makes workers wait at every boundary from this one on. Call `boundary()` after this, not before."""
@@ -150,7 +156,7 @@ class Board:
         (time_s,) = struct.unpack_from("=d", self._memory, (at + _TIME) * 8)
         return Row(
             local_rank=local_rank, rank=rank, attempt=attempt, boundary=boundary, step=step,
-            time_s=time_s, pid=self._words[at + _PID],
+            time_s=time_s, pid=self._words[at + _PID], left=bool(self._words[at + _LEFT]),
         )  # fmt: skip
 
     @staticmethod

@@ -46,6 +46,9 @@ class Cadence:
         return self.stopping
 
     def close(self) -> None:
+        """Takes leave of the board: from here on no step is missed."""
+        if self._boundary:
+            self._board.leave(self._local_rank)
         self._board.close()
 
     def _pass_boundary(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -57,8 +57,15 @@ class Cluster(Protocol):
             log_path: takes their output.
         """
 
-    def requeue(self) -> None:
-        """Has the scheduler end this job and start it again, on other nodes where some have failed."""
+    def requeue(self, exclude: Collection[str] = ()) -> None:
+        """Has the scheduler end this job and start it again.
+
+        Args:
+            exclude: nodes that the job is not to be given again, now or after any later requeue.
+
+        Raises:
+            LauncherError, SlurmError: it could not be requeued, or too few nodes would be left to start it on.
+        """
 
     def why_terminated(self) -> str:
         """What a SIGTERM that has just arrived means.

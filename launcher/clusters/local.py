@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import ckpt.agent.launch as agent_launch
@@ -54,7 +54,7 @@ class LocalCluster:
         mpi = agent_launch.environment(loopback=True) | _private_mpi(self._mpi_dir)
         return await Spawned.start(argv, {**environment, **mpi}, log_path)
 
-    def requeue(self) -> None:
+    def requeue(self, exclude: Collection[str] = ()) -> None:
         raise UsageError("the local cluster has no queue; start the job again in the same folder to go on")
 
     def why_terminated(self) -> str:

@@ -6,12 +6,14 @@ Every srun names its nodes: after a node has died, SLURM_JOB_NODELIST is stale a
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import ckpt.agent.launch as agent_launch
 from launcher.clusters.cluster import AgentsHandle
@@ -20,6 +22,10 @@ from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
 from launcher.runner.memory import memory_dir
 from slurm import JobEnvironment, Slurm, SlurmError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _CLOSE_TIMEOUT_S = 2.0
 _ASK_TIMES = 5
@@ -44,6 +50,8 @@ class SlurmCluster:
                 f"(nodes: {spec.nodes} + spares: {spec.spares}); submit it with --nodes={wanted}"
             )
         self._job_id = job.job_id
+        self._wanted = wanted
+        self._needed = spec.nodes
         self._job_dir = job_dir
         self._slurm = slurm or Slurm()
         self._runners: Spawned | None = None
@@ -63,21 +71,25 @@ class SlurmCluster:
         own = agent_launch.environment() | {"HOLDFAST_RAM_DIR": str(memory_dir(self.run_id))}
         return await Spawned.start(argv, {**environment, **own}, log_path)
 
-    def requeue(self) -> None:
+    def requeue(self, exclude: Collection[str] = ()) -> None:
+        excluded = self._with_those_excluded(exclude) if exclude else []
         try:
             self._slurm.requeue(self._job_id)
         except SlurmError:
             if self.why_terminated() != "requeue":  # somebody else has just done it
                 raise
+        if excluded:
+            # Not before: Slurm refuses it for a running job. Not too late: the job cannot start again before its old
+            # nodes have completed, and that waits for us.
+            try:
+                self._insist(lambda: self._slurm.exclude(self._job_id, excluded))
+            except SlurmError as error:  # the supervisor still knows which nodes are out, should it be given them
+                log.warning("job %s is requeued, but may be given %s again: %s", self._job_id, excluded, error)
 
     def why_terminated(self) -> str:
-        for _ in range(_ASK_TIMES):
-            try:
-                job = self._slurm.job(self._job_id)
-                break
-            except SlurmError:  # the SIGTERM went to every process of the job, scontrol among them
-                time.sleep(_ASK_AGAIN_S)
-        else:
+        try:
+            job = self._insist(lambda: self._slurm.job(self._job_id))
+        except SlurmError:
             return "preempted"
         if job is None or job.restarts > self.restart_count:
             return "requeue"
@@ -87,6 +99,37 @@ class SlurmCluster:
     async def close(self, *, forget: bool) -> None:
         if self._runners is not None:
             await self._runners.end(_CLOSE_TIMEOUT_S)  # srun may be waiting for a dead node
+
+    def _with_those_excluded(self, nodes: Collection[str]) -> list[str]:
+        """These nodes and those that the job's user has excluded; none where that cannot be done."""
+        try:
+            job = self._insist(lambda: self._slurm.job(self._job_id))
+            partition = self._slurm.partition(job.partition) if job is not None else None
+        except SlurmError as error:
+            log.warning("nodes that are out of use are not excluded from job %s: %s", self._job_id, error)
+            return []
+        if job is None or partition is None:
+            return []
+        excluded = {*job.excluded, *nodes}
+        left = [node for node in partition.nodes if node not in excluded]
+        if len(left) < self._needed:
+            raise UsageError(
+                f"partition {partition.name} has {len(left)} nodes beside those out of use ({','.join(sorted(nodes))}) "
+                f"and those excluded, expected {self._needed}"
+            )
+        if len(left) < self._wanted:  # it would wait for ever; as a spare that is never used, such a node does no harm
+            log.warning("partition %s has too few nodes to exclude those that are out of use", partition.name)
+            return []
+        return sorted(excluded)
+
+    def _insist(self, ask: Callable[[], T]) -> T:
+        """Asks Slurm until it answers: a SIGTERM may go to every process of the job, a running scontrol among them."""
+        for _ in range(_ASK_TIMES - 1):
+            try:
+                return ask()
+            except SlurmError:
+                time.sleep(_ASK_AGAIN_S)
+        return ask()
 
     def _srun(self, nodes: list[str], *options: str) -> list[str]:
         count = len(nodes)

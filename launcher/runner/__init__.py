@@ -6,17 +6,22 @@
     warm.py        the warm process, the only module here that imports torch: forks an elastic agent for each attempt
     script.py      inside a worker: runs the user's script as `python script.py` would
     memory.py      the node's memory directory
+    activity.py    whether the workers do anything that can be seen from outside
+    stacks.py      stack dumps of workers that hang
     processes.py   finding and ending processes
 
 Messages (JSON objects on launcher.channel), runner -> supervisor:
     hello {node, pid, warm, port, problem}   first; problem: why this node cannot train, or null
-    heartbeat {attempt, step, warm, port}    twice a second and on change; port: free for the next rendezvous
+    heartbeat {attempt, step, slowest, activity, warm, port}    twice a second and on change; step: the furthest of
+        the node's ranks; slowest: of those still training; activity: grows while they do anything that can be seen;
+        port: free for the next rendezvous
     started {attempt, pids}                  the workers run
     first_step {attempt, step, time}         the first step boundary beyond the restored step
     monitor {attempt, event}                 what the ckpt agent told
     agent_lost {attempt, reason}             the ckpt agent did not come up, or went away
     ended {attempt, ok, step, failures: [{rank, exit_code, time, error, traceback}], reason}
     killed {attempt, step, left}             nothing of the attempt runs here any more, but for the pids in left
+    stacks {attempt, ranks: [{rank, state, boundary, frames}]}    where each worker is; the files are written
     signal {name}                            the runner got this signal
     broken {reason}                          this node cannot start workers at all
 supervisor -> runner:
@@ -24,6 +29,7 @@ supervisor -> runner:
     start {attempt, node_rank, nodes, master_addr, master_port, agent}     begin the attempt (agent: one is coming up)
     stop {attempt}                           ask all ranks to stop at one step boundary
     release_agent {attempt}                  training is over: let the agent finish and end
+    dump {attempt}                           write the stacks of all workers
     kill {attempt}                           end the attempt's workers and agent now
     leave {forget}                           end; forget: remove the memory directory
 """

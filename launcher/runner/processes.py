@@ -39,6 +39,23 @@ def session_pids(session: int) -> list[int]:
     return found
 
 
+def state_of(pid: int) -> str:
+    """The kernel's letter for a process' state (proc(5)): R, S, D, T (stopped), Z; "" when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def cpu_ticks(pid: int) -> int:
+    """CPU time that a process has used, in clock ticks (100 a second); 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])  # utime, stime
+
+
 def pids_with_environment(wanted: Mapping[str, str]) -> list[int]:
     """Live processes whose environment at exec (inherited through fork) holds these values."""
     needles = [f"{name}={value}".encode() for name, value in wanted.items()]

@@ -16,7 +16,7 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,10 @@ from typing import Any
 from launcher.channel import Channel, ChannelError, Message, connect
 from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec
+from launcher.runner.activity import Activity
 from launcher.runner.memory import MEMORY_ROOT, make_memory_dir, memory_dir, remove_memory_dir
 from launcher.runner.processes import die_with_parent, end_all, environment_of, pids_with_environment
+from launcher.runner.stacks import Worker, dump
 from launcher.runner.watch import Watch
 from launcher.runner.workers import Workers
 from lifecycle import Status, preflight
@@ -95,12 +97,15 @@ class Runner:
         self._watch: Watch | None = None
         self._following: asyncio.Task[None] | None = None
         self._attempt: int | None = None
+        self._first_rank = 0
         self._final_step: int | None = None  # of the attempt that ended last
         self._spec: JobSpec | None = None
         self._problem: str | None = None
         self._port = _free_port()
         self._leaving = False
-        self._kills: set[asyncio.Task[None]] = set()
+        self._pids: dict[int, int] = {}  # of the attempt's workers, by rank
+        self._activity = Activity()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._on_sigterm)
@@ -172,8 +177,9 @@ class Runner:
             await asyncio.sleep(HEARTBEAT_S)
 
     def _beat(self) -> None:
-        step = self._watch.step() if self._watch is not None else None
-        self._send({"op": "heartbeat", "attempt": self._attempt, "step": step} | self._state())
+        step, slowest = (self._watch.step(), self._watch.slowest()) if self._watch is not None else (None, None)
+        progress = {"step": step, "slowest": slowest, "activity": self._activity.look()}
+        self._send({"op": "heartbeat", "attempt": self._attempt} | progress | self._state())
 
     async def _obey(self, message: Message) -> None:
         op = message["op"]
@@ -185,9 +191,9 @@ class Runner:
         elif op == "release_agent" and self._is_current(message) and self._watch is not None:
             self._watch.release_agent()
         elif op == "kill":
-            kill = asyncio.create_task(self._kill(message["attempt"]))
-            self._kills.add(kill)
-            kill.add_done_callback(self._kills.discard)
+            self._in_background(self._kill(message["attempt"]))
+        elif op == "dump" and self._is_current(message):
+            self._in_background(self._dump(message["attempt"]))
         elif op == "leave":
             self._leaving = True
             await self._end_attempt()
@@ -199,7 +205,8 @@ class Runner:
         if spec is None:
             raise RuntimeError(f"{self._config.node}: start of an attempt on a node that failed its preflight")
         self._attempt = message["attempt"]
-        log_dir = self._config.job_dir / "log" / f"attempt-{self._attempt}"
+        self._first_rank = message["node_rank"] * spec.workers_per_node
+        log_dir = self._log_dir(self._attempt)
         env = worker_environment(spec, self._config, self._attempt, message["nodes"])
         if message["agent"]:
             self._watch = Watch(self._attempt, message["node_rank"], self._config.ram_dir, self._send)
@@ -229,7 +236,16 @@ class Runner:
         elif event == "ended":
             self._send({"op": "ended", "step": self._watch.step() if self._watch is not None else None} | report)
         else:
+            if event == "started":
+                self._pids = dict(enumerate(report["pids"], self._first_rank))
+                log_dir = self._log_dir(report["attempt"])
+                self._activity.follow(self._pids.values(), (log_dir / f"rank-{rank}.log" for rank in self._pids))
             self._send({"op": event} | report)
+
+    async def _dump(self, attempt: int) -> None:
+        boundaries = self._watch.boundaries() if self._watch is not None else {}
+        workers = [Worker(rank=rank, pid=pid, boundary=boundaries.get(rank)) for rank, pid in self._pids.items()]
+        self._send({"op": "stacks", "attempt": attempt, "ranks": await dump(workers, self._log_dir(attempt))})
 
     async def _kill(self, attempt: int) -> None:
         is_current = attempt == self._attempt
@@ -244,6 +260,7 @@ class Runner:
             Pids that the kernel would not let go.
         """
         self._attempt = None
+        self._pids = {}
         if self._following is not None:
             self._following.cancel()
             self._following = None
@@ -280,6 +297,14 @@ class Runner:
                 self._channel.send(message)
             except ValueError as error:
                 log.error("%s of attempt %s not sent: %s", message["op"], message.get("attempt"), error)
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _log_dir(self, attempt: int) -> Path:
+        return self._config.job_dir / "log" / f"attempt-{attempt}"
 
     def _state(self) -> Message:
         return {"warm": self._workers.warm, "port": self._port}

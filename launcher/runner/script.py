@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.runner.processes import die_with_parent
+from launcher.runner.stacks import answer_stack_requests
 
 ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
@@ -28,6 +29,7 @@ def run_script(task: dict[str, Any], agent_pid: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+    answer_stack_requests()
     _redirect_output(Path(task["log_dir"]) / f"rank-{os.environ['RANK']}.log")
     script = task["script"]
     sys.argv = [script, *task["args"]]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt import Board, CheckpointError, Monitor
+from launcher.runner.processes import state_of
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,18 @@ class Watch:
         if self._board is None:
             return None
         return max((row.step for row in self._board.rows() if row.attempt == self.attempt), default=None)
+
+    def slowest(self) -> int | None:
+        """The step of the worker that is furthest behind, of those that have told one and are still to tell another."""
+        if self._board is None:
+            return None
+        rows = (row for row in self._board.rows() if row.attempt == self.attempt and not row.left)
+        return min((row.step for row in rows if state_of(row.pid) not in ("", "Z", "X")), default=None)
+
+    def boundaries(self) -> dict[int, int]:
+        """Step boundaries passed in this attempt, by rank, as far as the workers have told any."""
+        rows = self._board.rows() if self._board is not None else []
+        return {row.rank: row.boundary for row in rows if row.attempt == self.attempt}
 
     def stop(self) -> None:
         """Asks all ranks, through the agent, to stop at one step boundary."""

@@ -4,6 +4,7 @@
     attempt.py      one attempt's life
     ladder.py       after a fault: which rung
     roster.py       which nodes are ready, train, are out
+    hang.py         whether the workers hang, and which rank is at fault
     faults.py       what ended an attempt
     links.py        the runners' connections
 

@@ -14,6 +14,7 @@ from launcher.clusters.cluster import AgentsHandle, Cluster
 from launcher.errors import LauncherError
 from launcher.supervisor.faults import (
     AGENT_LOST,
+    HANG,
     NODE_LOST,
     PROCESS_EXIT,
     RUNNER_LOST,
@@ -22,6 +23,7 @@ from launcher.supervisor.faults import (
     WorkerFailure,
     root_cause,
 )
+from launcher.supervisor.hang import CHECK_S, HangDetector, RankStack, Stall, suspect
 from launcher.supervisor.links import Links, Notice
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ START_TIMEOUT_S = 300.0  # until workers run everywhere; a cold import of torch 
 STOP_TIMEOUT_S = {"time_limit": 75.0}  # sbatch --signal=B:USR2@90 leaves 90 s
 DEFAULT_STOP_TIMEOUT_S = 25.0  # Slurm's KillWait, 30 s by default, runs from the SIGTERM that makes us stop
 KILL_CONFIRM_S = 5.0
+STACKS_TIMEOUT_S = 12.0  # a runner gives its workers 2 s, and py-spy 5 s
 AGENT_DRAIN_S = 600.0  # after the last step: what the agents still write is the job's result
 AGENT_STOP_S = 3.0  # when stopping the time is short and memory survives
 # After a worker's failure, wait this long for its cause: a lost node, or the first of several failures.
@@ -97,6 +100,7 @@ class Attempt:
         cluster: starts the agents.
         agent_environment: the agents' environment; None where the job keeps no checkpoints.
         log_dir: this attempt's logs.
+        hang: watches its progress.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class Attempt:
         cluster: Cluster,
         agent_environment: dict[str, str] | None,
         log_dir: Path,
+        hang: HangDetector,
     ) -> None:
         self._number = number
         self._nodes = nodes
@@ -117,6 +122,10 @@ class Attempt:
         self._cluster = cluster
         self._agent_environment = agent_environment
         self._log_dir = log_dir
+        self._hang = hang
+        self._stall: Stall | None = None
+        self._watching = False  # whether a lack of progress is a fault now
+        self._stacks: dict[str, list[RankStack]] = {}
         self._agents: AgentsHandle | None = None
         self._agents_waiter: asyncio.Task[None] | None = None
         self._agents_ended = self._restored = self._agent_problem = False
@@ -137,7 +146,7 @@ class Attempt:
                 self._host.record("workers_started", attempt=self._number, seconds=self._seconds())
             else:
                 self._blame_late_start()
-        await self._until(lambda: False, None)
+        await self._train()
         if self._failures and not self._faults:
             await self._find_cause()
         ending = self._ending()
@@ -182,11 +191,57 @@ class Attempt:
         await agents.wait()
         self._host.post(Notice(kind="agents_ended", body={"attempt": self._number}))
 
+    async def _train(self) -> None:
+        """Until the attempt is over; workers that hang end it."""
+        self._hang.begin(time.monotonic())
+        self._watching = True
+        while not self._is_over():
+            await self._until(self._has_stalled, None)
+            if self._stall is not None and not self._is_over():
+                await self._judge_stall(self._stall)
+        self._watching = False
+
+    def _has_stalled(self) -> bool:
+        """Whether the workers have stopped making progress. While they are asked to stop, that has its own deadline."""
+        if self._host.requests.stop is None:
+            self._stall = self._hang.check(time.monotonic())
+        return self._stall is not None
+
+    async def _judge_stall(self, stall: Stall) -> None:
+        """Has every node write its workers' stacks, and names the rank that the others wait for."""
+        self._fault_time_s = time.time()
+        self._stacks = {}
+        for node in self._nodes:
+            self._links.send(node, {"op": "dump", "attempt": self._number})
+        await self._until(lambda: self._stacks.keys() >= set(self._nodes), STACKS_TIMEOUT_S)
+        self._stall = None
+        if self._is_over():  # a node was lost, say: that is the cause
+            self._fault_time_s = time.time()
+            return
+        if self._hang.check(time.monotonic()) is None:
+            self._fault_time_s = 0.0
+            self._host.record("problem", attempt=self._number, what=f"{stall.reason}; then it went on")
+            return
+        stacks = [stack for of_node in self._stacks.values() for stack in of_node]
+        suspicion = suspect(stacks, [node for node in self._nodes if node not in self._stacks])
+        where = self._log_dir / "rank-*.stack"
+        self._fault(
+            Fault(
+                kind=HANG,
+                node=suspicion.stack.node if suspicion.stack else None,
+                rank=suspicion.stack.rank if suspicion.stack else None,
+                reason=f"{stall.reason}; {suspicion.text}; stacks in {where}",
+                detect_s=round(stall.quiet_s, 3),
+            )
+        )
+
     async def _until(self, done: Callable[[], bool], timeout_s: float | None) -> None:
         """Takes notices until `done`, until the attempt is over, or for `timeout_s`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (done() or self._is_over()):
             wait_s = self._pass_on_stop()
+            if self._watching:
+                wait_s = CHECK_S if wait_s is None else min(wait_s, CHECK_S)
             if deadline is not None:
                 left_s = max(0.0, deadline - time.monotonic())
                 wait_s = left_s if wait_s is None else min(wait_s, left_s)
@@ -217,8 +272,11 @@ class Attempt:
             self._fault(Fault(kind=RUNNER_LOST, node=node, reason=body["reason"]))
         elif body.get("attempt") != self._number:
             return
-        elif notice.kind == "heartbeat":
+        elif notice.kind == "heartbeat" and node is not None:
             self._host.see_step(body["step"])
+            self._hang.note(node, body["slowest"], body["activity"], time.monotonic())
+        elif notice.kind == "stacks" and node is not None:
+            self._stacks[node] = [RankStack.from_report(node, rank) for rank in body["ranks"]]
         elif notice.kind == "started" and node is not None:
             self._started.add(node)
         elif notice.kind == "first_step" and not self._first_step_seen:

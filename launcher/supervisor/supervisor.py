@@ -28,6 +28,7 @@ from launcher.jobfile import JobSpec
 from launcher.runner.runner import attempt_environment
 from launcher.supervisor.attempt import Attempt, Ending, Requests
 from launcher.supervisor.faults import PREFLIGHT, START_TIMEOUT, Fault
+from launcher.supervisor.hang import HangDetector
 from launcher.supervisor.ladder import Decision, Ladder
 from launcher.supervisor.links import Links, Notice
 from launcher.supervisor.roster import Roster
@@ -110,12 +111,14 @@ class Supervisor:
         self._inbox: asyncio.Queue[Notice] = asyncio.Queue()
         self._links = Links(cluster.nodes, bytes.fromhex((job_dir / "secret").read_text()), self._inbox)
         self._ladder = Ladder(spec.restart, cluster.can_requeue)
+        self._hang = HangDetector(spec.restart.hang_timeout_s, has_checkpoint=spec.checkpoint is not None)
         history = read_events(job_dir / "events.jsonl")
         for event in history:
             self._ladder.observe(event)
+            self._hang.observe(event)
         # The local cluster's nodes are new each time; a Slurm node that failed stays out for the job's life.
-        out = {e["node"]: e["reason"] for e in history if e["event"] == "node_out" and cluster.can_requeue}
-        self._roster = Roster(cluster.nodes, spec.nodes, out)
+        self._out = {e["node"]: e["reason"] for e in history if e["event"] == "node_out" and cluster.can_requeue}
+        self._roster = Roster(cluster.nodes, spec.nodes, self._out)
         self._number = max((e["attempt"] + 1 for e in history if e["event"] == "attempt_start"), default=0)
         self._step: int | None = max((e["step"] or 0 for e in history if e["event"] == "commit"), default=None)
         self._attempt_step: int | None = None
@@ -159,6 +162,7 @@ class Supervisor:
     def record(self, event: str, **fields: Any) -> None:
         written = self._events.append(event, **fields)
         self._ladder.observe(written)
+        self._hang.observe(written)
         said = {key: value for key, value in written.items() if key not in _NOT_LOGGED and value is not None}
         level = logging.DEBUG if event == "commit" else logging.INFO
         log.log(level, "%s: %s", event, ", ".join(f"{key}={value}" for key, value in said.items()))
@@ -172,6 +176,7 @@ class Supervisor:
     def put_out(self, node: str, reason: str) -> None:
         if node not in self._roster.out:
             self._roster.put_out(node, reason)
+            self._out.setdefault(node, reason)
             self.record("node_out", node=node, reason=reason)
         self._links.dismiss(node, forget=True)
 
@@ -276,6 +281,7 @@ class Supervisor:
             cluster=self._cluster,
             agent_environment=agents,
             log_dir=log_dir,
+            hang=self._hang,
         )
         ending = await attempt.run()
         self.record("attempt_end", attempt=number, outcome=ending.outcome, step=self._attempt_step)
@@ -349,7 +355,7 @@ class Supervisor:
     async def _hand_back(self, outcome: Outcome) -> Outcome:
         """Has the scheduler start the job again. It then ends this one: what is left to do must not take long."""
         try:
-            await asyncio.to_thread(self._cluster.requeue)
+            await asyncio.to_thread(self._cluster.requeue, tuple(self._out))
         except (LauncherError, SlurmError) as error:
             reason = f"{outcome.reason}; not requeued: {error}; submit the job again in the same folder"
             return self._outcome("internal" if self.requests.stop else "too_few_nodes", reason)

@@ -116,3 +116,12 @@ def test_workers_in_lockstep_all_stop_at_the_same_boundary(tmp_path: Path, round
     for thread in threads:
         thread.join(timeout=20)
     assert len(stopped) == workers and len(set(stopped.values())) == 1
+
+
+def test_worker_that_has_left_is_known_until_it_comes_back(tmp_path: Path) -> None:
+    board = Board.create(tmp_path, attempt=0)
+    board.write_row(1, rank=1, attempt=0, boundary=2, step=2)
+    board.leave(1)
+    assert [row.left for row in Board.open(tmp_path).rows()] == [True]
+    board.write_row(1, rank=1, attempt=0, boundary=3, step=3)
+    assert [row.left for row in board.rows()] == [False]

@@ -192,3 +192,31 @@ def test_a_preempted_job_stops_at_a_boundary_and_goes_on(
 
     assert restored["step"] == agreed["step"], watch.story()
     assert watch.sha256 == reference_sha256
+
+
+PAIR = """
+import os, pathlib, time
+job, restarts = pathlib.Path(os.environ["HOLDFAST_JOB_DIR"]), os.environ.get("SLURM_RESTART_COUNT", "0")
+up = job / f"up-{restarts}-{os.environ['RANK']}"
+up.with_suffix(".new").write_text(os.environ["HOLDFAST_RUNNER_PID"])
+up.with_suffix(".new").rename(up)
+while restarts == "0":
+    time.sleep(0.01)
+"""
+
+
+def test_a_requeued_job_is_not_given_the_nodes_that_failed(slurm_cluster: Any, job_file: Path) -> None:
+    (job_file.parent / "pair.py").write_text(PAIR)
+    job_file.write_text(yaml.safe_dump({"name": "pair", "script": "pair.py", "nodes": 2}))
+    job_id, watch = submit(slurm_cluster, job_file)
+    watch.until(lambda: (watch.job_dir / "up-0-1").exists() or None, 60, "second worker")
+    _, lost = watch.wait_for("attempt_start", 1)["nodes"]
+    slurm_cluster.run_on_node(lost, ["kill", "-KILL", (watch.job_dir / "up-0-1").read_text()])
+
+    watch.until(ends_as(slurm_cluster, job_id, "COMPLETED"), 120, "completed job")
+
+    assert watch.wait_for("node_out", 1)["node"] == lost
+    again = watch.wait_for("attempt_start", 1, attempt=1)
+    assert again["rung"] == "requeue" and lost not in again["nodes"], watch.story()
+    shown = slurm_cluster.run_as_user(["scontrol", "show", "job", "-o", job_id], timeout_s=20).stdout
+    assert f"ExcNodeList={lost} " in shown

@@ -34,18 +34,22 @@ def spec(tmp_path: Path) -> JobSpec:
     return JobSpec.from_mapping({"script": "s.py", "nodes": 2, "spares": 1}, tmp_path)
 
 
-class Scontrol:
-    """Answers `scontrol` from a list of states; None is a scontrol that fails."""
+PARTITION = "PartitionName=train State=UP Default=YES Nodes=n[1-5] PriorityTier=1"
 
-    def __init__(self, *answers: tuple[str, int] | None) -> None:
+
+class Scontrol:
+    """Answers `scontrol` from a list of states; None is a scontrol that fails. Text is printed as it is."""
+
+    def __init__(self, *answers: tuple[str, int] | str | None) -> None:
         self._answers = list(answers)
         self.asked: list[tuple[str, ...]] = []
 
     def __call__(self, argv: Sequence[str], **_: Any) -> Result:
         self.asked.append(tuple(argv))
         answer = self._answers.pop(0)
-        state, restarts = answer or ("", 0)
-        text = f"JobId=7 JobName=j UserId=u(1) JobState={state} Restarts={restarts} Partition=train NodeList=n[1-3]"
+        state, restarts = ("", 0) if answer is None or isinstance(answer, str) else answer
+        job = f"JobId=7 JobName=j UserId=u(1) JobState={state} Restarts={restarts} Partition=train "
+        text = answer if isinstance(answer, str) else f"{job} NodeList=n[1-3] ExcNodeList=n5"
         result = Result(argv=tuple(argv), returncode=0, stdout=text, stderr="", seconds=0.0)
         if answer is None:
             raise CommandError(result, "signal SIGTERM")
@@ -101,6 +105,38 @@ def test_requeue_that_somebody_else_has_done_is_no_error(spec: JobSpec) -> None:
     scontrol = Scontrol(None, ("COMPLETING", 3))
     cluster(spec, scontrol).requeue()
     assert scontrol.asked[0] == ("scontrol", "requeue", "7")
+
+
+def test_nodes_that_are_out_are_excluded_beside_those_of_the_user(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_cluster, "_ASK_AGAIN_S", 0.0)
+    scontrol = Scontrol(("RUNNING", 2), PARTITION, "", None, "")
+    cluster(spec, scontrol).requeue(["n2"])
+    exclude = ("scontrol", "update", "JobId=7", "ExcNodeList=n[2,5]")
+    assert scontrol.asked[2:] == [("scontrol", "requeue", "7"), exclude, exclude]
+
+
+def test_requeue_that_could_never_start_is_refused(spec: JobSpec) -> None:
+    scontrol = Scontrol(("RUNNING", 2), PARTITION)
+    with pytest.raises(UsageError, match=r"partition train has 1 nodes beside those .* \(n2,n3,n4\).*expected 2"):
+        cluster(spec, scontrol).requeue(["n2", "n3", "n4"])
+    assert ("scontrol", "requeue", "7") not in scontrol.asked
+
+
+def test_nodes_that_are_out_fill_the_places_of_spares_where_there_are_no_others(spec: JobSpec) -> None:
+    scontrol = Scontrol(("RUNNING", 2), PARTITION, "")
+    cluster(spec, scontrol).requeue(["n2", "n3"])
+    assert scontrol.asked[2:] == [("scontrol", "requeue", "7")]
+
+
+def test_requeue_goes_ahead_where_slurm_does_not_tell_who_is_excluded(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_cluster, "_ASK_AGAIN_S", 0.0)
+    scontrol = Scontrol(*[None] * 5, "")
+    cluster(spec, scontrol).requeue(["n2"])
+    assert scontrol.asked[-1] == ("scontrol", "requeue", "7")
 
 
 def test_requeue_that_slurm_refuses_is_an_error(spec: JobSpec) -> None:

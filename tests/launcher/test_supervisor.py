@@ -301,6 +301,7 @@ with Checkpointer.from_env() as ckpt:
         time.sleep(0.01)
 assert state["x"][0] == step
 """
+PY_SPY = Path(sys.executable).parent / "py-spy"  # an optional part
 CHECKPOINT = {"namespace": "t", "ram": {"every_steps": 2, "keep": 2}, "peers": {"scheme": "partner"}}
 
 
@@ -338,3 +339,60 @@ def test_killed_worker_goes_on_from_memory_and_the_story_is_told(make_job: Calla
     assert (first["tier"], second["tier"]) == ("none", "memory") and 10 <= second["step"] <= fault["step"]
     assert job.events("attempt_start")[1]["rung"] == "workers"
     assert job.events("first_step")[1]["step"] > second["step"]
+
+
+# Two ranks step together; in the first attempt rank 1 waits for a lock that nobody gives back, once it is told to.
+LOCKED = """
+import os, pathlib, threading, time
+import torch
+import torch.distributed as dist
+job, attempt, rank = pathlib.Path(os.environ["HOLDFAST_JOB_DIR"]), os.environ["HOLDFAST_ATTEMPT"], os.environ["RANK"]
+def take_the_lock():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()  # for ever
+dist.init_process_group("gloo")
+for step in range(5):
+    dist.all_reduce(torch.ones(1))
+    if (attempt, rank, step) == ("0", "1", 3):
+        take_the_lock()
+"""
+
+
+def test_stopped_worker_is_found_named_and_restarted(make_job: Callable[..., Job]) -> None:
+    job = make_job(CHECKPOINTED, spares=0, checkpoint=CHECKPOINT, restart={"hang_timeout_s": 3})
+    stopped_at = 0.0
+
+    def stop_a_worker() -> None:
+        nonlocal stopped_at
+        while not any(event["step"] >= 10 for event in job.events("commit")):
+            time.sleep(0.01)
+        stopped_at = time.time()
+        os.kill(int((job.dir / "pid-0-1").read_text()), signal.SIGSTOP)
+
+    job.meanwhile(stop_a_worker)
+    assert job.supervise().name == "done"
+    (fault,) = job.events("fault")
+    assert (fault["kind"], fault["node"], fault["rank"]) == ("hang", "node1", 1), fault
+    assert "(restart.hang_timeout_s: 3); rank 1 on node1: stopped by a signal" in fault["reason"]
+    assert fault["time"] - stopped_at >= 3 and fault["detect"] >= 3
+    assert job.events("attempt_start")[1]["rung"] == "workers"
+    assert job.events("restore")[1]["step"] >= 10
+    running, stopped = (job.dir / "log" / "attempt-0" / f"rank-{rank}.stack" for rank in (0, 1))
+    assert "script.py" in running.read_text() and "rank 0, pid" in running.read_text()
+    assert "T (stopped)" in stopped.read_text()
+    if PY_SPY.exists():
+        assert "script.py" in stopped.read_text()
+
+
+def test_rank_that_blocks_is_found_by_silence_where_no_steps_are_told(make_job: Callable[..., Job]) -> None:
+    job = make_job(LOCKED, spares=0, restart={"hang_timeout_s": 3})
+    assert job.supervise().name == "done"
+    (fault,) = job.events("fault")
+    assert (fault["kind"], fault["node"], fault["rank"]) == ("hang", "node1", 1), fault
+    assert "no output and no CPU time of any worker" in fault["reason"] and "weaker evidence" in fault["reason"]
+    assert "not in the collective that others wait in, in take_the_lock (" in fault["reason"]
+    waiting, locked = (job.dir / "log" / "attempt-0" / f"rank-{rank}.stack" for rank in (0, 1))
+    assert "all_reduce" in waiting.read_text() and "script.py" in waiting.read_text()
+    assert "in take_the_lock" in locked.read_text()
+    assert len(job.events("attempt_start")) == 2

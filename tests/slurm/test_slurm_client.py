@@ -69,10 +69,12 @@ def test_asks_slurm_to_cancel_requeue_and_drain() -> None:
     slurm = Slurm(run=run)
     slurm.cancel(7)
     slurm.requeue(7)
+    slurm.exclude(7, ["n1", "n2", "n4"])
     slurm.drain("n3", "holdfast: gpu 3 lost")
     assert run.asked == [
         ("scancel", "7"),
         ("scontrol", "requeue", "7"),
+        ("scontrol", "update", "JobId=7", "ExcNodeList=n[1-2,4]"),
         ("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=holdfast: gpu 3 lost"),
     ]
 

@@ -1,0 +1,62 @@
+"""Whether a node's workers do anything that can be seen from outside: they write output, or use CPU time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from launcher.runner.processes import cpu_ticks
+
+# What threads that only wait still use (NCCL's watchdog, a heartbeat): well below; a worker that computes: far above.
+BUSY_SHARE = 0.05
+_SAMPLE_S = 1.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Activity:
+    """Counts the looks at which the workers had done something since the look before.
+
+    Args:
+        ticks: CPU time used by a process, in clock ticks.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, *, ticks: Callable[[int], int] = cpu_ticks, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ticks = ticks
+        self._clock = clock
+        self._logs: tuple[Path, ...] = ()
+        self._used: dict[int, int] = {}
+        self._log_bytes = 0
+        self._looked_s = 0.0
+        self.count = 0
+
+    def follow(self, pids: Iterable[int], logs: Iterable[Path]) -> None:
+        """Begins anew with the workers of an attempt."""
+        self._logs = tuple(logs)
+        self._used = {pid: self._ticks(pid) for pid in pids}
+        self._log_bytes = self._written()
+        self._looked_s = self._clock()
+        self.count += 1
+
+    def look(self) -> int:
+        """Looks, at most once a second; returns the count."""
+        elapsed_s = self._clock() - self._looked_s
+        if elapsed_s < _SAMPLE_S:
+            return self.count
+        self._looked_s += elapsed_s
+        used: Mapping[int, int] = {pid: self._ticks(pid) for pid in self._used}
+        busiest = max((used[pid] - before for pid, before in self._used.items()), default=0)
+        log_bytes = self._written()
+        self.count += busiest > BUSY_SHARE * _TICKS_PER_S * elapsed_s or log_bytes != self._log_bytes
+        self._used, self._log_bytes = dict(used), log_bytes
+        return self.count
+
+    def _written(self) -> int:
+        total = 0
+        for log in self._logs:
+            with contextlib.suppress(OSError):
+                total += log.stat().st_size
+        return total

@@ -1,0 +1,190 @@
+"""Stack dumps of a node's workers: where each one is, in `log/attempt-<k>/rank-<r>.stack`.
+
+A worker has faulthandler print all its threads on STACK_SIGNAL, into a file in its own memory (memfd): that needs no
+lock, no interpreter and no file system. The runner reads it there. What a handler cannot tell (the process is stopped,
+or in uninterruptible sleep), the kernel does, and py-spy where it is installed (pip install 'holdfast[debug]').
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import faulthandler
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.runner.processes import state_of
+from slurm import SlurmError
+from slurm.command import run
+
+# A real-time signal: NCCL uses USR1, submitit and Slurm's time limit USR2, glibc the first two real-time ones, tools
+# the next few. It is sent only to a process that handles it.
+STACK_SIGNAL = signal.SIGRTMAX - 2
+ANSWER_S = 2.0
+PY_SPY_S = 5.0
+
+_MEMFD = "holdfast-stack"
+_POLL_S = 0.02
+_SETTLED_S = 0.1  # no more output for so long: the dump is complete
+_DUMP_BYTES = 1 << 20
+_TOLD_FRAMES = 12
+_FRAME_CHARS = 200
+_PR_SET_PTRACER = 0x59616D61
+_FAULTHANDLER_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+_PY_SPY_FRAME = re.compile(r"^    (\S.*) \((.+):(\d+)\)$", re.MULTILINE)
+_OURS = re.compile(r"/launcher/runner/script\.py:|<frozen runpy>|/runpy\.py:")
+
+_memory: int | None = None  # the worker's; faulthandler keeps no reference
+
+
+def answer_stack_requests() -> None:
+    """In a worker: prints all threads' stacks on STACK_SIGNAL, and lets the runner's py-spy look inside."""
+    global _memory
+    _memory = os.memfd_create(_MEMFD)
+    faulthandler.register(STACK_SIGNAL, file=_memory, all_threads=True, chain=False)
+    # Where Yama allows only descendants to be traced (Ubuntu's default) py-spy, the runner's child, needs this.
+    with contextlib.suppress(KeyError, ValueError):
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, int(os.environ["HOLDFAST_RUNNER_PID"]), 0, 0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """A worker to look at: its rank, its process, and the step boundaries it has passed if it tells them."""
+
+    rank: int
+    pid: int
+    boundary: int | None
+
+
+async def dump(workers: Iterable[Worker], log_dir: Path) -> list[dict[str, Any]]:
+    """Writes the stack files of some workers, all at once, within ANSWER_S + PY_SPY_S.
+
+    Args:
+        workers: those of this node.
+        log_dir: the attempt's folder.
+
+    Returns:
+        {rank, state, boundary, frames} for each; frames: of the main thread, innermost first.
+    """
+    return list(await asyncio.gather(*(_dump(worker, log_dir) for worker in workers)))
+
+
+async def _dump(worker: Worker, log_dir: Path) -> dict[str, Any]:
+    state = state_of(worker.pid)
+    parts = [_head(worker, state)]
+    text, source = await _ask(worker.pid), "faulthandler"
+    if not text and state:
+        parts += [_kernel_view(worker.pid)]
+        text, source = await asyncio.to_thread(_py_spy, worker.pid), "py-spy"
+    if text:
+        parts += [f"--- {source}\n{text}"]
+    # A shared file system that does not answer must not stop the runner.
+    await asyncio.to_thread(_append, log_dir / f"rank-{worker.rank}.stack", "\n".join(parts) + "\n")
+    frames = main_thread(text)[:_TOLD_FRAMES]
+    return {"rank": worker.rank, "state": state, "boundary": worker.boundary, "frames": frames}
+
+
+def main_thread(text: str) -> list[str]:
+    """The frames of the main thread in a dump by faulthandler or py-spy: "function (file:line)", innermost first."""
+    if '"MainThread"' in text:
+        block = text.partition('"MainThread"')[2].partition("\nThread ")[0]
+        frames = [f"{name} ({file}:{line})" for name, file, line in _PY_SPY_FRAME.findall(block)]
+    else:
+        block = re.split(r"(?m)^(?:Current thread|Thread) ", text)[-1]  # the oldest thread comes last
+        frames = [f"{name} ({file}:{line})" for file, line, name in _FAULTHANDLER_FRAME.findall(block)]
+    ends = next((index for index, frame in enumerate(frames) if _OURS.search(frame)), len(frames))
+    return [frame[-_FRAME_CHARS:] for frame in frames[:ends] or frames]
+
+
+async def _ask(pid: int) -> str:
+    """What the worker's handler prints; nothing where it cannot."""
+    if state_of(pid) in ("", "T", "t", "Z") or not _handles(pid):
+        return ""
+    memory = _open_memory(pid)
+    if memory is None:
+        return ""
+    try:
+        before = seen = os.fstat(memory).st_size
+        deadline = time.monotonic() + ANSWER_S
+        changed_s = None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, STACK_SIGNAL)
+        while time.monotonic() < deadline and (changed_s is None or time.monotonic() - changed_s < _SETTLED_S):
+            await asyncio.sleep(_POLL_S)
+            size = os.fstat(memory).st_size
+            if size != seen:
+                seen, changed_s = size, time.monotonic()
+        return os.pread(memory, min(seen - before, _DUMP_BYTES), before).decode(errors="replace")
+    finally:
+        os.close(memory)
+
+
+def _handles(pid: int) -> bool:
+    """Whether the process handles STACK_SIGNAL; unhandled it would end it."""
+    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (STACK_SIGNAL - 1) & 1)
+
+
+def _open_memory(pid: int) -> int | None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{name}"
+            with contextlib.suppress(OSError):
+                if os.readlink(path).startswith(f"/memfd:{_MEMFD}"):
+                    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    return None
+
+
+def _py_spy(pid: int) -> str:
+    beside = Path(sys.executable).parent / "py-spy"
+    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    if program is None:
+        return ""
+    try:  # nonblocking: it neither stops the process nor waits for it
+        return run([program, "dump", "--nonblocking", "--pid", str(pid)], timeout_s=PY_SPY_S, check=False).stdout
+    except SlurmError:
+        return ""
+
+
+def _head(worker: Worker, state: str) -> str:
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    passed = "" if worker.boundary is None else f", {worker.boundary} step boundaries passed"
+    return f"=== {now} rank {worker.rank}, pid {worker.pid}, state {state or 'gone'}{passed}"
+
+
+def _kernel_view(pid: int) -> str:
+    """What the kernel says of each thread, as far as we may know."""
+    lines = [f"--- kernel: {', '.join(f'{key} {value}' for key, value in _status(pid).items())}"]
+    with contextlib.suppress(OSError):
+        for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
+            task = Path(f"/proc/{pid}/task/{thread}")
+            said = [f"thread {thread}"]
+            for name in ("wchan", "syscall", "stack"):  # the last two: root's, or the tracer's, to read
+                with contextlib.suppress(OSError):
+                    said.append(f"{name}: {' '.join((task / name).read_text().split())}")
+            lines.append("  " + "; ".join(said))
+    return "\n".join(lines)
+
+
+def _status(pid: int) -> dict[str, str]:
+    wanted = ("State", "SigPnd", "ShdPnd", "SigBlk", "SigCgt", "VmRSS", "Threads")
+    try:
+        fields = dict(line.partition(":")[::2] for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    except OSError:
+        return {}
+    return {name: " ".join(fields[name].split()) for name in wanted if name in fields}
+
+
+def _append(path: Path, text: str) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)

@@ -1,0 +1,150 @@
+"""When workers count as hung, and whom that is put down to. Times are given, none pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.supervisor.hang import HangDetector, RankStack, suspect
+
+NODES = ("a", "b")
+GLOO = ("wait (/lib/torch/distributed/distributed_c10d.py:9)", "train (/job/train.py:30)")
+LOCKED = ("load_batch (/job/train.py:12)", "train (/job/train.py:29)")
+
+
+class Attempt:
+    """Feeds a detector heartbeats of two nodes, four ranks."""
+
+    def __init__(self, timeout_s: float | None, *, has_checkpoint: bool = True) -> None:
+        self.detector = HangDetector(timeout_s, has_checkpoint=has_checkpoint, start_s=100.0)
+        self.now_s = 1000.0
+        self.activity = 0
+        self.detector.begin(self.now_s)
+
+    def beat(self, *slowest: int | None, busy: bool = True) -> None:
+        self.activity += busy
+        for node, step in zip(NODES, slowest, strict=True):
+            self.detector.note(node, step, self.activity, self.now_s)
+
+    def passes(self, seconds: float, *slowest: int | None, busy: bool = True) -> str | None:
+        """Time passes with heartbeats that say the same; returns what is found, and at once."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.now_s += 0.5
+            self.beat(*slowest, busy=busy)
+            if stall := self.detector.check(self.now_s):
+                return stall.reason
+        return None
+
+
+def test_steps_that_come_in_time_are_no_hang() -> None:
+    attempt = Attempt(10.0)
+    assert not any(attempt.passes(9, step, step) for step in range(1, 20))
+
+
+def test_no_step_for_the_timeout_is_a_hang_though_the_workers_are_busy() -> None:
+    attempt = Attempt(10.0)
+    assert attempt.passes(5, 7, 7) is None
+    assert attempt.passes(10, 7, 7) == "no step after step 7 for 10.5 s (restart.hang_timeout_s: 10)"
+
+
+def test_one_rank_that_stays_behind_is_a_hang_though_the_others_go_on() -> None:
+    attempt = Attempt(10.0)
+    assert [attempt.passes(3, 7, step) is None for step in (7, 8, 9, 10)] == [True, True, True, False]
+
+
+def test_zero_never_takes_workers_for_hung() -> None:
+    assert Attempt(0).passes(20_000, 7, 7) is None
+
+
+def test_adaptive_timeout_has_a_floor_and_follows_the_longest_step() -> None:
+    attempt = Attempt(None)
+    attempt.passes(1, 1, 1)
+    attempt.passes(1, 2, 2)
+    assert attempt.detector.allowance_s == 300
+    attempt.passes(40, 2, 2)  # a save, an evaluation
+    attempt.passes(1, 3, 3)
+    assert attempt.detector.allowance_s == 20 * 41
+    assert attempt.passes(819, 3, 3) is None
+    assert "820 s allowed, the longest step took 41.0 s" in (attempt.passes(5, 3, 3) or "")
+
+
+def test_work_without_steps_that_was_taken_for_a_hang_gets_longer_until_it_is_done() -> None:
+    attempt = Attempt(None)
+    for allowed_s in (300, 1200, 4800):
+        attempt.passes(1, 40, 40)
+        assert attempt.detector.allowance_s == allowed_s
+        attempt.detector.observe({"event": "fault", "kind": "hang", "step": 40})
+        attempt.detector.begin(attempt.now_s)
+    attempt.passes(1, 40, 40)
+    attempt.passes(1, 41, 41)
+    assert attempt.detector.allowance_s == 300
+
+
+def test_the_first_step_may_take_longer() -> None:
+    attempt = Attempt(10.0)
+    attempt.detector.observe({"event": "first_step"})  # of an attempt before: this script tells its steps
+    assert attempt.passes(100, None, None) is None
+    assert attempt.passes(1, None, None) == "no first step for 100 s (100 s allowed)"
+
+
+@pytest.mark.parametrize("timeout_s", [10.0, None])
+def test_a_script_that_may_never_tell_steps_has_to_be_silent_as_well(timeout_s: float | None) -> None:
+    attempt = Attempt(timeout_s)
+    assert attempt.passes(1000, None, None) is None
+    assert attempt.passes(99, None, None, busy=False) is None
+    assert "no first step, no output and no CPU time used" in (attempt.passes(2, None, None, busy=False) or "")
+
+
+def test_ranks_that_are_done_are_not_waited_for() -> None:
+    attempt = Attempt(10.0)
+    attempt.passes(1, 50, 50)
+    assert not any(attempt.passes(9, None, step) for step in range(51, 60))
+    assert attempt.passes(1000, None, None) is None
+
+
+def test_job_without_steps_is_judged_by_silence_and_only_when_asked() -> None:
+    attempt = Attempt(10.0, has_checkpoint=False)
+    assert attempt.passes(1000, None, None) is None
+    said = attempt.passes(15, None, None, busy=False) or ""
+    assert said.startswith("no output and no CPU time of any worker for 10.") and "weaker evidence" in said
+    assert Attempt(None, has_checkpoint=False).passes(10_000, None, None, busy=False) is None
+
+
+def test_a_supervisor_that_did_not_run_blames_nobody() -> None:
+    attempt = Attempt(10.0)
+    attempt.passes(5, 7, 7)
+    attempt.now_s += 3600
+    assert attempt.detector.check(attempt.now_s) is None
+    assert attempt.passes(4, 7, 7) is None
+    assert attempt.passes(3, 7, 7) is not None
+
+
+def rank(rank: int, *frames: str, state: str = "S", boundary: int | None = None) -> RankStack:
+    return RankStack(rank=rank, node=f"node{rank // 2}", state=state, boundary=boundary, frames=frames)
+
+
+@pytest.mark.parametrize(
+    ("stacks", "found", "why"),
+    [
+        ([rank(0, *GLOO), rank(1, *GLOO), rank(2, state="T"), rank(3, *GLOO)], 2, "stopped by a signal"),
+        ([rank(0, *GLOO), rank(1, state="D")], 1, "does not answer, state D"),
+        ([rank(0, *LOCKED), rank(1, *GLOO)], 0, "not in the collective that others wait in, in load_batch (/job/train"),
+        ([rank(0, *LOCKED, boundary=9), rank(1, *GLOO, boundary=8)], 0, "not in the collective"),
+        ([rank(0, *GLOO, boundary=9), rank(1, *GLOO, boundary=8)], 1, "behind the others by its steps"),
+        ([rank(0, "a (/x:1)"), rank(1, "a (/x:1)"), rank(2, "b (/x:2)")], 2, "elsewhere than most"),
+        ([rank(0, *LOCKED), rank(1, *LOCKED), rank(2, *GLOO)], 0, "so is rank 1"),
+        ([rank(0, state=""), rank(1, *LOCKED)], 1, "the only one that still runs"),
+        ([rank(0, state="Z"), rank(1, *GLOO), rank(2, *GLOO)], 0, "has ended before the others"),
+        ([rank(0, *LOCKED)], 0, "load_batch"),
+    ],
+)
+def test_the_rank_that_others_wait_for_is_named(stacks: list[RankStack], found: int, why: str) -> None:
+    suspicion = suspect(reversed(stacks))
+    assert suspicion.stack is not None and suspicion.stack.rank == found
+    assert f"rank {found} on node{found // 2}: " in suspicion.text and why in suspicion.text
+
+
+def test_nobody_is_named_where_all_look_alike() -> None:
+    suspicion = suspect([rank(0, *GLOO), rank(1, *GLOO)])
+    assert (suspicion.stack, suspicion.text) == (None, "no single rank stands out")
+    assert "no stacks came from n3" in suspect([rank(0, *GLOO), rank(1, *GLOO)], ["n3"]).text
