@@ -268,12 +268,10 @@ class Checkpointer:
     def _boundaries(self) -> Cadence:
         if self._cadence is None:
             self._connect()  # the agent has cleared the board when it listens
-            every_steps = [self._config.ram.every_steps]
-            if self._config.shared:
-                every_steps.append(self._config.shared.every_steps)
+            lower = [tier.every_steps for tier in self._config.lower.values()]
             self._cadence = Cadence(
                 Board.open(self._place.ram_dir),
-                every_steps=every_steps,
+                every_steps=[self._config.ram.every_steps, *lower],
                 rank=self._identity.rank,
                 local_rank=self._identity.local_rank,
                 attempt=self._place.attempt,

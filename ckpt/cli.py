@@ -7,6 +7,7 @@ import os
 import re
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -18,13 +19,14 @@ from rich.table import Table
 
 from ckpt.cli_rebuild import rebuild_lost
 from ckpt.errors import CheckpointError
-from ckpt.record.blocks import BLOCK_BYTES, checksum
-from ckpt.record.manifest import open_regular
 from ckpt.record.shard import ShardRecord, read_record
 from ckpt.redundancy.parity import ParityRecord, read_parity
-from ckpt.tiers.catalog import list_steps
-from ckpt.tiers.posix import MARK, read_mark
+from ckpt.tiers.lookup import local_tiers, s3_tiers
+from ckpt.tiers.mark import MARK
+from ckpt.tiers.posix import SharedTier, read_file
 from ckpt.tiers.quarantine import quarantine, quarantined
+from ckpt.tiers.reads import Read, find_bad, reader
+from ckpt.tiers.tier import Tier
 from ckpt.verbs import register
 
 _SHARD = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+|parity)-[0-9]+\.json")
@@ -36,8 +38,11 @@ app.command("rebuild")(rebuild_lost)
 register(app)  # the verbs that change or make something
 
 PathArgument = Annotated[
-    Path,
-    typer.Argument(help="A shared checkpoint directory, one namespace's folder in it, or a node's memory directory."),
+    str,
+    typer.Argument(
+        help="A shared or NVMe checkpoint directory, one namespace's folder in it, a node's memory directory, "
+        "or s3://bucket/prefix (AWS_ENDPOINT_URL and boto3's other settings apply).",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -47,8 +52,8 @@ class StoredShard:
     """One shard or parity, and where its bytes lie."""
 
     record: ShardRecord | ParityRecord
-    path: Path
-    offset: int
+    where: str
+    read: Read
 
 
 @dataclass(kw_only=True)
@@ -60,8 +65,8 @@ class StoredStep:
     step: int | None
     attempt: int | None
     world_size: int | None = None
-    directory: Path | None = None  # of a step in a shared directory
-    committed: bool | None = None  # None in memory: that is for all nodes together to say
+    directory: Path | None = None  # of a step in a directory
+    committed: bool | None = None  # None on one node: that is for all nodes together to say
     created_s: float | None = None
     shards: list[StoredShard] = field(default_factory=list)
     parity: list[StoredShard] = field(default_factory=list)
@@ -110,7 +115,7 @@ def verify(
     path: PathArgument,
     step: Annotated[int | None, typer.Option("--step", help="Only this step.")] = None,
     set_aside: Annotated[
-        bool, typer.Option("--quarantine", help="Rename bad steps of a shared directory, so that none is restored.")
+        bool, typer.Option("--quarantine", help="Rename bad steps of a directory (S3: no), so that none is restored.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -141,44 +146,48 @@ def verify(
         raise typer.Exit(_FAILED)
 
 
-def _find(path: Path) -> list[StoredStep]:
-    """The steps under a path, newest first; ends the program when the path holds nothing of ours."""
+def _find(where: str) -> list[StoredStep]:
+    """The steps under a path or URL, newest first; ends the program when nothing of ours is there."""
     try:
+        if where.startswith("s3://"):
+            return [step for tier in s3_tiers(where) for step in _tier_steps(tier, "s3", tier.url)]
+        path = Path(where)
         names = os.listdir(path)
-        if MARK in names:
-            return _shared_steps(path)
         if "board" in names or any(map(_SHARD.fullmatch, names)):
             return _memory_steps(path, names)
-        namespaces = sorted(name for name in names if (path / name / MARK).is_file())
-        if namespaces:
-            return [step for name in namespaces for step in _shared_steps(path / name)]
+        if tiers := local_tiers(path):
+            return [step for tier, kind in tiers for step in _tier_steps(tier, kind, str(tier.folder))]
     except (OSError, CheckpointError) as error:
-        _usage(f"{path}: {error.strerror if isinstance(error, OSError) else error}")
-    _usage(f"{path}: neither a checkpoint directory ({MARK} in it or one level below) nor a node's memory directory")
+        message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        _usage(message if message.startswith(where) else f"{where}: {message}")
+    _usage(f"{where}: neither a checkpoint directory ({MARK} in it or below) nor a node's memory directory")
 
 
-def _shared_steps(folder: Path) -> list[StoredStep]:
-    namespace = str(read_mark(folder).get("namespace"))
+def _tier_steps(tier: Tier, kind: str, folder: str) -> list[StoredStep]:
     steps = []
-    for entry in list_steps(folder, namespace):
+    for entry in tier.catalog():
         found = StoredStep(
-            namespace=namespace, tier="shared", step=entry.step, attempt=entry.attempt, committed=bool(entry.manifest),
-            directory=folder / entry.name,
+            namespace=tier.namespace, tier=kind, step=entry.step, attempt=entry.attempt,
+            committed=None if tier.node_local and entry.manifest else bool(entry.manifest),
+            directory=tier.folder / entry.name if isinstance(tier, SharedTier) else None,
         )  # fmt: skip
         if entry.manifest:
             found.world_size = entry.manifest.world_size
             found.created_s = entry.manifest.created_s
             found.shards = [
-                StoredShard(record=place.record, path=folder / entry.name / place.file, offset=place.offset)
+                StoredShard(
+                    record=place.record,
+                    where=f"{folder}/{entry.name}/{place.file}",
+                    read=reader(tier, entry.manifest.save, place),
+                )
                 for place in entry.manifest.shards
             ]
         elif entry.damaged:
             found.problems.append(f"{entry.name}: {entry.reason}")
         steps.append(found)
-    for name, reason in quarantined(folder):
-        steps.append(
-            StoredStep(namespace=namespace, tier="aside", step=None, attempt=None, problems=[f"{name}: {reason}"])
-        )
+    for name, reason in quarantined(tier.folder) if isinstance(tier, SharedTier) else []:
+        problems = [f"{name}: {reason}"]
+        steps.append(StoredStep(namespace=tier.namespace, tier="aside", step=None, attempt=None, problems=problems))
     return steps
 
 
@@ -205,26 +214,17 @@ def _memory_steps(folder: Path, names: list[str]) -> list[StoredStep]:
             ),
         )
         kind = found.shards if isinstance(record, ShardRecord) else found.parity
-        kind.append(StoredShard(record=record, path=folder / f"{stem}.data", offset=0))
+        data = folder / f"{stem}.data"
+        kind.append(StoredShard(record=record, where=str(data), read=partial(read_file, data)))
         found.created_s = max(found.created_s or 0.0, (folder / name).stat().st_mtime)
     return sorted(steps.values(), key=lambda step: (step.step or -1, step.attempt or -1), reverse=True)
 
 
 def _verify_shard(shard: StoredShard) -> list[str]:
     """What is bad about a shard's bytes; reads them block by block."""
-    where = f"{shard.record.what} in {shard.path}"
-    bad = []
+    where = f"{shard.record.what} in {shard.where}"
     try:
-        descriptor = open_regular(shard.path)
-        try:
-            left = shard.record.nbytes
-            for block, expected in enumerate(shard.record.blocks):
-                data = os.pread(descriptor, min(BLOCK_BYTES, left), shard.offset + block * BLOCK_BYTES)
-                left -= BLOCK_BYTES
-                if checksum(data) != expected:
-                    bad.append(block)
-        finally:
-            os.close(descriptor)
+        bad = list(find_bad(shard.read, shard.record.nbytes, shard.record.blocks))
     except (CheckpointError, OSError) as error:
         return [f"{where}: {error}"]
     what = f"{len(bad)} of {len(shard.record.blocks)} blocks do not match"

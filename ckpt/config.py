@@ -17,6 +17,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_.-]+")
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _POSITIVE = re.compile(r"[1-9][0-9]{0,5}")
 _ABSOLUTE = re.compile(r"/.+")
+_S3_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[!-~]*)?")
 SCHEMES = ("none", "partner", "xor", "rs")
 FAILURE_DOMAINS = ("node", "switch")
 _MAX_GROUP = 32  # nodes: bounds an agent's buffers, a few MiB for each member
@@ -56,12 +57,43 @@ class PeersTier:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedTier:
-    """A directory that all nodes see (Lustre, NFS): `keep` newest steps stay."""
+class LowerTier:
+    """A place below memory: which committed saves go there, and how many stay."""
+
+    every_steps: int = 500
+    every_s: int | None = None  # also the first save once so many seconds have passed since the last that went there
+    keep: int = 3
+    rate_limit_bytes_s: int | None = None  # of what each node writes there
+
+
+@dataclass(frozen=True, kw_only=True)
+class NvmeTier(LowerTier):
+    """A disk of each node's own: `path` names a directory on every node."""
 
     path: str
-    every_steps: int = 500
-    keep: int = 3
+    every_steps: int = 50
+    keep: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedTier(LowerTier):
+    """A directory that all nodes see (Lustre, NFS)."""
+
+    path: str
+    stripe_count: int | None = None  # storage targets of a node's file, on Lustre; -1 is all
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3Tier(LowerTier):
+    """A bucket: AWS, S3 Express, or another server at `endpoint_url`. Credentials come from boto3's standard chain."""
+
+    url: str  # s3://bucket/prefix
+    every_steps: int = 1000
+    endpoint_url: str | None = None
+    region: str | None = None
+    path_style: bool = False
+    sse: str | None = None
+    sse_kms_key_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,43 +103,53 @@ class CheckpointConfig:
     namespace: str
     ram: RamTier = RamTier()
     peers: PeersTier = PeersTier()
+    nvme: NvmeTier | None = None
     shared: SharedTier | None = None
+    s3: S3Tier | None = None
 
     @classmethod
     def from_mapping(cls, section: Mapping[str, Any], where: str = "checkpoint") -> CheckpointConfig:
         """Validates a section.
 
         Args:
-            section: keys namespace, ram, peers, shared.
+            section: keys namespace, ram, peers, nvme, shared, s3.
             where: prefix for error messages.
 
         Raises:
             ConfigError: unknown key (names the nearest), wrong type or value.
         """
-        _known(section, ("namespace", "ram", "peers", "shared"), where)
+        _known(section, tuple(field.name for field in fields(cls)), where)
         namespace = section.get("namespace")
         if not isinstance(namespace, str) or not _NAME.fullmatch(namespace):
             raise ConfigError(
                 f"{where}.namespace: got {namespace!r}, expected letters, digits, '_', '.', '-' (128 at most)"
             )
-        shared = section.get("shared")
+        lower = {
+            name: _build(kind, section[name], f"{where}.{name}")
+            for name, kind in _LOWER.items()
+            if section.get(name) is not None
+        }
         config = cls(
             namespace=namespace,
             ram=_build(RamTier, section.get("ram") or {}, f"{where}.ram"),
             peers=_build(PeersTier, section.get("peers") or {}, f"{where}.peers"),
-            shared=None if shared is None else _build(SharedTier, shared, f"{where}.shared"),
+            **lower,
         )
-        config.peers.check(f"{where}.peers")
-        if config.ram.keep < 2:
-            raise ConfigError(
-                f"{where}.ram.keep: got {config.ram.keep}, expected at least 2 (one committed, one in flight)"
-            )
+        _check_values(config, where)
         return config
 
     @property
+    def lower(self) -> dict[str, LowerTier]:
+        """The configured tiers below memory by name, nearest first."""
+        return {name: tier for name in _LOWER if (tier := getattr(self, name)) is not None}
+
+    @property
     def slots(self) -> int:
-        """Slots in each rank's arena: `ram.keep`, and one more that a drain to a lower tier may hold."""
-        return self.ram.keep + (1 if self.shared else 0)
+        """Slots in each rank's arena: `ram.keep`, and one more for each lower tier, which a drain there may hold."""
+        return self.ram.keep + len(self.lower)
+
+
+_LOWER: dict[str, type[LowerTier]] = {"nvme": NvmeTier, "shared": SharedTier, "s3": S3Tier}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,15 +241,35 @@ def _known(section: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> 
             raise ConfigError(f"{where}.{key}: unknown key{hint}")
 
 
+def _check_values(config: CheckpointConfig, where: str) -> None:
+    config.peers.check(f"{where}.peers")
+    if config.ram.keep < 2:
+        raise ConfigError(
+            f"{where}.ram.keep: got {config.ram.keep}, expected at least 2 (one committed, one in flight)"
+        )
+    if config.nvme and not _ABSOLUTE.fullmatch(config.nvme.path):
+        raise ConfigError(
+            f"{where}.nvme.path: got {config.nvme.path!r}, expected an absolute path, the same on all nodes"
+        )
+    if config.s3 and not _S3_URL.fullmatch(config.s3.url):
+        raise ConfigError(f"{where}.s3.url: got {config.s3.url!r:.200}, expected s3://bucket/prefix")
+
+
 def _build(kind: type, section: Mapping[str, Any], where: str) -> Any:
-    """One tier's dataclass from its mapping: positive ints and non-empty strings only."""
-    types = {field.name: field.type for field in fields(kind)}
+    """One tier's dataclass from its mapping: positive ints, non-empty strings, true and false; None where optional."""
+    types = {field.name: str(field.type) for field in fields(kind)}
     _known(section, tuple(types), where)
     for key, value in section.items():
-        if types[key] == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        expected, _, optional = types[key].partition(" | ")
+        if optional and value is None:
+            continue
+        least = -1 if key == "stripe_count" else 1
+        if expected == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < least or not value):
             raise ConfigError(f"{where}.{key}: got {value!r}, expected a whole number of at least 1")
-        if types[key] == "str" and (not isinstance(value, str) or not value):
+        if expected == "str" and (not isinstance(value, str) or not value):
             raise ConfigError(f"{where}.{key}: got {value!r}, expected a non-empty string")
+        if expected == "bool" and not isinstance(value, bool):
+            raise ConfigError(f"{where}.{key}: got {value!r}, expected true or false")
     missing = [field.name for field in fields(kind) if field.default is MISSING and field.name not in section]
     if missing:
         raise ConfigError(f"{where}.{missing[0]}: missing")

@@ -16,8 +16,9 @@ from rich.progress import Progress
 from ckpt.config import CheckpointConfig
 from ckpt.errors import CheckpointError, ConfigError, NamespaceError
 from ckpt.tiers.copying import copy_step
+from ckpt.tiers.mark import MARK
 from ckpt.tiers.opened import committed_step, open_namespace
-from ckpt.tiers.posix import MARK, SharedTier
+from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.retention import superfluous
 
 _FAILED, _USAGE = 1, 2

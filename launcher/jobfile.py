@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
 import math
 import re
 from collections.abc import Mapping
@@ -42,8 +43,6 @@ OWNED_SBATCH_OPTIONS = {
 }
 _NOT_YET = {
     "elastic": "leave it out: the job keeps its size",
-    "checkpoint.nvme": "use ram, peers and shared",
-    "checkpoint.s3": "use ram, peers and shared",
 }
 
 
@@ -246,6 +245,8 @@ class _Reader:
             config = dataclasses.asdict(CheckpointConfig.from_mapping(section, f"{self._source}: checkpoint"))
         except CheckpointError as error:
             raise UsageError(_one_line(str(error))) from None
+        if config["s3"] and importlib.util.find_spec("boto3") is None:
+            raise self._error("checkpoint.s3", "needs boto3, which is not installed; pip install 'holdfast[s3]'")
         if config["shared"]:
             config["shared"]["path"] = str(self._base_dir / config["shared"]["path"])
         return config

@@ -2,7 +2,7 @@
 
     from ckpt.sagemaker import SageMakerCheckpointConfig, SageMakerTieredStorageWriter, SageMakerTieredStorageReader
 
-    config = SageMakerCheckpointConfig(namespace="gpt", world_size=16, s3_tier_base_path="/fsx/ckpt")
+    config = SageMakerCheckpointConfig(namespace="gpt", world_size=16, s3_tier_base_path="s3://bucket/ckpt")
     dcp.async_save(state, storage_writer=SageMakerTieredStorageWriter(checkpoint_config=config, step=step))
     dcp.load(state, storage_reader=SageMakerTieredStorageReader(checkpoint_config=config))
 
@@ -15,11 +15,12 @@ from __future__ import annotations
 import atexit
 import os
 from dataclasses import dataclass
-from pathlib import Path
+from os.path import abspath
 from typing import Any
 
 from ckpt.adapters.dcp import DcpReader, DcpWriter
 from ckpt.checkpointer import Checkpointer
+from ckpt.config import CheckpointConfig
 from ckpt.errors import ConfigError
 
 _open: dict[str, tuple[int, Checkpointer]] = {}  # by namespace: the process that made it, and the Checkpointer
@@ -31,20 +32,17 @@ class SageMakerCheckpointConfig:
 
     namespace: str
     world_size: int
-    s3_tier_base_path: str | None = None  # here: a directory that all nodes see
+    s3_tier_base_path: str | None = None  # s3://bucket/prefix, or a directory that all nodes see
     save_to_s3: bool = False  # whether the next save goes there too
 
     def __post_init__(self) -> None:
         if isinstance(self.world_size, bool) or not isinstance(self.world_size, int) or self.world_size < 1:
             raise ConfigError(f"SageMakerCheckpointConfig.world_size: got {self.world_size!r}, expected at least 1")
         path = self.s3_tier_base_path
-        if path is not None and path.startswith("s3://"):
+        if path is not None and "://" in path and not path.startswith("s3://"):
             raise ConfigError(
-                f"SageMakerCheckpointConfig.s3_tier_base_path: {path} needs the s3 tier, which this version does not "
-                "have; give a directory that all nodes see"
+                f"SageMakerCheckpointConfig.s3_tier_base_path: got {path!r}, expected a directory or s3://bucket/prefix"
             )
-        if path is not None and "://" in path:
-            raise ConfigError(f"SageMakerCheckpointConfig.s3_tier_base_path: got {path!r}, expected a directory")
         if self.save_to_s3 and path is None and "HOLDFAST_RUN_ID" not in os.environ:
             raise ConfigError("SageMakerCheckpointConfig.save_to_s3: needs s3_tier_base_path, and that is not set")
 
@@ -72,11 +70,12 @@ def _checkpointer(config: SageMakerCheckpointConfig) -> Checkpointer:
             raise ConfigError(
                 f"SageMakerCheckpointConfig.world_size: got {config.world_size}, the environment has {world_size} ranks"
             )
-        arguments: dict[str, Any] = {"namespace": config.namespace, "every_steps": 1}
-        if config.s3_tier_base_path is not None:
+        section: dict[str, Any] = {"namespace": config.namespace, "ram": {"every_steps": 1}}
+        if (path := config.s3_tier_base_path) is not None:
             # Steps go there when `save_to_s3` says so, and by no cadence of ours.
-            arguments |= {"shared": Path(config.s3_tier_base_path), "shared_every_steps": 1 << 40}
-        found = Checkpointer(**arguments)
+            name, where = ("s3", {"url": path}) if path.startswith("s3://") else ("shared", {"path": abspath(path)})
+            section[name] = {**where, "every_steps": 1 << 40}
+        found = Checkpointer(config=CheckpointConfig.from_mapping(section, where="SageMakerCheckpointConfig"))
         _open[config.namespace] = (os.getpid(), found)
     return found
 

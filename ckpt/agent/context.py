@@ -9,6 +9,7 @@ from ckpt.agent.exchange import Exchange
 from ckpt.agent.holdings import Holdings
 from ckpt.agent.listener import Listener
 from ckpt.agent.peers import Peers
+from ckpt.agent.shelf import Shelf
 from ckpt.config import CheckpointConfig, Place
 from ckpt.record.shard import SaveId
 from ckpt.tiers.tier import Tier
@@ -21,7 +22,8 @@ class Context:
     place: Place
     config: CheckpointConfig
     deadlines: Deadlines
-    tier: Tier | None  # the shared tier, where one is configured
+    tiers: dict[str, Tier]  # the lower tiers, nearest first
+    shelf: Shelf  # what those of them that are this node's own hold
     holdings: Holdings
     exchange: Exchange
     peers: Peers

@@ -89,16 +89,16 @@ class Coordinator:
         if self._gathering.pop(save.step, None) is None:
             return  # a node has failed it meanwhile
         self._committed = save.step
-        pinned = self._drain.wanted(save.step, save.drain)
+        tiers = self._drain.wanted(save.step, save.drain)
         nbytes = sum(save.nodes.values())
-        fields = {"step": save.step, "pinned": pinned, "nbytes": nbytes, "seconds": round(_since(save), 6)}
+        fields = {"step": save.step, "tiers": tiers, "nbytes": nbytes, "seconds": round(_since(save), 6)}
         try:
             await self._peers.call_all("commit", timeout_s=self._deadlines.answer_s, **fields)
         except PeerError as error:
             self._listener.problem("commit not heard by every node", str(error), save.step)
         log.info("step %d committed: %d bytes on %d nodes in %.3f s", save.step, nbytes, len(save.nodes), _since(save))
-        if pinned:
-            self._spawn(self._drain.lead(save.step, nbytes))
+        if tiers:
+            self._spawn(self._drain.lead(save.step, nbytes, tiers))
 
     async def _watch(self, save: Gathering) -> None:
         await asyncio.sleep(self._deadlines.seal_s)

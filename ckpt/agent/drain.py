@@ -1,120 +1,190 @@
-"""A committed save goes to the shared tier: every node writes its file, then one manifest makes it a checkpoint."""
+"""A committed save goes to the lower tiers: every node writes its file, then the commit makes it a checkpoint there.
+
+The tiers go their own ways: each takes one save at a time, at its own cadence, and none waits for another.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 from ckpt.agent.context import Context
-from ckpt.agent.peers import PeerError
+from ckpt.agent.exchange import save_to_json
+from ckpt.agent.peers import Handler, PeerError
 from ckpt.agent.saves import Saves
 from ckpt.agent.threads import in_thread
+from ckpt.config import LowerTier
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.manifest import ShardPlace
+from ckpt.record.shard import SaveId
 from ckpt.tiers.tier import Tier
 
 
 class DrainPart:
-    """What each node does: writes the shards of its own ranks, then frees their slots."""
+    """What each node does: writes the shards of its own ranks, commits and tidies its own disk, frees the slots."""
 
     def __init__(self, context: Context, saves: Saves) -> None:
         self._context = context
         self._saves = saves
-        self._writing: int | None = None
-        context.peers.handle("drain", self._on_drain)
-        context.peers.handle("drained", self._on_drained)
+        self._writing: dict[str, int] = {}  # step, by tier
+        self._written: dict[str, tuple[int, list[ShardPlace]]] = {}  # the last file written, by node-local tier
+        handlers: dict[str, Handler] = {
+            "drain": self._on_drain, "drain_commit": self._on_commit, "drain_steps": self._on_steps,
+            "drain_retain": self._on_retain, "drained": self._on_drained,
+        }  # fmt: skip
+        for op, handler in handlers.items():
+            context.peers.handle(op, handler)
 
     async def _on_drain(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        step = message["step"]
-        names = self._saves.pinned.get(step)
-        if names is None or self._context.tier is None:
-            raise AgentError(f"step {step} is not held for the shared tier here")
-        if self._writing is not None:
-            raise AgentError(f"step {self._writing} is still being written; storage is stuck or slower than the saves")
+        step, name = message["step"], message["tier"]
+        names, tier = self._saves.pinned.get(step), self._tier(name)
+        if names is None:
+            raise AgentError(f"step {step} is not held for the {name} tier here")
+        if (older := self._writing.get(name)) is not None:
+            raise AgentError(f"step {older} is still being written; storage is stuck or slower than the saves")
         shards = []
-        for _, name in sorted(names.items()):
-            record = self._context.holdings.record(name)
-            shards.append((record, self._context.holdings.bytes_of(name, record.layout.nbytes)))
-        self._writing = step
-        places = await in_thread(self._write, self._context.tier, step, shards)
+        for _, shard in sorted(names.items()):
+            record = self._context.holdings.record(shard)
+            shards.append((record, self._context.holdings.bytes_of(shard, record.layout.nbytes)))
+        self._writing[name] = step
+        places = await in_thread(self._write, name, tier, step, shards)
+        if tier.node_local:
+            self._written[name] = (step, places)
+            return {}
         return {"places": [place.to_json() for place in places]}
 
-    def _write(self, tier: Tier, step: int, shards: list[Any]) -> list[ShardPlace]:
+    def _write(self, name: str, tier: Tier, step: int, shards: list[Any]) -> list[ShardPlace]:
         """In its own thread, which may outlive the deadline: `_writing` says so."""
+        save = self._context.save_id(step)
         try:
-            return tier.write_node(self._context.save_id(step), self._context.place.node_rank, shards)
+            if tier.node_local:
+                tier.prepare()
+                tier.begin(save)
+            return tier.write_node(save, self._context.place.node_rank, shards)
         finally:
-            self._writing = None
+            del self._writing[name]
+
+    async def _on_commit(self, source: int, message: dict[str, Any]) -> None:
+        """Node-local tiers only: this node's part of the step."""
+        step = message["step"]
+        written, places = self._written.get(message["tier"], (-1, []))
+        if step != written:
+            raise AgentError(f"step {step} has not been written to the {message['tier']} tier here")
+        save, world_size = self._context.save_id(step), self._context.place.world_size
+        await in_thread(self._tier(message["tier"]).commit, save, world_size, places)
+
+    async def _on_steps(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        saves = await in_thread(self._tier(message["tier"]).steps)
+        return {"saves": [save_to_json(save) for save in saves]}
+
+    async def _on_retain(self, source: int, message: dict[str, Any]) -> None:
+        complete = {SaveId.from_json(value) for value in message["complete"]}
+        await in_thread(self._tier(message["tier"]).retain, message["keep"], None, complete)
 
     async def _on_drained(self, source: int, message: dict[str, Any]) -> None:
         await self._saves.drained(
-            message["step"], message["failed"], bytes=message["nbytes"], seconds=message["seconds"]
+            message["step"], message["tier"], message["failed"], bytes=message["nbytes"], seconds=message["seconds"]
         )
+
+    def _tier(self, name: str) -> Tier:
+        tier = self._context.tiers.get(name)
+        if tier is None:
+            raise AgentError(f"no {name} tier is configured")
+        return tier
 
 
 class DrainLead:
-    """What node rank 0 does: decides what is drained, and commits it."""
+    """What node rank 0 does: decides which tiers a save goes to, and leads it there."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, clock: Callable[[], float] = time.monotonic) -> None:
         self._context = context
-        self._shared = context.config.shared
+        self._sections: dict[str, LowerTier] = context.config.lower
         self._peers = context.peers
         self._listener = context.listener
         self._deadlines = context.deadlines
-        self._one_at_a_time = asyncio.Lock()
-        self._busy: set[int] = set()
+        self._clock = clock
+        self._one_at_a_time: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._busy: dict[str, set[int]] = {name: set() for name in self._sections}
+        self._last_s = dict.fromkeys(self._sections, clock())  # when a save last set out, by tier
 
-    def wanted(self, step: int, asked: bool) -> bool:
-        """Whether a step goes to the shared tier: when asked for, or when due and no older one is still on its way."""
-        if self._shared is None:
-            return False
-        due = step % self._shared.every_steps == 0
-        if due and self._busy and not asked:
-            older = ", ".join(map(str, sorted(self._busy)))
-            self._listener.problem("not drained to the shared tier", f"step {older} is still on its way there", step)
+    def wanted(self, step: int, asked: bool) -> list[str]:
+        """The tiers that a step goes to: all when asked for, else those where it is due and none is under way."""
+        return [name for name, section in self._sections.items() if self._wanted(name, section, step, asked)]
+
+    def _wanted(self, name: str, section: LowerTier, step: int, asked: bool) -> bool:
+        now, busy = self._clock(), self._busy[name]
+        due = step % section.every_steps == 0
+        if section.every_s is not None and now - self._last_s[name] >= section.every_s:
+            due = True
+        if due and busy and not asked:
+            older = ", ".join(map(str, sorted(busy)))
+            self._listener.problem(f"not drained to the {name} tier", f"step {older} is still on its way there", step)
             return False
         if due or asked:
-            self._busy.add(step)
+            busy.add(step)
+            self._last_s[name] = now
         return due or asked
 
-    async def lead(self, step: int, nbytes: int) -> None:
-        """Takes a committed step to the shared tier; a failure is reported, and the slots are freed all the same."""
-        tier, shared = self._context.tier, self._shared
-        if tier is None or shared is None:
-            return
-        since_s = time.monotonic()
-        async with self._one_at_a_time:
+    async def lead(self, step: int, nbytes: int, names: list[str]) -> None:
+        """Takes a committed step to the tiers; a failure is reported, and the slots are freed all the same."""
+        await asyncio.gather(*(self._lead(step, nbytes, name) for name in names))
+
+    async def _lead(self, step: int, nbytes: int, name: str) -> None:
+        tier, since_s = self._context.tiers[name], time.monotonic()
+        async with self._one_at_a_time[name]:
             try:
-                await self._in_time(tier.prepare)
-                answers = await self._peers.call_all("drain", timeout_s=self._deadlines.drain_s, step=step)
-                places = [ShardPlace.from_json(value) for answer in answers for value in answer["places"]]
-                save = self._context.save_id(step)
-                await self._in_time(tier.commit, save, self._context.place.world_size, places)
+                await (self._drain_locally(name, step) if tier.node_local else self._drain(name, tier, step))
                 failure = None
             except (CheckpointError, OSError) as error:
                 failure = str(error)
-                self._listener.problem("drain to the shared tier failed", failure, step)
-            self._busy.discard(step)
+                self._listener.problem(f"drain to the {name} tier failed", failure, step)
+            self._busy[name].discard(step)
             seconds = round(time.monotonic() - since_s, 6)
-            fields = {"step": step, "failed": failure is not None, "nbytes": nbytes, "seconds": seconds}
+            fields = {"failed": failure is not None, "nbytes": nbytes, "seconds": seconds}
             try:
-                await self._peers.call_all("drained", timeout_s=self._deadlines.answer_s, **fields)
+                await self._call("drained", name, step, self._deadlines.answer_s, **fields)
             except PeerError as error:
                 self._listener.problem("drain's end not heard by every node", str(error), step)
             if failure is None:
-                self._listener.to_monitors("commit", tier="shared", step=step, bytes=nbytes, seconds=seconds)
-                await self._retain(tier, shared.keep)
+                self._listener.to_monitors("commit", tier=name, step=step, bytes=nbytes, seconds=seconds)
+                await self._retain(name, tier, self._sections[name].keep)
 
-    async def _retain(self, tier: Tier, keep: int) -> None:
+    async def _drain(self, name: str, tier: Tier, step: int) -> None:
+        """Everybody writes, one commits."""
+        save = self._context.save_id(step)
+        await self._in_time(name, tier.prepare)
+        await self._in_time(name, tier.begin, save)
+        answers = await self._call("drain", name, step, self._deadlines.drain_s)
+        places = [ShardPlace.from_json(value) for answer in answers for value in answer["places"]]
+        await self._in_time(name, tier.commit, save, self._context.place.world_size, places)
+
+    async def _drain_locally(self, name: str, step: int) -> None:
+        """Everybody writes, then everybody commits: a node commits nothing that another could not write."""
+        await self._call("drain", name, step, self._deadlines.drain_s)
+        await self._call("drain_commit", name, step, self._deadlines.drain_s)
+
+    async def _retain(self, name: str, tier: Tier, keep: int) -> None:
         try:
-            await self._in_time(tier.retain, keep, None)
+            if not tier.node_local:
+                await self._in_time(name, tier.retain, keep, None)
+                return
+            answers = await self._peers.call_all("drain_steps", timeout_s=self._deadlines.drain_s, tier=name)
+            held = [{SaveId.from_json(value) for value in answer["saves"]} for answer in answers]
+            complete = [save_to_json(save) for save in set.intersection(*held)]
+            await self._peers.call_all(
+                "drain_retain", timeout_s=self._deadlines.drain_s, tier=name, keep=keep, complete=complete
+            )
         except (CheckpointError, OSError) as error:
-            self._listener.problem("old steps could not be removed from the shared tier", str(error))
+            self._listener.problem(f"old steps could not be removed from the {name} tier", str(error))
 
-    async def _in_time(self, function: Callable[..., Any], *args: Any) -> None:
+    async def _call(self, op: str, name: str, step: int, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:
+        return await self._peers.call_all(op, timeout_s=timeout_s, tier=name, step=step, **fields)
+
+    async def _in_time(self, name: str, function: Callable[..., Any], *args: Any) -> None:
         try:
             await asyncio.wait_for(in_thread(function, *args), self._deadlines.drain_s)
         except asyncio.TimeoutError:
-            raise AgentError(f"the shared tier did not answer within {self._deadlines.drain_s:g} s") from None
+            raise AgentError(f"the {name} tier did not answer within {self._deadlines.drain_s:g} s") from None

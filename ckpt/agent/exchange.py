@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ckpt.agent.deadlines import Deadlines
 from ckpt.agent.holdings import Holdings, block_ranges
 from ckpt.agent.peers import PeerError, Peers
+from ckpt.agent.shelf import Shelf
 from ckpt.errors import AgentError
 from ckpt.record.blocks import bad_blocks, block_count
 from ckpt.record.shard import SaveId, ShardRecord
@@ -17,9 +18,10 @@ from ckpt.record.shard import SaveId, ShardRecord
 class Exchange:
     """Asks other agents for shards, and serves them ours. Data goes from map to map, never through the heap."""
 
-    def __init__(self, peers: Peers, holdings: Holdings, deadlines: Deadlines) -> None:
+    def __init__(self, peers: Peers, holdings: Holdings, shelf: Shelf, deadlines: Deadlines) -> None:
         self._peers = peers
         self._holdings = holdings
+        self._shelf = shelf
         self._deadlines = deadlines
         peers.handle("record", self._serve_record)
         peers.handle("bytes", self._serve_bytes)
@@ -67,22 +69,25 @@ class Exchange:
         return record
 
     async def _serve_record(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        return {"record": self._holdings.record(self._name(message)).to_json()}
+        record = self._find(message)[0]
+        return {"record": record.to_json()}
 
     async def _serve_bytes(self, source: int, message: dict[str, Any]) -> None:
-        name = self._name(message)
-        nbytes = self._holdings.record(name).layout.nbytes
-        blocks = message["blocks"]
+        record, ranges = self._find(message)
+        nbytes, blocks = record.layout.nbytes, message["blocks"]
         if blocks is not None and not all(type(b) is int and 0 <= b < block_count(nbytes) for b in blocks):
-            raise AgentError(f"{name}: blocks outside the shard's {block_count(nbytes)} asked for")
-        self._peers.push(source, message["tag"], block_ranges(self._holdings.bytes_of(name, nbytes), blocks))
+            raise AgentError(f"rank {record.rank}: blocks outside the shard's {block_count(nbytes)} asked for")
+        self._peers.push(source, message["tag"], ranges(blocks))
 
-    def _name(self, message: dict[str, Any]) -> str:
+    def _find(self, message: dict[str, Any]) -> tuple[ShardRecord, Callable[[Any], Iterable[memoryview]]]:
+        """A shard's record, and how to get its blocks: from memory, else from this node's disk."""
         save, rank = SaveId.from_json(message["save"]), message["rank"]
-        names = self._holdings.find(save, rank)
-        if not names:
-            raise AgentError(f"rank {rank} of step {save.step} is not held here")
-        return names[0]
+        if names := self._holdings.find(save, rank):
+            record = self._holdings.record(names[0])
+            nbytes = record.layout.nbytes
+            return record, lambda blocks: block_ranges(self._holdings.bytes_of(names[0], nbytes), blocks)
+        shelved = self._shelf.shard(save, rank)
+        return shelved.record, shelved.blocks
 
 
 def save_to_json(save: SaveId) -> dict[str, Any]:

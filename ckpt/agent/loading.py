@@ -7,7 +7,9 @@ import logging
 import mmap
 import os
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,10 @@ from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.blocks import BLOCK_BYTES, block_count
 from ckpt.record.manifest import Manifest
 from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.tiers import reads
+
+Source = Callable[[], Awaitable[dict[str, Any]]]  # gives the answer to `open`
+Fetch = Callable[[memoryview, list[int]], Awaitable[None]]  # fills blocks of a shard's memory
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +34,7 @@ log = logging.getLogger(__name__)
 class Fetched:
     """What has been fetched of one rank's shard into `fetch-<rank>.data`."""
 
-    node: int
+    source: str  # a node's or a tier's name
     record: ShardRecord
     path: Path
     data: memoryview
@@ -36,19 +42,20 @@ class Fetched:
 
 
 class Loading:
-    """One node's loads. A shard's sources, best first: this node's memory, other nodes' memories, the shared tier."""
+    """One node's loads. A shard's sources, best first: this node's memory and disk, other nodes', the other tiers."""
 
     def __init__(self, context: Context, plan: asyncio.Future[Plan]) -> None:
         self._context = context
         self._plan = plan
         self._place = context.place
         self._holdings = context.holdings
+        self._shelf = context.shelf
         self._exchange = context.exchange
         self._peers = context.peers
         self._locks: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._fetched: dict[int, Fetched] = {}
         self._bad: set[tuple[int, str]] = set()  # rank and source that a worker has found damaged
-        self._manifest: Manifest | None = None
+        self._manifests: dict[str, Manifest] = {}  # by tier
         self._loaded: set[int] = set()
         self._peers.handle("bad", self._on_bad)
 
@@ -78,9 +85,9 @@ class Loading:
             raise AgentError(f"rank {rank}: the plan has step {plan.step} of {plan.world_size} ranks")
         async with self._locks[rank]:
             tried: list[str] = []
-            for source in self._sources(plan, plan.save, rank):
+            for source in self._sources(plan, plan.save, rank, blocks):
                 try:
-                    return await self._from(source, plan.save, rank, blocks)
+                    return await source()
                 except (CheckpointError, OSError) as error:
                     log.warning("rank %d of step %d: %s", rank, plan.step, error)
                     tried.append(str(error))
@@ -95,17 +102,9 @@ class Loading:
         fetched = self._fetched.get(rank)
         if fetched is not None and path == str(fetched.path):
             self._forget(rank)
-            self._bad.add((rank, self._peers.nodes[fetched.node]))
-            try:
-                await self._peers.call(
-                    fetched.node,
-                    "bad",
-                    timeout_s=self._context.deadlines.verify_s,
-                    save=save_to_json(plan.save),
-                    rank=rank,
-                )
-            except PeerError as error:
-                log.warning("rank %d of step %d: %s", rank, plan.step, error)
+            self._bad.add((rank, fetched.source))
+            if fetched.source in self._peers.nodes:
+                await self._have_it_look(self._peers.nodes.index(fetched.source), plan.save, rank)
             return
         self._bad.add((rank, path))
         await self._look_again(plan.save, rank)
@@ -117,6 +116,13 @@ class Loading:
             for rank in list(self._fetched):
                 self._forget(rank)
 
+    async def _have_it_look(self, node: int, save: SaveId, rank: int) -> None:
+        timeout_s = self._context.deadlines.verify_s
+        try:
+            await self._peers.call(node, "bad", timeout_s=timeout_s, save=save_to_json(save), rank=rank)
+        except PeerError as error:
+            log.warning("rank %d of step %d: %s", rank, save.step, error)
+
     async def _on_bad(self, source: int, message: dict[str, Any]) -> None:
         await self._look_again(SaveId.from_json(message["save"]), message["rank"])
 
@@ -124,62 +130,80 @@ class Loading:
         """Drops what really is damaged, so that no later restore counts on it."""
         for name in self._holdings.find(save, rank):
             await self._holdings.verify_again(name)
+        await self._shelf.verify_again(save, rank)
 
-    def _sources(self, plan: Plan, save: SaveId, rank: int) -> list[str | int | None]:
-        """Names in local memory, then node ranks, then None for the shared tier; without those found damaged."""
-        local = [name for name in self._holdings.find(save, rank) if (rank, self._local_path(name)) not in self._bad]
-        nodes = [
-            node
-            for node in plan.holders.get(rank, [])
-            if node != self._place.node_rank and (rank, self._peers.nodes[node]) not in self._bad
+    def _sources(self, plan: Plan, save: SaveId, rank: int, blocks: list[int] | None) -> list[Source]:
+        """What to try, best first, without those found damaged."""
+        nodes = [node for node in plan.holders.get(rank, []) if node != self._place.node_rank]
+        sources: list[tuple[str, Source]] = [
+            *((self._local_path(name), partial(self._local, name)) for name in self._holdings.find(save, rank)),
+            *(
+                (str(shelved.path), partial(self._on_disk, save, rank))
+                for shelved in [self._shelf.find(save, rank)]
+                if shelved
+            ),
+            *((self._peers.nodes[node], partial(self._remote, node, save, rank, blocks)) for node in nodes),
+            *((name, partial(self._stored, name, save, rank, blocks)) for name in plan.stored),
         ]
-        return [*local, *nodes, *([None] if plan.shared else [])]
+        return [source for name, source in sources if (rank, name) not in self._bad]
 
-    async def _from(
-        self, source: str | int | None, save: SaveId, rank: int, blocks: list[int] | None
-    ) -> dict[str, Any]:
-        if source is None:
-            return await self._stored(save, rank)
-        if isinstance(source, int):
-            return await self._remote(source, save, rank, blocks)
-        if not await self._holdings.verify(source):
-            raise AgentError(f"{source} on this node does not verify")
-        return {"path": self._local_path(source), "base": 0, "record": self._holdings.record(source).to_json()}
+    async def _local(self, name: str) -> dict[str, Any]:
+        if not await self._holdings.verify(name):
+            raise AgentError(f"{name} on this node does not verify")
+        return _reply(self._local_path(name), 0, self._holdings.record(name))
+
+    async def _on_disk(self, save: SaveId, rank: int) -> dict[str, Any]:
+        if not await self._shelf.verify(save, rank):
+            raise AgentError("the shard on this node's disk does not verify")
+        shelved = self._shelf.shard(save, rank)
+        return _reply(str(shelved.path), shelved.place.offset, shelved.record)
 
     async def _remote(self, node: int, save: SaveId, rank: int, blocks: list[int] | None) -> dict[str, Any]:
-        """Fetches the blocks that are not here yet."""
+        source = self._peers.nodes[node]
         fetched = self._fetched.get(rank)
-        if fetched is None or fetched.node != node:
+        known = fetched is not None and fetched.source == source
+        record = fetched.record if fetched and known else await self._exchange.record(node, save, rank)
+        return await self._fetch(source, record, blocks, partial(self._exchange.fetch, node, record))
+
+    async def _stored(self, name: str, save: SaveId, rank: int, blocks: list[int] | None) -> dict[str, Any]:
+        """Where the shard lies, when workers can map it there; else the blocks asked for are fetched."""
+        tier = self._context.tiers.get(name)
+        if tier is None:
+            raise AgentError(f"no {name} tier is configured")
+        if name not in self._manifests:
+            self._manifests[name] = await in_thread(tier.read_manifest, save)
+        place = self._manifests[name].shards[rank]
+        path = tier.data_path(save, place.file)
+        if path is None:
+            read = partial(in_thread, reads.read_blocks, reads.reader(tier, save, place))
+            return await self._fetch(name, place.record, blocks, read)
+        if (rank, str(path)) in self._bad:
+            raise AgentError(f"{path}: damaged")
+        return _reply(str(path), place.offset, place.record)
+
+    async def _fetch(self, source: str, record: ShardRecord, blocks: list[int] | None, fetch: Fetch) -> dict[str, Any]:
+        """Fetches the blocks that are not here yet."""
+        rank, nbytes = record.rank, record.layout.nbytes
+        fetched = self._fetched.get(rank)
+        if fetched is None or fetched.source != source:
             self._forget(rank)
-            record = await self._exchange.record(node, save, rank)
             path = self._place.ram_dir / f"fetch-{rank}.data"
-            fetched = Fetched(node=node, record=record, path=path, data=_sparse(path, record.layout.nbytes))
+            fetched = Fetched(source=source, record=record, path=path, data=_sparse(path, nbytes))
             self._fetched[rank] = fetched
-        count = block_count(fetched.record.layout.nbytes)
+        count = block_count(nbytes)
         wanted = range(count) if blocks is None else sorted(set(blocks))
         if any(type(block) is not int or not 0 <= block < count for block in wanted):
             raise AgentError(f"rank {rank}: blocks {wanted} asked for, the shard has {count}")
         missing = [block for block in wanted if block not in fetched.blocks]
         if missing:
             try:
-                _allocate(fetched.path, missing, fetched.record.layout.nbytes)
-                await self._exchange.fetch(node, fetched.record, fetched.data, missing)
+                _allocate(fetched.path, missing, nbytes)
+                await fetch(fetched.data, missing)
             except BaseException:
                 self._forget(rank)  # bytes may still be arriving there: never reuse this file
                 raise
             fetched.blocks.update(missing)
-        return {"path": str(fetched.path), "base": 0, "record": fetched.record.to_json()}
-
-    async def _stored(self, save: SaveId, rank: int) -> dict[str, Any]:
-        if self._context.tier is None:
-            raise AgentError("no shared tier is configured")
-        if self._manifest is None:
-            self._manifest = await in_thread(self._context.tier.read_manifest, save)
-        place = self._manifest.shards[rank]
-        path = str(self._context.tier.data_path(save, place.file))
-        if (rank, path) in self._bad:
-            raise AgentError(f"{path}: damaged")
-        return {"path": path, "base": place.offset, "record": place.record.to_json()}
+        return _reply(str(fetched.path), 0, record)
 
     def _forget(self, rank: int) -> None:
         fetched = self._fetched.pop(rank, None)
@@ -188,6 +212,10 @@ class Loading:
 
     def _local_path(self, name: str) -> str:
         return str(self._place.ram_dir / f"{name}.data")
+
+
+def _reply(path: str, base: int, record: ShardRecord) -> dict[str, Any]:
+    return {"path": path, "base": base, "record": record.to_json()}
 
 
 def _sparse(path: Path, nbytes: int) -> memoryview:

@@ -15,17 +15,18 @@ class Plan:
 
     save: SaveId | None = None
     world_size: int = 0  # ranks that saved it
-    tier: str = "none"  # "memory" when memory holds every shard, else "shared"
+    tier: str = "none"  # the lowest that is needed: "memory", "nvme", "shared" or "s3"
     holders: dict[int, list[int]] = field(default_factory=dict)  # by rank, the nodes that hold its shard, best first
     rebuilt: tuple[int, ...] = ()  # ranks that were lost, and made again from parity
-    shared: bool = False  # the shared tier holds the save too
+    nvme: tuple[int, ...] = ()  # ranks of which the best holder has the shard on its disk only
+    stored: tuple[str, ...] = ()  # the tiers that all nodes see and that hold the save; first the one verified
     skipped: tuple[tuple[int, str], ...] = ()  # newer steps passed over, and why
 
     def to_json(self) -> dict[str, Any]:
         return {
             "save": save_to_json(self.save) if self.save else None, "world_size": self.world_size, "tier": self.tier,
-            "holders": [[rank, nodes] for rank, nodes in self.holders.items()], "shared": self.shared,
-            "rebuilt": list(self.rebuilt), "skipped": [list(entry) for entry in self.skipped],
+            "holders": [[rank, nodes] for rank, nodes in self.holders.items()], "rebuilt": list(self.rebuilt),
+            "nvme": list(self.nvme), "stored": list(self.stored), "skipped": [list(entry) for entry in self.skipped],
         }  # fmt: skip
 
     @classmethod
@@ -36,7 +37,8 @@ class Plan:
             tier=value["tier"],
             holders={rank: list(nodes) for rank, nodes in value["holders"]},
             rebuilt=tuple(value["rebuilt"]),
-            shared=value["shared"],
+            nvme=tuple(value["nvme"]),
+            stored=tuple(value["stored"]),
             skipped=tuple((step, reason) for step, reason in value["skipped"]),
         )
 

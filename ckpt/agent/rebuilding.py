@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,25 +40,29 @@ class Rebuilding:
             found = sets.setdefault(ParitySet.from_json(over_json), Found(members=tuple(members)))
             found.holders[index].append(node)
 
-    async def bring_back(self, save: SaveId, world_size: int, holders: dict[int, list[int]]) -> tuple[list[int], str]:
+    async def bring_back(
+        self, save: SaveId, world_size: int, holders: dict[int, list[int]], on_disks: Collection[int]
+    ) -> tuple[list[int], str]:
         """Has every lost shard made again that can be.
 
         Args:
             save: of which save.
             world_size: ranks that saved it.
             holders: by rank, the nodes whose shard verifies; the ranks made again are added.
+            on_disks: ranks whose shard is in no memory: sums are made of memory only.
 
         Returns:
             The ranks made again, all verified; and why not all were.
         """
         made: list[int] = []
         reasons: list[str] = []
+        in_memory = {rank: nodes[0] for rank, nodes in holders.items() if nodes and rank not in on_disks}
         for over, found in self._found.get(save, {}).items():
             lost = [rank for rank in range(world_size) if not holders.get(rank) and over.member_of(rank) is not None]
             if not lost:
                 continue
             try:
-                builders = await self._rebuild(save, over, found, holders, lost)
+                builders = await self._rebuild(save, over, found, in_memory, lost)
             except CheckpointError as error:
                 reasons.append(f"no rebuild from the parity of {', '.join(found.members)}: {error}")
                 continue
@@ -67,10 +72,10 @@ class Rebuilding:
         return made, "; ".join(reasons)
 
     async def _rebuild(
-        self, save: SaveId, over: ParitySet, found: Found, holders: dict[int, list[int]], lost: list[int]
+        self, save: SaveId, over: ParitySet, found: Found, in_memory: dict[int, int], lost: list[int]
     ) -> dict[int, int]:
         """Which node has made which rank again. Raises CheckpointError when one could not be."""
-        shards = {rank: nodes[0] for rank, nodes in holders.items() if nodes and over.member_of(rank) is not None}
+        shards = {rank: node for rank, node in in_memory.items() if over.member_of(rank) is not None}
         parity = await self._verified(save, over, found)
         there = [i for i, ranks in enumerate(over.ranks) if all(rank in shards for rank in ranks)]
         builders = {}

@@ -10,6 +10,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ckpt.agent.context import Context
@@ -19,9 +21,22 @@ from ckpt.agent.plan import Plan
 from ckpt.agent.rebuilding import Rebuilding
 from ckpt.agent.threads import in_thread
 from ckpt.errors import AgentError, CheckpointError
+from ckpt.record.manifest import Manifest
 from ckpt.record.shard import SaveId
+from ckpt.tiers.tier import Tier
+
+_OWN, _COPY, _DISK = range(3)  # how a node holds a shard: as its own, as a copy, on its NVMe
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Held:
+    """What all nodes together hold of one save."""
+
+    world_size: int
+    kinds: dict[tuple[int, int], int] = field(default_factory=dict)  # how, by rank and node
+    holders: dict[int, list[int]] = field(default_factory=dict)  # the nodes by rank, best first
 
 
 class RecoverLead:
@@ -34,6 +49,7 @@ class RecoverLead:
         self._deadlines = context.deadlines
         self._rebuilding = Rebuilding(context)
         self._skipped: list[tuple[int, str]] = []
+        self._in_memory_now = False  # every shard of the plan lies in the memory of the node where its rank runs
 
     async def run(self) -> None:
         """Agrees on a plan with all nodes, or tells them all that there is none."""
@@ -45,7 +61,7 @@ class RecoverLead:
             return
         same_world = plan.world_size == self._context.place.world_size
         await self._tell("restore", plan=plan.to_json(), same_world=same_world)
-        if plan.tier == "memory" and same_world:
+        if same_world and self._in_memory_now:
             since_s = time.monotonic()
             answers = await self._tell("protect_newest")
             made = sum(answer["made"] for answer in answers)
@@ -60,73 +76,112 @@ class RecoverLead:
 
     async def _find(self) -> Plan:
         """The newest save that can be had whole. Raises when it cannot be known whether there is one."""
-        memory = await self._in_memory()
-        stored, unreadable = await self._in_shared()
-        for save in _newest_first(memory, stored, self._context.place.run_id):
-            plan = await self._complete(save, memory.get(save), save in stored)
+        held = await self._held()
+        stored, unreadable = await self._stored(self._deadlines.answer_s if held else self._deadlines.verify_s)
+        for save in _newest_first(held, list(stored), self._context.place.run_id):
+            plan = await self._complete(save, held.get(save), stored.get(save, []))
             if plan is not None:
                 return plan
         if unreadable:
-            raise AgentError(f"no memory holds a complete step, and the shared tier cannot be read: {unreadable}")
+            raise AgentError(f"no memory holds a complete step, and {'; '.join(unreadable)}")
         return Plan(skipped=tuple(self._skipped))
 
-    async def _in_memory(self) -> dict[SaveId, tuple[int, dict[int, list[int]]]]:
-        """By save: its world size, and by rank the nodes that say they hold it, best first."""
+    async def _held(self) -> dict[SaveId, Held]:
+        """By save, what the nodes say they hold in memory and on their own disks."""
         answers = await self._peers.call_all("inventory", timeout_s=self._deadlines.answer_s)
-        found: dict[SaveId, tuple[int, dict[int, dict[int, bool]]]] = {}
+        found: dict[SaveId, Held] = {}
         for node, answer in enumerate(answers):
             self._rebuilding.note(node, answer["parity"])
-            for save_json, world_size, rank, own in answer["shards"]:
-                _, holders = found.setdefault(SaveId.from_json(save_json), (world_size, defaultdict(dict)))
-                holders[rank][node] = own or holders[rank].get(node, False)
-        return {
-            save: (world_size, {rank: self._best_first(rank, nodes) for rank, nodes in holders.items()})
-            for save, (world_size, holders) in found.items()
-        }
+            rows = [(*row[:3], _OWN if row[3] else _COPY) for row in answer["shards"]]
+            rows += [(*row, _DISK) for row in answer["nvme"]]
+            for save_json, world_size, rank, kind in rows:
+                held = found.setdefault(SaveId.from_json(save_json), Held(world_size=world_size))
+                held.kinds[rank, node] = min(kind, held.kinds.get((rank, node), kind))
+        for held in found.values():
+            for rank, node in sorted(held.kinds, key=partial(self._preference, held)):
+                held.holders.setdefault(rank, []).append(node)
+        return found
 
-    def _best_first(self, rank: int, nodes: dict[int, bool]) -> list[int]:
-        """The node where the rank runs now, then who saved it, then copies."""
-        home = self._context.home(rank)
-        return sorted(nodes, key=lambda node: (node != home, not nodes[node], node))
+    def _preference(self, held: Held, at: tuple[int, int]) -> tuple[Any, ...]:
+        """Memory before disks; the node where the rank runs now before others; who saved it before copies."""
+        (rank, node), kind = at, held.kinds[at]
+        return (kind == _DISK, node != self._context.home(rank), kind, node)
 
-    async def _in_shared(self) -> tuple[list[SaveId], str | None]:
-        """The committed saves of the shared tier, newest first; or why it cannot be read."""
-        if self._context.tier is None:
-            return [], None
+    async def _stored(self, timeout_s: float) -> tuple[dict[SaveId, list[str]], list[str]]:
+        """The saves that tiers which all nodes see have committed, with their names; and which cannot be read, and why.
+
+        All are asked at once. While memory holds something, a slow one is not waited for long.
+        """
+        tiers = {name: tier for name, tier in self._context.tiers.items() if not tier.node_local}
+        answers = await asyncio.gather(*(self._steps(name, tier, timeout_s) for name, tier in tiers.items()))
+        found: dict[SaveId, list[str]] = defaultdict(list)
+        for name, answer in zip(tiers, answers, strict=True):
+            for save in answer if isinstance(answer, list) else []:
+                found[save].append(name)
+        return found, [answer for answer in answers if isinstance(answer, str)]
+
+    async def _steps(self, name: str, tier: Tier, timeout_s: float) -> list[SaveId] | str:
         try:
-            return await asyncio.wait_for(in_thread(self._context.tier.steps), self._deadlines.verify_s), None
+            return await asyncio.wait_for(in_thread(tier.steps), timeout_s)
         except asyncio.TimeoutError:
-            reason = f"no answer within {self._deadlines.verify_s:g} s"
+            reason = f"no answer within {timeout_s:g} s"
         except (CheckpointError, OSError) as error:
             reason = str(error)
-        self._listener.problem("shared tier cannot be read", reason)
-        return [], reason
+        self._listener.problem(f"{name} tier cannot be read", reason)
+        return f"the {name} tier cannot be read: {reason}"
 
-    async def _complete(self, save: SaveId, held: tuple[int, dict[int, list[int]]] | None, stored: bool) -> Plan | None:
+    async def _complete(self, save: SaveId, held: Held | None, stored: list[str]) -> Plan | None:
         """The plan to restore this save, every byte verified; None (and why, in `skipped`) when that cannot be."""
-        world_size, holders = held if held else (0, {})
+        held = held or Held(world_size=0)
+        world_size, holders = held.world_size, held.holders
         await self._keep_verified(save, holders)
-        rebuilt, no_rebuild = await self._rebuilding.bring_back(save, world_size, holders)
+        rebuilt, no_rebuild = await self._rebuilding.bring_back(save, world_size, holders, self._on_disks(held))
+        held.kinds.update({(rank, holders[rank][0]): _OWN for rank in rebuilt})
         lost = [rank for rank in range(world_size) if not holders.get(rank)]
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        reason = f"rank {lost[0]}{more} of {world_size}: no node's memory holds a shard that verifies" if lost else ""
-        reason += f"; {no_rebuild}" if lost and no_rebuild else ""
-        if stored and self._context.tier is not None and (lost or not held):
+        reasons = []
+        if lost:
+            reasons.append(f"rank {lost[0]}{more} of {world_size}: no node's memory holds a shard that verifies")
+            reasons += [no_rebuild] if no_rebuild else []
+        source, fetched = None, 0
+        for name in stored if lost or not world_size else []:
             try:
-                world_size = (await in_thread(self._context.tier.read_manifest, save)).world_size
+                world_size = (await self._manifest(name, save)).world_size
                 lost = [rank for rank in range(world_size) if not holders.get(rank)]
-                await self._verify_shared(save, lost)
-                reason = ""
+                fetched = await self._verify_stored(name, save, lost)
+                source, reasons = name, []
+                break
             except (CheckpointError, OSError) as error:
-                reason = f"{reason}; shared tier: {error}" if reason else f"shared tier: {error}"
-        if reason:
-            log.warning("step %d of attempt %d passed over: %s", save.step, save.attempt, reason)
-            self._skipped.append((save.step, reason))
+                reasons.append(f"{name} tier: {error}")
+        if reasons:
+            log.warning("step %d of attempt %d passed over: %s", save.step, save.attempt, "; ".join(reasons))
+            self._skipped.append((save.step, "; ".join(reasons)))
             return None
+        on_disk = tuple(rank for rank, nodes in holders.items() if nodes and held.kinds[rank, nodes[0]] == _DISK)
+        self._in_memory_now = fetched == len(lost)
         return Plan(
-            save=save, world_size=world_size, tier="shared" if lost else "memory", holders=holders, shared=stored,
-            rebuilt=tuple(rebuilt), skipped=tuple(self._skipped),
+            save=save, world_size=world_size, tier=source or ("nvme" if on_disk else "memory"), holders=holders,
+            rebuilt=tuple(rebuilt), nvme=on_disk, stored=tuple(sorted(stored, key=lambda name: name != source)),
+            skipped=tuple(self._skipped),
         )  # fmt: skip
+
+    def _on_disks(self, held: Held) -> set[int]:
+        """The ranks whose best holder has the shard on its disk, and has not brought it into its memory."""
+        same_world = held.world_size == self._context.place.world_size
+        best = [(rank, nodes[0]) for rank, nodes in held.holders.items() if nodes]
+        return {
+            rank
+            for rank, node in best
+            if held.kinds[rank, node] == _DISK and not (same_world and node == self._context.home(rank))
+        }
+
+    async def _manifest(self, name: str, save: SaveId) -> Manifest:
+        try:
+            return await asyncio.wait_for(
+                in_thread(self._context.tiers[name].read_manifest, save), self._deadlines.verify_s
+            )
+        except asyncio.TimeoutError:
+            raise AgentError(f"no answer within {self._deadlines.verify_s:g} s") from None
 
     async def _keep_verified(self, save: SaveId, holders: dict[int, list[int]]) -> None:
         """Lets the best holder of each rank read its bytes; one whose bytes are bad is struck off for the next."""
@@ -135,9 +190,7 @@ class RecoverLead:
             asked: dict[int, list[int]] = defaultdict(list)
             for rank in pending:
                 asked[holders[rank][0]].append(rank)
-            answers = await asyncio.gather(
-                *(self._verify("verify", node, save, ranks) for node, ranks in asked.items())
-            )
+            answers = await asyncio.gather(*(self._verify(node, save, ranks) for node, ranks in asked.items()))
             pending = []
             for node, answer in zip(asked, answers, strict=True):
                 for rank in answer["bad"]:
@@ -147,17 +200,30 @@ class RecoverLead:
                     if holders[rank]:
                         pending.append(rank)
 
-    async def _verify_shared(self, save: SaveId, ranks: list[int]) -> None:
-        """All nodes together read the shards that only the shared tier holds."""
+    async def _verify_stored(self, name: str, save: SaveId, ranks: list[int]) -> int:
+        """All nodes together read the shards that only a lower tier holds; returns how many are in memory now."""
         nodes = len(self._peers.nodes)
         parts: dict[int, list[int]] = defaultdict(list)
         for rank in ranks:
             parts[self._context.home(rank) % nodes].append(rank)
-        await asyncio.gather(*(self._verify("verify_shared", node, save, part) for node, part in parts.items()))
+        answers = await asyncio.gather(
+            *(
+                self._peers.call(
+                    node,
+                    "verify_stored",
+                    timeout_s=self._deadlines.restore_s,
+                    tier=name,
+                    save=save_to_json(save),
+                    ranks=part,
+                )
+                for node, part in parts.items()
+            )
+        )
+        return sum(answer["fetched"] for answer in answers)
 
-    async def _verify(self, op: str, node: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
+    async def _verify(self, node: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
         timeout_s = self._deadlines.verify_s
-        return await self._peers.call(node, op, timeout_s=timeout_s, save=save_to_json(save), ranks=ranks)
+        return await self._peers.call(node, "verify", timeout_s=timeout_s, save=save_to_json(save), ranks=ranks)
 
 
 def _newest_first(memory: dict[SaveId, Any], stored: list[SaveId], run_id: str) -> list[SaveId]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from typing import Any
 
@@ -14,11 +13,10 @@ from ckpt.agent.peers import Handler
 from ckpt.agent.plan import Plan
 from ckpt.agent.saves import Saves
 from ckpt.agent.threads import in_thread
-from ckpt.errors import AgentError, CheckpointError
-from ckpt.record.blocks import BLOCK_BYTES, checksum
-from ckpt.record.manifest import Manifest, ShardPlace, open_regular
-from ckpt.record.shard import SaveId
-from ckpt.tiers.tier import Tier
+from ckpt.errors import AgentError, CheckpointError, CorruptError
+from ckpt.record.manifest import ShardPlace
+from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.tiers import reads
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +31,11 @@ class Restore:
         self._saves = saves
         self._place = context.place
         self._holdings = context.holdings
+        self._shelf = context.shelf
         self._peers = context.peers
         self._listener = context.listener
         handlers: dict[str, Handler] = {
-            "inventory": self._on_inventory, "verify": self._on_verify, "verify_shared": self._on_verify_shared,
+            "inventory": self._on_inventory, "verify": self._on_verify, "verify_stored": self._on_verify_stored,
             "restore": self._on_restore, "no_restore": self._on_no_restore, "protect_newest": self._on_protect_newest,
         }  # fmt: skip
         for op, handler in handlers.items():
@@ -51,10 +50,13 @@ class Restore:
 
     async def _on_inventory(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         self._holdings.scan()
+        if problem := await self._shelf.scan():
+            self._listener.problem("this node's disk cannot be read", problem)
         shards = self._holdings.shards().items()
         return {
             "shards": [[save_to_json(r.save), r.world_size, r.rank, name.startswith("own-")] for name, r in shards],
             "parity": self._saves.parities.inventory(),
+            "nvme": [[save_to_json(save), world_size, rank] for save, world_size, rank in self._shelf.rows()],
         }
 
     async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
@@ -64,17 +66,65 @@ class Restore:
         return {"bad": [rank for rank, is_good in zip(message["ranks"], good, strict=True) if not is_good]}
 
     async def _verify(self, save: SaveId, rank: int) -> bool:
+        """In memory; else on this node's disk, from which a shard of our own is brought into memory as it is read."""
         good = [await self._holdings.verify(name) for name in self._holdings.find(save, rank)]
-        return any(good)
+        if any(good):
+            return True
+        shelved = self._shelf.find(save, rank)
+        if shelved is None or not self._is_ours(rank, shelved.record):
+            return await self._shelf.verify(save, rank)
+        try:
+            await self._bring_in(shelved.place, shelved.read, "nvme")
+        except CorruptError as error:
+            log.warning("%s: step %d, rank %d: %s; passed over", shelved.path, save.step, rank, error)
+            self._shelf.strike(save, rank)
+            return False
+        except OSError:  # memory may be full: a worker can read it where it lies
+            return await self._shelf.verify(save, rank)
+        return True
 
-    async def _on_verify_shared(self, source: int, message: dict[str, Any]) -> None:
-        """Reads some ranks' shards in the shared tier; raises CheckpointError or OSError naming what is bad."""
-        if self._context.tier is None:
-            raise AgentError("no shared tier is configured")
-        save = SaveId.from_json(message["save"])
-        manifest = await in_thread(self._context.tier.read_manifest, save)
+    async def _on_verify_stored(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        """Reads some ranks' shards in a tier that all see; raises CheckpointError or OSError naming what is bad.
+
+        What cannot be mapped where it lies and belongs to a rank of this node goes into its memory as it is read.
+        """
+        tier = self._context.tiers.get(message["tier"])
+        if tier is None:
+            raise AgentError(f"no {message['tier']} tier is configured")
+        save, fetched = SaveId.from_json(message["save"]), 0
+        manifest = await in_thread(tier.read_manifest, save)
         for rank in message["ranks"]:
-            await in_thread(_verify_stored, self._context.tier, manifest, manifest.shards[rank])
+            place = manifest.shards[rank]
+            read = reads.reader(tier, save, place)
+            if tier.data_path(save, place.file) is None and self._is_ours(rank, place.record):
+                if not self._holdings.find(save, rank):
+                    await self._bring_in(place, read, message["tier"])
+                fetched += 1
+            else:
+                await in_thread(reads.verify, read, place)
+        return {"fetched": fetched}
+
+    def _is_ours(self, rank: int, record: ShardRecord) -> bool:
+        """Whether a saved rank's shard is what the same rank, on this node, will load and go on from."""
+        ranks = self._context.ranks(self._place.node_rank)
+        return record.world_size == self._place.world_size and rank in ranks
+
+    async def _bring_in(self, place: ShardPlace, read: reads.Read, tier: str) -> None:
+        """Makes a verified shard in a slot of its rank, overwriting none; raises CorruptError or OSError."""
+        since_s, record = time.monotonic(), place.record
+        local_rank = record.rank - self._context.ranks(self._place.node_rank).start
+        name = self._holdings.free_name(f"own-{local_rank}", self._context.config.slots, keep=None)
+        try:
+            data = self._holdings.room_for(name, record.layout.nbytes)
+            await in_thread(reads.read_whole, read, place, data)
+        except BaseException:
+            self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
+            raise
+        self._holdings.publish(name, record)
+        self._listener.to_monitors(
+            "rebuilt", rank=record.rank, from_node=self._place.node, tier=tier, bytes=record.layout.nbytes,
+            seconds=round(time.monotonic() - since_s, 6),
+        )  # fmt: skip
 
     async def _on_restore(self, source: int, message: dict[str, Any]) -> None:
         try:
@@ -86,10 +136,10 @@ class Restore:
     async def _take_up(self, plan: Plan, same_world: bool) -> None:
         """This node's own shards are made again where they are lost; then workers may load."""
         self._saves.newest = plan.save
-        if plan.save and plan.tier == "memory" and same_world:
+        if plan.save and same_world:
             for local_rank, rank in enumerate(self._context.ranks(self._place.node_rank)):
                 if not self._holdings.find(plan.save, rank):
-                    await self._rebuild(plan.save, rank, local_rank, plan.holders[rank])
+                    await self._rebuild(plan.save, rank, local_rank, plan.holders.get(rank, []))
         seconds = round(time.monotonic() - self._since_s, 6)
         log.info("restore plan after %.3f s: step %d from %s", seconds, plan.step, plan.tier)
         self._listener.to_monitors(
@@ -122,29 +172,18 @@ class Restore:
             return
 
     def _sources(self, plan: Plan, same_world: bool) -> dict[str, str]:
-        """In words, by saved rank: "own", "partner@<node>" (another node's memory), "parity" or "shared"."""
+        """In words, by saved rank: "own" or "partner@<node>" (memory), "parity", "nvme" or "nvme@<node>", or a tier."""
         words = {}
         for rank in range(plan.world_size):
             nodes = plan.holders.get(rank)
             home = self._context.home(rank) if same_world else self._place.node_rank
             if not nodes:
-                words[str(rank)] = "shared"
+                words[str(rank)] = plan.tier
             elif rank in plan.rebuilt:
                 words[str(rank)] = "parity"
+            elif nodes[0] == home:
+                words[str(rank)] = "nvme" if rank in plan.nvme else "own"
             else:
-                words[str(rank)] = "own" if nodes[0] == home else f"partner@{self._peers.nodes[nodes[0]]}"
+                kind = "nvme" if rank in plan.nvme else "partner"
+                words[str(rank)] = f"{kind}@{self._peers.nodes[nodes[0]]}"
         return words
-
-
-def _verify_stored(tier: Tier, manifest: Manifest, place: ShardPlace) -> None:
-    """Reads one shard in the shared tier, a block at a time. Raises CheckpointError or OSError."""
-    path = tier.data_path(manifest.save, place.file)
-    descriptor = open_regular(path)
-    try:
-        for block, expected in enumerate(place.record.blocks):
-            start = block * BLOCK_BYTES
-            data = os.pread(descriptor, min(BLOCK_BYTES, place.record.layout.nbytes - start), place.offset + start)
-            if checksum(data) != expected:
-                raise AgentError(f"{path}: block {block} of rank {place.rank} does not match its checksum")
-    finally:
-        os.close(descriptor)

@@ -42,7 +42,8 @@ class Saves:
 
     def __init__(self, context: Context) -> None:
         self.newest: SaveId | None = None  # committed, or taken up by the restore: must stay until the next commit
-        self.pinned: dict[int, dict[int, str]] = {}  # names of shards on their way to a lower tier, by step
+        self.pinned: dict[int, dict[int, str]] = {}  # names of shards on their way to lower tiers, by step
+        self._draining: dict[int, set[str]] = {}  # those tiers, by step
         self._context = context
         self._place = context.place
         self._slots = context.config.slots
@@ -98,14 +99,19 @@ class Saves:
         for save in [save for save in self._in_flight.values() if not save.promised]:
             await self._drop(save.step, reason)
         for step in list(self.pinned):
-            await self.drained(step, failed=True)
+            for tier in list(self._draining[step]):
+                await self.drained(step, tier, failed=True)
         await self._tell_waiters()
 
-    async def drained(self, step: int, failed: bool, **size_and_time: Any) -> None:
-        """The save has reached the lower tier, or failed to: its slots may be reused."""
-        self.pinned.pop(step, None)
+    async def drained(self, step: int, tier: str, failed: bool, **size_and_time: Any) -> None:
+        """The save has reached a lower tier, or failed to: after the last one its slots may be reused."""
+        left = self._draining.get(step, set())
+        left.discard(tier)
+        if not left:
+            self._draining.pop(step, None)
+            self.pinned.pop(step, None)
         outcome = {"failed": True} if failed else size_and_time
-        self._listener.to_trainers("drained", step=step, tier="shared", **outcome)
+        self._listener.to_trainers("drained", step=step, tier=tier, pinned=bool(left), **outcome)
         await self._tell_waiters()
 
     async def protect_newest(self) -> int:
@@ -197,10 +203,11 @@ class Saves:
             raise AgentError(f"step {message['step']} was dropped here")
         _cancel(save)
         self.newest = self._context.save_id(save.step)
-        if message["pinned"]:
+        if message["tiers"]:
             self.pinned[save.step] = save.names
+            self._draining[save.step] = set(message["tiers"])
         size_and_time = {"bytes": message["nbytes"], "seconds": message["seconds"]}
-        self._listener.to_trainers("committed", step=save.step, pinned=message["pinned"], **size_and_time)
+        self._listener.to_trainers("committed", step=save.step, pinned=bool(message["tiers"]), **size_and_time)
         self._listener.to_monitors("commit", tier="memory", step=save.step, **size_and_time)
         self._tidy()
         await self._tell_waiters()

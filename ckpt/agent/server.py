@@ -20,13 +20,14 @@ from ckpt.agent.peers import Peers
 from ckpt.agent.recover import RecoverLead
 from ckpt.agent.restore import Restore
 from ckpt.agent.saves import Saves
+from ckpt.agent.shelf import Shelf
 from ckpt.agent.stop import Stop
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
 from ckpt.record.board import Board
 from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.sets import most_in_one_domain
-from ckpt.tiers.posix import SharedTier
+from ckpt.tiers.wiring import lower_tiers
 from ckpt.transport import Transport
 
 _PARENT_POLL_S = 1.0
@@ -43,11 +44,12 @@ class Agent:
         self._peers = Peers(transport, place.nodes)
         self._listener = Listener(place.socket_path, self._serve)
         holdings = Holdings(place.ram_dir, place.run_id, config.namespace)
+        tiers = lower_tiers(config, place.node)
+        shelf = Shelf(tiers)
         context = Context(
             place=place, config=config, deadlines=deadlines, holdings=holdings, peers=self._peers,
             listener=self._listener,
-            tier=SharedTier(config.shared.path, config.namespace) if config.shared else None,
-            exchange=Exchange(self._peers, holdings, deadlines),
+            tiers=tiers, shelf=shelf, exchange=Exchange(self._peers, holdings, shelf, deadlines),
         )  # fmt: skip
         self._saves = Saves(context)
         self._restore = Restore(context, self._saves)

@@ -58,13 +58,14 @@ class ShardPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """All shards of one save, by rank."""
+    """All shards of one save, by rank; or, when `partial`, those of one node in its own tier."""
 
     save: SaveId
     namespace: str
     world_size: int
     created_s: float  # CLOCK_REALTIME of the commit
-    shards: tuple[ShardPlace, ...]  # exactly one for each rank, in order of rank
+    shards: tuple[ShardPlace, ...]  # in order of rank: exactly one for each rank, or (partial) at most one
+    partial: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -74,13 +75,13 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT, "namespace": self.namespace, **self.save.to_json(), "world_size": self.world_size,
-            "created": self.created_s, "nbytes": self.nbytes,
+            "created": self.created_s, "nbytes": self.nbytes, **({"partial": True} if self.partial else {}),
             "shards": [place.to_json() for place in self.shards],
         }  # fmt: skip
 
     @classmethod
     def from_json(cls, value: Any) -> Manifest:
-        """Raises CorruptError unless the shards are one of each rank, all of this save."""
+        """Raises CorruptError unless the shards are one of each rank (partial: of some), all of this save."""
         try:
             if value["format"] != FORMAT:
                 raise CorruptError(f"manifest: format {value['format']!r:.20}, expected {FORMAT}")
@@ -90,6 +91,7 @@ class Manifest:
                 world_size=value["world_size"],
                 created_s=float(value["created"]),
                 shards=tuple(map(ShardPlace.from_json, value["shards"])),
+                partial=value.get("partial", False) is True,
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptError(f"manifest: missing or malformed field: {error}") from None
@@ -97,15 +99,19 @@ class Manifest:
         return manifest
 
 
-def new_manifest(save: SaveId, world_size: int, created_s: float, shards: Sequence[ShardPlace]) -> Manifest:
-    """A manifest over the shards that the nodes have written.
+def new_manifest(
+    save: SaveId, world_size: int, created_s: float, shards: Sequence[ShardPlace], *, partial: bool = False
+) -> Manifest:
+    """A manifest over the shards that the nodes have written (partial: one node).
 
     Raises:
-        CorruptError: the shards are not exactly one of each rank, all of this save.
+        CorruptError: the shards are not exactly one of each rank (partial: of some ranks), all of this save.
     """
     ordered = tuple(sorted(shards, key=lambda place: place.rank))
     namespace = ordered[0].record.namespace if ordered else ""
-    manifest = Manifest(save=save, namespace=namespace, world_size=world_size, created_s=created_s, shards=ordered)
+    manifest = Manifest(
+        save=save, namespace=namespace, world_size=world_size, created_s=created_s, shards=ordered, partial=partial
+    )
     _check_shards(manifest)
     return manifest
 
@@ -115,14 +121,23 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     durable_write(directory / NAME, seal_json(manifest.to_json()))
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """Raises CorruptError for a damaged or hostile manifest, OSError when there is none to read."""
+def read_manifest(directory: Path, *, partial: bool = False) -> Manifest:
+    """Raises CorruptError for a damaged or hostile manifest or one of the other kind, OSError for none to read."""
     descriptor = open_regular(directory / NAME)
     with os.fdopen(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size
         if size > MAX_BYTES:
             raise CorruptError(f"manifest: {size} bytes, expected at most {MAX_BYTES}")
-        return Manifest.from_json(unseal_json(file.read(size)))
+        return parse_manifest(file.read(size), partial=partial)
+
+
+def parse_manifest(data: bytes, *, partial: bool = False) -> Manifest:
+    """The manifest in the bytes of its file; raises CorruptError for a damaged or hostile one, or of the other kind."""
+    manifest = Manifest.from_json(unseal_json(data))
+    if manifest.partial != partial:
+        kinds = ("all nodes", "one node") if partial else ("one node", "all nodes")
+        raise CorruptError(f"manifest: lists the shards of {kinds[0]}, expected {kinds[1]}")
+    return manifest
 
 
 def open_regular(path: Path) -> int:
@@ -143,15 +158,18 @@ def open_regular(path: Path) -> int:
 
 def _check_shards(manifest: Manifest) -> None:
     ranks = [place.rank for place in manifest.shards]
-    if type(manifest.world_size) is not int or manifest.world_size < 1 or ranks != list(range(manifest.world_size)):
+    world_size, partial = manifest.world_size, manifest.partial
+    if type(world_size) is not int or world_size < 1 or (not partial and ranks != list(range(world_size))):
         raise CorruptError(
-            f"manifest: {len(ranks)} shards, expected one of each rank 0 to world size {manifest.world_size!r:.20}"
+            f"manifest: {len(ranks)} shards, expected one of each rank 0 to world size {world_size!r:.20}"
         )
+    if partial and (not ranks or ranks != sorted(set(ranks)) or ranks[-1] >= world_size):
+        raise CorruptError(f"manifest: ranks {ranks!r:.60}, expected distinct ranks of {world_size}, in order")
     for place in manifest.shards:
         record = place.record
         if (record.save, record.world_size, record.namespace) != (
             manifest.save,
-            manifest.world_size,
+            world_size,
             manifest.namespace,
         ):
             raise CorruptError(f"manifest: the record of rank {place.rank} is of another save")

@@ -1,11 +1,18 @@
 """The places below the nodes' memories where steps are kept.
 
 tier       the contract
-posix      a shared directory
-catalog    what steps a directory holds, and which can be restored
-retention  which may go
+posix      a shared directory; lustre: its striping there
+nvme       a directory on each node's own disk
+s3         a bucket; s3_bucket, s3_client: the way to it
+wiring     the configured tiers, nearest first
+reads      shards read from a tier, and verified
+catalog    what steps a tier holds, and which can be restored
+mark       whose folder it is
+retention  which steps may go
 quarantine bad ones, set aside with the reason
 copying    one step to another directory
 opened     the namespace that a path on a command line names
+lookup     all tiers that a path or URL names
 newest     the newest restorable step of each, for who supervises the run
+throttle, parallel   how fast, and how many at once
 """

@@ -1,11 +1,14 @@
-"""What steps a shared directory holds, and which of them can be restored."""
+"""What steps a tier holds, and which of them can be restored."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+import xxhash
 
 from ckpt.errors import CheckpointError
 from ckpt.record.manifest import Manifest, read_manifest
@@ -36,30 +39,67 @@ class Entry:
         return (self.step, self.manifest.created_s if self.manifest else 0.0, self.attempt)
 
 
-def list_steps(folder: Path, namespace: str) -> list[Entry]:
-    """All step directories of a namespace's folder, newest first; none when the folder is missing."""
+def list_steps(folder: Path, namespace: str, *, partial: bool = False) -> list[Entry]:
+    """All step directories of a namespace's folder, newest first; none when the folder is missing.
+
+    Args:
+        folder: of the namespace.
+        namespace: that its manifests must name.
+        partial: a node-local tier's: manifests list one node's shards only.
+    """
+
+    def read(name: str) -> Manifest:
+        if (folder / name).is_symlink():
+            raise CheckpointError("is a symbolic link")
+        try:
+            return read_manifest(folder / name, partial=partial)
+        except FileNotFoundError:
+            raise
+        except OSError as error:  # one bad file makes one step unusable
+            raise CheckpointError(str(error)) from None
+
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    entries = [_entry(folder, match, namespace) for match in map(_STEP.fullmatch, names) if match]
-    return sorted(entries, key=lambda entry: entry.order, reverse=True)
+    return entries_of(names, namespace, read)
 
 
-def _entry(folder: Path, match: re.Match[str], namespace: str) -> Entry:
-    name, step, attempt, run_tag = match[0], int(match[1]), int(match[2]), match[3]
+def entries_of(names: Iterable[str], namespace: str, read: Callable[[str], Manifest]) -> list[Entry]:
+    """The entries of those names that are of steps, newest first.
+
+    Args:
+        names: of directories.
+        namespace: that the manifests must name.
+        read: the manifest in a directory; FileNotFoundError: the step was never committed; CheckpointError: it is
+            damaged. Whatever else it raises goes to the caller.
+    """
+    found = [_entry(match, namespace, read) for match in map(_STEP.fullmatch, names) if match]
+    return sorted(found, key=lambda entry: entry.order, reverse=True)
+
+
+def directory_name(save: SaveId) -> str:
+    """One directory for each save: another run in the same namespace counts its attempts from 0 again."""
+    return f"step-{save.step:010d}.a{save.attempt}.{run_tag(save.run_id)}"
+
+
+def run_tag(run_id: str) -> str:
+    """Eight hex digits that tell runs apart in directory names."""
+    return xxhash.xxh32_hexdigest(run_id.encode())
+
+
+def _entry(match: re.Match[str], namespace: str, read: Callable[[str], Manifest]) -> Entry:
+    name, step, attempt = match[0], int(match[1]), int(match[2])
     manifest, reason, damaged = None, None, False
     try:
-        if (folder / name).is_symlink():
-            raise CheckpointError("is a symbolic link")
-        found = read_manifest(folder / name)
+        found = read(name)
         if (found.save.step, found.save.attempt, found.namespace) != (step, attempt, namespace):
             raise CheckpointError(f"manifest is of step {found.save.step}, namespace {found.namespace:.100}")
         manifest = found
     except FileNotFoundError:
         reason = "no manifest: the step was never committed"
-    except (CheckpointError, OSError) as error:
+    except CheckpointError as error:
         reason, damaged = str(error), True
     return Entry(
-        name=name, step=step, attempt=attempt, run_tag=run_tag, manifest=manifest, reason=reason, damaged=damaged
+        name=name, step=step, attempt=attempt, run_tag=match[3], manifest=manifest, reason=reason, damaged=damaged
     )

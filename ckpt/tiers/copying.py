@@ -11,10 +11,10 @@ from ckpt.errors import CorruptError
 from ckpt.record.blocks import BLOCK_BYTES, bad_blocks
 from ckpt.record.manifest import ShardPlace, open_regular
 from ckpt.record.shard import SaveId
-from ckpt.tiers.tier import Tier
+from ckpt.tiers.posix import SharedTier
 
 
-def copy_step(source: Tier, destination: Tier, save: SaveId, advance: Callable[[int], None]) -> bool:
+def copy_step(source: SharedTier, destination: SharedTier, save: SaveId, advance: Callable[[int], None]) -> bool:
     """Copies a step, a node file at a time. May be killed and repeated: it counts only when its manifest is there.
 
     Args:
@@ -48,7 +48,7 @@ def copy_step(source: Tier, destination: Tier, save: SaveId, advance: Callable[[
     return True
 
 
-def _verified(tier: Tier, save: SaveId, place: ShardPlace, advance: Callable[[int], None]) -> memoryview:
+def _verified(tier: SharedTier, save: SaveId, place: ShardPlace, advance: Callable[[int], None]) -> memoryview:
     path, nbytes = tier.data_path(save, place.file), place.record.layout.nbytes
     if not nbytes:
         return memoryview(b"")

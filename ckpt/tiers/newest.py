@@ -6,24 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckpt.config import CheckpointConfig
-from ckpt.tiers.posix import SharedTier
+from ckpt.tiers.wiring import lower_tiers
 
 
 def newest_steps(section: Mapping[str, Any]) -> dict[str, int | None]:
-    """Reads the manifests of the configured lower tiers.
+    """Reads the manifests of the configured lower tiers that all nodes see.
 
     Args:
         section: the `checkpoint:` section of a job file.
 
     Returns:
-        {"shared": newest committed step or None}; empty when no lower tier is configured.
+        By tier ("shared", "s3") its newest committed step or None; empty when no such tier is configured.
 
     Raises:
         ConfigError: the section is invalid.
         OSError: the storage cannot be read.
     """
     config = CheckpointConfig.from_mapping(section)
-    if config.shared is None:
-        return {}
-    steps = SharedTier(config.shared.path, config.namespace).steps()
-    return {"shared": steps[0].step if steps else None}
+    found = {name: tier.steps() for name, tier in lower_tiers(config, node=None).items()}
+    return {name: steps[0].step if steps else None for name, steps in found.items()}

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ckpt.errors import ConfigError
 from ckpt.record.shard import SaveId
-from ckpt.tiers.posix import MARK, SharedTier, read_mark
+from ckpt.tiers.mark import MARK
+from ckpt.tiers.posix import SharedTier, read_mark
 
 
 def open_namespace(path: Path, namespace: str | None = None) -> SharedTier:
@@ -26,7 +27,10 @@ def open_namespace(path: Path, namespace: str | None = None) -> SharedTier:
         folders = sorted(mark.parent for mark in path.glob(f"*/{MARK}"))
     else:
         raise ConfigError(f"{path}: is no directory")
-    tiers = [SharedTier(folder.parent, str(read_mark(folder).get("namespace"))) for folder in folders]
+    marks = [read_mark(folder) for folder in folders]
+    if local := [mark.node for mark in marks if mark.node is not None]:
+        raise ConfigError(f"{path}: holds only the shards of node {local[0]}; give a shared checkpoint directory")
+    tiers = [SharedTier(folder.parent, str(mark.namespace)) for folder, mark in zip(folders, marks, strict=True)]
     found = [tier for tier in tiers if namespace in (None, tier.namespace)]
     if len(found) != 1 or found[0].folder != folders[tiers.index(found[0])]:
         names = ", ".join(tier.namespace for tier in tiers) or "none"

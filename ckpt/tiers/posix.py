@@ -8,27 +8,26 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-import xxhash
-
 from ckpt.errors import CheckpointError, ConfigError, CorruptError, NamespaceError
-from ckpt.record.files import dump_json, durable_write, sync_directory
-from ckpt.record.manifest import Manifest, ShardPlace, new_manifest, read_manifest, write_manifest
-from ckpt.record.shard import FORMAT, SaveId, ShardRecord
-from ckpt.tiers.catalog import Entry, list_steps
+from ckpt.record.files import durable_write, sync_directory
+from ckpt.record.manifest import Manifest, ShardPlace, new_manifest, open_regular, read_manifest, write_manifest
+from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.tiers.catalog import Entry, directory_name, list_steps
+from ckpt.tiers.lustre import on_lustre, set_stripe
+from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.retention import superfluous
+from ckpt.tiers.throttle import Throttle
 
-MARK = "holdfast.json"
 SHARD_ALIGN_BYTES = 4096  # so that a shard can be mapped where it lies
 _TRASH = ".trash-"
-_WRITE_BYTES = 64 << 20
+_WRITE_BYTES = 16 << 20  # large enough for any disk, small enough for a steady rate limit
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +35,39 @@ log = logging.getLogger(__name__)
 class SharedTier:
     """One namespace's folder in a shared directory; see `ckpt.tiers.tier.Tier` for the contract."""
 
-    def __init__(self, path: Path | str, namespace: str) -> None:
+    node_local = False
+    node: str | None = None  # whose disk it is, where node-local
+
+    def __init__(
+        self, path: Path | str, namespace: str, *, stripe_count: int | None = None, throttle: Throttle | None = None
+    ) -> None:
+        """
+        Args:
+            path: the directory; made when it is missing.
+            namespace: name of our folder in it.
+            stripe_count: storage targets that a node's file is spread over, on Lustre; -1 is all, None the default.
+            throttle: limits how fast this process writes.
+        """
         self.path = Path(path)
         self.namespace = namespace
         self.folder = self.path / namespace
+        self._stripe_count = stripe_count
+        self._throttle = throttle or Throttle(None)
 
     def prepare(self) -> float:
         """Makes the namespace's folder and marks it, or checks the mark; returns when it was made."""
         check_shared(self.path, self.namespace)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (self.folder / MARK).exists():
-            mark = {"format": FORMAT, "namespace": self.namespace, "uid": os.getuid(), "created": time.time()}
-            durable_write(self.folder / MARK, dump_json(mark))
-        created = read_mark(self.folder).get("created")
-        return created if isinstance(created, float) else 0.0
+            durable_write(self.folder / MARK, new_mark(self.namespace, uid=os.getuid(), node=self.node))
+        return read_mark(self.folder).created_s
+
+    def begin(self, save: SaveId) -> None:
+        """Makes the step's directory; on Lustre with the layout that its files inherit."""
+        directory = self._directory(save)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        if self._stripe_count is not None and on_lustre(directory):
+            set_stripe(directory, self._stripe_count)
 
     def write_node(
         self, save: SaveId, node_rank: int, shards: Sequence[tuple[ShardRecord, memoryview]]
@@ -63,15 +81,12 @@ class SharedTier:
         directory.mkdir(mode=0o700, exist_ok=True)
         file = f"node-{node_rank:05d}.data"
         temporary = directory / f".{file}.tmp"
-        places: list[ShardPlace] = []
+        places = node_places(file, [record for record, _ in shards])
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
-                offset = 0
-                for record, data in shards:
-                    _write_at(descriptor, offset, data)
-                    places.append(ShardPlace(rank=record.rank, file=file, offset=offset, record=record))
-                    offset += -(-len(data) // SHARD_ALIGN_BYTES) * SHARD_ALIGN_BYTES
+                for place, (_, data) in zip(places, shards, strict=True):
+                    self._write_at(descriptor, place.offset, data)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -85,7 +100,7 @@ class SharedTier:
 
     def commit(self, save: SaveId, world_size: int, places: Sequence[ShardPlace]) -> Manifest:
         """Writes the manifest: from here on the step is a checkpoint."""
-        manifest = new_manifest(save, world_size, time.time(), places)
+        manifest = new_manifest(save, world_size, time.time(), places, partial=self.node_local)
         write_manifest(self._directory(save), manifest)
         return manifest
 
@@ -101,41 +116,65 @@ class SharedTier:
 
     def catalog(self) -> list[Entry]:
         """Every step found, newest first, with the reason for each that cannot be restored."""
-        return list_steps(self.folder, self.namespace)
+        return list_steps(self.folder, self.namespace, partial=self.node_local)
 
     def read_manifest(self, save: SaveId) -> Manifest:
         """The manifest of one save."""
-        manifest = read_manifest(self._directory(save))
+        manifest = read_manifest(self._directory(save), partial=self.node_local)
         if manifest.save != save or manifest.namespace != self.namespace:
             raise CorruptError(f"{self._directory(save)}: manifest is of {manifest.save}, expected {save}")
         return manifest
+
+    def read(self, save: SaveId, place: ShardPlace, start: int, into: memoryview) -> None:
+        """Reads without a map: a disk that fails is an error here, and would be a SIGBUS there."""
+        read_file(self.data_path(save, place.file), place.offset + start, into)
 
     def data_path(self, save: SaveId, file: str) -> Path:
         """Where a file that the save's manifest names lies."""
         return self._directory(save) / file
 
-    def retain(self, keep: int, running: SaveId | None) -> list[str]:
+    def retain(self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None) -> list[str]:
         """Removes superfluous steps: renamed first, so that none is ever seen half deleted."""
         names = []
-        for entry in superfluous(self.catalog(), keep, directory_name(running) if running else None):
+        for entry in superfluous(self.catalog(), keep, directory_name(running) if running else None, complete):
             os.replace(self.folder / entry.name, self.folder / f"{_TRASH}{entry.name}")
             names.append(entry.name)
         for trash in self.folder.glob(f"{_TRASH}*"):
             shutil.rmtree(trash)
         return names
 
+    def _write_at(self, descriptor: int, offset: int, data: memoryview) -> None:
+        done = 0
+        while done < len(data):
+            piece = data[done : done + _WRITE_BYTES]
+            self._throttle.take(len(piece))
+            done += os.pwrite(descriptor, piece, offset + done)
+
     def _directory(self, save: SaveId) -> Path:
         return self.folder / directory_name(save)
 
 
-def directory_name(save: SaveId) -> str:
-    """One directory for each save: another run in the same namespace counts its attempts from 0 again."""
-    return f"step-{save.step:010d}.a{save.attempt}.{run_tag(save.run_id)}"
+def node_places(file: str, records: Sequence[ShardRecord]) -> list[ShardPlace]:
+    """Where the shards of a node lie in its file: one after another, each at a multiple of SHARD_ALIGN_BYTES."""
+    places, offset = [], 0
+    for record in records:
+        places.append(ShardPlace(rank=record.rank, file=file, offset=offset, record=record))
+        offset += -(-record.layout.nbytes // SHARD_ALIGN_BYTES) * SHARD_ALIGN_BYTES
+    return places
 
 
-def run_tag(run_id: str) -> str:
-    """Eight hex digits that tell runs apart in directory names."""
-    return xxhash.xxh32_hexdigest(run_id.encode())
+def read_file(path: Path, start: int, into: memoryview) -> None:
+    """Fills memory with a regular file's bytes; raises CorruptError when it ends before, OSError."""
+    descriptor = open_regular(path)
+    try:
+        done = 0
+        while done < len(into):
+            count = os.preadv(descriptor, [into[done:]], start + done)
+            if not count:
+                raise CorruptError(f"{path}: got {start + done} bytes, expected at least {start + len(into)}")
+            done += count
+    finally:
+        os.close(descriptor)
 
 
 def check_shared(path: Path | str, namespace: str) -> None:
@@ -149,18 +188,10 @@ def check_shared(path: Path | str, namespace: str) -> None:
     folder = path / namespace
     if (path / MARK).exists():
         raise NamespaceError(
-            f"{path}: is itself the folder of namespace {read_mark(path).get('namespace')!r:.100}; give its parent"
+            f"{path}: is itself the folder of namespace {read_mark(path).namespace!r:.100}; give its parent"
         )
     if (folder / MARK).exists():
-        mark = read_mark(folder)
-        if mark.get("namespace") != namespace:
-            raise NamespaceError(
-                f"{folder}: belongs to namespace {mark.get('namespace')!r:.100}, not {namespace!r}; choose another path"
-            )
-        if mark.get("uid") != os.getuid():
-            raise NamespaceError(
-                f"{folder}: belongs to uid {mark.get('uid')!r:.20}, we are uid {os.getuid()}; choose another path"
-            )
+        check_mark(read_mark(folder), str(folder), namespace, by_user=True)
     elif folder.is_dir() and any(not name.startswith(".") for name in os.listdir(folder)):
         raise NamespaceError(f"{folder}: holds other files and no {MARK}; choose another path or namespace")
     nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
@@ -170,18 +201,10 @@ def check_shared(path: Path | str, namespace: str) -> None:
         raise ConfigError(f"{nearest}: is not writable for uid {os.getuid()}; choose another checkpoint path")
 
 
-def read_mark(folder: Path) -> dict[str, object]:
+def read_mark(folder: Path) -> Mark:
     """What a namespace's folder says of itself; raises NamespaceError when it cannot be read."""
     try:
-        mark = json.loads((folder / MARK).read_bytes()[:65536])
-    except (OSError, ValueError, RecursionError) as error:
+        data = (folder / MARK).read_bytes()
+    except OSError as error:
         raise NamespaceError(f"{folder / MARK}: cannot be read ({error}); restore or remove it") from None
-    if not isinstance(mark, dict):
-        raise NamespaceError(f"{folder / MARK}: is no JSON object; restore or remove it")
-    return mark
-
-
-def _write_at(descriptor: int, offset: int, data: memoryview) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(descriptor, data[done : done + _WRITE_BYTES], offset + done)
+    return parse_mark(data, str(folder / MARK))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from ckpt.record.shard import SaveId
 from ckpt.tiers.catalog import Entry
 
 
-def superfluous(entries: Sequence[Entry], keep: int, running: str | None) -> list[Entry]:
+def superfluous(
+    entries: Sequence[Entry], keep: int, running: str | None, complete: Collection[SaveId] | None = None
+) -> list[Entry]:
     """The entries to remove.
 
     Committed steps beyond the `keep` newest go. A directory that was never committed goes when the same run has
@@ -17,8 +20,9 @@ def superfluous(entries: Sequence[Entry], keep: int, running: str | None) -> lis
         entries: newest first, as `list_steps` gives them.
         keep: committed steps that stay, at least 1.
         running: name of the directory that is being written now.
+        complete: the saves that count as committed, whatever the entries say; None: all that have a manifest.
     """
-    committed = [entry for entry in entries if entry.manifest]
+    committed = [entry for entry in entries if entry.save and (complete is None or entry.save in complete)]
     if not committed:
         return []
     kept = committed[: max(keep, 1)]
@@ -26,6 +30,6 @@ def superfluous(entries: Sequence[Entry], keep: int, running: str | None) -> lis
     gone = [entry for entry in committed if entry not in kept]
     for entry in entries:
         limit = newest if entry.run_tag == newest.run_tag else oldest
-        if not entry.manifest and (entry.step, entry.attempt) < (limit.step, limit.attempt):
+        if entry not in committed and (entry.step, entry.attempt) < (limit.step, limit.attempt):
             gone.append(entry)
     return [entry for entry in gone if entry.name != running]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,11 +12,18 @@ from ckpt.tiers.catalog import Entry
 
 
 class Tier(Protocol):
-    """Call order for one step: every node `write_node`, then one process `commit`, then `retain`.
+    """Call order for one step: `prepare`, `begin`, then every node `write_node`, then `commit`, then `retain`.
 
-    All methods block, may be called from any thread, and raise OSError when the storage fails. A step counts only once
-    `commit` has returned; whatever came before may be repeated.
+    Of a tier that all nodes see, one process prepares, begins, commits and retains for all. Of a node-local one each
+    node does so for itself: its manifest lists its own ranks' shards, and a step is whole when all nodes have theirs.
+
+    All methods block, may be called from any thread, and raise OSError when the storage fails: FileNotFoundError only
+    when it has answered that something is not there. A step counts only once `commit` has returned; whatever came
+    before may be repeated.
     """
+
+    node_local: bool
+    namespace: str
 
     def prepare(self) -> float:
         """Makes the place, or checks that it is ours; returns when it was made, in seconds since the epoch.
@@ -25,16 +32,23 @@ class Tier(Protocol):
             NamespaceError: it is another's.
         """
 
+    def begin(self, save: SaveId) -> None:
+        """Gets ready for the files of one step."""
+
     def write_node(
         self, save: SaveId, node_rank: int, shards: Sequence[tuple[ShardRecord, memoryview]]
     ) -> list[ShardPlace]:
         """Writes one node's shards durably and says where they lie."""
 
     def commit(self, save: SaveId, world_size: int, places: Sequence[ShardPlace]) -> Manifest:
-        """Publishes the step. Raises CorruptError unless the places are one of each rank, all of this save."""
+        """Publishes the step.
+
+        Raises:
+            CorruptError: the places are not one of each rank (node-local: not distinct ranks), all of this save.
+        """
 
     def steps(self) -> list[SaveId]:
-        """The committed steps, newest first."""
+        """The committed steps, newest first. Raises OSError rather than leave out a step that could not be read."""
 
     def catalog(self) -> list[Entry]:
         """Every step found, newest first, with the reason for each that cannot be restored."""
@@ -42,8 +56,21 @@ class Tier(Protocol):
     def read_manifest(self, save: SaveId) -> Manifest:
         """Raises CorruptError when it is damaged, FileNotFoundError when there is none."""
 
-    def data_path(self, save: SaveId, file: str) -> Path:
-        """Where a file that a manifest names lies."""
+    def read(self, save: SaveId, place: ShardPlace, start: int, into: memoryview) -> None:
+        """Fills `into` with a shard's bytes from its byte `start` on; not verified.
 
-    def retain(self, keep: int, running: SaveId | None) -> list[str]:
-        """Removes what is older than the `keep` newest committed steps; returns the names removed."""
+        Raises:
+            CorruptError: what is stored is not a plain file, or ends before.
+        """
+
+    def data_path(self, save: SaveId, file: str) -> Path | None:
+        """Where a process of this node can map a file that a manifest names; None when the tier is no file system."""
+
+    def retain(self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None) -> list[str]:
+        """Removes what newer committed steps have made superfluous; returns the names removed.
+
+        Args:
+            keep: the newest committed steps that stay.
+            running: the save that is being written now; stays.
+            complete: of a node-local tier, the saves that all nodes have committed: only they count. None: all do.
+        """

@@ -21,7 +21,7 @@ from ckpt.record.shard import ShardRecord
 from ckpt.trainer.leaves import chunk_box, torch_dtype, view_bytes
 from ckpt.trainer.verified import Region, copy_verified
 
-_TRIES = 4  # own memory, a partner's copy, a lower tier, and one to spare
+_TRIES = 6  # own memory, a partner's copy, three lower tiers, and one to spare
 
 log = logging.getLogger(__name__)
 

@@ -175,9 +175,10 @@ class Session:
                 self._arena.committed(step, pinned=bool(event.get("pinned")))
                 self._report("in the memory of all nodes", event)
             elif event["event"] == "drained":
-                self._arena.drained(step)
+                if not event.get("pinned"):
+                    self._arena.drained(step)
                 if event.get("failed"):
-                    self._count("step %d did not reach the lower tier; it is safe in memory", step)
+                    self._count("step %d did not reach the %s tier; it is safe in memory", step, event.get("tier"))
                 else:
                     self._report(f"in tier {event.get('tier')}", event)
             elif event["event"] == "dropped":

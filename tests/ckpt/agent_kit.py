@@ -94,9 +94,16 @@ class FakeTransfer:
 
 
 def config(
-    shared: Path | None = None, scheme: str = "partner", keep: int = 2, every_steps: int = 10, **peers: int | str
+    shared: Path | None = None,
+    scheme: str = "partner",
+    keep: int = 2,
+    every_steps: int = 10,
+    nvme: dict[str, Any] | None = None,
+    s3: dict[str, Any] | None = None,
+    **peers: int | str,
 ) -> CheckpointConfig:
     section: dict[str, Any] = {"namespace": NAMESPACE, "ram": {"keep": keep}, "peers": {"scheme": scheme, **peers}}
+    section |= {name: tier for name, tier in (("nvme", nvme), ("s3", s3)) if tier}
     if shared:
         section["shared"] = {"path": str(shared), "every_steps": every_steps, "keep": 2}
     return CheckpointConfig.from_mapping(section)

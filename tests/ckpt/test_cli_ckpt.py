@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 from ckpt.cli import app
 from ckpt.record.manifest import new_manifest
 from ckpt.record.shard import seal_json, write_record
-from ckpt.tiers.posix import SharedTier, directory_name
+from ckpt.tiers.catalog import directory_name
+from ckpt.tiers.posix import SharedTier
 
 
 def run(*arguments: str | Path) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,21 @@ def test_a_full_section() -> None:
     )
     assert (config.ram.every_steps, config.ram.keep, config.peers.scheme, config.slots) == (2, 3, "none", 4)
     assert config.shared is not None and (config.shared.path, config.shared.keep) == ("/fsx", 3)
+
+
+def test_lower_tiers_nearest_first_each_with_a_slot_of_its_own() -> None:
+    section = {
+        "namespace": "gpt",
+        "s3": {"url": "s3://bucket/prefix", "path_style": True, "region": None},
+        "shared": {"path": "/fsx", "stripe_count": -1, "every_s": 600},
+        "nvme": {"path": "/local", "rate_limit_bytes_s": 10**9},
+    }
+    config = CheckpointConfig.from_mapping(section)
+    assert [(name, tier.every_steps, tier.keep) for name, tier in config.lower.items()] == [
+        ("nvme", 50, 2), ("shared", 500, 3), ("s3", 1000, 3)
+    ]  # fmt: skip
+    assert config.slots == 2 + 3
+    assert CheckpointConfig.from_mapping(json.loads(json.dumps(asdict(config)))) == config
 
 
 def test_defaults() -> None:
@@ -71,6 +87,13 @@ def test_defaults() -> None:
         ({"namespace": "x", "shared": {}}, "checkpoint.shared.path: missing"),
         ({"namespace": "x", "shared": {"path": ""}}, "expected a non-empty string"),
         ({"namespace": "x", "shared": {"path": "/x", "keep": "3"}}, "checkpoint.shared.keep: got '3'"),
+        ({"namespace": "x", "shared": {"path": "/x", "stripe_count": 0}}, "stripe_count: got 0"),
+        ({"namespace": "x", "shared": {"path": "/x", "every_s": 0}}, "every_s: got 0"),
+        ({"namespace": "x", "nvme": {}}, "checkpoint.nvme.path: missing"),
+        ({"namespace": "x", "nvme": {"path": "local"}}, "checkpoint.nvme.path: got 'local', expected an absolute path"),
+        ({"namespace": "x", "s3": {"url": "bucket/x"}}, "checkpoint.s3.url: got 'bucket/x', expected s3://bucket"),
+        ({"namespace": "x", "s3": {"url": "s3://b u"}}, "checkpoint.s3.url"),
+        ({"namespace": "x", "s3": {"url": "s3://bkt", "path_style": "yes"}}, "got 'yes', expected true or false"),
         ([], "checkpoint: got list, expected a mapping"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from dataclasses import replace
 from itertools import combinations
 
@@ -186,8 +187,32 @@ def test_damaged_parity_is_made_again(tmp_path, kind):
         damage(tmp_path / "c" / f"parity-0.{kind}")
         async with World(tmp_path, NODES, 1, of("xor"), ranks_per_node=2) as world:
             assert (await world.plan())["step"] == 10
-            await until(lambda: parities_or_none(tmp_path / "c") == [10])
-            assert (tmp_path / "c" / "parity-0.data").read_bytes() == good
+            again = tmp_path / "c" / "parity-0.data"
+            await until(lambda: parities_or_none(tmp_path / "c") == [10] and again.read_bytes() == good)
+
+    run(test)
+
+
+def test_a_shard_that_a_disk_has_is_taken_from_there_and_not_made_again(tmp_path):
+    """Beside it a lost one whose disk is lost too is made again: memory, parity and NVMe in one plan."""
+
+    async def test():
+        checkpoint = config(scheme="rs", parity=2, nvme={"path": str(tmp_path / "nvme"), "every_steps": 10})
+        async with World(tmp_path, NODES, 0, checkpoint) as world:
+            for worker in world.workers:
+                worker.save(10, 0, content(worker.rank, 10))
+            for worker in world.workers:
+                drained = await worker.event("drained", step=10, tier="nvme")
+                assert drained["bytes"] > 0 and drained["seconds"] > 0
+        lose(tmp_path, "b", "d")
+        shutil.rmtree(tmp_path / "nvme" / "d")
+        async with World(tmp_path, ["a", "b", "c", "spare-d"], 1, checkpoint) as world:
+            plan = await world.plan()
+            assert (plan["step"], plan["tier"]) == (10, "nvme")
+            assert await world.contents(4) == expected(4, 10)
+            sources = (await world.monitors[3].event("restore_plan"))["sources"]
+            assert (sources["1"].partition("@")[0], sources["3"]) == ("nvme", "parity")
+            await until(lambda: all(10 in parities(place.ram_dir) for place in world.places))
 
     run(test)
 

@@ -117,7 +117,7 @@ def test_a_hung_storage_holds_slots_only_until_the_deadline_and_never_a_half_wri
             release.set()
             monkeypatch.setattr(SharedTier, "write_node", write_node)
             await until(lambda: list((tmp_path / "shared" / "test").rglob("node-00000.data")))
-            await until(lambda: world.agents[0]._drain._writing is None)
+            await until(lambda: not world.agents[0]._drain._writing)
             await world.save(30, 2)
             await world.flush()
             assert committed(tmp_path / "shared") == [30]

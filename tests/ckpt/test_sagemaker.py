@@ -58,7 +58,6 @@ def test_a_hyperpod_script_saves_loads_and_chooses_what_goes_to_the_lower_tier(t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"s3_tier_base_path": "s3://bucket/prefix"}, "needs the s3 tier"),
         ({"s3_tier_base_path": "gs://bucket"}, "expected a directory"),
         ({"world_size": 0}, "world_size"),
         ({"save_to_s3": True}, "needs s3_tier_base_path"),

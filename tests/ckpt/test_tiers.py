@@ -17,7 +17,8 @@ from ckpt.record.blocks import checksums
 from ckpt.record.layout import Layout
 from ckpt.record.manifest import ShardPlace
 from ckpt.record.shard import SaveId, ShardRecord
-from ckpt.tiers.posix import SharedTier, directory_name
+from ckpt.tiers.catalog import directory_name
+from ckpt.tiers.posix import SharedTier
 
 
 def save_id(step: int, attempt: int = 0, run_id: str = "run") -> SaveId:

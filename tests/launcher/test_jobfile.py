@@ -56,6 +56,14 @@ def test_relative_paths_count_from_the_job_files_folder(tmp_path: Path, monkeypa
     assert spec.checkpoint and spec.checkpoint["shared"]["path"] == str(tmp_path / "ckpt")
 
 
+def test_s3_without_boto3_is_refused_before_anything_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = {"s3": {"url": "s3://bucket/prefix"}}
+    assert (job(checkpoint=checkpoint).checkpoint or {})["s3"]["url"] == "s3://bucket/prefix"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"checkpoint.s3: needs boto3.*pip install 'holdfast\[s3\]'"):
+        job(checkpoint=checkpoint)
+
+
 def test_sbatch_options_take_dashes_or_underscores_and_false_means_absent() -> None:
     assert job(slurm={"mem_per_cpu": "2G", "exclusive": True, "contiguous": False}).slurm == {
         "mem-per-cpu": "2G",
@@ -127,7 +135,21 @@ jobs = st.fixed_dictionaries(
                     "namespace": words.filter(lambda name: name[0].isalnum()),
                     "ram": st.fixed_dictionaries({}, optional={"every_steps": sizes, "keep": st.integers(2, 9)}),
                     "peers": st.fixed_dictionaries({"scheme": st.sampled_from(["none", "partner", "xor", "rs"])}),
-                    "shared": st.fixed_dictionaries({"path": words}, optional={"every_steps": sizes, "keep": sizes}),
+                    "shared": st.fixed_dictionaries(
+                        {"path": words},
+                        optional={
+                            "every_steps": sizes,
+                            "keep": sizes,
+                            "stripe_count": st.sampled_from([-1, 1, 8, None]),
+                        },
+                    ),
+                    "nvme": st.fixed_dictionaries(
+                        {"path": words.map("/{}".format)}, optional={"every_s": sizes, "rate_limit_bytes_s": sizes}
+                    ),
+                    "s3": st.fixed_dictionaries(
+                        {"url": st.just("s3://bucket/prefix")},
+                        optional={"endpoint_url": st.just("https://host:1"), "path_style": st.booleans()},
+                    ),
                 },
             ),
         ),

@@ -1,0 +1,65 @@
+"""The tiers that a path or URL on a command line names: of one namespace, or of all below it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckpt.errors import ConfigError
+from ckpt.tiers.mark import MARK, parse_mark
+from ckpt.tiers.nvme import NvmeTier
+from ckpt.tiers.posix import SharedTier, read_mark
+from ckpt.tiers.s3 import S3Tier
+from ckpt.tiers.s3_bucket import Bucket, split_url
+from ckpt.tiers.s3_client import S3Options
+from ckpt.tiers.throttle import Throttle
+
+
+def local_tiers(path: Path) -> list[tuple[SharedTier, str]]:
+    """The tiers at a namespace's folder, or below a directory of them, or of nodes; each with its kind.
+
+    Raises:
+        NamespaceError: a mark cannot be read.
+        OSError: a directory cannot be read.
+    """
+    if (path / MARK).is_file():
+        folders = [path]
+    else:
+        folders = [mark.parent for depth in ("*", "*/*") for mark in sorted(path.glob(f"{depth}/{MARK}"))]
+    return [_local(folder.absolute()) for folder in folders]
+
+
+def s3_tiers(url: str, options: S3Options | None = None) -> list[S3Tier]:
+    """The tiers at a namespace's prefix, or right below one.
+
+    Raises:
+        ConfigError: it is no URL of S3, or no namespace is there.
+        NamespaceError: a mark cannot be read.
+        OSError: the server cannot be asked.
+    """
+    name, prefix = split_url(url)
+    options = options or S3Options()
+    bucket = Bucket(name, options, Throttle(None))
+    inside = f"{prefix}/" if prefix else ""
+    places = [prefix] if prefix and bucket.exists(f"{inside}{MARK}") else []
+    if not places:
+        below = sorted(f"{inside}{directory}" for directory in bucket.directories(inside))
+        places = [place for place in below if bucket.exists(f"{place}/{MARK}")]
+    if not places:
+        raise ConfigError(f"{url}: no namespace there ({MARK} at that prefix or one level below)")
+    tiers = []
+    for place in places:
+        mark = parse_mark(bucket.get(f"{place}/{MARK}"), f"s3://{name}/{place}/{MARK}")
+        parent, _, namespace = place.rpartition("/")
+        if mark.namespace != namespace:
+            raise ConfigError(f"s3://{name}/{place}: is marked as namespace {mark.namespace!r:.100}; move it back")
+        tiers.append(S3Tier(f"s3://{name}/{parent}", namespace, options))
+    return tiers
+
+
+def _local(folder: Path) -> tuple[SharedTier, str]:
+    mark = read_mark(folder)
+    tier: SharedTier = SharedTier(folder.parent, folder.name)
+    if mark.node is not None:
+        tier = NvmeTier(folder.parent.parent, folder.name, node=folder.parent.name)
+    tier.namespace = str(mark.namespace)  # a folder may have been renamed since
+    return tier, "nvme" if mark.node is not None else "shared"

@@ -1,0 +1,58 @@
+"""The mark in a namespace's folder: whose it is. It keeps two namespaces, and two users, out of each other's steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+
+from ckpt.errors import NamespaceError
+from ckpt.record.files import dump_json
+from ckpt.record.shard import FORMAT
+
+MARK = "holdfast.json"
+MAX_BYTES = 65536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """What a folder says of itself."""
+
+    namespace: object
+    uid: object  # of the user who may use it; None where the storage knows no such users
+    node: str | None  # whose node-local tier it is
+    created_s: float
+
+
+def new_mark(namespace: str, *, uid: int | None = None, node: str | None = None) -> bytes:
+    """The mark of a folder made now."""
+    optional = {key: value for key, value in (("uid", uid), ("node", node)) if value is not None}
+    return dump_json({"format": FORMAT, "namespace": namespace, **optional, "created": time.time()})
+
+
+def parse_mark(data: bytes, where: str) -> Mark:
+    """Reads a mark; raises NamespaceError for what is none."""
+    try:
+        value = json.loads(data[:MAX_BYTES])
+    except (ValueError, RecursionError) as error:
+        raise NamespaceError(f"{where}: cannot be read ({error}); restore or remove it") from None
+    if not isinstance(value, dict):
+        raise NamespaceError(f"{where}: is no JSON object; restore or remove it")
+    created, node = value.get("created"), value.get("node")
+    return Mark(
+        namespace=value.get("namespace"),
+        uid=value.get("uid"),
+        node=node if isinstance(node, str) else None,
+        created_s=created if isinstance(created, float) else 0.0,
+    )
+
+
+def check_mark(mark: Mark, where: str, namespace: str, *, by_user: bool) -> None:
+    """Raises NamespaceError when the folder is of another namespace, or (`by_user`) of another user."""
+    if mark.namespace != namespace:
+        raise NamespaceError(
+            f"{where}: belongs to namespace {mark.namespace!r:.100}, not {namespace!r}; choose another path"
+        )
+    if by_user and mark.uid != os.getuid():
+        raise NamespaceError(f"{where}: belongs to uid {mark.uid!r:.20}, we are uid {os.getuid()}; choose another path")

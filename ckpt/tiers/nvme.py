@@ -1,0 +1,31 @@
+"""The node-local tier: each node keeps the shards of its own ranks on a disk of its own.
+
+<path>/<node>/<namespace>/   laid out as the shared tier's folder; each manifest lists this node's shards only
+
+The node's name is part of the path because the nodes of a local cluster have one disk between them. A step is whole
+when the nodes' parts make it up, memory included: that is for the agents of all nodes together to say.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckpt.tiers.posix import SharedTier
+from ckpt.tiers.throttle import Throttle
+
+
+class NvmeTier(SharedTier):
+    """One node's part; see `ckpt.tiers.tier.Tier` for the contract."""
+
+    node_local = True
+
+    def __init__(self, path: Path | str, namespace: str, *, node: str, throttle: Throttle | None = None) -> None:
+        """
+        Args:
+            path: a directory on the node's own disk, of the same name on all nodes.
+            namespace: name of our folder below it.
+            node: this node's name.
+            throttle: limits how fast this process writes.
+        """
+        super().__init__(Path(path) / node, namespace, throttle=throttle)
+        self.node = node

@@ -1,0 +1,67 @@
+"""Reading shards from a tier: whole or by blocks, in few large reads, and verified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+
+from ckpt.errors import CorruptError
+from ckpt.record.blocks import BLOCK_BYTES, bad_blocks, checksum
+from ckpt.record.manifest import ShardPlace
+from ckpt.record.shard import SaveId
+from ckpt.tiers.tier import Tier
+
+WINDOW_BLOCKS = 16  # read at once while verifying: enough to keep parallel connections busy
+
+Read = Callable[[int, memoryview], None]  # fills the memory with a shard's bytes from a start on
+
+
+def reader(tier: Tier, save: SaveId, place: ShardPlace) -> Read:
+    """How to read one shard of a tier."""
+    return lambda start, into: tier.read(save, place, start, into)
+
+
+def read_blocks(read: Read, data: memoryview, blocks: Iterable[int] | None) -> None:
+    """Fills blocks (None: all) of `data`, the whole shard's memory, neighbours in one read; not verified."""
+    for first, end in _runs(range(-(-len(data) // BLOCK_BYTES)) if blocks is None else sorted(set(blocks))):
+        read(first * BLOCK_BYTES, data[first * BLOCK_BYTES : end * BLOCK_BYTES])
+
+
+def read_whole(read: Read, place: ShardPlace, data: memoryview) -> None:
+    """Fills a shard's memory and verifies it; raises CorruptError."""
+    read_blocks(read, data, None)
+    if bad := bad_blocks(data, place.record.blocks):
+        raise CorruptError(_mismatch(place, bad[0]))
+
+
+def verify(read: Read, place: ShardPlace) -> None:
+    """Reads a shard through a bounded buffer; raises CorruptError at the first block that does not match."""
+    for block in find_bad(read, place.record.nbytes, place.record.blocks):
+        raise CorruptError(_mismatch(place, block))
+
+
+def find_bad(read: Read, nbytes: int, expected: Sequence[str]) -> Iterator[int]:
+    """The blocks of a shard or parity that do not match their checksums, read through a bounded buffer.
+
+    Raises:
+        OSError, CheckpointError: it cannot be read to its end.
+    """
+    buffer = memoryview(bytearray(min(nbytes, WINDOW_BLOCKS * BLOCK_BYTES)))
+    for first in range(0, len(expected), WINDOW_BLOCKS):
+        start = first * BLOCK_BYTES
+        window = buffer[: min(len(buffer), nbytes - start)]
+        read(start, window)
+        for i in range(-(-len(window) // BLOCK_BYTES)):
+            if checksum(window[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]) != expected[first + i]:
+                yield first + i
+
+
+def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Neighbouring blocks as (first, one past the last)."""
+    for _, group in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
+        run = [block for _, block in group]
+        yield run[0], run[-1] + 1
+
+
+def _mismatch(place: ShardPlace, block: int) -> str:
+    return f"{place.file}: block {block} of rank {place.rank} does not match its checksum"

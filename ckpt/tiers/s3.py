@@ -1,0 +1,147 @@
+"""The S3 tier: keys below `s3://bucket/prefix` as the shared tier has files below its path.
+
+<prefix>/<namespace>/holdfast.json                                     whose keys these are
+<prefix>/<namespace>/step-<step>.a<attempt>.<run tag>/node-NNNNN.data   one node's shards, one after another
+<prefix>/<namespace>/step-<step>.a<attempt>.<run tag>/manifest.json     put last: the commit
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+
+from ckpt.errors import CheckpointError, CorruptError, NamespaceError
+from ckpt.record.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, parse_manifest
+from ckpt.record.shard import SaveId, ShardRecord, seal_json
+from ckpt.tiers.catalog import Entry, directory_name, entries_of
+from ckpt.tiers.mark import MARK, check_mark, new_mark, parse_mark
+from ckpt.tiers.posix import node_places
+from ckpt.tiers.retention import superfluous
+from ckpt.tiers.s3_bucket import Bucket, split_url
+from ckpt.tiers.s3_client import S3Options
+from ckpt.tiers.throttle import Throttle
+
+log = logging.getLogger(__name__)
+
+
+class S3Tier:
+    """One namespace's keys in a bucket; see `ckpt.tiers.tier.Tier` for the contract."""
+
+    node_local = False
+
+    def __init__(
+        self, url: str, namespace: str, options: S3Options | None = None, throttle: Throttle | None = None
+    ) -> None:
+        """
+        Args:
+            url: s3://bucket/prefix.
+            namespace: name of our part below it.
+            options: how to reach the bucket.
+            throttle: limits how fast this process writes.
+        """
+        self.namespace = namespace
+        self.url = f"{url.rstrip('/')}/{namespace}"
+        bucket, self._prefix = split_url(self.url)
+        self._bucket = Bucket(bucket, options or S3Options(), throttle or Throttle(None))
+        self._created_s: float | None = None
+
+    def prepare(self) -> float:
+        """Puts the mark, or checks the one that is there; asks once in the life of this process."""
+        if self._created_s is None:
+            try:
+                data = self._bucket.get(self._key(MARK))
+            except FileNotFoundError:
+                if self._bucket.anything(f"{self._prefix}/"):
+                    raise NamespaceError(
+                        f"{self.url}: holds other objects and no {MARK}; choose another prefix or namespace"
+                    ) from None
+                data = new_mark(self.namespace)
+                self._bucket.put(self._key(MARK), data)
+            mark = parse_mark(data, f"{self.url}/{MARK}")
+            check_mark(mark, self.url, self.namespace, by_user=False)
+            self._created_s = mark.created_s
+        return self._created_s
+
+    def begin(self, save: SaveId) -> None:
+        """There are no directories to make."""
+
+    def write_node(
+        self, save: SaveId, node_rank: int, shards: Sequence[tuple[ShardRecord, memoryview]]
+    ) -> list[ShardPlace]:
+        """Puts `node-<rank>.data`, in parallel parts when it is large; may be repeated until the step is committed."""
+        directory = directory_name(save)
+        if self._bucket.exists(self._key(directory, NAME)):
+            raise CheckpointError(
+                f"{self.url}/{directory}: step {save.step} is committed there already; it is never written again"
+            )
+        file = f"node-{node_rank:05d}.data"
+        places = node_places(file, [record for record, _ in shards])
+        pieces = [(place.offset, data) for place, (_, data) in zip(places, shards, strict=True)]
+        self._bucket.put_pieces(self._key(directory, file), pieces)
+        return places
+
+    def commit(self, save: SaveId, world_size: int, places: Sequence[ShardPlace]) -> Manifest:
+        """Puts the manifest: from here on the step is a checkpoint."""
+        manifest = new_manifest(save, world_size, time.time(), places)
+        self._bucket.put(self._key(directory_name(save), NAME), seal_json(manifest.to_json()))
+        return manifest
+
+    def steps(self) -> list[SaveId]:
+        """The committed steps, newest first; one with a damaged manifest is logged and left out."""
+        saves = []
+        for entry in self.catalog():
+            if entry.save:
+                saves.append(entry.save)
+            elif entry.damaged:
+                log.warning("%s/%s: step %d cannot be restored: %s", self.url, entry.name, entry.step, entry.reason)
+        return saves
+
+    def catalog(self) -> list[Entry]:
+        """One listing, then one read for each step; an error that is not the step's own is raised."""
+        return self._entries(self._bucket.directories(f"{self._prefix}/"))
+
+    def read_manifest(self, save: SaveId) -> Manifest:
+        """The manifest of one save."""
+        manifest = self._read_manifest(directory_name(save))
+        if manifest.save != save or manifest.namespace != self.namespace:
+            raise CorruptError(f"{self.url}/{directory_name(save)}: manifest is of {manifest.save}, expected {save}")
+        return manifest
+
+    def read(self, save: SaveId, place: ShardPlace, start: int, into: memoryview) -> None:
+        """Ranges of a few MiB, several at once."""
+        self._bucket.get_into(self._key(directory_name(save), place.file), place.offset + start, into)
+
+    def data_path(self, save: SaveId, file: str) -> None:
+        """Objects cannot be mapped."""
+
+    def retain(self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None) -> list[str]:
+        """Removes superfluous steps: the manifest first, so that none is ever seen half deleted.
+
+        What a killed upload left behind is no object, costs all the same, and goes with its step.
+        """
+        try:
+            uploads = self._bucket.uploads(f"{self._prefix}/")
+        except OSError as error:  # some servers, and some permissions, do not let them be listed
+            log.warning("uploads that were never completed are not looked for: %s", error)
+            uploads = []
+        names = self._bucket.directories(f"{self._prefix}/")
+        names |= {key.removeprefix(f"{self._prefix}/").partition("/")[0] for key, _ in uploads}
+        gone = superfluous(self._entries(names), keep, directory_name(running) if running else None, complete)
+        for entry in gone:
+            self._bucket.delete([self._key(entry.name, NAME)])
+            inside = self._key(entry.name, "")
+            self._bucket.delete(self._bucket.keys(inside))
+            for key, upload in uploads:
+                if key.startswith(inside):
+                    self._bucket.abort(key, upload)
+        return [entry.name for entry in gone]
+
+    def _entries(self, names: Collection[str]) -> list[Entry]:
+        return entries_of(names, self.namespace, self._read_manifest)
+
+    def _read_manifest(self, directory: str) -> Manifest:
+        return parse_manifest(self._bucket.get(self._key(directory, NAME), MAX_BYTES))
+
+    def _key(self, *parts: str) -> str:
+        return "/".join((self._prefix, *parts))

@@ -1,0 +1,177 @@
+"""One bucket: whole objects, large ones in parallel parts, ranges, listings. Every error names the object."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ckpt.errors import ConfigError, CorruptError
+from ckpt.tiers.parallel import in_parallel
+from ckpt.tiers.s3_client import CONNECTIONS, LazyClient, S3Options, telling
+from ckpt.tiers.throttle import Throttle
+
+PART_BYTES = 16 << 20  # CONNECTIONS of them are in memory at once
+RANGE_BYTES = 8 << 20  # of one GET
+_MAX_PARTS = 10_000
+_MAX_SMALL_BYTES = 1 << 20
+_DELETE_KEYS = 1000  # of one request
+_URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?")
+
+Piece = tuple[int, memoryview]  # where in the object, and its bytes
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Bucket and key prefix, without slashes at its ends; raises ConfigError."""
+    match = _URL.fullmatch(url)
+    if match is None or not url.isprintable():
+        raise ConfigError(f"{url!r:.200}: expected s3://bucket/prefix")
+    return match[1], (match[2] or "").strip("/")
+
+
+class Bucket:
+    """Blocking calls, from any thread. Raises OSError, FileNotFoundError for an object that is not there."""
+
+    def __init__(self, name: str, options: S3Options, throttle: Throttle) -> None:
+        self._name = name
+        self._options = options
+        self._throttle = throttle
+        self._client = LazyClient(options)
+
+    def put(self, key: str, data: bytes | bytearray) -> None:
+        """Makes a small object, at once."""
+        self._throttle.take(len(data))
+        with telling(self._url(key)):
+            self._client.put_object(Bucket=self._name, Key=key, Body=data, **self._options.encryption)
+
+    def put_pieces(self, key: str, pieces: Sequence[Piece]) -> None:
+        """Makes an object of pieces of memory; between them are zeros. It is there whole, or not at all."""
+        size = max((offset + len(data) for offset, data in pieces), default=0)
+        part_bytes = max(PART_BYTES, -(-size // _MAX_PARTS))
+        if size <= part_bytes:
+            self.put(key, _cut(pieces, 0, size))
+            return
+        with telling(self._url(key)):
+            upload = self._client.create_multipart_upload(
+                Bucket=self._name, Key=key, ChecksumAlgorithm="CRC32", **self._options.encryption
+            )["UploadId"]
+
+        def put_part(number: int) -> dict[str, Any]:
+            start = (number - 1) * part_bytes
+            body = _cut(pieces, start, min(size, start + part_bytes))
+            self._throttle.take(len(body))
+            with telling(f"{self._url(key)} part {number}"):
+                answer = self._client.upload_part(
+                    Bucket=self._name, Key=key, UploadId=upload, PartNumber=number, Body=body, ChecksumAlgorithm="CRC32"
+                )
+            sums = {name: answer[name] for name in ("ETag", "ChecksumCRC32") if name in answer}
+            return {"PartNumber": number, **sums}
+
+        try:
+            parts = in_parallel(put_part, range(1, -(-size // part_bytes) + 1), CONNECTIONS)
+            with telling(self._url(key)):
+                self._client.complete_multipart_upload(
+                    Bucket=self._name, Key=key, UploadId=upload, MultipartUpload={"Parts": parts}
+                )
+        except BaseException:
+            with suppress(OSError):
+                self.abort(key, upload)
+            raise
+
+    def get(self, key: str, max_bytes: int = _MAX_SMALL_BYTES) -> bytes:
+        """A whole object; raises CorruptError when it is larger than `max_bytes`."""
+        with telling(self._url(key)):
+            answer = self._client.get_object(Bucket=self._name, Key=key)
+            if answer["ContentLength"] > max_bytes:
+                answer["Body"].close()
+                raise CorruptError(f"{self._url(key)}: {answer['ContentLength']} bytes, expected at most {max_bytes}")
+            return bytes(answer["Body"].read())
+
+    def get_into(self, key: str, start: int, into: memoryview) -> None:
+        """Fills memory with an object's bytes; raises CorruptError when it ends before."""
+
+        def get_range(offset: int) -> None:
+            piece = into[offset : offset + RANGE_BYTES]
+            first = start + offset
+            with telling(self._url(key)):
+                answer = self._client.get_object(
+                    Bucket=self._name, Key=key, Range=f"bytes={first}-{first + len(piece) - 1}"
+                )
+                data = answer["Body"].read()
+            if len(data) != len(piece):
+                raise CorruptError(
+                    f"{self._url(key)}: got {len(data)} bytes from byte {first} on, expected {len(piece)}"
+                )
+            piece[:] = data
+
+        in_parallel(get_range, range(0, len(into), RANGE_BYTES), CONNECTIONS)
+
+    def exists(self, key: str) -> bool:
+        """Whether the server says that there is such an object; an error is no answer."""
+        try:
+            with telling(self._url(key)):
+                self._client.head_object(Bucket=self._name, Key=key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def anything(self, prefix: str) -> bool:
+        """Whether any object's key starts so."""
+        with telling(self._url(prefix)):
+            answer = self._client.list_objects_v2(Bucket=self._name, Prefix=prefix, MaxKeys=1)
+        return bool(answer.get("Contents"))
+
+    def directories(self, prefix: str) -> set[str]:
+        """The names that follow a prefix, up to the next slash."""
+        pages = self._pages("list_objects_v2", prefix, Delimiter="/")
+        return {
+            common["Prefix"].removeprefix(prefix).rstrip("/")
+            for page in pages
+            for common in page.get("CommonPrefixes", [])
+        }
+
+    def keys(self, prefix: str) -> list[str]:
+        """All keys that start so."""
+        return [entry["Key"] for page in self._pages("list_objects_v2", prefix) for entry in page.get("Contents", [])]
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Removes objects; those that are not there are no error."""
+        for first in range(0, len(keys), _DELETE_KEYS):
+            batch = keys[first : first + _DELETE_KEYS]
+            with telling(self._url(batch[0])):
+                answer = self._client.delete_objects(
+                    Bucket=self._name, Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True}
+                )
+            for error in answer.get("Errors", []):
+                raise OSError(f"{self._url(error.get('Key', '?'))}: {error.get('Code')} {error.get('Message')}")
+
+    def uploads(self, prefix: str) -> list[tuple[str, str]]:
+        """Uploads in parts that were never completed: key and id."""
+        try:
+            pages = list(self._pages("list_multipart_uploads", prefix))
+        except FileNotFoundError:  # rclone's way to say that there are none
+            return []
+        return [(entry["Key"], entry["UploadId"]) for page in pages for entry in page.get("Uploads", [])]
+
+    def abort(self, key: str, upload: str) -> None:
+        """Gives up an upload in parts: what was sent of it is removed."""
+        with suppress(FileNotFoundError), telling(self._url(key)):
+            self._client.abort_multipart_upload(Bucket=self._name, Key=key, UploadId=upload)
+
+    def _pages(self, operation: str, prefix: str, **arguments: str) -> Iterator[dict[str, Any]]:
+        with telling(self._url(prefix)):
+            yield from self._client.get_paginator(operation).paginate(Bucket=self._name, Prefix=prefix, **arguments)
+
+    def _url(self, key: str) -> str:
+        return f"s3://{self._name}/{key}"
+
+
+def _cut(pieces: Iterable[Piece], start: int, end: int) -> bytearray:
+    """A copy of the object's bytes from start to end."""
+    body = bytearray(end - start)
+    for offset, data in pieces:
+        first, last = max(start, offset), min(end, offset + len(data))
+        if first < last:
+            body[first - start : last - start] = data[first - offset : last - offset]
+    return body

@@ -1,0 +1,89 @@
+"""The door to S3: how the client is made, and what its errors mean. boto3 is imported here, when it is first needed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt.errors import ConfigError, CorruptError
+
+ATTEMPTS = 8  # of one request, the first included; "adaptive" also slows all down when the server says 503 SlowDown
+CONNECTIONS = 6  # S3 gives each about 5 Gbit/s
+_CONNECT_S = 10
+_READ_S = 60
+
+_ABSENT = {"404", "NoSuchKey", "NotFound", "NoSuchUpload"}  # not NoSuchBucket: that is a wrong configuration
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3Options:
+    """How to reach a bucket. Credentials come from boto3's standard chain: environment, files, instance role."""
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    path_style: bool = False  # https://host/bucket/key, as most servers other than AWS want it
+    sse: str | None = None  # AES256 or aws:kms
+    sse_kms_key_id: str | None = None
+    attempts: int = ATTEMPTS
+
+    @property
+    def encryption(self) -> dict[str, str]:
+        """Arguments of every call that makes an object."""
+        given = {"ServerSideEncryption": self.sse, "SSEKMSKeyId": self.sse_kms_key_id}
+        return {name: value for name, value in given.items() if value}
+
+
+class LazyClient:
+    """A boto3 client, made at its first use: boto3 takes a while to import and may be missing. Thread-safe."""
+
+    def __init__(self, options: S3Options) -> None:
+        self._options = options
+        self._client: Any = None
+        self._lock = threading.Lock()
+
+    def __getattr__(self, operation: str) -> Any:
+        with self._lock:
+            if self._client is None:
+                self._client = _make(self._options)
+        return getattr(self._client, operation)
+
+
+@contextmanager
+def telling(where: str) -> Iterator[None]:
+    """Turns boto3's errors into OSError, one line that names the place; FileNotFoundError only for what is absent."""
+    try:
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        raise ConfigError("s3: boto3 is not installed; pip install 'holdfast[s3]'") from None
+    try:
+        yield
+    except ClientError as error:
+        code, message = (str(error.response.get("Error", {}).get(key, "")) for key in ("Code", "Message"))
+        if code in _ABSENT:
+            raise FileNotFoundError(f"{where}: there is no such object") from None
+        if code == "InvalidRange":
+            raise CorruptError(f"{where}: is shorter than its manifest says") from None
+        text = " ".join(f"{error.operation_name}: {code} {message}".split())
+        raise OSError(f"{where}: {text:.300}") from None
+    except BotoCoreError as error:
+        raise OSError(f"{where}: {' '.join(str(error).split()):.300}") from None
+
+
+def _make(options: S3Options) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        retries={"mode": "adaptive", "total_max_attempts": options.attempts},
+        connect_timeout=_CONNECT_S,
+        read_timeout=_READ_S,
+        max_pool_connections=2 * CONNECTIONS,  # a write and a read may go on at once
+        s3={"addressing_style": "path" if options.path_style else "auto"},
+        response_checksum_validation="when_required",  # of whole objects; every block read has our own checksum
+    )
+    session = boto3.session.Session()  # its own: the default one is not thread-safe
+    with telling("s3"):
+        return session.client("s3", endpoint_url=options.endpoint_url, region_name=options.region, config=config)

@@ -1,0 +1,45 @@
+"""The configured lower tiers, made: the one place that knows them all."""
+
+from __future__ import annotations
+
+from ckpt.config import CheckpointConfig, S3Tier
+from ckpt.tiers import nvme, posix, s3
+from ckpt.tiers.s3_client import S3Options
+from ckpt.tiers.throttle import Throttle
+from ckpt.tiers.tier import Tier
+
+
+def lower_tiers(config: CheckpointConfig, node: str | None) -> dict[str, Tier]:
+    """The tiers by name, nearest first. Nothing is read or written yet.
+
+    Args:
+        config: which tiers.
+        node: ours; None for somebody who stands outside, and sees no node's own disk.
+    """
+    tiers: dict[str, Tier] = {}
+    if (local := config.nvme) and node is not None:
+        tiers["nvme"] = nvme.NvmeTier(
+            local.path, config.namespace, node=node, throttle=Throttle(local.rate_limit_bytes_s)
+        )
+    if shared := config.shared:
+        tiers["shared"] = posix.SharedTier(
+            shared.path,
+            config.namespace,
+            stripe_count=shared.stripe_count,
+            throttle=Throttle(shared.rate_limit_bytes_s),
+        )
+    if bucket := config.s3:
+        tiers["s3"] = s3.S3Tier(
+            bucket.url, config.namespace, _options(bucket), throttle=Throttle(bucket.rate_limit_bytes_s)
+        )
+    return tiers
+
+
+def _options(section: S3Tier) -> S3Options:
+    return S3Options(
+        endpoint_url=section.endpoint_url,
+        region=section.region,
+        path_style=section.path_style,
+        sse=section.sse,
+        sse_kms_key_id=section.sse_kms_key_id,
+    )

@@ -1,0 +1,274 @@
+"""S3 when it fails: refused, slow, truncated, wrong credentials, killed half way. An error, never an absent step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from s3_kit import BUCKET, S3Server, s3_server
+from tier_kit import WORLD, save_id, shard, stored
+
+from ckpt.errors import ConfigError
+from ckpt.record.blocks import BLOCK_BYTES
+from ckpt.tiers import s3_bucket
+from ckpt.tiers.s3 import S3Tier
+from ckpt.tiers.s3_bucket import Bucket, split_url
+from ckpt.tiers.s3_client import S3Options
+from ckpt.tiers.throttle import Throttle
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@contextmanager
+def answering(answer: Answer) -> Iterator[S3Options]:
+    """An HTTP server that answers every request so."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle_any(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            answer(self)
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield S3Options(
+            endpoint_url=f"http://127.0.0.1:{http.server_port}", region="us-east-1", path_style=True, attempts=2
+        )
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
+
+
+def error(status: int, code: str) -> Answer:
+    body = f"<Error><Code>{code}</Code><Message>said so</Message></Error>".encode()
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(status)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        if request.command != "HEAD":
+            request.wfile.write(body)
+
+    return answer
+
+
+def short(request: BaseHTTPRequestHandler) -> None:
+    """Promises more than it sends."""
+    request.send_response(200)
+    request.send_header("Content-Length", "1000")
+    request.end_headers()
+    request.wfile.write(b"x" * 10)
+    request.close_connection = True
+
+
+@pytest.mark.parametrize(
+    ("answer", "match"),
+    [
+        (error(503, "SlowDown"), "SlowDown"),
+        (error(500, "InternalError"), "InternalError"),
+        (error(403, "AccessDenied"), "AccessDenied"),
+        (error(404, "NoSuchBucket"), "NoSuchBucket"),
+        (error(400, "ExpiredToken"), "ExpiredToken"),
+    ],
+    ids=["slow down", "internal", "denied", "no bucket", "expired"],
+)
+def test_an_error_is_never_taken_for_an_absent_step(server: S3Server, answer: Answer, match: str) -> None:
+    with answering(answer) as options:
+        tier = S3Tier("s3://bucket/x", "ns", options)
+        for call in (tier.steps, tier.prepare, lambda: tier.read_manifest(save_id(1)), lambda: tier.retain(1, None)):
+            with pytest.raises(OSError, match=match) as caught:
+                call()
+            assert not isinstance(caught.value, FileNotFoundError)
+            assert str(caught.value).startswith("s3://bucket/x/ns") and "\n" not in str(caught.value)
+
+
+def test_a_server_that_says_slow_down_is_asked_again(server: S3Server) -> None:
+    asked = []
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        asked.append(request.path)
+        if len(asked) == 1:
+            error(503, "SlowDown")(request)
+            return
+        request.send_response(200)
+        request.send_header("Content-Length", "5")
+        request.end_headers()
+        request.wfile.write(b"hello")
+
+    with answering(answer) as options:
+        assert Bucket(BUCKET, options, Throttle(None)).get("key") == b"hello"
+    assert len(asked) == 2
+
+
+def test_an_answer_that_is_cut_short_is_an_error(server: S3Server) -> None:
+    with answering(short) as options:
+        bucket = Bucket(BUCKET, options, Throttle(None))
+        with pytest.raises(OSError):
+            bucket.get("key")
+        with pytest.raises(OSError):
+            bucket.get_into("key", 0, memoryview(bytearray(1000)))
+
+
+def test_nobody_listening_is_an_error_that_names_the_object() -> None:
+    options = S3Options(endpoint_url="http://127.0.0.1:9", region="us-east-1", path_style=True, attempts=1)
+    with pytest.raises(OSError, match=r"s3://bucket/x/ns/.*127\.0\.0\.1:9"):
+        S3Tier("s3://bucket/x", "ns", options).steps()
+
+
+def test_wrong_credentials_are_an_error(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-wrong-secret-of-a-realistic-length")
+    with pytest.raises(OSError, match=r"s3://bucket/.*SignatureDoesNotMatch"):
+        S3Tier(server.fresh_url(), "ns", server.options).steps()
+
+
+def test_no_credentials_are_an_error(server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    with pytest.raises(OSError, match="credentials"):
+        S3Tier(server.fresh_url(), "ns", server.options).steps()
+
+
+def test_without_boto3_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("boto3", "botocore")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "botocore", None)
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(ConfigError, match=r"pip install 'holdfast\[s3\]'"):
+        S3Tier("s3://bucket/x", "ns").steps()
+
+
+def test_encryption_is_asked_for_at_every_object_that_is_made(server: S3Server, monkeypatch) -> None:
+    asked = []
+
+    class Client:
+        def __getattr__(self, operation):
+            def call(**arguments):
+                asked.append((operation, arguments.get("ServerSideEncryption"), arguments.get("SSEKMSKeyId")))
+                return {"UploadId": "x", "ETag": "y"}
+
+            return call
+
+    bucket = Bucket(BUCKET, replace(server.options, sse="aws:kms", sse_kms_key_id="key"), Throttle(None))
+    bucket._client = Client()
+    bucket.put("a", b"")
+    bucket.put_pieces("b", [(0, memoryview(bytes(s3_bucket.PART_BYTES + 1)))])
+    makes = [made[1:] for made in asked if made[0] in ("put_object", "create_multipart_upload")]
+    assert makes == [("aws:kms", "key")] * 2
+
+
+@pytest.mark.parametrize("url", ["s3:/b/x", "s3://", "s3://b", "http://bucket/x", "s3://bu_ck", "s3://bucket/a\nb"])
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="expected s3://bucket/prefix"):
+        split_url(url)
+
+
+def test_a_large_file_goes_up_in_parts_that_may_span_shards(server: S3Server, monkeypatch) -> None:
+    monkeypatch.setattr(s3_bucket, "PART_BYTES", 5 << 20)
+    place = stored("s3", Path(), server)
+    place.commit(save_id(1), 2 * BLOCK_BYTES + 77)
+    for entry in place.tier.read_manifest(save_id(1)).shards:
+        data = memoryview(bytearray(2 * BLOCK_BYTES + 77))
+        place.tier.read(save_id(1), entry, 0, data)
+        assert data == shard(save_id(1), entry.rank, nbytes=len(data))[1]
+
+
+def test_an_upload_that_fails_leaves_no_parts_behind(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_bucket, "PART_BYTES", 5 << 20)
+    tier = S3Tier(server.fresh_url(), "ns", server.options)
+
+    class Failing(Throttle):
+        def take(self, nbytes: int) -> None:
+            if nbytes < 5 << 20:
+                raise OSError("the last part fails")
+
+    tier._bucket._throttle = Failing(None)
+    with pytest.raises(OSError, match="the last part fails"):
+        tier.write_node(save_id(1), 0, [shard(save_id(1), 0, nbytes=12 << 20)])
+    assert tier._bucket.uploads(f"{tier._prefix}/") == [] == tier._bucket.keys(f"{tier._prefix}/")
+
+
+_KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[4])
+from ckpt.tiers import s3_bucket
+from ckpt.tiers.s3 import S3Tier
+from ckpt.tiers.s3_client import LazyClient, S3Options
+from tier_kit import WORLD, save_id, shard
+s3_bucket.PART_BYTES = 5 << 20
+operation, count = sys.argv[1].split(":")
+left = [int(count)]
+real = LazyClient.__getattr__
+def dying(self, name):
+    if name == operation:
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return real(self, name)
+LazyClient.__getattr__ = dying
+tier = S3Tier(sys.argv[2], "ns", S3Options(endpoint_url=sys.argv[3], region="us-east-1", path_style=True))
+save = save_id(2)
+places = [place for node in (0, 1) for place in tier.write_node(
+    save, node, [shard(save, rank, nbytes=6 << 20) for rank in (2 * node, 2 * node + 1)])]
+tier.commit(save, WORLD, places)
+tier.retain(1, None)
+"""
+
+_STAGES = ("create_multipart_upload:1", "upload_part:0", "upload_part:4", "complete_multipart_upload:0",
+           "complete_multipart_upload:1", "put_object:0", "delete_objects:0", "delete_objects:1")  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", _STAGES)
+def test_a_process_killed_at_any_stage_leaves_a_checkpoint_and_the_next_one_clears_up(
+    server: S3Server, stage: str
+) -> None:
+    url = server.fresh_url()
+    tier = S3Tier(url, "ns", server.options)
+    tier.prepare()
+
+    def commit(step: int) -> None:
+        save = save_id(step)
+        places = [
+            place
+            for node in (0, 1)
+            for place in tier.write_node(save, node, [shard(save, rank) for rank in (2 * node, 2 * node + 1)])
+        ]
+        tier.commit(save, WORLD, places)
+
+    commit(1)
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, stage, url, server.endpoint_url, str(Path(__file__).parent)],
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert tier.steps() in ([save_id(1)], [save_id(2), save_id(1)], [save_id(2)])
+    commit(3)
+    tier.retain(1, None)
+    assert tier.steps() == [save_id(3)]
+    assert tier._bucket.uploads(f"{tier._prefix}/") == []
+    assert {key.rpartition("/")[2] for key in tier._bucket.keys(f"{tier._prefix}/")} == {
+        "holdfast.json", "manifest.json", "node-00000.data", "node-00001.data"
+    }  # fmt: skip

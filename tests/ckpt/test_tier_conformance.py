@@ -1,0 +1,204 @@
+"""What every tier promises, whatever it is made of: one suite over the shared directory, NVMe and a real S3 server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from s3_kit import S3Server, s3_server
+from tier_kit import KINDS, WORLD, Stored, path_of, save_id, shard, stored
+
+from ckpt.errors import CheckpointError, CorruptError, NamespaceError
+from ckpt.record.blocks import BLOCK_BYTES
+from ckpt.record.manifest import NAME
+from ckpt.tiers import reads
+from ckpt.tiers.reads import read_blocks, read_whole, reader, verify
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path, server: S3Server) -> Stored:
+    return stored(request.param, tmp_path, server)
+
+
+def test_a_committed_step_reads_back_byte_for_byte_in_another_process(place: Stored) -> None:
+    save = save_id(3)
+    place.commit(save)
+    tier = place.again("ns")
+    assert tier.steps() == [save]
+    manifest = tier.read_manifest(save)
+    assert [entry.rank for entry in manifest.shards] == [rank for ranks in place.node_ranks for rank in ranks]
+    for entry in manifest.shards:
+        _, expected = shard(save, entry.rank)
+        data = memoryview(bytearray(len(expected)))
+        read_whole(reader(tier, save, entry), entry, data)
+        assert data == expected
+        part = memoryview(bytearray(100))
+        tier.read(save, entry, 4900, part)
+        assert part == expected[4900:]
+        assert entry.offset % 4096 == 0
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, 3 * BLOCK_BYTES + 5])
+def test_shards_of_every_size_verify_and_give_any_of_their_blocks(
+    place: Stored, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "WINDOW_BLOCKS", 2)
+    save = save_id(1)
+    place.commit(save, nbytes)
+    for entry in place.tier.read_manifest(save).shards:
+        verify(reader(place.tier, save, entry), entry)
+    last = place.tier.read_manifest(save).shards[-1]
+    _, expected = shard(save, last.rank, nbytes=nbytes)
+    data = memoryview(bytearray(nbytes))
+    wanted = [block for block in (0, 2, 3) if block * BLOCK_BYTES < nbytes]
+    read_blocks(reader(place.tier, save, last), data, wanted)
+    for block in range(-(-nbytes // BLOCK_BYTES)):
+        span = slice(block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES)
+        assert data[span] == (expected[span] if block in wanted else bytes(len(expected[span])))
+
+
+def test_nothing_counts_before_its_manifest(place: Stored) -> None:
+    place.commit(save_id(3))
+    places = place.write(save_id(4))
+    assert place.tier.steps() == [save_id(3)]
+    with pytest.raises(FileNotFoundError):
+        place.tier.read_manifest(save_id(4))
+    reasons = [entry.reason for entry in place.tier.catalog()]
+    assert reasons == ["no manifest: the step was never committed", None]
+    place.tier.commit(save_id(4), WORLD, places)
+    assert place.tier.steps() == [save_id(4), save_id(3)]
+
+
+def test_a_manifest_over_the_wrong_shards_is_refused_and_commits_nothing(place: Stored) -> None:
+    places = place.write(save_id(4))
+    _, *most = places
+    wrong = [places + places, [*most, replace(places[0], record=replace(places[0].record, save=save_id(5)))], []]
+    for few in wrong if place.tier.node_local else [*wrong, most]:
+        with pytest.raises(CorruptError):
+            place.tier.commit(save_id(4), WORLD, few)
+    assert place.tier.steps() == []
+
+
+def test_writing_may_be_repeated_until_the_commit_and_never_after(place: Stored) -> None:
+    place.write(save_id(4))
+    place.commit(save_id(4))
+    with pytest.raises(CheckpointError, match="committed there already"):
+        place.write(save_id(4))
+
+
+def test_the_same_step_and_attempt_of_another_run_is_another_step(place: Stored) -> None:
+    place.commit(save_id(4, run_id="first"))
+    place.commit(save_id(4, run_id="second"))
+    assert {save.run_id for save in place.tier.steps()} == {"first", "second"}
+
+
+def test_a_damaged_manifest_is_passed_over_and_said_so(place: Stored, caplog: pytest.LogCaptureFixture) -> None:
+    place.commit(save_id(1))
+    place.commit(save_id(2))
+    manifest = path_of(save_id(2), NAME)
+    place.put(manifest, place.get(manifest).replace(b'"step":2', b'"step":9', 1))
+    with caplog.at_level(logging.WARNING):
+        assert place.tier.steps() == [save_id(1)]
+    assert "does not match its checksum" in caplog.text
+    with pytest.raises(CorruptError):
+        place.tier.read_manifest(save_id(2))
+
+
+def test_a_manifest_moved_to_another_step_is_passed_over(place: Stored) -> None:
+    place.commit(save_id(1))
+    place.put(path_of(save_id(9), NAME), place.get(path_of(save_id(1), NAME)))
+    place.remove(path_of(save_id(1), NAME))
+    assert place.tier.steps() == []
+
+
+@pytest.mark.parametrize("harm", ["flip", "truncate", "remove"])
+def test_data_that_is_not_what_was_written_never_verifies(place: Stored, harm: str) -> None:
+    save = save_id(3)
+    place.commit(save, 2 * BLOCK_BYTES)
+    file = path_of(save, "node-00000.data")
+    data = bytearray(place.get(file))
+    data[3 * BLOCK_BYTES + 7] ^= 1
+    if harm == "remove":
+        place.remove(file)
+    else:
+        place.put(file, bytes(data) if harm == "flip" else bytes(data[: 3 * BLOCK_BYTES]))
+    first, second, *_ = place.tier.read_manifest(save).shards
+    with pytest.raises((CorruptError, FileNotFoundError)):
+        verify(reader(place.tier, save, second), second)
+    with pytest.raises((CorruptError, FileNotFoundError)):
+        read_whole(reader(place.tier, save, second), second, memoryview(bytearray(2 * BLOCK_BYTES)))
+    if harm != "remove":
+        verify(reader(place.tier, save, first), first)
+
+
+def test_retention_keeps_the_newest_and_what_is_being_written(place: Stored) -> None:
+    for step in (1, 2, 3, 4):
+        place.commit(save_id(step))
+    place.write(save_id(2, attempt=1))  # never committed, older than the newest
+    place.write(save_id(5))
+    assert len(place.tier.retain(2, running=save_id(5))) == 3
+    assert place.tier.steps() == [save_id(4), save_id(3)]
+    assert sorted(entry.step for entry in place.tier.catalog()) == [3, 4, 5]
+
+
+def test_retention_without_a_committed_step_removes_nothing(place: Stored) -> None:
+    place.write(save_id(1))
+    assert place.tier.retain(1, running=None) == []
+    assert len(place.tier.catalog()) == 1
+
+
+def test_retention_leaves_what_another_run_may_be_writing(place: Stored) -> None:
+    place.commit(save_id(5))
+    place.commit(save_id(9))
+    place.write(save_id(7, run_id="other"))
+    place.tier.retain(2, running=None)
+    assert sorted(entry.step for entry in place.tier.catalog()) == [5, 7, 9]
+    place.tier.retain(1, running=None)
+    assert [entry.step for entry in place.tier.catalog()] == [9]
+
+
+def test_steps_that_others_have_not_committed_do_not_push_out_those_that_all_have(place: Stored) -> None:
+    for step in (1, 2, 3, 4):
+        place.commit(save_id(step))
+    place.tier.retain(2, running=None, complete={save_id(1), save_id(2), save_id(4)})
+    assert place.tier.steps() == [save_id(4), save_id(2)]
+    place.tier.retain(2, running=None, complete=set())
+    assert place.tier.steps() == [save_id(4), save_id(2)]
+
+
+def test_a_place_has_one_namespace_and_says_since_when(place: Stored) -> None:
+    place.commit(save_id(1))
+    assert place.again("ns").prepare() == place.tier.prepare() > 0
+    assert place.again("other").steps() == []
+    place.put("ns/holdfast.json", place.get("ns/holdfast.json").replace(b'"ns"', b'"zz"'))
+    with pytest.raises(NamespaceError, match="belongs to namespace 'zz'"):
+        place.again("ns").prepare()
+
+
+def test_a_place_with_other_things_in_it_is_refused(place: Stored) -> None:
+    place.put("thesis/chapter-1.tex", b"not ours")
+    with pytest.raises(NamespaceError, match="holds other"):
+        place.again("thesis").prepare()
+
+
+def test_what_is_written_is_limited_in_rate(place: Stored) -> None:
+    taken = []
+
+    class Meter:
+        def take(self, nbytes: int) -> None:
+            taken.append(nbytes)
+
+    inner = getattr(place.tier, "_bucket", place.tier)
+    inner._throttle = Meter()
+    place.write(save_id(1), 3 * BLOCK_BYTES)
+    assert sum(taken) >= 2 * len(place.node_ranks) * 3 * BLOCK_BYTES
+    assert max(taken) <= 16 << 20 if place.kind != "s3" else max(taken) <= 32 << 20
