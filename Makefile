@@ -1,7 +1,10 @@
 # make demo   the main job: train, lose a node, come back from memory (local cluster; pip packages only)
-# make test   installs what the tests need (as root: Slurm, munge and PMIx from Debian) and runs them all
+# make test   installs what the tests need (as root: Slurm, munge and PMIx from Debian) and runs all but the fault suite
+# make test-faults   the fault suite: breaks jobs on a real Slurm in every way of docs/faults.md; needs root
 # make lint   ruff, mypy and, where it is installed, shellcheck
 # make bench  the benchmarks; each prints a table
+#
+# PYTEST_FLAGS adds flags to either suite; with -m it also chooses anew what runs.
 #
 # PyTorch. The constraints pin torch; which build pip finds is up to its indexes. A build that would bring CUDA packages
 # is refused on a machine without an NVIDIA driver. Choose with one of
@@ -11,7 +14,7 @@
 #   make demo TORCH=torch==2.9.1                  another version
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-faults lint bench clean
 SHELL := /bin/bash
 
 # A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
@@ -29,7 +32,11 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@tests/install_slurm.sh
-	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest -m 'not faults' $(PYTEST_FLAGS)
+
+test-faults: $(VENV)/.installed-dev
+	@tests/install_slurm.sh
+	@$(BIN)/python -m pytest -m faults $(PYTEST_FLAGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .

@@ -23,14 +23,21 @@ if TYPE_CHECKING:
 _PIPE_WIDTH = 200
 
 
-class _CheckpointVerbs(TyperGroup):
-    """`holdfast ckpt`: ckpt's own verbs, imported when one is asked for."""
+class _RoomVerbs(TyperGroup):
+    """A room's own verbs, imported when one is asked for, beside those that are added here."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(self._verbs().list_commands(ctx))
+        return [*self._verbs().list_commands(ctx), *super().list_commands(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return self._verbs().get_command(ctx, cmd_name)
+        return super().get_command(ctx, cmd_name) or self._verbs().get_command(ctx, cmd_name)
+
+    def _verbs(self) -> Any:
+        raise NotImplementedError
+
+
+class _CheckpointVerbs(_RoomVerbs):
+    """`holdfast ckpt`."""
 
     def _verbs(self) -> Any:
         from ckpt.cli import app as verbs
@@ -38,10 +45,21 @@ class _CheckpointVerbs(TyperGroup):
         return typer.main.get_command(verbs)
 
 
+class _NodeVerbs(_RoomVerbs):
+    """`holdfast node`."""
+
+    def _verbs(self) -> Any:
+        from lifecycle.cli import app as verbs
+
+        return typer.main.get_group(verbs)
+
+
 _OPTIONS: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "pretty_exceptions_enable": False}
 app = typer.Typer(**_OPTIONS, help="Keeps PyTorch training on Slurm running through the nodes it loses.")
 cluster_app = typer.Typer(**_OPTIONS, help="A real Slurm of several nodes on this one machine (needs root).")
 app.add_typer(typer.Typer(**_OPTIONS, cls=_CheckpointVerbs, help="List and verify checkpoints."), name="ckpt")
+node_app = typer.Typer(**_OPTIONS, cls=_NodeVerbs, help="Check and provision the node this runs on.")
+app.add_typer(node_app, name="node")
 app.add_typer(cluster_app, name="cluster")
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)]
@@ -64,11 +82,12 @@ def main(arguments: list[str] | None = None) -> int:
     """
     from ckpt import CheckpointError
     from launcher.errors import LauncherError
+    from lifecycle import LifecycleError
     from slurm import SlurmError
 
     try:
         return app(sys.argv[1:] if arguments is None else arguments, prog_name="holdfast", standalone_mode=False) or 0
-    except (LauncherError, SlurmError, CheckpointError) as error:
+    except (LauncherError, LifecycleError, SlurmError, CheckpointError) as error:
         return _complain(str(error), getattr(error, "exit_code", 1))
     except OSError as error:
         return _complain(str(error), 1)

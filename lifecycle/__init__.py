@@ -1,14 +1,14 @@
 """Makes a bare node fit for training and says whether it still is.
 
+cli       `holdfast node`: the group that the verbs below join
 health/   checks, one subject a module: what was measured, what was expected, what to do
-  finding   the result of a check, with the codes that Nagios plugins use
-  host      memory file system, file descriptors
-
-Today this holds what the launcher's runner asks before a node joins a job (`preflight`). Provisioning, GPU and fabric
-checks and healing are not here yet: see the README's table.
+instance  what a machine of this type should have
+files     what root publishes for all to read
+errors
 """
 
+from lifecycle.errors import LifecycleError
 from lifecycle.health.finding import Finding, Status
-from lifecycle.health.host import preflight
+from lifecycle.health.preflight import preflight
 
-__all__ = ["Finding", "Status", "preflight"]
+__all__ = ["Finding", "LifecycleError", "Status", "preflight"]

@@ -20,6 +20,7 @@ def _log_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["HOLDFAST_LOG_DIR"] = str(tmp_path_factory.mktemp("log"))
 
 
+@pytest.hookimpl(trylast=True)  # after -m has chosen: what is counted as skipped was asked for
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what needs a real Slurm where there can be none."""
     needing = [item for item in items if item.get_closest_marker("slurm")]

@@ -82,7 +82,7 @@ def test_a_node_whose_link_goes_down_is_replaced_within_seconds(
     slurm_cluster.node_down(lost)
 
     fault = watch.wait_for("fault", 10, node=lost)
-    watch.until(ends_as(slurm_cluster, job_id, "COMPLETED"), 120, "completed job")
+    watch.wait_for("job_end", 120, outcome="done")  # Slurm itself waits for the lost node until SlurmdTimeout
 
     assert fault["kind"] == "node_lost" and fault["time"] - cut_at < 3, watch.story()
     (recovery,) = recoveries(watch.events(), {lost: cut_at})
@@ -97,13 +97,14 @@ def test_a_node_whose_link_goes_down_is_replaced_within_seconds(
     assert f"{lost}" in shown and fault["reason"].split()[0] in shown
 
 
+@pytest.mark.faults
 def test_a_crashed_node_is_noticed_at_once(slurm_cluster: Any, job_file: Path, reference_sha256: str) -> None:
-    job_id, watch = submit(slurm_cluster, job_file)
+    _, watch = submit(slurm_cluster, job_file)
     in_mid_training(watch)
     lost = watch.events("attempt_start")[0]["nodes"][2]
     crashed_at = time.time()
     slurm_cluster.crash_node(lost)
-    watch.until(ends_as(slurm_cluster, job_id, "COMPLETED"), 120, "completed job")
+    watch.wait_for("job_end", 120, outcome="done")
     (recovery,) = recoveries(watch.events(), {lost: crashed_at})
     assert (recovery.node, recovery.rung, recovery.restored_from) == (lost, "spare", "memory"), watch.story()
     assert recovery.detect_s is not None and recovery.detect_s < 3
@@ -160,6 +161,7 @@ def test_a_requeued_job_goes_on_from_memory(slurm_cluster: Any, job_file: Path, 
     assert watch.sha256 == reference_sha256
 
 
+@pytest.mark.faults
 def test_a_requeued_job_whose_memory_is_gone_goes_on_from_the_shared_directory(
     slurm_cluster: Any, job_file: Path, reference_sha256: str
 ) -> None:
@@ -205,6 +207,7 @@ while restarts == "0":
 """
 
 
+@pytest.mark.faults
 def test_a_requeued_job_is_not_given_the_nodes_that_failed(slurm_cluster: Any, job_file: Path) -> None:
     (job_file.parent / "pair.py").write_text(PAIR)
     job_file.write_text(yaml.safe_dump({"name": "pair", "script": "pair.py", "nodes": 2}))

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from lifecycle import Status, preflight
-from lifecycle.health.host import memory_file_system, open_files
+from lifecycle.health.host import judge_memory, judge_open_files
 
 
 def facts(free_bytes: int, flags: int = 0) -> SimpleNamespace:
@@ -19,21 +19,21 @@ def test_this_machine_is_fit(tmp_path: Path) -> None:
 
 
 def test_a_full_memory_file_system_is_critical_and_says_what_to_do(tmp_path: Path) -> None:
-    finding = memory_file_system(tmp_path, lambda _: facts(10 << 20))
+    finding = judge_memory(tmp_path, lambda _: facts(10 << 20))
     assert finding.status is Status.CRITICAL
     assert "10 MiB free" in str(finding) and "enlarge" in str(finding)
 
 
 def test_a_read_only_memory_file_system_is_critical(tmp_path: Path) -> None:
-    finding = memory_file_system(tmp_path, lambda _: facts(1 << 40, os.ST_RDONLY))
+    finding = judge_memory(tmp_path, lambda _: facts(1 << 40, os.ST_RDONLY))
     assert finding.status is Status.CRITICAL and "read-only" in finding.measured
 
 
 def test_a_missing_memory_file_system_is_critical(tmp_path: Path) -> None:
-    finding = memory_file_system(tmp_path / "none")
+    finding = judge_memory(tmp_path / "none")
     assert finding.status is Status.CRITICAL and "No such file" in finding.measured
 
 
 def test_few_file_descriptors_are_critical() -> None:
-    assert open_files(lambda: 256).status is Status.CRITICAL
-    assert open_files(lambda: 4096).status is Status.OK
+    assert judge_open_files(256).status is Status.CRITICAL
+    assert judge_open_files(4096).status is Status.OK

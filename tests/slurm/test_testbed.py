@@ -120,6 +120,7 @@ def test_each_node_has_memory_and_disk_of_its_own(slurm_cluster: TestCluster) ->
         assert not Path(directory, "mine").exists()
 
 
+@pytest.mark.faults
 def test_a_node_that_is_cut_off_goes_on_unheard_and_comes_back(slurm_cluster: TestCluster) -> None:
     start_job(slurm_cluster, "-N3", "--wrap", "srun -N3 sleep 300")
     until(lambda: slurm_cluster.run_on_node("n2", ["pgrep", "-x", "sleep"], check=False).returncode == 0, 10)

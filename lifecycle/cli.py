@@ -1,0 +1,10 @@
+"""`holdfast node`: the verbs about the node they run on. Each module that has one hands it to this group."""
+
+from __future__ import annotations
+
+import typer
+
+from lifecycle.health.command import check
+
+app = typer.Typer(help="Check and provision the node this runs on.", no_args_is_help=True, add_completion=False)
+app.command("check", short_help="Say whether this node is fit for training.")(check)

@@ -1,0 +1,208 @@
+"""The contract of a health check.
+
+A check is a function from a `Node` to a `Finding`, made a `Check` by the decorator:
+
+    @check("zombies", Level.QUICK)
+    def zombies(node: Node) -> Finding:
+        \"\"\"Few processes that ended and were never waited for.\"\"\"
+
+It looks at the node through `Node` alone, so a test hands in recorded output and a directory. It returns `fit`, `weak`
+or `unfit`; it raises `NotHere` for what the node does not have and `CannotObserve` for what could not be looked at. It
+may hang: the runner ends it at its `limit_s`. Checks of one module run one after another in one process and share what
+`Node.once` has read; modules run side by side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+from lifecycle.health.finding import Finding, Status
+from lifecycle.health.settings import Settings
+from lifecycle.instance import Expected
+from slurm.command import CommandError, Result, Runner, run
+
+log = logging.getLogger(__name__)
+Fact = TypeVar("Fact")
+
+
+class Level(enum.IntEnum):
+    """How thorough a run is: each level runs its own checks and those below it, within `budget_s` seconds."""
+
+    PROLOG = 0
+    QUICK = 1
+    DEEP = 2
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds for all checks together. Prolog: 2 s less the start of Python; quick: Slurm's 60 s less the same."""
+        return {Level.PROLOG: 1.2, Level.QUICK: 55.0, Level.DEEP: 2400.0}[self]
+
+
+class NotHere(Exception):
+    """The node does not have what the check is about; it is skipped."""
+
+
+class CannotObserve(Exception):
+    """The check could not look; nothing is known."""
+
+
+@dataclass(kw_only=True)
+class Node:
+    """What a check may look at.
+
+    Attributes:
+        run: runs programs; prefer `command`, which keeps the check's deadline.
+        root: the file system's root; another one in tests.
+        settings: what the site configured.
+        expected: what this machine type should have; None when unknown.
+        now_s: wall clock, Unix seconds.
+        wait: lets seconds pass.
+        deadline_s: on the monotonic clock, when the running check has to be done.
+    """
+
+    run: Runner = run
+    root: Path = Path("/")
+    settings: Settings = field(default_factory=Settings)
+    expected: Expected | None = None
+    now_s: Callable[[], float] = time.time
+    wait: Callable[[float], None] = time.sleep
+    deadline_s: float = float("inf")
+    _known: dict[Callable[..., Any], Any] = field(default_factory=dict)
+
+    def path(self, name: str) -> Path:
+        """A file of the node, named as on the node."""
+        return self.root / name.lstrip("/")
+
+    def read(self, name: str) -> str:
+        """Text of a file of the node.
+
+        Raises:
+            OSError: it is not there or cannot be read.
+        """
+        return self.path(name).read_text(errors="replace")
+
+    def command(self, *argv: str, timeout_s: float = 30.0, check: bool = True, **options: Any) -> Result:
+        """Runs a program, never beyond the check's deadline.
+
+        Raises:
+            CommandError: as `slurm.command.run`.
+        """
+        left_s = max(0.1, self.deadline_s - time.monotonic() - 0.5)
+        return self.run(argv, timeout_s=min(timeout_s, left_s), check=check, **options)
+
+    def tool(self, *argv: str, timeout_s: float = 30.0, check: bool = True, **options: Any) -> Result:
+        """Runs a program that not every node has.
+
+        Raises:
+            NotHere: it is not installed.
+            CannotObserve: it failed or did not answer.
+        """
+        try:
+            return self.command(*argv, timeout_s=timeout_s, check=check, **options)
+        except CommandError as error:
+            if error.result.returncode is None and "could not be started" in error.reason:
+                raise NotHere(f"{argv[0]} is not installed") from None
+            raise CannotObserve(str(error)) from None
+
+    def once(self, look: Callable[[Node], Fact]) -> Fact:
+        """What `look` says of this node, asked once for all checks of a module; its exception likewise."""
+        if look not in self._known:
+            try:
+                self._known[look] = (look(self), None)
+            except Exception as error:
+                self._known[look] = (None, error)
+        fact, failure = self._known[look]
+        if failure is not None:
+            raise failure
+        return cast(Fact, fact)
+
+
+class Judge(Protocol):
+    """What a check is made of."""
+
+    __name__: str
+    __module__: str
+    __doc__: str | None
+
+    def __call__(self, node: Node, /) -> Finding: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One health check.
+
+    Attributes:
+        name: unique, as `--only` takes it.
+        judge: the function that looks and decides.
+        levels: the levels that run it.
+        limit_s: seconds after which it is ended and its finding is UNKNOWN.
+        alone: whether it measures speed, and so runs when no other check does.
+    """
+
+    name: str
+    judge: Judge
+    levels: Sequence[Level]
+    limit_s: float
+    alone: bool
+
+    @property
+    def promise(self) -> str:
+        """What holds when it is OK: the first line of the function's docstring."""
+        return (self.judge.__doc__ or "").strip().splitlines()[0]
+
+    @property
+    def family(self) -> str:
+        """Checks of one family run in one process."""
+        return self.name if self.alone else self.judge.__module__
+
+    def run(self, node: Node) -> Finding:
+        """Looks and decides; raises nothing: what goes wrong in a check is UNKNOWN."""
+        start_s = time.monotonic()
+        node.deadline_s = start_s + self.limit_s
+        try:
+            finding = self.judge(node)
+        except NotHere as error:
+            finding = Finding(status=Status.SKIPPED, measured=str(error))
+        except (CannotObserve, CommandError, OSError) as error:
+            finding = self.unknown(_one_line(error))
+        except Exception as error:
+            log.exception("check %s failed", self.name)
+            finding = self.unknown(f"the check itself failed: {type(error).__name__}: {_one_line(error)}")
+        return dataclasses.replace(finding, check=self.name, seconds=time.monotonic() - start_s)
+
+    def unknown(self, measured: str, seconds: float = 0.0) -> Finding:
+        """Its finding when it could not look."""
+        return Finding(
+            check=self.name, status=Status.UNKNOWN, measured=measured, expected=self.promise, seconds=seconds
+        )
+
+
+def check(
+    name: str, level: Level, *, limit_s: float = 10.0, alone: bool = False, until: Level = Level.DEEP
+) -> Callable[[Judge], Check]:
+    """Makes a function a check.
+
+    Args:
+        name: its name.
+        level: the cheapest level that runs it.
+        limit_s: seconds it may take; at level prolog at most one.
+        alone: whether it measures speed and must not be disturbed.
+        until: the most thorough level that runs it.
+    """
+    levels = tuple(each for each in Level if level <= each <= until)
+    return lambda judge: Check(name=name, judge=judge, levels=levels, limit_s=limit_s, alone=alone)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,168 @@
+"""Runs checks so that none of them can hang the run.
+
+Every family of checks runs in a child process, side by side with the others. A check that outlives its limit costs its
+child: killed where it can be, left behind where it cannot (uninterruptible sleep on a dead mount), not waited for.
+The rest of its family goes on in a new child. Checks that measure speed run last, one at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lifecycle.health.check import Check, Node
+from lifecycle.health.finding import Finding, Status
+
+_REAP_S = 0.2
+
+
+def run_checks(checks: Sequence[Check], node: Node, budget_s: float) -> list[Finding]:
+    """Runs all checks and returns their findings in the same order.
+
+    Args:
+        checks: what to run.
+        node: what they look at.
+        budget_s: seconds for all of them; what has not run by then is UNKNOWN.
+    """
+    end_s = time.monotonic() + budget_s
+    families: dict[str, list[Check]] = {}
+    for check in checks:
+        families.setdefault(check.family, []).append(check)
+    together = [family for family in families.values() if not family[0].alone]
+    rounds = [together, *([family] for family in families.values() if family[0].alone)]
+    findings: dict[str, Finding] = {}
+    for round_ in rounds:
+        findings |= _Round(node, end_s, budget_s).run(round_)
+    return [findings[check.name] for check in checks]
+
+
+@dataclass(kw_only=True)
+class _Child:
+    """A process that runs the checks of one family; it writes a line for each."""
+
+    pid: int
+    pipe: int
+    waiting: list[Check]
+    since_s: float
+    text: bytearray = field(default_factory=bytearray)
+
+    @property
+    def deadline_s(self) -> float:
+        return self.since_s + self.waiting[0].limit_s
+
+
+class _Round:
+    """Some families side by side."""
+
+    def __init__(self, node: Node, end_s: float, budget_s: float) -> None:
+        self._node = node
+        self._end_s = end_s
+        self._budget_s = budget_s
+        self._selector = selectors.DefaultSelector()
+        self._children: dict[int, _Child] = {}
+        self._findings: dict[str, Finding] = {}
+
+    def run(self, families: Sequence[Sequence[Check]]) -> dict[str, Finding]:
+        try:
+            for family in families:
+                self._start(list(family))
+            while self._children:
+                self._wait()
+        finally:
+            for child in list(self._children.values()):
+                self._drop(child)
+            self._selector.close()
+        return self._findings
+
+    def _start(self, checks: list[Check]) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._end_s:
+            for check in checks:
+                self._take(check.unknown(f"not run: the {self._budget_s:g} s of this level were used up"))
+            return
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _be_child(checks, self._node, writer)
+        os.close(writer)
+        os.set_blocking(reader, False)
+        self._children[reader] = _Child(pid=pid, pipe=reader, waiting=checks, since_s=now_s)
+        self._selector.register(reader, selectors.EVENT_READ)
+
+    def _wait(self) -> None:
+        next_s = min(self._end_s, *(child.deadline_s for child in self._children.values()))
+        for key, _ in self._selector.select(max(0.0, next_s - time.monotonic())):
+            self._hear(self._children[key.fd])
+        now_s = time.monotonic()
+        for child in list(self._children.values()):
+            if now_s >= self._end_s:
+                self._give_up(child, f"no answer when the {self._budget_s:g} s of this level were used up")
+            elif now_s >= child.deadline_s:
+                self._give_up(child, f"no answer within {child.waiting[0].limit_s:g} s")
+
+    def _hear(self, child: _Child) -> None:
+        data = os.read(child.pipe, 1 << 16)
+        child.text += data
+        while b"\n" in child.text:
+            line, _, rest = child.text.partition(b"\n")
+            child.text = rest
+            facts = json.loads(line)
+            self._take(Finding(**facts | {"status": Status(facts["status"])}))
+            child.waiting.pop(0)
+            child.since_s = time.monotonic()
+        if not child.waiting:
+            self._drop(child)
+        elif not data:
+            self._give_up(child, "the check's process ended without an answer")
+
+    def _give_up(self, child: _Child, why: str) -> None:
+        """The check that runs is UNKNOWN; the others of its family get a new process."""
+        self._drop(child)
+        check = child.waiting[0]
+        self._take(check.unknown(why, time.monotonic() - child.since_s))
+        if child.waiting[1:]:
+            self._start(child.waiting[1:])
+
+    def _take(self, finding: Finding) -> None:
+        self._findings[finding.check] = finding
+
+    def _drop(self, child: _Child) -> None:
+        self._selector.unregister(child.pipe)
+        os.close(child.pipe)
+        del self._children[child.pipe]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)
+        _reap(child.pid)
+
+
+def _be_child(checks: Sequence[Check], node: Node, writer: int) -> None:
+    """Runs the checks, tells each finding, and never returns."""
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):  # a child left behind must not hold the caller's pipes open
+            os.dup2(null, descriptor)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for check in checks:
+            finding = check.run(node)
+            os.write(writer, json.dumps(vars(finding)).encode() + b"\n")
+    finally:
+        os._exit(0)
+
+
+def _reap(pid: int) -> None:
+    """Waits for a killed child a moment; one in uninterruptible sleep is left to init."""
+    deadline_s = time.monotonic() + _REAP_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                time.sleep(0.002)
+                continue
+        return

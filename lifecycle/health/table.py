@@ -1,0 +1,62 @@
+"""Findings and the list of checks, as a table that a person can read."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import IO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lifecycle.health.check import Check
+from lifecycle.health.finding import Status
+from lifecycle.health.verdict import Verdict
+from lifecycle.instance import Expected
+
+_STYLES = {"ok": "green", "warning": "yellow", "critical": "bold red", "unknown": "magenta", "skipped": "dim"}
+_PIPE_WIDTH = 160
+
+
+def print_findings(verdict: Verdict, expected: Expected | None, out: IO[str]) -> None:
+    """One row a check, then one line that sums them up."""
+    table = Table("check", "status", "measured", "expected", "advice", box=None, pad_edge=False)
+    for row in verdict.checks:
+        style = _STYLES[row["status"]]
+        words = (row["measured"], row["expected"], row["advice"])
+        table.add_row(row["name"], Text(row["status"], style=style), *(Text(word, overflow="fold") for word in words))
+    console = _console(out)
+    console.print(table)
+    counts = Counter(row["status"] for row in verdict.checks)
+    told = ", ".join(f"{counts[status.word]} {status.word}" for status in Status if counts[status.word])
+    machine = expected.instance if expected else "unknown machine type, nothing to compare with"
+    console.print(f"{verdict.node}: {verdict.status.word} ({told}); {machine}", soft_wrap=True, highlight=False)
+
+
+def print_catalog(checks: Sequence[Check], as_json: bool) -> None:
+    """Every check, the levels that run it, and what it promises."""
+    rows = [
+        {
+            "name": check.name,
+            "levels": [level.word for level in check.levels],
+            "limit_s": check.limit_s,
+            "promise": check.promise,
+        }
+        for check in checks
+    ]
+    console = _console(None)
+    if as_json:
+        console.print(json.dumps(rows, indent=2), soft_wrap=True, highlight=False, markup=False)
+        return
+    table = Table("check", "level", "limit", "OK means", box=None, pad_edge=False)
+    for check in checks:
+        table.add_row(check.name, check.levels[0].word, f"{check.limit_s:g} s", Text(check.promise))
+    console.print(table)
+
+
+def _console(out: IO[str] | None) -> Console:
+    """Colours on a terminal; elsewhere plain lines."""
+    console = Console(file=out)
+    return console if console.is_terminal else Console(file=out, width=_PIPE_WIDTH)

@@ -1,0 +1,126 @@
+"""The verdict: what the checks last said of this node, in a file that root writes and Slurm's hooks read.
+
+The file outlives runs of different depth: a run replaces what it looked at; what only a deeper run looks at stays until
+the next reboot. A failure is replaced by what was observed later, never by a check that could not look.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lifecycle.files import publish
+from lifecycle.health.check import Level, Node
+from lifecycle.health.finding import Finding, Status, overall
+
+VERDICT_FILE = Path("/var/lib/holdfast/verdict.json")
+VERSION = 1
+_MAX_BYTES = 1 << 20
+_FAILED = (Status.WARNING.word, Status.CRITICAL.word)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the checks said.
+
+    Attributes:
+        node: the host's name.
+        time_s: when the last run ended, Unix seconds.
+        boot_id: the kernel's random name of this boot.
+        level: of the last run.
+        checks: one mapping a check: name, status, measured, expected, advice, seconds, time_s, level.
+    """
+
+    node: str
+    time_s: float
+    boot_id: str
+    level: str
+    checks: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def of(cls, findings: Sequence[Finding], level: Level, node: Node) -> Verdict:
+        """The verdict of one run."""
+        now_s = round(node.now_s(), 3)
+        rows = tuple({**finding.to_mapping(), "time_s": now_s, "level": level.word} for finding in findings)
+        return cls(node=os.uname().nodename, time_s=now_s, boot_id=boot_id(node), level=level.word, checks=rows)
+
+    @property
+    def status(self) -> Status:
+        return overall(Status[row["status"].upper()] for row in self.checks)
+
+    def after(self, older: Verdict | None) -> Verdict:
+        """This verdict, with what the older one of the same boot says beyond it."""
+        if older is None or older.boot_id != self.boot_id or older.node != self.node:
+            return self
+        before = {row["name"]: row for row in older.checks}
+        rows = []
+        for row in self.checks:
+            old = before.pop(row["name"], None)
+            blind = row["status"] == Status.UNKNOWN.word
+            rows.append(old if old is not None and blind and old["status"] in _FAILED else row)
+        return Verdict(**{**vars(self), "checks": (*rows, *before.values())})
+
+    def to_mapping(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "node": self.node,
+            "time_s": self.time_s,
+            "boot_id": self.boot_id,
+            "level": self.level,
+            "status": self.status.word,
+            "checks": list(self.checks),
+        }
+
+    def write(self, path: Path) -> None:
+        """Publishes it, merged with what stands there.
+
+        Raises:
+            OSError: it could not be written; the older one is untouched.
+        """
+        try:
+            older = read_verdict(path)
+        except (OSError, ValueError):  # none, or none that can be trusted
+            older = None
+        publish(path, json.dumps(self.after(older).to_mapping(), indent=1).encode() + b"\n")
+
+
+def read_verdict(path: Path) -> Verdict:
+    """The verdict that stands in a file.
+
+    Raises:
+        OSError: it is not there or cannot be read.
+        ValueError: it is not a verdict that root or this user wrote.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
+            raise ValueError(f"{path}: expected a file that only root can write")
+        found = json.loads(file.read(_MAX_BYTES))
+    if not isinstance(found, dict) or found.get("version") != VERSION:
+        raise ValueError(f"{path}: expected a verdict of version {VERSION}")
+    try:
+        verdict = Verdict(
+            node=str(found["node"]),
+            time_s=float(found["time_s"]),
+            boot_id=str(found["boot_id"]),
+            level=str(found["level"]),
+            checks=tuple(dict(row) for row in found["checks"]),
+        )
+        _ = verdict.status, [row["name"] for row in verdict.checks]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path}: no verdict: {error}") from None
+    return verdict
+
+
+def boot_id(node: Node) -> str:
+    """The kernel's random name of this boot; empty where it cannot be read."""
+    try:
+        return node.read("/proc/sys/kernel/random/boot_id").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,66 @@
+"""What a machine of this type should have. On a type that is not in the table nothing is expected, only compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_TABLE = Path(__file__).with_name("versions.yaml")
+_VENDOR = "sys/class/dmi/id/sys_vendor"
+_PRODUCT = "sys/class/dmi/id/product_name"  # on EC2's Nitro machines this is the instance type
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """The hardware of one instance type, as its vendor publishes it; None where nothing is published.
+
+    Attributes:
+        instance: the type's name, such as p5.48xlarge.
+        gpus: GPUs of the node.
+        efa: EFA interfaces of the node.
+        gpu_memory_bytes: memory of one GPU.
+        nvlinks: active NVLinks of one GPU.
+        nvme_disks: local NVMe disks.
+        allreduce_gb_s: bus bandwidth of an all-reduce over the node's GPUs, GB/s.
+        pair_allreduce_gb_s: the same over two nodes.
+    """
+
+    instance: str
+    gpus: int = 0
+    efa: int = 0
+    gpu_memory_bytes: int | None = None
+    nvlinks: int | None = None
+    nvme_disks: int | None = None
+    allreduce_gb_s: float | None = None
+    pair_allreduce_gb_s: float | None = None
+
+
+def expected(instance: str | None) -> Expected | None:
+    """What the table says of an instance type; None for an unknown one."""
+    row = _instances().get(instance or "")
+    return None if row is None else _row(str(instance), row)
+
+
+def instance_type(root: Path = Path("/")) -> str | None:
+    """The EC2 instance type that the firmware tells, without asking the network; None elsewhere."""
+    try:
+        vendor = (root / _VENDOR).read_text(errors="replace").strip()
+        product = (root / _PRODUCT).read_text(errors="replace").strip()
+    except OSError:
+        return None
+    return product if vendor == "Amazon EC2" and product else None
+
+
+@cache
+def _instances() -> dict[str, dict[str, Any]]:
+    return dict(yaml.safe_load(_TABLE.read_text())["instances"])
+
+
+def _row(instance: str, row: dict[str, Any]) -> Expected:
+    """The table may say more of a type than a check expects."""
+    known = {field.name for field in fields(Expected)}
+    return Expected(instance=instance, **{key: value for key, value in row.items() if key in known})
