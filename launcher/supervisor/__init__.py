@@ -1,16 +1,22 @@
 """Supervises one job on its batch host: decides, and has the runners do it.
 
-    supervisor.py   the state machine: nodes, attempts, requests from outside, the end
-    attempt.py      one attempt's life
+    supervisor.py   the state machine: nodes, attempts, the end
+    requests.py     what somebody outside asks for: signals, preemption, cancel
+    attempt.py      one attempt's life; host.py is what it needs of the supervisor
+    evidence.py     what has been heard of an attempt
+    clearing.py     leaves nothing of an attempt running
     ladder.py       after a fault: which rung
     roster.py       which nodes are ready, train, are out
     hang.py         whether the workers hang, and which rank is at fault
     faults.py       what ended an attempt
     links.py        the runners' connections
+    outcome.py      how a job ends, and its exit codes
+    folder.py       the job's folder and the supervisor's log
 
 Public names: supervise, Outcome.
 """
 
-from launcher.supervisor.supervisor import Outcome, supervise
+from launcher.supervisor.outcome import Outcome
+from launcher.supervisor.supervisor import supervise
 
 __all__ = ["Outcome", "supervise"]

@@ -7,70 +7,35 @@ supervisor that starts in a folder with events continues them: that is how a job
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
 import os
-import signal
-import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ckpt import durable_write
 from launcher.clusters import open_cluster
 from launcher.clusters.cluster import Cluster
 from launcher.errors import LauncherError
 from launcher.history.events import EventLog, read_events
 from launcher.jobfile import JobSpec
 from launcher.runner.runner import attempt_environment
-from launcher.supervisor.attempt import Attempt, Ending, Requests
+from launcher.supervisor.attempt import Attempt
 from launcher.supervisor.faults import PREFLIGHT, START_TIMEOUT, Fault
+from launcher.supervisor.folder import log_to, make_folders, prepare, read_secret, write_json
 from launcher.supervisor.hang import HangDetector
 from launcher.supervisor.ladder import Decision, Ladder
 from launcher.supervisor.links import Links, Notice
+from launcher.supervisor.outcome import EXIT_CODES, REASONS, Ending, Outcome
+from launcher.supervisor.requests import Requests
 from launcher.supervisor.roster import Roster
 from slurm import SlurmError
 
 log = logging.getLogger(__name__)
 
-EXIT_CODES = {
-    "done": 0,
-    "stopped": 0,
-    "internal": 1,
-    "user_error": 10,
-    "no_progress": 11,
-    "too_few_nodes": 12,
-    "cancelled": 13,
-}
 NODE_START_TIMEOUT_S = 120.0
-_REASONS = {
-    "cancelled": "ended from outside: cancelled, or out of time",
-    "stopped": "stopped at a step boundary; the job goes on from there when it starts again",
-}
 _NOT_LOGGED = ("time", "event", "traceback", "sources")
 _ALL_NODES_GRACE_S = 3.0  # once enough nodes have come, how long to wait for the others before choosing
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a job ended.
-
-    Attributes:
-        name: done, stopped (to go on after a requeue), user_error, no_progress, too_few_nodes, cancelled or internal.
-        step: the newest finished step; None if none is known.
-        exit_code: the exit code that says so.
-        reason: why, in words; empty for done.
-        seconds: since this supervisor started.
-    """
-
-    name: str
-    step: int | None
-    exit_code: int
-    reason: str
-    seconds: float
 
 
 def supervise(spec: JobSpec, job_dir: Path, cluster: str) -> Outcome:
@@ -88,11 +53,11 @@ def supervise(spec: JobSpec, job_dir: Path, cluster: str) -> Outcome:
         LauncherError, SlurmError: the job could not be begun; nothing was started.
     """
     job_dir = job_dir.absolute()
-    _make_folders(job_dir)
+    make_folders(job_dir)
     events = EventLog(job_dir / "events.jsonl")
     try:
-        _prepare(spec, job_dir)
-        with _logging(job_dir / "log" / "supervisor.log"):
+        prepare(spec, job_dir)
+        with log_to(job_dir / "log" / "supervisor.log"):
             supervisor = Supervisor(spec, job_dir, open_cluster(cluster, spec, job_dir), events)
             return asyncio.run(supervisor.run())
     finally:
@@ -109,7 +74,7 @@ class Supervisor:
         self._events = events
         self._begun_s = time.monotonic()
         self._inbox: asyncio.Queue[Notice] = asyncio.Queue()
-        self._links = Links(cluster.nodes, bytes.fromhex((job_dir / "secret").read_text()), self._inbox)
+        self._links = Links(cluster.nodes, read_secret(job_dir), self._inbox)
         self._ladder = Ladder(spec.restart, cluster.can_requeue)
         self._hang = HangDetector(spec.restart.hang_timeout_s, has_checkpoint=spec.checkpoint is not None)
         history = read_events(job_dir / "events.jsonl")
@@ -123,13 +88,12 @@ class Supervisor:
         self._step: int | None = max((e["step"] or 0 for e in history if e["event"] == "commit"), default=None)
         self._attempt_step: int | None = None
         self._warm: set[str] = set()
-        self._judging: asyncio.Task[None] | None = None
         self._requeue = False  # whether the scheduler is to start the job again
-        self.requests = Requests()
+        self.requests = Requests(cluster.why_terminated, self._on_request)
 
     async def run(self) -> Outcome:
         """The whole job, to its outcome; leaves nothing running."""
-        with self._signals():
+        with self.requests.signals():
             try:
                 await self._open()
                 outcome = await self._attempts()
@@ -142,7 +106,7 @@ class Supervisor:
         if outcome.name != "stopped":
             told = {"outcome": outcome.name, "reason": outcome.reason}
             self.record("job_end", **told, step=outcome.step, seconds=outcome.seconds)
-            _write_json(self._job_dir / "result.json", asdict(outcome) | {"run_id": self._cluster.run_id})
+            write_json(self._job_dir / "result.json", asdict(outcome) | {"run_id": self._cluster.run_id})
         return outcome
 
     async def next_notice(self, timeout_s: float | None) -> Notice | None:
@@ -184,7 +148,7 @@ class Supervisor:
         """Starts the server and the runners."""
         cluster, spec = self._cluster, self._spec
         port = await self._links.open(cluster.listen_host)
-        _write_json(self._job_dir / "supervisor.json", {"host": cluster.host, "port": port, "pid": os.getpid()})
+        write_json(self._job_dir / "supervisor.json", {"host": cluster.host, "port": port, "pid": os.getpid()})
         self.record(
             "job_start",
             run_id=cluster.run_id,
@@ -212,7 +176,7 @@ class Supervisor:
             await self._gather(patient)
             patient = False
             nodes = self._roster.choose()
-            if self.requests.cancelled or self.requests.stop:
+            if self.requests.any:
                 ending = Ending(outcome="cancelled" if self.requests.cancelled else "stopped")
             elif nodes is None:
                 out = ", ".join(f"{node} ({why})" for node, why in self._roster.out.items())
@@ -226,7 +190,7 @@ class Supervisor:
                 ending = Ending(outcome="stopped")
             if ending.outcome != "fault":
                 self._requeue = ending.outcome == "stopped" and self.requests.stop in ("time_limit", "preempted")
-                return self._outcome(ending.outcome, _REASONS.get(ending.outcome, ""))
+                return self._outcome(ending.outcome, REASONS.get(ending.outcome, ""))
             decision = self._decide(ending.faults[0], nodes or ())
             if decision.action == "stop":
                 trace = ending.faults[0].traceback if decision.outcome == "user_error" else None
@@ -250,7 +214,7 @@ class Supervisor:
         roster = self._roster
         begun_s = time.monotonic()
         enough_s: float | None = None
-        while roster.absent and roster.can_suffice and not (self.requests.cancelled or self.requests.stop):
+        while roster.absent and roster.can_suffice and not self.requests.any:
             now_s = time.monotonic()
             deadline_s = begun_s + NODE_START_TIMEOUT_S
             if roster.is_enough:
@@ -290,8 +254,8 @@ class Supervisor:
     def _note(self, notice: Notice) -> None:
         """What a notice means for the job as a whole."""
         node, body = notice.node, notice.body
-        if notice.kind in ("signal", "sigterm"):
-            self._judge_sigterm(notice)
+        if notice.kind == "signal":
+            self.requests.judge_sigterm(str(node))
         elif node is None or node in self._roster.out:
             return
         elif notice.kind == "hello":
@@ -307,50 +271,10 @@ class Supervisor:
         elif notice.kind in ("lost", "broken"):
             self.put_out(node, body["reason"])
 
-    def _judge_sigterm(self, notice: Notice) -> None:
-        """Somebody got a SIGTERM: Slurm requeues, preempts or cancels the job, or a user asks us to stop."""
-        if self._judging is None:
-            self._judging = asyncio.create_task(self._ask_why_terminated())
-            log.info("SIGTERM at %s", notice.node or "the supervisor")
-
-    async def _ask_why_terminated(self) -> None:
-        why = await asyncio.to_thread(self._cluster.why_terminated)
-        if why == "cancel":
-            self._request_cancel()
-        else:
-            self._request_stop(why)
-
-    def _request_stop(self, reason: str) -> None:
-        if self.requests.stop is None:
-            self.requests.stop = reason
-            self.requests.stop_s = time.monotonic()
+    def _on_request(self, reason: str | None) -> None:
+        if reason is not None:
             self.record("stop_requested", reason=reason)
         self.post(Notice(kind="request"))
-
-    def _request_cancel(self) -> None:
-        if not self.requests.cancelled:
-            self.requests.cancelled = True
-            self.record("stop_requested", reason="cancel")
-        self.post(Notice(kind="request"))
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Takes the signals; gives them back to whoever had them."""
-        loop = asyncio.get_running_loop()
-        handlers = {
-            signal.SIGTERM: lambda: self.post(Notice(kind="sigterm")),
-            signal.SIGUSR2: lambda: self._request_stop("time_limit"),
-            signal.SIGINT: self._request_cancel,
-        }
-        before = {number: signal.getsignal(number) for number in handlers}
-        for number, handler in handlers.items():
-            loop.add_signal_handler(number, handler)
-        try:
-            yield
-        finally:
-            for number, earlier in before.items():
-                loop.remove_signal_handler(number)
-                signal.signal(number, earlier)
 
     async def _hand_back(self, outcome: Outcome) -> Outcome:
         """Has the scheduler start the job again. It then ends this one: what is left to do must not take long."""
@@ -371,43 +295,3 @@ class Supervisor:
     def _outcome(self, name: str, reason: str = "") -> Outcome:
         seconds = round(time.monotonic() - self._begun_s, 3)
         return Outcome(name=name, step=self._step, exit_code=EXIT_CODES[name], reason=reason, seconds=seconds)
-
-
-def _make_folders(job_dir: Path) -> None:
-    try:
-        job_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        job_dir.chmod(0o700)
-        (job_dir / "log").mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise LauncherError(f"{job_dir}: cannot be the job's folder ({error.strerror}); choose another") from None
-
-
-def _prepare(spec: JobSpec, job_dir: Path) -> None:
-    """Writes what runners need to know; a secret that is there already stays, a result does not."""
-    if not (job_dir / "secret").exists():
-        durable_write(job_dir / "secret", os.urandom(32).hex().encode())
-    _write_json(job_dir / "job.json", spec.to_mapping())
-    (job_dir / "result.json").unlink(missing_ok=True)
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    durable_write(path, json.dumps(content, indent=1).encode() + b"\n")
-
-
-@contextlib.contextmanager
-def _logging(path: Path) -> Iterator[None]:
-    """Sends the launcher's log to a file and to stdout."""
-    logger = logging.getLogger("launcher")
-    handlers: list[logging.Handler] = [logging.FileHandler(path), logging.StreamHandler(sys.stdout)]
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    for handler in handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        for handler in handlers:
-            logger.removeHandler(handler)
-            handler.close()

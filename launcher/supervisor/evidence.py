@@ -1,0 +1,162 @@
+"""What has been heard of one attempt: which nodes started, ended, failed, and why. It decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from launcher.supervisor.faults import AGENT_LOST, NODE_LOST, PROCESS_EXIT, RUNNER_LOST, Fault, WorkerFailure
+from launcher.supervisor.hang import HangDetector, RankStack
+from launcher.supervisor.host import Host
+from launcher.supervisor.links import Notice
+
+AGENT_LOSS_WINDOW_S = 0.5  # an agent that goes, perhaps with its node: judged when the node's loss would be known
+
+
+class Evidence:
+    """Takes the notices of one attempt, and keeps what they say.
+
+    Args:
+        number: of the attempt.
+        nodes: its nodes in node-rank order.
+        host: the supervisor.
+        hang: hears of the workers' progress.
+        log_dir: the attempt's logs, named in reasons.
+
+    Attributes:
+        started, ended, killed: nodes whose workers run, have all ended well, are gone.
+        lost: nodes that are gone themselves.
+        failures: workers that ended otherwise.
+        faults: what else ends the attempt, in the order it was heard.
+        fault_time_s: when the first of it was noticed (epoch); 0 before that.
+        agents_ended: whether the agents' launcher has ended.
+        stacks: what nodes have told of their workers' stacks.
+    """
+
+    def __init__(self, number: int, nodes: tuple[str, ...], host: Host, hang: HangDetector, log_dir: Path) -> None:
+        self._number = number
+        self._nodes = frozenset(nodes)
+        self._host = host
+        self._hang = hang
+        self._log_dir = log_dir
+        self._begun_s = time.time()
+        self._restored = self._first_step_seen = self._agent_problem = False
+        self.started: set[str] = set()
+        self.ended: set[str] = set()
+        self.killed: set[str] = set()
+        self.lost: set[str] = set()
+        self.failures: list[WorkerFailure] = []
+        self.faults: list[Fault] = []
+        self.fault_time_s = 0.0
+        self.agents_ended = False
+        self.stacks: dict[str, list[RankStack]] = {}
+
+    @property
+    def all_started(self) -> bool:
+        return self.started >= self._nodes
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether all workers have ended well."""
+        return self.ended >= self._nodes
+
+    @property
+    def is_decisive(self) -> bool:
+        """Whether the attempt is over by what has been heard."""
+        return bool(self.faults or self.failures) or self.all_ended
+
+    @property
+    def seconds(self) -> float:
+        """Since the attempt began."""
+        return round(time.time() - self._begun_s, 3)
+
+    def fault(self, fault: Fault) -> None:
+        """Something that ends the attempt."""
+        self.faults.append(fault)
+        self.fault_time_s = self.fault_time_s or time.time()
+
+    def take(self, notice: Notice) -> None:
+        """Takes note of what concerns this attempt."""
+        node, body = notice.node, notice.body
+        if notice.kind == "lost" and node in self._nodes:
+            self.lost.add(node)
+            self.fault(Fault(kind=NODE_LOST, node=node, reason=body["reason"], detect_s=body["detect_s"]))
+        elif notice.kind == "broken" and node in self._nodes:
+            self.lost.add(node)
+            self.fault(Fault(kind=RUNNER_LOST, node=node, reason=body["reason"]))
+        elif body.get("attempt") != self._number:
+            return
+        elif notice.kind == "agents_ended":
+            self.agents_ended = True
+            self._judge_agent_loss_later(notice)
+        elif notice.kind == "agent_loss":
+            self._take_agent_loss(node, body.get("reason") or "the checkpoint agents ended")
+        elif node is not None:
+            self._take_report(notice.kind, node, body)
+
+    def _take_report(self, kind: str, node: str, body: dict[str, Any]) -> None:
+        """What a runner says of the attempt."""
+        if kind == "heartbeat":
+            self._host.see_step(body["step"])
+            self._hang.note(node, body["slowest"], body["activity"], time.monotonic())
+        elif kind == "started":
+            self.started.add(node)
+        elif kind == "first_step" and not self._first_step_seen:
+            self._first_step_seen = True
+            seconds = round(body["time"] - self._begun_s, 3)
+            self._host.record("first_step", attempt=self._number, step=body["step"], seconds=seconds)
+        elif kind == "monitor":
+            self._take_agent_event(node, body["event"])
+        elif kind == "agent_lost":
+            self._judge_agent_loss_later(Notice(kind=kind, node=node, body=body))
+        elif kind == "ended":
+            self._take_end(node, body)
+        elif kind == "killed":
+            self._take_killed(node, body)
+        elif kind == "stacks":
+            self.stacks[node] = [RankStack.from_report(node, rank) for rank in body["ranks"]]
+
+    def _take_end(self, node: str, body: dict[str, Any]) -> None:
+        self._host.see_step(body["step"])
+        self.failures += [WorkerFailure.from_report(node, failure) for failure in body["failures"]]
+        if body["ok"]:
+            self.ended.add(node)
+        elif not body["failures"]:
+            self.fault(Fault(kind=PROCESS_EXIT, node=node, reason=f"{node}: {body['reason']}"))
+        if not self.fault_time_s and self.failures:
+            self.fault_time_s = time.time()
+
+    def _take_killed(self, node: str, body: dict[str, Any]) -> None:
+        if body["left"]:
+            reason = f"processes {body['left']} do not end (uninterruptible sleep); reboot the node"
+            self._host.put_out(node, reason)
+        self._host.see_step(body["step"])
+        self.killed.add(node)
+
+    def _take_agent_event(self, node: str, event: dict[str, Any]) -> None:
+        name = event.get("event")
+        fields = {key: value for key, value in event.items() if key != "event"} | {"attempt": self._number}
+        if name == "restore_plan":
+            self._restored = True
+            self._host.record("restore", **fields)
+        elif name == "commit":
+            self._host.see_step(event.get("step"))
+            self._host.record("commit", **fields)
+        elif name in ("problem", "rebuilt", "stop_agreed"):
+            self._host.record(name, **fields, node=node)
+
+    def _judge_agent_loss_later(self, notice: Notice) -> None:
+        later = Notice(kind="agent_loss", node=notice.node, body=notice.body)
+        asyncio.get_running_loop().call_later(AGENT_LOSS_WINDOW_S, self._host.post, later)
+
+    def _take_agent_loss(self, node: str | None, reason: str) -> None:
+        if self.is_decisive or self._agent_problem or self._host.requests.any:
+            return
+        self._agent_problem = True
+        if self._restored:  # training goes on; the next attempt brings new agents
+            what = "checkpoint agent lost: nothing is saved until the next attempt"
+            self._host.record("problem", attempt=self._number, node=node, what=what, detail=reason)
+        else:
+            self.fault(Fault(kind=AGENT_LOST, node=node, reason=f"{reason} (see {self._log_dir / 'agents.log'})"))

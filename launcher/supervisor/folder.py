@@ -1,0 +1,67 @@
+"""The job's folder: what has to be there before anything else of the job can start, and the supervisor's own log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckpt import durable_write
+from launcher.errors import LauncherError
+from launcher.jobfile import JobSpec
+
+
+def make_folders(job_dir: Path) -> None:
+    """Makes the folder and the one for logs, for the job's user alone.
+
+    Raises:
+        LauncherError: it cannot be made there.
+    """
+    try:
+        job_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        job_dir.chmod(0o700)
+        (job_dir / "log").mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise LauncherError(f"{job_dir}: cannot be the job's folder ({error.strerror}); choose another") from None
+
+
+def prepare(spec: JobSpec, job_dir: Path) -> None:
+    """Writes what runners need to know; a secret that is there already stays, a result does not."""
+    if not (job_dir / "secret").exists():
+        durable_write(job_dir / "secret", os.urandom(32).hex().encode())
+    write_json(job_dir / "job.json", spec.to_mapping())
+    (job_dir / "result.json").unlink(missing_ok=True)
+
+
+def read_secret(job_dir: Path) -> bytes:
+    """What supervisor and runners prove to each other."""
+    return bytes.fromhex((job_dir / "secret").read_text())
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a file for people and programs: whole, or not at all."""
+    durable_write(path, json.dumps(content, indent=1).encode() + b"\n")
+
+
+@contextlib.contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Sends the launcher's log to a file and to stdout."""
+    logger = logging.getLogger("launcher")
+    handlers: list[logging.Handler] = [logging.FileHandler(path), logging.StreamHandler(sys.stdout)]
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()

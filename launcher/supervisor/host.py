@@ -1,0 +1,29 @@
+"""What the parts of an attempt need of the supervisor."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from launcher.supervisor.links import Notice
+from launcher.supervisor.requests import Requests
+
+
+class Host(Protocol):
+    """The supervisor, as an attempt sees it."""
+
+    requests: Requests
+
+    async def next_notice(self, timeout_s: float | None) -> Notice | None:
+        """The next notice, after the supervisor itself has taken note of it; None after `timeout_s`."""
+
+    def post(self, notice: Notice) -> None:
+        """Puts a notice into the inbox."""
+
+    def record(self, event: str, **fields: Any) -> None:
+        """Writes an event."""
+
+    def see_step(self, step: int | None) -> int | None:
+        """Takes note of a finished step; returns the newest of this attempt."""
+
+    def put_out(self, node: str, reason: str) -> None:
+        """Excludes a node from the job."""

@@ -1,0 +1,54 @@
+"""How a job ends, and how an attempt does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.supervisor.faults import Fault
+
+EXIT_CODES = {
+    "done": 0,
+    "stopped": 0,
+    "internal": 1,
+    "user_error": 10,
+    "no_progress": 11,
+    "too_few_nodes": 12,
+    "cancelled": 13,
+}
+# Where the outcome says it all.
+REASONS = {
+    "cancelled": "ended from outside: cancelled, or out of time",
+    "stopped": "stopped at a step boundary; the job goes on from there when it starts again",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        name: done, stopped (to go on after a requeue), user_error, no_progress, too_few_nodes, cancelled or internal.
+        step: the newest finished step; None if none is known.
+        exit_code: the exit code that says so.
+        reason: why, in words; empty for done.
+        seconds: since this supervisor started.
+    """
+
+    name: str
+    step: int | None
+    exit_code: int
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How an attempt ended.
+
+    Attributes:
+        outcome: done, fault, stopped or cancelled.
+        faults: what ended it, the decisive one first; only for the outcome fault.
+    """
+
+    outcome: str
+    faults: tuple[Fault, ...] = ()

@@ -1,0 +1,82 @@
+"""What somebody outside asks of a running job: to stop at a step boundary, or to end at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+log = logging.getLogger(__name__)
+
+
+class Requests:
+    """Takes the signals and what Slurm says of them.
+
+    Args:
+        why_terminated: what a SIGTERM means: `Cluster.why_terminated`. It blocks.
+        told: called at each request with its reason ("cancel", "requeue", "preempted", "time_limit") when it is new,
+            and with None when it repeats one.
+
+    Attributes:
+        stop: why the job is to stop at a step boundary (requeue, preempted, time_limit); None if it is not.
+        stop_s: when that was asked (time.monotonic).
+        cancelled: whether it is to end at once.
+    """
+
+    def __init__(self, why_terminated: Callable[[], str], told: Callable[[str | None], None]) -> None:
+        self.stop: str | None = None
+        self.stop_s = 0.0
+        self.cancelled = False
+        self._why_terminated = why_terminated
+        self._told = told
+        self._judging: asyncio.Task[None] | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether anything has been asked."""
+        return self.cancelled or self.stop is not None
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Takes SIGTERM, SIGUSR2 (the time limit is near) and SIGINT; gives them back to whoever had them."""
+        loop = asyncio.get_running_loop()
+        handlers: dict[signal.Signals, Callable[[], None]] = {
+            signal.SIGTERM: lambda: self.judge_sigterm("the supervisor"),
+            signal.SIGUSR2: lambda: self.ask_stop("time_limit"),
+            signal.SIGINT: self.cancel,
+        }
+        before = {number: signal.getsignal(number) for number in handlers}
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        try:
+            yield
+        finally:
+            for number, earlier in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, earlier)
+
+    def judge_sigterm(self, where: str) -> None:
+        """Somebody got a SIGTERM: Slurm requeues, preempts or cancels the job, or a user asks us to stop."""
+        if self._judging is None:
+            log.info("SIGTERM at %s", where)
+            self._judging = asyncio.create_task(self._ask_why_terminated())
+
+    def ask_stop(self, reason: str) -> None:
+        is_new = self.stop is None
+        if is_new:
+            self.stop, self.stop_s = reason, time.monotonic()
+        self._told(reason if is_new else None)
+
+    def cancel(self) -> None:
+        is_new, self.cancelled = not self.cancelled, True
+        self._told("cancel" if is_new else None)
+
+    async def _ask_why_terminated(self) -> None:
+        why = await asyncio.to_thread(self._why_terminated)
+        if why == "cancel":
+            self.cancel()
+        else:
+            self.ask_stop(why)
