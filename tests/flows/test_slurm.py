@@ -5,31 +5,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from main_job import ARGS, SCRIPT, Watch
+from slurm_kit import HOLDFAST, ends_as, scheduler_view, submit, write_job
 
 from launcher.history.recovery import recoveries
 
 pytestmark = pytest.mark.slurm
 
-HOLDFAST = [sys.executable, "-m", "launcher"]
 TEMPLATE = Path(__file__).resolve().parents[2] / "sbatch_templates" / "train.sbatch"
 
 
 @pytest.fixture
 def job_file(slurm_cluster: Any, request: pytest.FixtureRequest) -> Path:
     """The main job as a user has it: a folder of their own on the shared file system, with a job file in it."""
-    folder = slurm_cluster.home / request.node.name[:40]
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     job = {
         "name": "flow",
         "script": str(SCRIPT),
@@ -43,33 +38,11 @@ def job_file(slurm_cluster: Any, request: pytest.FixtureRequest) -> Path:
             "shared": {"path": "checkpoints", "every_steps": 1000},
         },
     }
-    (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    subprocess.run(["chown", "-R", slurm_cluster.user, folder], check=True)
-    return folder / "job.yaml"
-
-
-def submit(cluster: Any, job_file: Path) -> tuple[str, Watch]:
-    """`holdfast submit job.yaml --json` as the ordinary user."""
-    done = cluster.run_as_user([*HOLDFAST, "submit", "job.yaml", "--json"], cwd=job_file.parent, timeout_s=60)
-    facts = json.loads(done.stdout)
-    return str(facts["job_id"]), Watch(Path(facts["folder"]), lambda: scheduler_view(cluster))
-
-
-def scheduler_view(cluster: Any) -> str:
-    return cluster.run_as_user(["squeue", "--states=all"], timeout_s=20).stdout
+    return write_job(slurm_cluster, slurm_cluster.home / request.node.name[:40], job)
 
 
 def in_mid_training(watch: Watch, step: int = 20) -> None:
     watch.wait_for("commit", 120, tier="memory", step=lambda committed: committed >= step)
-
-
-def job_state(cluster: Any, job_id: str) -> str:
-    shown = cluster.run_as_user(["squeue", "-h", "--states=all", "-o", "%T", "-j", job_id], timeout_s=20).stdout
-    return shown.split()[0] if shown.split() else "GONE"
-
-
-def ends_as(cluster: Any, job_id: str, state: str) -> Callable[[], str | None]:
-    return lambda: state if job_state(cluster, job_id) == state else None
 
 
 def test_a_node_whose_link_goes_down_is_replaced_within_seconds(

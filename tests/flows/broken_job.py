@@ -1,0 +1,150 @@
+"""A job on a real Slurm that trains until it is told to end, to be broken in every way; and how it came back."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from main_job import Event
+from slurm_kit import submit, write_job
+
+from launcher.history.recovery import Recovery, recoveries
+
+SCRIPT = Path(__file__).with_name("steady.py")
+EVERY = 10  # steps between two saves in memory
+HANG_S = 6.0
+RECOVERY_S = 90.0  # longer than any recovery takes on a machine that does much else
+
+Digests = Mapping[int, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comeback:
+    """What followed a fault: the fault as recorded, and the way back."""
+
+    fault: Event
+    recovery: Recovery
+
+    @property
+    def lost_steps(self) -> int:
+        return self.recovery.step_lost - (self.recovery.step_resumed or 0)
+
+
+class BrokenJob:
+    """A running job.
+
+    Args:
+        cluster: where it runs.
+        folder: the user's own, on a file system that the nodes share; made anew.
+        changes: of the job file: 2 nodes, 2 workers on each, 1 spare, partner copies every 10 steps.
+        flags: further flags of `holdfast submit`.
+    """
+
+    def __init__(self, cluster: Any, folder: Path, *flags: str, **changes: Any) -> None:
+        checkpoint = {
+            "namespace": folder.name,
+            "ram": {"every_steps": EVERY, "keep": 2},
+            "peers": {"scheme": "partner"},
+            "shared": {"path": "checkpoints", "every_steps": 50, "keep": 2},
+        }
+        job = {
+            "name": folder.name,
+            "script": str(SCRIPT),
+            "nodes": 2,
+            "spares": 1,
+            "workers_per_node": 2,
+            "restart": {"hang_timeout_s": HANG_S},
+            "checkpoint": checkpoint,
+        } | changes
+        self.cluster = cluster
+        self.workers_per_node = job["workers_per_node"]
+        self.submitted_at = time.time()
+        self.job_id, self.watch = submit(cluster, write_job(cluster, folder, job), *flags)
+
+    @property
+    def attempt(self) -> Event:
+        """The newest attempt's start."""
+        return self.watch.events("attempt_start")[-1]
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.watch.events("job_end"))
+
+    def settle(self) -> int:
+        """Waits until the newest attempt trains and has committed a step of its own; returns that step."""
+        return self.watch.until(self._committed, RECOVERY_S, "commit of the newest attempt")
+
+    def recover(self, break_it: Callable[[], object]) -> Comeback:
+        """Breaks the job and waits until it trains again."""
+        before = len(self.watch.events())
+        broken_at = time.time()
+        break_it()
+        self.watch.until(lambda: self._again(before), RECOVERY_S, "step after the fault")
+        events = self.watch.events()[before:]
+        fault = next(event for event in events if event["event"] == "fault")
+        (recovery, *_) = recoveries(events, {fault["node"] or "": broken_at})
+        return Comeback(fault=fault, recovery=recovery)
+
+    def node_of(self, rank: int) -> str:
+        return self.attempt["nodes"][rank // self.workers_per_node]
+
+    def pid_of(self, rank: int, what: str = "pid") -> str:
+        """Pid of a rank of the newest attempt, or of its runner, in the pid namespace of its node."""
+        log = self.watch.job_dir / "log" / f"attempt-{self.attempt['attempt']}" / f"rank-{rank}.log"
+        found = re.search(rf"\b{what} (\d+)", log.read_text())
+        assert found, self.watch.story()
+        return found[1]
+
+    def signal(self, name: str, *ranks: int) -> None:
+        """Signals ranks of one node at once."""
+        pids = [self.pid_of(rank) for rank in ranks]
+        self.cluster.run_on_node(self.node_of(ranks[0]), ["kill", f"-{name}", *pids])
+
+    def tell(self, order: str) -> None:
+        """Puts an order for the script into the job's folder."""
+        (self.watch.job_dir / order).touch()
+
+    def finish(self, reference: Digests) -> None:
+        """Has the job end, and checks that it ended well and with the weights of a run that nothing interrupts."""
+        self.tell("finish")
+        self.watch.wait_for("job_end", RECOVERY_S)
+        assert self.watch.events("job_end")[-1]["outcome"] == "done", self.watch.story()
+        assert json.loads((self.watch.job_dir / "result.json").read_text())["exit_code"] == 0
+        self.check_digests(reference)
+
+    def digests(self) -> dict[int, str]:
+        """Step -> digest of the weights, as far as the newest attempt has come."""
+        log = self.watch.job_dir / "log" / f"attempt-{self.attempt['attempt']}" / "rank-0.log"
+        found = re.findall(r"^step (\d+) digest ([0-9a-f]{64})$", log.read_text(), re.MULTILINE)
+        return {int(step): digest for step, digest in found}
+
+    def trains_to(self, step: int) -> None:
+        """Waits until the newest attempt has come that far, saved or not."""
+        self.watch.until(lambda: max(self.digests(), default=0) >= step or None, RECOVERY_S, f"step {step}")
+
+    def check_digests(self, reference: Digests) -> None:
+        """Every digest that the newest attempt printed is that of a run that nothing interrupts."""
+        found = self.digests()
+        assert found, self.watch.story()
+        wrong = [step for step, digest in found.items() if reference[step] != digest]
+        assert not wrong, f"weights differ from the uninterrupted run's at steps {wrong[:5]}\n{self.watch.story()}"
+
+    def _committed(self) -> int | None:
+        events = self.watch.events()
+        starts = [index for index, event in enumerate(events) if event["event"] == "attempt_start"]
+        newest = events[starts[-1] :] if starts else []
+        first = next((e["step"] for e in newest if e["event"] == "first_step"), None)
+        if first is None:
+            return None
+        commits = (e["step"] for e in newest if e["event"] == "commit" and e["tier"] == "memory")
+        return next((step for step in commits if step > first), None)
+
+    def _again(self, before: int) -> bool | None:
+        events = self.watch.events()[before:]
+        faults = [index for index, event in enumerate(events) if event["event"] == "fault"]
+        return True if faults and any(e["event"] == "first_step" for e in events[faults[0] :]) else None

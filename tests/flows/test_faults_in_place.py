@@ -1,0 +1,96 @@
+"""Faults of processes, which leave the nodes as they are: one job on a real Slurm, broken again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broken_job import EVERY, HANG_S, BrokenJob, Comeback
+
+pytestmark = [pytest.mark.slurm, pytest.mark.faults]
+
+
+@pytest.fixture(scope="module")
+def submitted(fault_cluster: Any, small_share: Path) -> Iterator[Callable[[], BrokenJob]]:
+    """The module's job; another one where a test has ended it."""
+    jobs: list[BrokenJob] = []
+
+    def job() -> BrokenJob:
+        if not jobs or jobs[-1].is_over:
+            jobs.append(BrokenJob(fault_cluster, small_share / f"in-place-{len(jobs)}"))
+        return jobs[-1]
+
+    yield job
+
+
+@pytest.fixture
+def job(submitted: Callable[[], BrokenJob], steady_digests: dict[int, str]) -> Iterator[BrokenJob]:
+    """A job in mid-training. Whatever a test did to it, its weights are those of a run that nothing interrupts."""
+    job = submitted()
+    job.settle()
+    yield job
+    if not job.is_over:
+        job.settle()
+    job.check_digests(steady_digests)
+
+
+def check_in_place(job: BrokenJob, comeback: Comeback, kind: str) -> None:
+    """It came back on the lowest rung, from memory, with no more lost than the steps between two saves."""
+    story = job.watch.story()
+    assert comeback.fault["kind"] == kind, story
+    assert (comeback.recovery.rung, comeback.recovery.restored_from) == ("workers", "memory"), story
+    assert 0 <= comeback.lost_steps <= EVERY, story
+    assert not job.watch.events("node_out"), story
+
+
+def test_a_killed_worker(job: BrokenJob) -> None:
+    comeback = job.recover(lambda: job.signal("KILL", 3))
+    check_in_place(job, comeback, "process_exit")
+    assert comeback.fault["node"] == job.node_of(3) and comeback.fault["rank"] == 3
+    assert "was ended by SIGKILL" in comeback.fault["reason"]
+
+
+def test_a_worker_with_an_exception(job: BrokenJob) -> None:
+    comeback = job.recover(lambda: job.tell("raise-2"))
+    check_in_place(job, comeback, "user_error")
+    assert comeback.fault["node"] == job.node_of(2) and comeback.fault["rank"] == 2
+    assert "RuntimeError: told to fail at rank 2" in comeback.fault["traceback"]
+
+
+def test_all_workers_of_a_node(job: BrokenJob) -> None:
+    comeback = job.recover(lambda: job.signal("KILL", 2, 3))
+    check_in_place(job, comeback, "process_exit")
+    assert comeback.fault["node"] == job.node_of(2)
+
+
+def test_a_stopped_worker(job: BrokenJob) -> None:
+    comeback = job.recover(lambda: job.signal("STOP", 1))
+    check_in_place(job, comeback, "hang")
+    assert comeback.fault["rank"] == 1 and "stopped" in comeback.fault["reason"]
+    assert comeback.fault["detect"] >= HANG_S
+
+
+def test_a_collective_that_waits_for_one_rank(job: BrokenJob) -> None:
+    comeback = job.recover(lambda: job.tell("away-2"))
+    check_in_place(job, comeback, "hang")
+    assert comeback.fault["rank"] == 2 and "steady.py" in comeback.fault["reason"]
+    attempt = job.watch.job_dir / "log" / f"attempt-{comeback.fault['attempt']}"
+    assert "all_reduce" in (attempt / "rank-0.stack").read_text()
+
+
+def test_a_killed_checkpoint_agent(job: BrokenJob) -> None:
+    job.cluster.run_on_node(job.node_of(2), ["pkill", "-KILL", "-f", "ckpt.agent"])
+    told = job.watch.wait_for("problem", 30, attempt=job.attempt["attempt"])
+    assert "checkpoint agent lost" in told["what"]
+    last = job.watch.events("commit")[-1]["step"]
+    job.trains_to(last + 3 * EVERY)  # unsaved
+
+    comeback = job.recover(lambda: job.signal("KILL", 0))
+    assert (comeback.recovery.rung, comeback.recovery.restored_from) == ("workers", "memory"), job.watch.story()
+    assert comeback.recovery.step_resumed is not None and comeback.recovery.step_resumed >= last, job.watch.story()
+
+
+def test_the_job_ends_as_if_nothing_had_happened(job: BrokenJob, steady_digests: dict[int, str]) -> None:
+    job.finish(steady_digests)
