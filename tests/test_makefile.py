@@ -1,0 +1,88 @@
+"""Which torch `make` installs: the CUDA guard and the ways around it, with a real pip and tiny wheels for torch."""
+
+import os
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def wheel(folder: Path, name: str, version: str, requires: str = "") -> None:
+    """Write a wheel of one module, which only knows its version."""
+    info = f"{name.replace('-', '_')}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (
+        f"Requires-Dist: {requires}\n" if requires else ""
+    )
+    with zipfile.ZipFile(folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{name.replace('-', '_')}.py", f"__version__ = '{version}'\n")
+        file.writestr(f"{info}/METADATA", metadata)
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with the Makefile, a pin of torch 2.1, and an index where 2.1 needs CUDA packages and 2.2 does not."""
+    index = tmp_path / "index"
+    index.mkdir()
+    wheel(index, "torch", "2.1", requires="nvidia-cudart")
+    wheel(index, "torch", "2.2")
+    wheel(index, "nvidia-cudart", "1.0")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "constraints.txt").write_text("torch==2.1\nnumpy==1.26\n")
+    return tmp_path
+
+
+def make(checkout: Path, *settings: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    flags = f"PIP_FLAGS=--no-index --find-links {checkout / 'index'}"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "PIP_", "TORCH", "CUDA"))}
+    argv = ["make", "-C", str(checkout), flags, *settings, ".venv/.torch"]
+    return subprocess.run(argv, env=clean | environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def installed_torch(checkout: Path, **environment: str) -> str:
+    code = "import torch; print(torch.__version__)"
+    argv = [checkout / ".venv/bin/python", "-c", code]
+    return subprocess.run(
+        argv, env=os.environ | environment, capture_output=True, text=True, check=False
+    ).stdout.strip()
+
+
+no_driver = pytest.mark.skipif(
+    shutil.which("nvidia-smi") is not None, reason="the guard is for machines without an NVIDIA driver"
+)
+
+
+@no_driver
+def test_a_cuda_build_is_refused_before_anything_is_fetched_and_accepted_on_request(checkout: Path) -> None:
+    refused = make(checkout)
+    assert refused.returncode == 2
+    assert "CUDA build of torch==2.1" in refused.stdout and "CUDA=1" in refused.stdout
+    assert installed_torch(checkout) == ""
+    accepted = make(checkout, "CUDA=1")
+    assert accepted.returncode == 0, accepted.stderr
+    assert installed_torch(checkout) == "2.1"
+
+
+def test_another_version_of_torch_replaces_the_pinned_one_in_the_constraints(checkout: Path) -> None:
+    done = make(checkout, "TORCH=torch==2.2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert installed_torch(checkout) == "2.2"
+    assert (checkout / ".venv/constraints.txt").read_text().split() == ["numpy==1.26", "torch==2.2"]
+
+
+def test_the_sites_torch_is_used_and_nothing_is_fetched(checkout: Path) -> None:
+    site = checkout / "site"
+    site.mkdir()
+    (site / "torch.py").write_text("__version__ = '2.5.site'\n")
+    done = make(checkout, "SITE_TORCH=1", PYTHONPATH=str(site))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "using the site torch 2.5.site" in done.stdout
+    assert "torch" not in (checkout / ".venv/constraints.txt").read_text()
+    assert not list((checkout / ".venv").glob("lib/python3*/site-packages/torch*"))
