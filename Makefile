@@ -25,6 +25,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
 PIP = $(BIN)/python -m pip --disable-pip-version-check install -qq $(PIP_FLAGS)
+# Most tests wait for processes to start, to die, to be noticed: three at a time serve two cores well.
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 CONSTRAINTS = -c $(VENV)/constraints.txt
 
 demo: $(VENV)/.installed
@@ -32,11 +34,11 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@tests/install_slurm.sh
-	@$(BIN)/python -m pytest -m 'not faults' $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'not faults' $(PYTEST_FLAGS)
 
 test-faults: $(VENV)/.installed-dev
 	@tests/install_slurm.sh
-	@$(BIN)/python -m pytest -m faults $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m faults $(PYTEST_FLAGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .

@@ -6,12 +6,18 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from slurm.testbed import TestbedError, TestCluster
 
 NODES = 4
 _PREFIX = "pytest-"
-_skipped = pytest.StashKey[str]()
+_NO_SLURM = "no real Slurm: "
+
+
+# A machine that is shared by several suites is slow at times: no failure for that.
+settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("holdfast")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -21,23 +27,27 @@ def _log_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.hookimpl(trylast=True)  # after -m has chosen: what is counted as skipped was asked for
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs a real Slurm where there can be none."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a real Slurm where there can be none, else begin with it: it waits while others compute."""
     needing = [item for item in items if item.get_closest_marker("slurm")]
     if not needing:
         return
+    files = {item.path for item in needing}
+    items.sort(key=lambda item: item.path not in files)
     try:
         TestCluster.check()
     except TestbedError as error:
-        config.stash[_skipped] = f"{len(needing)} TESTS ON A REAL SLURM SKIPPED: {error}"
         for item in needing:
-            item.add_marker(pytest.mark.skip(reason="no real Slurm here, see the end of the summary"))
+            item.add_marker(pytest.mark.skip(reason=f"{_NO_SLURM}{error}"))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say loudly what was not tested."""
-    if _skipped in config.stash:
-        terminalreporter.write_line(config.stash[_skipped], red=True, bold=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say loudly what was not tested, counted from the reports: those of all pytest-xdist workers meet here."""
+    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    without = [reason for reason in reasons if _NO_SLURM in reason]
+    if without:
+        why = without[0].partition(_NO_SLURM)[2].rstrip("')")
+        terminalreporter.write_line(f"{len(without)} TESTS ON A REAL SLURM SKIPPED: {why}", red=True, bold=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

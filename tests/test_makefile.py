@@ -26,8 +26,17 @@ def wheel(folder: Path, name: str, version: str, requires: str = "") -> None:
         file.writestr(f"{info}/RECORD", "")
 
 
+@pytest.fixture(scope="module")
+def fresh_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A venv as `make` makes it, with pip alone: made once, for that takes seconds."""
+    folder = tmp_path_factory.mktemp("fresh")
+    shutil.copy(ROOT / "Makefile", folder)
+    subprocess.run(["make", "-C", str(folder), ".venv/.created"], capture_output=True, timeout=120, check=True)
+    return folder / ".venv"
+
+
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path: Path, fresh_venv: Path) -> Path:
     """A folder with the Makefile, a pin of torch 2.1, and an index where 2.1 needs CUDA packages and 2.2 does not."""
     index = tmp_path / "index"
     index.mkdir()
@@ -35,6 +44,7 @@ def checkout(tmp_path: Path) -> Path:
     wheel(index, "torch", "2.2")
     wheel(index, "nvidia-cudart", "1.0")
     shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copytree(fresh_venv, tmp_path / ".venv", symlinks=True)
     (tmp_path / "constraints.txt").write_text("torch==2.1\nnumpy==1.26\n")
     return tmp_path
 
