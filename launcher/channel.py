@@ -4,6 +4,8 @@ Handshake: each side sends a 16-byte nonce; the key of the connection is HMAC(jo
 each connection. A frame is a 4-byte big-endian length, a 32-byte HMAC-SHA256 over (direction, sequence number, payload)
 and the payload, a JSON object. The sequence number is not sent: a frame that is replayed, reordered, reflected or
 altered fails its HMAC, and the connection closes. Nothing of a frame is read before its HMAC has been checked.
+
+Whoever has not proved the secret is held to little: HELLO_BYTES, HANDSHAKE_TIMEOUT_S, and a number of connections.
 """
 
 from __future__ import annotations
@@ -16,17 +18,23 @@ import json
 import logging
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from launcher.errors import LauncherError
+from launcher.half_open import HalfOpen
 
 MAX_PAYLOAD_BYTES = 1 << 20
+HELLO_BYTES = 1 << 15  # the first frame from either side, before it has proved anything
 HANDSHAKE_TIMEOUT_S = 5.0
+MAX_HALF_OPEN = 256
 
 _NONCE_BYTES = 16
 _MAC_BYTES = 32
 _CLIENT, _SERVER = b"c", b"s"
+_BACKLOG = 4096  # all runners of a large job connect at once; the kernel caps it at net.core.somaxconn
+_REFUSALS_LOGGED_EVERY_S = 10.0  # anybody can cause one: they must not fill the log
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +66,9 @@ class Channel:
         """
         try:
             length = int.from_bytes(await self._reader.readexactly(4), "big")
-            if length > MAX_PAYLOAD_BYTES:
-                raise ChannelError(f"{self.peer_host}: frame of {length} bytes, expected {MAX_PAYLOAD_BYTES} at most")
+            limit = MAX_PAYLOAD_BYTES if self._received else HELLO_BYTES
+            if length > limit:
+                raise ChannelError(f"{self.peer_host}: frame of {length} bytes, expected {limit} at most")
             mac = await self._reader.readexactly(_MAC_BYTES)
             payload = await self._reader.readexactly(length)
             if not hmac.compare_digest(mac, self._mac(self._receives, self._received, payload)):
@@ -74,20 +83,21 @@ class Channel:
         except (OSError, EOFError) as error:
             self.abort()
             raise ChannelError(f"{self.peer_host}: connection closed ({error or type(error).__name__})") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             self.abort()
-            raise ChannelError(f"{self.peer_host}: frame is not JSON") from None
+            raise ChannelError(f"{self.peer_host}: frame is not JSON that we read") from None
         return message
 
     def send(self, message: Message) -> None:
         """Queues a message for sending; never blocks. A peer that has gone shows in `receive`.
 
         Raises:
-            ValueError: the message is larger than MAX_PAYLOAD_BYTES as JSON.
+            ValueError: the message is larger than MAX_PAYLOAD_BYTES as JSON; the first one: than HELLO_BYTES.
         """
-        payload = json.dumps(message).encode()
-        if len(payload) > MAX_PAYLOAD_BYTES:
-            raise ValueError(f"message of {len(payload)} bytes, expected {MAX_PAYLOAD_BYTES} at most")
+        payload = json.dumps(message, separators=(",", ":")).encode()
+        limit = MAX_PAYLOAD_BYTES if self._sent else HELLO_BYTES
+        if len(payload) > limit:
+            raise ValueError(f"message of {len(payload)} bytes, expected {limit} at most")
         if self._writer.is_closing():
             return
         mac = self._mac(self._sends, self._sent, payload)
@@ -148,7 +158,11 @@ async def _connect(host: str, port: int, secret: bytes, hello: Message) -> tuple
 
 
 async def serve(
-    host: str, secret: bytes, accept: Callable[[Channel, Message], Awaitable[None]], port: int = 0
+    host: str,
+    secret: bytes,
+    accept: Callable[[Channel, Message], Awaitable[None]],
+    port: int = 0,
+    max_half_open: int = MAX_HALF_OPEN,
 ) -> asyncio.Server:
     """Listens for clients.
 
@@ -158,22 +172,45 @@ async def serve(
         accept: called with the channel and the first message of each client that proved the secret within
             HANDSHAKE_TIMEOUT_S; the connection ends when it returns. It must answer the first message.
         port: 0 lets the system choose.
+        max_half_open: connections that have not proved the secret; of more, the oldest are dropped.
     """
+    half_open = HalfOpen(max_half_open)
+    refusals = _Refusals()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = (writer.get_extra_info("peername") or ("unknown",))[0]
+        number = half_open.add(peer, writer.transport.abort)
         try:
             channel, hello = await asyncio.wait_for(_greet(reader, writer, secret), HANDSHAKE_TIMEOUT_S)
         except (ChannelError, OSError, EOFError, asyncio.TimeoutError) as error:
-            peer = (writer.get_extra_info("peername") or ("unknown",))[0]
-            log.warning("connection from %s refused: %s", peer, error or type(error).__name__)
+            refusals.note(peer, str(error) or type(error).__name__)
             writer.transport.abort()
             return
+        finally:
+            half_open.remove(peer, number)
         try:
             await accept(channel, hello)
         finally:
             await channel.close()
 
-    return await asyncio.start_server(handle, host, port)
+    return await asyncio.start_server(handle, host, port, limit=HELLO_BYTES, backlog=_BACKLOG)
+
+
+class _Refusals:
+    """Logs refused connections: the first at once, those that follow soon with the next line."""
+
+    def __init__(self) -> None:
+        self._logged_s: float | None = None
+        self._unsaid = 0
+
+    def note(self, peer: str, reason: str) -> None:
+        now_s = time.monotonic()
+        if self._logged_s is not None and now_s - self._logged_s < _REFUSALS_LOGGED_EVERY_S:
+            self._unsaid += 1
+            return
+        others = f" ({self._unsaid} others since the last of these lines)" if self._unsaid else ""
+        log.warning("connection from %s refused: %s%s", peer, reason, others)
+        self._logged_s, self._unsaid = now_s, 0
 
 
 async def _greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> tuple[Channel, Message]:

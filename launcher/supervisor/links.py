@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from launcher.channel import Channel, ChannelError, Message, serve
+from launcher.channel import MAX_HALF_OPEN, Channel, ChannelError, Message, serve
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,8 @@ class Links:
 
     async def open(self, host: str) -> int:
         """Starts listening; returns the port."""
-        self._server = await serve(host, self._secret, self._accept)
+        at_once = len(self._nodes) + MAX_HALF_OPEN  # on the local cluster all runners come from one address
+        self._server = await serve(host, self._secret, self._accept, max_half_open=at_once)
         self._watching = asyncio.create_task(self._watch_silence())
         return self._server.sockets[0].getsockname()[1]
 
@@ -103,7 +104,7 @@ class Links:
 
     async def _accept(self, channel: Channel, hello: Message) -> None:
         node = hello.get("node")
-        if hello.get("op") != "hello" or node not in self._nodes:
+        if hello.get("op") != "hello" or not isinstance(node, str) or node not in self._nodes:
             log.warning("connection from %s refused: it speaks for node %r", channel.peer_host, node)
             return
         if node in self._dismissed:

@@ -166,7 +166,7 @@ def test_wrong_frame_closes_the_connection(wrong: str) -> None:
             writer.write(nonce)
             key = _key(nonce, await reader.readexactly(16))
             writer.write(_frame(key, b"c", 0, {"op": "hello"}))
-            await reader.readexactly(36 + len(json.dumps({"welcome": {"op": "hello"}})))
+            await reader.readexactly(36 + len(b'{"welcome":{"op":"hello"}}'))
             good = _frame(key, b"c", 1, {"a": 1})
             frames = {
                 "replayed": _frame(key, b"c", 0, {"op": "hello"}),
@@ -205,6 +205,8 @@ def test_garbage_is_never_accepted(garbage: bytes) -> None:
 def test_message_too_large_to_send_is_refused_here() -> None:
     async def scenario() -> None:
         async with Server() as server:
+            with pytest.raises(ValueError, match="expected 32768 at most"):
+                await connect("127.0.0.1", server.port, SECRET, {"text": "x" * channel.HELLO_BYTES})
             client, _ = await connect("127.0.0.1", server.port, SECRET, {})
             with pytest.raises(ValueError, match="expected 1048576 at most"):
                 client.send({"text": "x" * channel.MAX_PAYLOAD_BYTES})
