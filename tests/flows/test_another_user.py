@@ -1,0 +1,162 @@
+"""Another user on a job's node can neither talk to what runs there nor read what it keeps. Two accounts, a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from main_job import Watch
+
+pytestmark = pytest.mark.slurm
+
+STRANGER = "games"
+JOB = """
+import sys
+from pathlib import Path
+import torch
+from ckpt import Checkpointer
+state = {"weights": torch.zeros(1000)}
+with Checkpointer.from_env() as ckpt:
+    step = ckpt.load(state)
+    while not Path(sys.argv[1]).exists():
+        step += 1
+        ckpt.save(step, state)
+        if ckpt.stop_requested():
+            break
+"""
+# Run inside a node, by the system's own Python: prints what it could do to each of the things given.
+PROBE = """
+import hmac, json, os, socket, stat, sys
+wanted = json.load(sys.stdin)
+done = {}
+def attempt(name, what):
+    try:
+        done[name] = what()
+    except OSError as error:
+        done[name] = type(error).__name__
+def touch(path):
+    found = os.stat(path)
+    if stat.S_ISSOCK(found.st_mode):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
+            end.connect(path)
+        return "connected"
+    if stat.S_ISDIR(found.st_mode):
+        os.listdir(path)
+        return "listed"
+    open(path, "rb").close()
+    return "opened"
+for path in wanted["paths"]:
+    attempt(path, lambda: touch(path))
+for pid in wanted["pids"]:
+    attempt("environment of %d" % pid, lambda: open("/proc/%d/environ" % pid, "rb").read() and "read")
+    attempt("memory of %d" % pid, lambda: open("/proc/%d/mem" % pid, "rb").close() or "opened")
+    attempt("signal to %d" % pid, lambda: os.kill(pid, 0) or "sent")
+def greet(secret):
+    with socket.create_connection(tuple(wanted["supervisor"]), 10) as end:
+        nonce = bytes(16)
+        theirs = b""
+        while len(theirs) < 16:
+            theirs += end.recv(16 - len(theirs))
+        key = hmac.digest(secret, b"holdfast channel 1" + nonce + theirs, "sha256")
+        hello = json.dumps({"op": "hello", "node": wanted["node"], "pid": 1, "warm": True, "port": 1,
+                            "problem": None}).encode()
+        mac = hmac.digest(key, b"c" + bytes(8) + hello, "sha256")
+        end.sendall(nonce + len(hello).to_bytes(4, "big") + mac + hello)
+        return "answered" if end.recv(1) else "closed"
+def secret():
+    try:
+        return bytes.fromhex(open(wanted["secret"]).read())
+    except OSError:
+        return bytes(32)
+if wanted["greet"]:
+    attempt("supervisor", lambda: greet(secret()))
+seen = []
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        seen.append(open("/proc/%s/cmdline" % pid).read())
+    except OSError:
+        pass
+done["secret in a command line"] = any(wanted["secret_text"] in line for line in seen)
+print(json.dumps(done))
+"""
+
+
+@pytest.fixture
+def job(slurm_cluster: Any) -> Any:
+    """A job on two nodes that has committed a step and saves on until the test ends it."""
+    folder = slurm_cluster.home / "another-user"
+    folder.mkdir(parents=True, exist_ok=True)
+    end = folder / "end"
+    (folder / "train.py").write_text(JOB)
+    mapping = {
+        "name": "guarded",
+        "script": "train.py",
+        "args": [str(end)],
+        "nodes": 2,
+        "checkpoint": {
+            "namespace": "guarded",
+            "ram": {"every_steps": 1, "keep": 2},
+            "peers": {"scheme": "partner"},
+            "shared": {"path": "checkpoints", "every_steps": 100},
+        },
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(mapping))
+    subprocess.run(["chown", "-R", slurm_cluster.user, folder], check=True)
+    submit = [sys.executable, "-m", "launcher", "submit", "job.yaml", "--json"]
+    facts = json.loads(slurm_cluster.run_as_user(submit, cwd=folder).stdout)
+    watch = Watch(Path(facts["folder"]))
+    watch.wait_for("commit", 120, tier="memory")
+    yield watch
+    end.touch()
+    watch.until(lambda: (watch.job_dir / "result.json").exists() or None, 60, "end of the job")
+
+
+def probe(cluster: Any, node: str, user: str, wanted: dict[str, Any]) -> dict[str, str]:
+    become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--inh-caps=-all"]
+    if user == "nobody":
+        become[2] = "--regid=nogroup"
+    script = f"echo {json.dumps(json.dumps(wanted))} | {' '.join(become)} /usr/bin/python3 -c \"$0\""
+    return json.loads(cluster.run_on_node(node, ["sh", "-c", script, PROBE]).stdout)
+
+
+def test_another_user_on_the_node_is_shut_out_of_the_job(slurm_cluster: Any, job: Watch) -> None:
+    supervisor = json.loads((job.job_dir / "supervisor.json").read_text())
+    secret = (job.job_dir / "secret").read_text()
+    node = job.events("attempt_start")[0]["nodes"][1]  # not the batch host: its runner and its agent
+    memory = slurm_cluster.run_on_node(node, ["find", "/dev/shm", "-mindepth", "1", "-path", "*holdfast*"]).stdout.split()
+    kept = {Path(path).suffix for path in memory}
+    assert {".sock", ".data", ".json"} <= kept, memory
+    listing = slurm_cluster.run_on_node(node, ["pgrep", "-u", slurm_cluster.user, "-f", "launcher.runner|ckpt.agent"])
+    pids = [int(pid) for pid in listing.stdout.split()]
+    assert len(pids) >= 2
+    folders = [job.job_dir, job.job_dir / "log", job.job_dir.parent.parent / "checkpoints" / "guarded"]
+    files = [job.job_dir / name for name in ("secret", "events.jsonl", "job.json", "log/supervisor.log")]
+    steady = [path for path in memory if not path.endswith(".json")]  # records come and go with every save
+    wanted = {
+        "paths": [*map(str, folders), *map(str, files), *steady],
+        "pids": pids,
+        "supervisor": [supervisor["host"], supervisor["port"]],
+        "secret": str(job.job_dir / "secret"),
+        "secret_text": secret,
+        "node": "n9",  # no node of the job: whoever is let in does no harm
+        "greet": True,
+    }
+    could = probe(slurm_cluster, node, STRANGER, wanted)
+    refused = ("PermissionError",)
+    assert could.pop("secret in a command line") is False
+    assert could.pop("supervisor") in ("closed", "ConnectionResetError")
+    assert {what: how for what, how in could.items() if how not in refused} == {}
+    # The same probe has teeth: the job's own user can do all of it.
+    own = probe(slurm_cluster, node, slurm_cluster.user, wanted | {"greet": False})
+    assert {own[path] for path in wanted["paths"] if path.endswith("secret")} == {"opened"}
+    assert {own[path] for path in steady if path.endswith(".sock")} == {"connected"}
+    assert own[f"signal to {pids[0]}"] == "sent"
+    # Nothing of this disturbed the job.
+    assert not job.events("fault") and not job.events("node_out")
+    assert os.stat(job.job_dir / "secret").st_mode & 0o777 == 0o600
