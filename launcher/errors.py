@@ -9,6 +9,13 @@ class LauncherError(Exception):
     exit_code = 1
 
 
+class JobFailed(LauncherError):
+    """The supervised job ended without finishing; the message names the outcome, the step and the cause.
+
+    Raised inside the job; job.result() raises submitit's FailedJobError, which carries this message.
+    """
+
+
 class UsageError(LauncherError):
     """A request that cannot be served as written (job file, option, folder). Raised before anything is submitted.
 

@@ -9,6 +9,7 @@ job.result()
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,10 @@ from submitit.core.core import Executor as BaseExecutor
 from submitit.core.core import Job
 from submitit.core.utils import DelayedSubmission, JobPaths
 
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
 from launcher.registry import KnownJob, remember
+from launcher.submission.inside import run_here, settle
 from launcher.submission.local import SupervisedLocalExecutor
 from launcher.submission.slurm import SupervisedSlurmExecutor
 
@@ -39,16 +41,12 @@ _JOB_PARAMETERS = {
 }
 
 
-class JobFailed(LauncherError):
-    """The supervised job ended without finishing; the message names the outcome, the step and the cause.
-
-    Raised inside the job; job.result() raises submitit's FailedJobError, which carries this message.
-    """
-
-
 @dataclasses.dataclass(frozen=True, init=False)
 class Torchrun:
     """A training script to run on every node under torch elastic, as torchrun would.
+
+    `Executor.submit` takes one. Called instead, inside a job that any other executor submitted or on a laptop, it runs
+    there and returns the outcome: see `launcher.submission.inside`.
 
     Args:
         script: path of the script; relative to the working directory at submission.
@@ -65,12 +63,34 @@ class Torchrun:
         object.__setattr__(self, "args", args)
         object.__setattr__(self, "options", options)
 
+    def mapping(self, *args: str) -> dict[str, Any]:
+        """The keys of the job file that this stands for, with further arguments of the script."""
+        return {**self.options, "script": self.script, "args": [*self.args, *args]}
+
+    def __call__(self, *args: str) -> dict[str, Any]:
+        """Runs the script where this process runs: in the Slurm job that we are in, or on the local cluster.
+
+        Returns:
+            The outcome as plain data: name, step, exit_code, reason, seconds.
+
+        Raises:
+            JobFailed: it ended without finishing.
+            UsageError: it cannot run as written.
+            SystemExit: it stopped, to go on when the job that we are in has been requeued.
+        """
+        return run_here(self.mapping(*args), f"Torchrun({self.script!r})")
+
+    def checkpoint(self, *args: str) -> DelayedSubmission:
+        """What submitit is to run after a requeue: the same, which goes on from what is in its folder."""
+        return DelayedSubmission(self, *args)
+
 
 class Executor(submitit.AutoExecutor):
     """A submitit executor for supervised training jobs.
 
     Takes what submitit's AutoExecutor takes, and update_parameters() also `spares` (nodes kept warm to replace lost
-    ones) and `workers_per_node`. batch() submits one Slurm job per submission, not an array: each has its own nodes.
+    ones) and `workers_per_node`. Submissions of a batch() that ask Slurm for the same become one job array, in which
+    each has its own nodes, folder and supervisor.
 
     Args:
         folder: where each job keeps all its files; %j stands for the job's id and is added if it is missing. On Slurm
@@ -109,16 +129,21 @@ class Executor(submitit.AutoExecutor):
         given = self._executor.parameters
         jobs = []
         try:
+            requests = []
             for spec in specs:
                 self._executor.parameters = given
                 self._executor.use(spec)
                 self._check(spec)
-            for spec in specs:
+                requests.append(self._executor.request())
+            for _, numbered in itertools.groupby(enumerate(specs), key=lambda each: requests[each[0]]):
+                alike = [spec for _, spec in numbered]
                 self._executor.parameters = given
-                self._executor.use(spec)
-                supervised = DelayedSubmission(Supervised(spec.to_mapping(), self.cluster))
-                jobs += self._executor._internal_process_submissions([supervised])
-                _remember(jobs[-1], spec, self.cluster)
+                self._executor.use(alike[0])
+                supervised = [DelayedSubmission(Supervised(spec.to_mapping(), self.cluster)) for spec in alike]
+                submitted = self._executor._internal_process_submissions(supervised)
+                for job, spec in zip(submitted, alike, strict=True):
+                    _remember(job, spec, self.cluster)
+                jobs += submitted
         finally:
             self._executor.parameters = given
         return jobs
@@ -133,7 +158,7 @@ class Executor(submitit.AutoExecutor):
                 f"submit: got {got}, expected Torchrun(script, *args) or a JobSpec; "
                 "submitit.AutoExecutor runs plain functions"
             )
-        mapping = {**self._job_parameters, **job.options, "script": job.script, "args": [*job.args, *delayed.args]}
+        mapping = self._job_parameters | job.mapping(*delayed.args)
         return JobSpec.from_mapping(mapping, Path.cwd(), f"Torchrun({job.script!r})")
 
     def _check(self, spec: JobSpec) -> None:
@@ -166,13 +191,11 @@ class Supervised:
 
         job_dir = submitit.JobEnvironment().paths.folder
         outcome = supervise(JobSpec.from_mapping(self.job, job_dir), job_dir, self.cluster)
-        if outcome.name == "stopped":
-            raise SystemExit(0)
-        if outcome.exit_code:
-            at_step = "" if outcome.step is None else f" at step {outcome.step}"
-            because = f": {outcome.reason}" if outcome.reason else ""
-            raise JobFailed(f"job {self.job['name']}: {outcome.name}{at_step}{because}")
-        return dataclasses.asdict(outcome)
+        return settle(self.job["name"], dataclasses.asdict(outcome))
+
+    def checkpoint(self) -> DelayedSubmission:
+        """What submitit is to run after a requeue that comes before the supervisor has taken the signals: the same."""
+        return DelayedSubmission(self)
 
 
 def sbatch_script(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> tuple[str, list[str]]:

@@ -82,10 +82,10 @@ def last_words(job: KnownJob) -> str:
 def _in_queue(job: KnownJob, status: Status) -> Status:
     from slurm import Slurm, SlurmError
 
-    if not job.job_id.isdigit():
+    if not job.job_id.replace("_", "", 1).isdigit():
         return status
     try:
-        queued = Slurm().job(int(job.job_id))
+        queued = Slurm().job(job.job_id)
     except SlurmError as error:
         return replace(status, reason=f"Slurm does not tell: {error}")
     if queued is not None and queued.state == "CANCELLED":

@@ -10,6 +10,8 @@ from slurm.errors import SlurmError
 from slurm.hostlist import compress
 from slurm.records import Job, Node, Partition
 
+JobId = int | str  # a task of a job array is "42_3": its own number may be the array's, which names all its tasks
+
 
 class Slurm:
     """One cluster, reached through Slurm's own commands.
@@ -26,7 +28,7 @@ class Slurm:
         self._run = run
         self._env = env
 
-    def job(self, job_id: int) -> Job | None:
+    def job(self, job_id: JobId) -> Job | None:
         """A job, None if Slurm does not know it, or no longer: it forgets a job MinJobAge after its end."""
         try:
             text = self._scontrol("show", "job", "--oneliner", str(job_id))
@@ -49,15 +51,15 @@ class Slurm:
         text = self._scontrol("show", "partition", "--oneliner")
         return tuple(Partition.parse(line) for line in text.splitlines() if line)
 
-    def cancel(self, job_id: int) -> None:
+    def cancel(self, job_id: JobId) -> None:
         """End a job for good."""
         self._run(["scancel", str(job_id)], env=self._env)
 
-    def requeue(self, job_id: int) -> None:
+    def requeue(self, job_id: JobId) -> None:
         """End a job where it runs and queue it again under the same number."""
         self._scontrol("requeue", str(job_id))
 
-    def exclude(self, job_id: int, nodes: Iterable[str]) -> None:
+    def exclude(self, job_id: JobId, nodes: Iterable[str]) -> None:
         """Give a pending job none of these nodes, instead of those excluded before; kept through further requeues.
 
         Slurm refuses this for a running job ("Job is no longer pending execution"), and takes it as soon as the job is

@@ -32,6 +32,7 @@ class JobEnvironment:
 
     Attributes:
         job_id: number of the job.
+        reference: how scontrol and scancel are to call it: in an array its number may be the array's too.
         cluster: name of the cluster.
         partition: the partition in which the job runs.
         nodes: the nodes the job was given. Stale once a node was cut out of the job: ask `Slurm.job` for those left.
@@ -47,6 +48,7 @@ class JobEnvironment:
     restart_count: int
     node: str
     node_index: int
+    reference: str
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> JobEnvironment:
@@ -64,7 +66,14 @@ class JobEnvironment:
             restart_count=_number(env, "SLURM_RESTART_COUNT", 0),
             node=_text(env, "SLURMD_NODENAME"),
             node_index=_number(env, "SLURM_NODEID"),
+            reference=_reference(env),
         )
+
+
+def _reference(env: Mapping[str, str]) -> str:
+    if "SLURM_ARRAY_JOB_ID" not in env:
+        return str(_number(env, "SLURM_JOB_ID"))
+    return f"{_number(env, 'SLURM_ARRAY_JOB_ID')}_{_number(env, 'SLURM_ARRAY_TASK_ID')}"
 
 
 def _text(env: Mapping[str, str], name: str) -> str:

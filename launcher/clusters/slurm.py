@@ -18,6 +18,7 @@ from typing import TypeVar
 import ckpt.agent.launch as agent_launch
 from launcher.clusters.cluster import AgentsHandle
 from launcher.clusters.spawned import Spawned
+from launcher.containers import of_the_steps
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
 from launcher.runner.memory import memory_dir
@@ -50,6 +51,8 @@ class SlurmCluster:
                 f"(nodes: {spec.nodes} + spares: {spec.spares}); submit it with --nodes={wanted}"
             )
         self._job_id = job.job_id
+        self._reference = job.reference
+        self._in_container = of_the_steps(spec.slurm, job_dir)
         self._wanted = wanted
         self._needed = spec.nodes
         self._job_dir = job_dir
@@ -74,7 +77,7 @@ class SlurmCluster:
     def requeue(self, exclude: Collection[str] = ()) -> None:
         excluded = self._with_those_excluded(exclude) if exclude else []
         try:
-            self._slurm.requeue(self._job_id)
+            self._slurm.requeue(self._reference)
         except SlurmError:
             if self.why_terminated() != "requeue":  # somebody else has just done it
                 raise
@@ -82,13 +85,13 @@ class SlurmCluster:
             # Not before: Slurm refuses it for a running job. Not too late: the job cannot start again before its old
             # nodes have completed, and that waits for us.
             try:
-                self._insist(lambda: self._slurm.exclude(self._job_id, excluded))
+                self._insist(lambda: self._slurm.exclude(self._reference, excluded))
             except SlurmError as error:  # the supervisor still knows which nodes are out, should it be given them
                 log.warning("job %s is requeued, but may be given %s again: %s", self._job_id, excluded, error)
 
     def why_terminated(self) -> str:
         try:
-            job = self._insist(lambda: self._slurm.job(self._job_id))
+            job = self._insist(lambda: self._slurm.job(self._reference))
         except SlurmError:
             return "preempted"
         if job is None or job.restarts > self.restart_count:
@@ -103,7 +106,7 @@ class SlurmCluster:
     def _with_those_excluded(self, nodes: Collection[str]) -> list[str]:
         """These nodes and those that the job's user has excluded; none where that cannot be done."""
         try:
-            job = self._insist(lambda: self._slurm.job(self._job_id))
+            job = self._insist(lambda: self._slurm.job(self._reference))
             partition = self._slurm.partition(job.partition) if job is not None else None
         except SlurmError as error:
             log.warning("nodes that are out of use are not excluded from job %s: %s", self._job_id, error)
@@ -136,5 +139,5 @@ class SlurmCluster:
         return [
             *("srun", f"--jobid={self._job_id}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
             *(f"--nodelist={','.join(nodes)}", "--no-kill", "--kill-on-bad-exit=0", "--overlap", "--export=ALL"),
-            *("--cpu-bind=none", "--wait=0", "--quiet", *options),
+            *("--cpu-bind=none", "--wait=0", "--quiet", *self._in_container, *options),
         ]

@@ -110,6 +110,8 @@ class Runner:
     async def run(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._on_sigterm)
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
+        # A job submitted without `--signal=B:` has the warning of its time limit sent to every process.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         self._preflight()
         warm = asyncio.create_task(self._workers.run())
         heard_s = time.monotonic()

@@ -50,6 +50,7 @@ def main() -> None:
     die_with_parent(int(os.environ["HOLDFAST_RUNNER_PID"]))
     for ending in ENDING_SIGNALS:
         signal.signal(ending, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # as in the runner; a script may set a handler of its own
     tasks, reports = os.dup(0), os.dup(1)
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)

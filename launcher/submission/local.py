@@ -53,6 +53,10 @@ class SupervisedLocalExecutor(LocalExecutor):
     def use(self, spec: JobSpec) -> None:
         """Takes over a job's options: the local cluster needs none, the supervisor reads the JobSpec."""
 
+    def request(self) -> str:
+        """What of the job a scheduler is asked: there is none."""
+        return ""
+
     def _internal_process_submissions(self, delayed_submissions: Sequence[DelayedSubmission]) -> list[LocalJob]:
         return [self._start(delayed) for delayed in delayed_submissions]
 

@@ -14,6 +14,7 @@ from typing import Any
 from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
 
+from launcher.containers import of_the_batch
 from launcher.errors import LauncherError, UsageError
 from launcher.jobfile import JobSpec, check_sbatch_option
 from slurm.command import CommandError, run
@@ -159,13 +160,23 @@ class SupervisedSlurmExecutor(SlurmExecutor):
                 "requeue": True,
                 "signal": "B:USR2@90",
                 **self.parameters.get("additional_parameters", {}),
-                **spec.slurm,
+                **of_the_batch(spec.slurm),
             }
         }
 
-    def script(self) -> str:
-        """The text that sbatch gets, for the job last given to use()."""
-        return str(self._make_submission_file_text(self._submitit_command_str, ""))
+    def script(self, count: int = 1) -> str:
+        """The text that sbatch gets, for the job last given to use(), or for an array of so many like it."""
+        given = self.parameters
+        if count > 1:
+            self.parameters = given | {"map_count": count}
+        try:
+            return str(self._make_submission_file_text(self._submitit_command_str, ""))
+        finally:
+            self.parameters = given
+
+    def request(self) -> str:
+        """What of the job Slurm is asked: jobs of a batch that are alike in this may be one array."""
+        return self.script()
 
     def partition(self) -> str | None:
         """The partition asked for; None for the site's default."""
@@ -180,42 +191,46 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         return 1  # what submitit runs is the supervisor, on the batch host alone
 
     def _internal_process_submissions(self, delayed_submissions: Sequence[DelayedSubmission]) -> list[SlurmJob]:
-        return [self._sbatch(delayed) for delayed in delayed_submissions]
-
-    def _sbatch(self, delayed: DelayedSubmission) -> SlurmJob:
+        """One sbatch: of a job, or of an array of jobs."""
         if shutil.which("sbatch") is None:
             raise UsageError("cluster slurm: no sbatch on PATH; submit from a login node, or use --cluster local")
         folder = JobPaths.get_first_id_independent_folder(self.folder)
-        drafts = folder / f".{uuid.uuid4().hex}.pkl", folder / f".{uuid.uuid4().hex}.sh"
+        draft = uuid.uuid4().hex
+        script = folder / f".{draft}.sh"
+        pickles = [folder / f".{draft}-{index}.pkl" for index in range(len(delayed_submissions))]
         self._throttle()
         self._last_job_submitted = time.time()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            delayed.set_timeout(self.parameters.get("time") or _NO_TIMEOUT_MIN, self.max_num_timeout)
-            delayed.dump(drafts[0])
-            drafts[1].write_text(self.script())
-            said = run(self.sbatch_command(drafts[1]), timeout_s=_SBATCH_TIMEOUT_S).stdout
-            return self._settle(self._get_job_id_from_submission_command(said), drafts)
+            for delayed, pickle in zip(delayed_submissions, pickles, strict=True):
+                delayed.set_timeout(self.parameters.get("time") or _NO_TIMEOUT_MIN, self.max_num_timeout)
+                delayed.dump(pickle)
+            script.write_text(self.script(len(pickles)))
+            said = run(self.sbatch_command(script), timeout_s=_SBATCH_TIMEOUT_S).stdout
+            return self._settle(self._get_job_id_from_submission_command(said), script, pickles)
         except CommandError as error:
             raise LauncherError(f"sbatch refused the job: {_refusal(error)}; nothing was submitted") from error
         finally:
-            for draft in drafts:
-                draft.unlink(missing_ok=True)
+            for left in (script, *pickles):
+                left.unlink(missing_ok=True)
 
-    def _settle(self, job_id: str, drafts: tuple[Path, Path]) -> SlurmJob:
-        """Moves the drafts into the job's folder, where the job waits for its pickle."""
-        job = self.job_class(folder=self.folder, job_id=job_id)
+    def _settle(self, submitted_id: str, script: Path, pickles: Sequence[Path]) -> list[SlurmJob]:
+        """Moves the drafts into the folders of the jobs, which wait there for their pickles."""
+        ids = [submitted_id] if len(pickles) == 1 else [f"{submitted_id}_{index}" for index in range(len(pickles))]
+        jobs = [self.job_class(folder=self.folder, job_id=job_id) for job_id in ids]
         try:
-            job.paths.move_temporary_file(drafts[1], "submission_file")
-            job.paths.folder.chmod(0o700)
-            job.paths.move_temporary_file(drafts[0], "submitted_pickle")
+            for job, pickle in zip(jobs, pickles, strict=True):
+                job.paths.folder.mkdir(parents=True, exist_ok=True)
+                job.paths.folder.chmod(0o700)
+                shutil.copyfile(script, job.paths.submission_file)
+                job.paths.move_temporary_file(pickle, "submitted_pickle")
         except OSError as error:
             with contextlib.suppress(CommandError):
-                run(["scancel", job_id])
+                run(["scancel", submitted_id])
             raise LauncherError(
-                f"{job.paths.folder}: cannot be written ({error}); job {job_id} was cancelled"
+                f"{jobs[0].paths.folder}: cannot be written ({error}); job {submitted_id} was cancelled"
             ) from error
-        return job
+        return jobs
 
 
 def cancel(job_id: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Iterable
@@ -103,6 +104,9 @@ class Links:
             link.channel.abort()
 
     async def _accept(self, channel: Channel, hello: Message) -> None:
+        if hello.get("op") == "follow":
+            await self._serve_follower(channel)
+            return
         node = hello.get("node")
         if hello.get("op") != "hello" or not isinstance(node, str) or node not in self._nodes:
             log.warning("connection from %s refused: it speaks for node %r", channel.peer_host, node)
@@ -125,6 +129,14 @@ class Links:
                 self._inbox.put_nowait(Notice(kind=message["op"], node=node, body=message))
         except ChannelError:
             self._lose(node, link, "the connection to its runner closed", 0.0)
+
+    async def _serve_follower(self, channel: Channel) -> None:
+        """Another task of the job that we were started in: it stays for as long as we answer."""
+        channel.send({"op": "welcome"})
+        with contextlib.suppress(ChannelError):
+            while True:
+                await channel.receive()
+                channel.send({"op": "ack"})
 
     async def _watch_silence(self) -> None:
         last_s = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,13 @@ def test_requeue_that_somebody_else_has_done_is_no_error(spec: JobSpec) -> None:
     assert scontrol.asked[0] == ("scontrol", "requeue", "7")
 
 
+def test_a_task_of_an_array_requeues_itself_alone(spec: JobSpec) -> None:
+    scontrol = Scontrol("", "")
+    env = ENV | {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    SlurmCluster(spec, Path("/job"), slurm=Slurm(run=scontrol), env=env).requeue()
+    assert scontrol.asked == [("scontrol", "requeue", "7_3")]
+
+
 def test_nodes_that_are_out_are_excluded_beside_those_of_the_user(
     spec: JobSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,3 +171,29 @@ def test_steps_name_their_nodes_and_survive_the_loss_of_one(spec: JobSpec, monke
         assert wanted | {"--no-kill", "--overlap", "--kill-on-bad-exit=0", "--export=ALL"} <= set(argv)
     assert "--mpi=none" in runners and runners[-2:] == ["-m", "launcher.runner"]
     assert "--mpi=pmix" in agents and environment["HOLDFAST_RAM_DIR"].endswith("/slurm-big-7")
+
+
+def test_steps_run_in_the_jobs_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole command lines: pyxis' options on both steps, the job's folder mounted."""
+    started: list[list[str]] = []
+
+    class Recorded:
+        @classmethod
+        async def start(cls, argv: list[str], environment: dict[str, str], log_path: Path) -> None:
+            started.append(argv)
+
+    monkeypatch.setattr(slurm_cluster, "Spawned", Recorded)
+    (tmp_path / "s.py").touch()
+    image = {"container_image": "/images/torch.sqsh", "container_writable": True, "partition": "train"}
+    spec = JobSpec.from_mapping({"script": "s.py", "nodes": 3, "slurm": image}, tmp_path)
+    job = cluster(spec, Scontrol())
+    asyncio.run(job.start_runners({}))
+    asyncio.run(job.start_agents(["n1", "n3"], {}, Path("/job/log/agents.log")))
+    common = "--no-kill --kill-on-bad-exit=0 --overlap --export=ALL --cpu-bind=none --wait=0 --quiet"
+    container = "--container-image=/images/torch.sqsh --container-writable --container-mounts=/job:/job"
+    assert [" ".join(argv) for argv in started] == [
+        f"srun --jobid=7 --nodes=3 --ntasks=3 --ntasks-per-node=1 --nodelist=n1,n2,n3 {common} {container} --mpi=none "
+        f"--output=/job/log/runner-%N.log --open-mode=append {sys.executable} -m launcher.runner",
+        f"srun --jobid=7 --nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=n1,n3 {common} {container} --mpi=pmix "
+        f"{sys.executable} -m ckpt.agent",
+    ]

@@ -16,9 +16,11 @@ from submitit import DebugExecutor
 from submitit.core.utils import FailedJobError
 
 from launcher import Executor, JobSpec, Torchrun
+from launcher.containers import of_the_steps
 from launcher.errors import LauncherError, UsageError
 from launcher.executor import Supervised
 from launcher.registry import find_job, known_jobs
+from launcher.submission import inside
 from launcher.submission.process import Process
 from launcher.submission.slurm import SlurmWatcher
 
@@ -126,12 +128,43 @@ def test_a_submission_leaves_the_executors_parameters_as_they_were(home: Path, c
     assert "account=team" not in asked(home, 1)
 
 
-def test_a_batch_submits_each_job_on_its_own(home: Path, command: Any) -> None:
+def test_jobs_of_a_batch_that_ask_slurm_for_the_same_become_one_array(home: Path, command: Any) -> None:
     executor = Executor(cluster="slurm")
+    executor.update_parameters(nodes=2, slurm_array_parallelism=2)
     with executor.batch():
         jobs = [executor.submit(Torchrun("train.py", "--seed", str(seed))) for seed in range(3)]
-    assert [job.job_id for job in jobs] == ["42", "43", "44"]
-    assert [job.submission().function.job["args"][1] for job in jobs] == ["0", "1", "2"]
+        other = executor.submit(Torchrun("train.py", "--seed", "3", nodes=1))
+    assert [job.job_id for job in (*jobs, other)] == ["42_0", "42_1", "42_2", "43"]
+    assert [job.submission().function.job["args"][1] for job in (*jobs, other)] == ["0", "1", "2", "3"]
+    assert {"array=0-2%2", "nodes=2", f"output={home}/runs/%A_%a/%A_%a_0_log.out"} <= asked(home)
+    assert not [option for option in asked(home, 1) if option.startswith("array")]
+    assert sorted(path.name for path in (home / "runs").iterdir()) == ["42_0", "42_1", "42_2", "43"]
+    assert {path.stat().st_mode & 0o777 for path in (home / "runs").iterdir()} == {0o700}
+    assert {job.job_id for job in known_jobs()} == {"42_0", "42_1", "42_2", "43"}
+
+
+def test_what_runs_again_after_a_requeue_is_the_same_job(home: Path, command: Any) -> None:
+    """submitit asks for it when a signal comes before the supervisor has taken them."""
+    supervised = Executor(cluster="slurm").submit(Torchrun("train.py")).submission().function
+    again = supervised.checkpoint().function
+    assert again.job == supervised.job and again.cluster == "slurm"
+
+
+def test_pyxis_options_go_to_the_steps_and_all_others_to_sbatch(home: Path, command: Any) -> None:
+    slurm = {
+        "container_image": "nvcr.io#torch:25.1",
+        "container_mounts": "/data:/data",
+        "gres": "lustre:1",
+        "x11": True,
+    }
+    job = Executor(cluster="slurm").submit(Torchrun("train.py", slurm=slurm))
+    assert asked(home) >= {"gres=lustre:1", "x11"}
+    assert "container" not in job.paths.submission_file.read_text()
+    kept = JobSpec.from_mapping(job.submission().function.job, Path("/"))
+    assert of_the_steps(kept.slurm, Path("/runs/42")) == [
+        "--container-image=nvcr.io#torch:25.1",
+        "--container-mounts=/data:/data,/runs/42:/runs/42",
+    ]
 
 
 def test_map_array_appends_to_the_scripts_arguments(home: Path, command: Any) -> None:
@@ -292,6 +325,47 @@ def test_run_follows_a_job_to_its_end_and_exits_as_it_did(home: Path) -> None:
     failed = subprocess.run(run, check=False, capture_output=True, text=True)
     assert failed.returncode == 11 and failed.stdout.splitlines()[-1].startswith("no_progress")
     assert "more: holdfast logs" in failed.stderr and "Traceback" not in failed.stderr
+
+
+def test_a_torchrun_that_is_called_runs_where_it_is(home: Path) -> None:
+    """Through submitit's DebugExecutor: in this process, on the local cluster."""
+    job = DebugExecutor(home / "logs").submit(Torchrun("train.py", nodes=2), "--more")
+    assert job.result()["name"] == "done"
+    (folder,) = (home / "runs").iterdir()
+    assert (folder / "log" / "attempt-0" / "rank-1.log").read_text() == "rank 1\n"
+    assert json.loads((folder / "job.json").read_text())["args"] == ["--more"]
+
+
+def test_a_task_beside_task_0_stays_until_it_is_done_and_gets_its_outcome(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tasks of one job, as srun starts them, each a process of its own."""
+    (home / "train.py").write_text("import time, pathlib\nwhile not pathlib.Path('end').exists(): time.sleep(0.05)\n")
+    call = "from launcher import Torchrun; print(Torchrun('train.py')()['name'])"
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
+    monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "7")
+    monkeypatch.setenv("SUBMITIT_FOLDER", str(home / "logs"))
+    tasks = []
+    for number in ("1", "0"):
+        monkeypatch.setenv("SUBMITIT_LOCAL_GLOBALID", number)
+        tasks.append(subprocess.Popen([sys.executable, "-c", call], stdout=subprocess.PIPE, text=True))
+    wait_for(lambda: "workers_started" in _text(home / "logs" / "7_torchrun-0" / "events.jsonl"))
+    assert tasks[0].poll() is None
+    (home / "end").touch()
+    said = [task.communicate(timeout=60)[0].splitlines() for task in tasks]
+    assert said[0] == ["done"] and said[1][-1] == "done"
+    # The job that they are in is requeued: what had finished is not run again.
+    again = subprocess.run([sys.executable, "-c", call], check=True, capture_output=True, text=True)
+    assert again.stdout == "done\n"
+
+
+def test_a_task_whose_supervisor_never_comes_says_whom_it_waited_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inside, "START_TIMEOUT_S", 0.0)
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    with pytest.raises(LauncherError, match=r"task 0 of this job supervises, but cannot be reached"):
+        Torchrun("train.py")()
 
 
 def _text(path: Path) -> str:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.executor import sbatch_script
-from launcher.jobfile import JobSpec
+from launcher.jobfile import JobSpec, load_job
 
 TEMPLATES = sorted((Path(__file__).resolve().parents[2] / "sbatch_templates").glob("*.sbatch"))
+SUPERVISED = [path for path in TEMPLATES if path.name.startswith("train")]
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
@@ -28,7 +31,7 @@ def options(script: str) -> dict[str, str]:
     return {option: value.strip() for option, _, value in (line.strip().partition("=") for line in lines)}
 
 
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+@pytest.mark.parametrize("template", SUPERVISED, ids=lambda path: path.name)
 def test_the_template_asks_for_what_submission_asks_for(template: Path) -> None:
     submitted = options(sbatch_script(JobSpec(name="job", script=Path("/train.py"), nodes=4, spares=1))[0])
     written = options(template.read_text())
@@ -36,12 +39,60 @@ def test_the_template_asks_for_what_submission_asks_for(template: Path) -> None:
         assert written[option] == submitted[option]
 
 
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[[str, str], None]:
+    """Puts a program in front of PATH for the templates that are run here."""
+
+    def put(name: str, text: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return put
+
+
+def run_template(name: str, tmp_path: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", TEMPLATES[0].with_name(name), *arguments],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"} | env,
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_job_that_the_template_with_spares_writes_is_one_that_can_be_loaded(tmp_path: Path, program: Any) -> None:
+    (tmp_path / "train.py").touch()
+    program("python", 'echo "$*"')
+    done = run_template("train_with_spares.sbatch", tmp_path, SLURM_JOB_NUM_NODES="5", SLURM_JOB_NAME="gpt")
+    folder = tmp_path / "runs" / "7"
+    assert done.stdout == f"-m launcher.supervisor {folder}/job.yaml --job-dir {folder}\n" and not done.stderr
+    spec = load_job(folder / "job.yaml")
+    assert (spec.name, spec.script, spec.nodes, spec.spares) == ("gpt", tmp_path / "train.py", 4, 1)
+    assert spec.args == ("--steps", "1000") and spec.checkpoint is not None
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "requeued"), [("0", "0", False), ("3", "0", False), ("137", "0", True), ("137", "10", False)]
+)
+def test_an_mpi_program_that_was_killed_goes_back_into_the_queue(
+    code: str, restarts: str, requeued: bool, tmp_path: Path, program: Any
+) -> None:
+    program("srun", f"exit {code}")
+    program("scontrol", f'echo "$*" >> {tmp_path}/asked')
+    done = run_template("mpi.sbatch", tmp_path, "heat.py", SLURM_RESTART_COUNT=restarts)
+    assert done.returncode == int(code)
+    asked = tmp_path / "asked"
+    assert (asked.read_text() if asked.exists() else "") == ("requeue 7\n" if requeued else "")
+
+
 def test_the_supervisor_takes_the_shells_place(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "$$ $*"\n')
     python.chmod(0o755)
     process = subprocess.Popen(
-        ["bash", TEMPLATES[0], "job.yaml"],
+        ["bash", SUPERVISED[0], "job.yaml"],
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         stdout=subprocess.PIPE,
         text=True,
@@ -50,5 +101,5 @@ def test_the_supervisor_takes_the_shells_place(tmp_path: Path) -> None:
 
 
 def test_without_a_job_file_the_template_says_how_to_use_it() -> None:
-    done = subprocess.run(["bash", TEMPLATES[0]], check=False, capture_output=True, text=True)
+    done = subprocess.run(["bash", SUPERVISED[0]], check=False, capture_output=True, text=True)
     assert done.returncode != 0 and "sbatch train.sbatch JOB.yaml" in done.stderr

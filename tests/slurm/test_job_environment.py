@@ -24,7 +24,13 @@ def test_reads_the_job_and_the_place_in_it() -> None:
         restart_count=0,
         node="n2",
         node_index=1,
+        reference="7",
     )
+
+
+def test_a_task_of_an_array_is_not_called_by_its_number_which_may_be_the_whole_arrays() -> None:
+    found = JobEnvironment.from_env({**INSIDE, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"})
+    assert (found.job_id, found.reference) == (7, "7_3")
 
 
 def test_a_requeued_job_knows_how_often() -> None:

@@ -1,0 +1,155 @@
+"""A supervised job run from inside a job that somebody else submitted: in the nodes that this process was given.
+
+`submitit.AutoExecutor`, hydra's submitit launcher and plain `srun` call a function on every task. Task 0 supervises;
+the others stay until it is done and get the same outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from submitit.core.utils import JobPaths
+
+from launcher.channel import ChannelError, connect
+from launcher.errors import JobFailed, LauncherError
+from launcher.jobfile import JobSpec
+from slurm import JobEnvironment
+
+START_TIMEOUT_S = 120.0  # until task 0 supervises; and for its outcome once it has ended
+_SILENCE_S = 30.0
+_POLL_S = 1.0
+
+_calls = itertools.count()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where this process runs.
+
+    Attributes:
+        cluster: "slurm" inside a Slurm job, else "local".
+        nodes: how many nodes there are; None on the local cluster, which has as many as asked for.
+        task: the number of this task among those that call the same function.
+        folder: where the job that we are in keeps its files.
+        job_id: of that job; None outside of any.
+    """
+
+    cluster: str
+    nodes: int | None
+    task: int
+    folder: Path
+    job_id: str | None
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Place:
+        """Reads what submitit and Slurm have set."""
+        is_local_submitit = env.get("SUBMITIT_EXECUTOR") == "local" or "SUBMITIT_DEBUG_JOB_ID" in env
+        job_id = env.get("SUBMITIT_LOCAL_JOB_ID") or env.get("SUBMITIT_DEBUG_JOB_ID") if is_local_submitit else None
+        nodes = None
+        task = int(env.get("SUBMITIT_LOCAL_GLOBALID", 0)) if is_local_submitit else int(env.get("SLURM_PROCID", 0))
+        in_slurm = "SLURM_JOB_ID" in env and not is_local_submitit
+        if in_slurm:
+            job = JobEnvironment.from_env(env)
+            job_id, nodes = job.reference, len(job.nodes)
+        folder = JobPaths(env["SUBMITIT_FOLDER"], job_id=job_id).folder if "SUBMITIT_FOLDER" in env else Path("runs")
+        return cls(
+            cluster="slurm" if in_slurm else "local", nodes=nodes, task=task, folder=folder.absolute(), job_id=job_id
+        )
+
+
+def run_here(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Runs a job where this process runs; returns its outcome as plain data.
+
+    Args:
+        mapping: the job file's keys. `nodes`, if it is not among them, is all nodes of the job that we are in but for
+            the spares.
+        source: what to call it in errors.
+
+    Raises:
+        JobFailed: it ended without finishing.
+        LauncherError: another task supervises, and has gone.
+        SystemExit: it stopped, to go on when the job that we are in has been requeued.
+    """
+    place = Place.from_env(os.environ)
+    spares = mapping.get("spares") or 0
+    nodes = max(1, (place.nodes or 1) - spares) if isinstance(spares, int) else 1
+    spec = JobSpec.from_mapping({"nodes": nodes, **mapping}, Path.cwd(), source)
+    stem = place.job_id or time.strftime("%Y%m%d-%H%M%S")
+    job_dir = place.folder / f"{stem}_torchrun-{next(_calls)}"
+    earlier = _result(job_dir)
+    if earlier is not None and earlier["name"] == "done":
+        return earlier  # finished before the job that we are in was requeued
+    if place.task > 0:
+        return settle(spec.name, _follow(job_dir, earlier))
+    from launcher.supervisor import supervise
+
+    outcome = supervise(spec, job_dir, place.cluster)
+    return settle(spec.name, vars(outcome))
+
+
+def settle(name: str, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the outcome of a job that is done.
+
+    Raises:
+        JobFailed: it ended without finishing.
+        SystemExit: it stopped to go on after a requeue. submitit then writes no result, so the job is not done.
+    """
+    if outcome["name"] == "stopped":
+        raise SystemExit(0)
+    if outcome["exit_code"]:
+        at_step = "" if outcome["step"] is None else f" at step {outcome['step']}"
+        because = f": {outcome['reason']}" if outcome["reason"] else ""
+        raise JobFailed(f"job {name}: {outcome['name']}{at_step}{because}")
+    return dict(outcome)
+
+
+def _follow(job_dir: Path, earlier: dict[str, Any] | None) -> dict[str, Any]:
+    """Stays with task 0's supervisor until it has ended; returns the outcome that it left."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while (result := _result(job_dir)) in (None, earlier):
+        if asyncio.run(_stay(job_dir)):
+            deadline_s = time.monotonic() + START_TIMEOUT_S
+        elif time.monotonic() > deadline_s:
+            raise LauncherError(
+                f"{job_dir}: task 0 of this job supervises, but cannot be reached and has left no outcome for "
+                f"{START_TIMEOUT_S:g} s; see log/supervisor.log there"
+            )
+        else:
+            time.sleep(_POLL_S)
+    return result or {}
+
+
+async def _stay(job_dir: Path) -> bool:
+    """Keeps a connection to the supervisor for as long as it answers; False if there was none."""
+    try:
+        at = json.loads((job_dir / "supervisor.json").read_text())
+        secret = bytes.fromhex((job_dir / "secret").read_text())
+        hello = {"op": "follow", "host": socket.gethostname()}
+        channel, _ = await connect(at["host"], at["port"], secret, hello)
+    except (ChannelError, OSError, ValueError):
+        return False
+    try:
+        while True:
+            channel.send({"op": "here"})
+            await asyncio.wait_for(channel.receive(), _SILENCE_S)
+            await asyncio.sleep(_POLL_S)
+    except (ChannelError, asyncio.TimeoutError):
+        return True
+    finally:
+        await channel.close()
+
+
+def _result(job_dir: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads((job_dir / "result.json").read_text()))
+    except (OSError, ValueError):
+        return None

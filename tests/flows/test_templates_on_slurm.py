@@ -1,0 +1,75 @@
+"""The batch scripts to copy, submitted to a real Slurm as their users would; train.sbatch is in test_slurm.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slurm
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = ROOT / "sbatch_templates"
+
+
+@pytest.fixture
+def folder(slurm_cluster: Any) -> Path:
+    """A user's folder with the templates copied into it."""
+    folder = slurm_cluster.home / "templates"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(TEMPLATES, folder)
+    shutil.copy(ROOT / "examples" / "heat_mpi" / "heat.py", folder)
+    (folder / "train.py").write_text("import os, sys; print(os.environ['RANK'], sys.argv[1:])\n")
+    subprocess.run(["chown", "-R", slurm_cluster.user, folder], check=True)
+    return Path(folder)
+
+
+def sbatch(cluster: Any, folder: Path, *arguments: str) -> str:
+    """Submits with this project's Python in front of PATH; returns the job's number."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = cluster.run_as_user(["sbatch", "--parsable", *arguments], cwd=folder, env={"PATH": path})
+    return done.stdout.strip().split(";")[0]
+
+
+def ended(cluster: Any, job_id: str, folder: Path, timeout_s: float = 120) -> tuple[str, str]:
+    """Waits for the job's end; returns its exit code and its output."""
+    deadline = time.monotonic() + timeout_s
+    output = folder / f"slurm-{job_id}.out"
+    while time.monotonic() < deadline:
+        shown = cluster.run_as_user(["scontrol", "show", "job", "--oneliner", job_id]).stdout
+        if any(f"JobState={state} " in shown for state in ("COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", "TIMEOUT")):
+            code = next(word for word in shown.split() if word.startswith("ExitCode="))
+            return code.removeprefix("ExitCode="), output.read_text()
+        time.sleep(0.2)
+    pytest.fail(f"job {job_id} has not ended within {timeout_s} s:\n{output.read_text() if output.exists() else ''}")
+
+
+def test_each_template_runs_to_its_end(slurm_cluster: Any, folder: Path) -> None:
+    spares = sbatch(slurm_cluster, folder, "--nodes=2", "train_with_spares.sbatch")
+    yielding = "--export=ALL,OMPI_MCA_mpi_yield_when_idle=1"
+    mpi = sbatch(slurm_cluster, folder, "--nodes=2", yielding, "mpi.sbatch", "heat.py", "--steps", "40")
+    nccl = sbatch(slurm_cluster, folder, "--nodes=1", "--ntasks-per-node=1", "nccl_tests.sbatch")
+
+    code, said = ended(slurm_cluster, spares, folder)
+    assert code == "0:0", said
+    attempt = json.loads(next(line for line in _events(folder, spares) if '"attempt_start"' in line))
+    assert len(attempt["nodes"]) == 1  # the other one is the spare
+    assert (folder / "runs" / spares / "log/attempt-0/rank-0.log").read_text() == "0 ['--steps', '1000']\n"
+
+    code, said = ended(slurm_cluster, mpi, folder)
+    assert code == "0:0" and "started at step 0, done at step 40, heat" in said
+
+    if shutil.which("nvidia-smi") is None:
+        code, said = ended(slurm_cluster, nccl, folder)
+        assert code == "69:0" and "SKIPPED: no NVIDIA GPU on n" in said
+
+
+def _events(folder: Path, job_id: str) -> list[str]:
+    return (folder / "runs" / job_id / "events.jsonl").read_text().splitlines()
