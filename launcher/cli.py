@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from launcher.node_env import env
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -59,6 +61,7 @@ app = typer.Typer(**_OPTIONS, help="Keeps PyTorch training on Slurm running thro
 cluster_app = typer.Typer(**_OPTIONS, help="A real Slurm of several nodes on this one machine (needs root).")
 app.add_typer(typer.Typer(**_OPTIONS, cls=_CheckpointVerbs, help="List and verify checkpoints."), name="ckpt")
 node_app = typer.Typer(**_OPTIONS, cls=_NodeVerbs, help="Check and provision the node this runs on.")
+node_app.command("env", short_help="Print and lint the environment for NCCL and the fabric.")(env)
 app.add_typer(node_app, name="node")
 app.add_typer(cluster_app, name="cluster")
 

@@ -190,8 +190,9 @@ class Supervised:
         from launcher.supervisor import supervise
 
         job_dir = submitit.JobEnvironment().paths.folder
-        outcome = supervise(JobSpec.from_mapping(self.job, job_dir), job_dir, self.cluster)
-        return settle(self.job["name"], dataclasses.asdict(outcome))
+        spec = JobSpec.from_mapping(self.job, job_dir)
+        outcome = supervise(spec, job_dir, self.cluster)
+        return settle(spec.name, dataclasses.asdict(outcome))
 
     def checkpoint(self) -> DelayedSubmission:
         """What submitit is to run after a requeue that comes before the supervisor has taken the signals: the same."""

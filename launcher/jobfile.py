@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
+from launcher.fabric import MODES
 from launcher.strict_yaml import read_yaml
 
 MAX_WORKERS_PER_NODE = 64  # rows of a node's board, where workers post their steps
@@ -78,6 +79,8 @@ class JobSpec:
         restart: when to give up.
         checkpoint: the section that ckpt reads, with its defaults filled in; None keeps no checkpoint.
         slurm: further sbatch options by long name with dashes; True stands for a flag without value.
+        fabric: on nodes with EFA: "require" stops the job where NCCL does not use it, "prefer" tells of it, "any"
+            leaves NCCL alone.
         time_min: Slurm's time limit in minutes; None leaves it to the partition. The local cluster has no limit.
     """
 
@@ -92,6 +95,7 @@ class JobSpec:
     restart: Restart = Restart()
     checkpoint: Mapping[str, Any] | None = None
     slurm: Mapping[str, Any] = field(default_factory=dict)
+    fabric: str = "prefer"
     time_min: int | None = None
 
     @classmethod
@@ -175,6 +179,7 @@ class _Reader:
             restart=self._restart(),
             checkpoint=self._checkpoint(name),
             slurm=self._slurm(),
+            fabric=self._fabric(),
             time_min=None if self._mapping.get("time_min") is None else self._count("time_min", 1, minimum=1),
         )
 
@@ -265,6 +270,12 @@ class _Reader:
             check_sbatch_option(option, value, f"{self._source}: {where}")
             options[option] = value
         return options
+
+    def _fabric(self) -> str:
+        value = self._mapping.get("fabric", "prefer")
+        if value not in MODES:
+            raise self._wrong("fabric", value, f"one of {', '.join(MODES)}")
+        return str(value)
 
     def _section(self, value: Any, where: str, known: tuple[str, ...] = ()) -> Mapping[str, Any]:
         """A (sub-)mapping, absent if null; with `known`, only those keys may appear."""

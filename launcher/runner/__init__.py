@@ -6,6 +6,7 @@
     warm.py        the warm process, the only module here that imports torch: forks an elastic agent for each attempt
     script.py      inside a worker: runs the user's script as `python script.py` would
     memory.py      the node's memory directory
+    network.py     which network NCCL uses in the workers
     activity.py    whether the workers do anything that can be seen from outside
     stacks.py      stack dumps of workers that hang
     processes.py   finding and ending processes
@@ -15,6 +16,7 @@ Messages (JSON objects on launcher.channel), runner -> supervisor:
     heartbeat {attempt, step, slowest, activity, warm, port}    twice a second and on change; step: the furthest of
         the node's ranks; slowest: of those still training; activity: grows while they do anything that can be seen;
         port: free for the next rendezvous
+    network {attempt, problem, required}     NCCL does not use the node's fabric
     started {attempt, pids}                  the workers run
     first_step {attempt, step, time}         the first step boundary beyond the restored step
     monitor {attempt, event}                 what the ckpt agent told
@@ -26,7 +28,8 @@ Messages (JSON objects on launcher.channel), runner -> supervisor:
     broken {reason}                          this node cannot start workers at all
 supervisor -> runner:
     welcome {} · ack {}                      answers to hello and heartbeat
-    start {attempt, node_rank, nodes, master_addr, master_port, agent}     begin the attempt (agent: one is coming up)
+    start {attempt, node_rank, nodes, master_addr, master_port, agent}     begin the attempt; nodes: a hostlist;
+        agent: whether one is coming up
     stop {attempt}                           ask all ranks to stop at one step boundary
     release_agent {attempt}                  training is over: let the agent finish and end
     dump {attempt}                           write the stacks of all workers

@@ -23,14 +23,18 @@ from typing import Any
 
 from launcher.channel import Channel, ChannelError, Message, connect
 from launcher.errors import LauncherError
+from launcher.fabric import fabric_environment
 from launcher.jobfile import JobSpec
 from launcher.runner.activity import Activity
 from launcher.runner.memory import MEMORY_ROOT, make_memory_dir, memory_dir, remove_memory_dir
+from launcher.runner.network import NetworkWatch, nccl_log_pattern
 from launcher.runner.processes import die_with_parent, end_all, environment_of, pids_with_environment
 from launcher.runner.stacks import Worker, dump
 from launcher.runner.watch import Watch
 from launcher.runner.workers import Workers
 from lifecycle import Status, preflight
+from lifecycle.instance import expected, instance_type
+from slurm.hostlist import expand
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +108,8 @@ class Runner:
         self._port = _free_port()
         self._leaving = False
         self._pids: dict[int, int] = {}  # of the attempt's workers, by rank
+        self._network: NetworkWatch | None = None
+        self._nccl_logs: str | None = None  # the pattern of their names
         self._activity = Activity()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -180,6 +186,7 @@ class Runner:
 
     def _beat(self) -> None:
         step, slowest = (self._watch.step(), self._watch.slowest()) if self._watch is not None else (None, None)
+        self._look_at_network()
         progress = {"step": step, "slowest": slowest, "activity": self._activity.look()}
         self._send({"op": "heartbeat", "attempt": self._attempt} | progress | self._state())
 
@@ -209,7 +216,12 @@ class Runner:
         self._attempt = message["attempt"]
         self._first_rank = message["node_rank"] * spec.workers_per_node
         log_dir = self._log_dir(self._attempt)
-        env = worker_environment(spec, self._config, self._attempt, message["nodes"])
+        nodes = list(expand(message["nodes"]))
+        env = worker_environment(spec, self._config, self._attempt, nodes)
+        pattern = nccl_log_pattern(log_dir, self._config.node)
+        fabric = fabric_environment(spec.fabric, os.environ | env, pattern) if spec.gpus_per_node else {}
+        self._nccl_logs = fabric.get("NCCL_DEBUG_FILE")
+        env |= fabric
         if message["agent"]:
             self._watch = Watch(self._attempt, message["node_rank"], self._config.ram_dir, self._send)
             self._following = asyncio.create_task(self._watch.run())
@@ -221,7 +233,7 @@ class Runner:
                 "args": list(spec.args),
                 "workers": spec.workers_per_node,
                 "node_rank": message["node_rank"],
-                "nodes": len(message["nodes"]),
+                "nodes": len(nodes),
                 "master_addr": message["master_addr"],
                 "master_port": message["master_port"],
                 "run_id": f"{self._config.run_id}-{self._attempt}",
@@ -241,8 +253,18 @@ class Runner:
             if event == "started":
                 self._pids = dict(enumerate(report["pids"], self._first_rank))
                 log_dir = self._log_dir(report["attempt"])
+                if self._nccl_logs is not None:
+                    hardware = expected(instance_type())
+                    self._network = NetworkWatch(self._pids.values(), self._nccl_logs, hardware)
                 self._activity.follow(self._pids.values(), (log_dir / f"rank-{rank}.log" for rank in self._pids))
             self._send({"op": event} | report)
+
+    def _look_at_network(self) -> None:
+        problem = self._network.look() if self._network is not None else None
+        if problem is not None:
+            self._network = None
+            required = self._spec is not None and self._spec.fabric == "require"
+            self._send({"op": "network", "attempt": self._attempt, "problem": problem, "required": required})
 
     async def _dump(self, attempt: int) -> None:
         boundaries = self._watch.boundaries() if self._watch is not None else {}
@@ -263,6 +285,7 @@ class Runner:
         """
         self._attempt = None
         self._pids = {}
+        self._network = None
         if self._following is not None:
             self._following.cancel()
             self._following = None

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from launcher.supervisor.faults import AGENT_LOST, NODE_LOST, PROCESS_EXIT, RUNNER_LOST, Fault, WorkerFailure
+from launcher.supervisor.faults import AGENT_LOST, FABRIC, NODE_LOST, PROCESS_EXIT, RUNNER_LOST, Fault, WorkerFailure
 from launcher.supervisor.hang import HangDetector, RankStack
 from launcher.supervisor.host import Host
 from launcher.supervisor.links import Notice
@@ -115,6 +115,8 @@ class Evidence:
             self._take_end(node, body)
         elif kind == "killed":
             self._take_killed(node, body)
+        elif kind == "network":
+            self._take_network(node, body["problem"], required=body["required"])
         elif kind == "stacks":
             self.stacks[node] = [RankStack.from_report(node, rank) for rank in body["ranks"]]
 
@@ -127,6 +129,13 @@ class Evidence:
             self.fault(Fault(kind=PROCESS_EXIT, node=node, reason=f"{node}: {body['reason']}"))
         if not self.fault_time_s and self.failures:
             self.fault_time_s = time.time()
+
+    def _take_network(self, node: str, problem: str, *, required: bool) -> None:
+        if required:
+            self.fault(Fault(kind=FABRIC, node=node, reason=f"{node}: {problem}"))
+        else:
+            what = "training is slower than it could be (fabric: prefer)"
+            self._host.record("problem", attempt=self._number, node=node, what=what, detail=problem)
 
     def _take_killed(self, node: str, body: dict[str, Any]) -> None:
         if body["left"]:

@@ -12,6 +12,7 @@ PROCESS_EXIT = "process_exit"  # a worker ended, the node is fine
 USER_ERROR = "user_error"  # a worker ended with an exception of the script's own
 AGENT_LOST = "agent_lost"  # no checkpoint agent to restore from
 START_TIMEOUT = "start_timeout"  # a node or its workers did not come up in time
+FABRIC = "fabric"  # NCCL does not use the fabric that the job requires
 HANG = "hang"  # the workers run and make no step
 NODE_LOST = "node_lost"  # silent, or its runner's connection closed
 RUNNER_LOST = "runner_lost"  # the runner says that it cannot start workers

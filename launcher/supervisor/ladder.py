@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from launcher.jobfile import Restart
-from launcher.supervisor.faults import signature
+from launcher.supervisor.faults import FABRIC, signature
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,7 @@ class Ladder:
         self._restarts = 0
         self._error: str | None = None
         self._error_repeats = False
+        self._is_fabric = False
         self._judged = False  # whether the attempt's decisive fault, the first, has been seen
 
     def observe(self, event: Mapping[str, Any]) -> None:
@@ -61,6 +62,7 @@ class Ladder:
             self._restarts += bool(event.get("attempt"))
         elif event["event"] == "fault" and event.get("kind") != "preflight" and not self._judged:
             self._judged = True
+            self._is_fabric = event.get("kind") == FABRIC
             gained = self._newest_step > self._newest_step_at_fault
             self._newest_step_at_fault = self._newest_step
             self._fruitless = 0 if gained else self._fruitless + 1
@@ -77,6 +79,8 @@ class Ladder:
             nodes_suffice: whether enough nodes are ready for another attempt.
             nodes_changed: whether it would run on other nodes than the last.
         """
+        if self._is_fabric:  # on every further attempt and node it would be the same
+            return Decision(action="stop", outcome="fabric", reason=f"{reason} (the job file says fabric: require)")
         if self._error_repeats:
             return Decision(
                 action="stop", outcome="user_error", reason=f"the same error twice without progress: {reason}"

@@ -14,6 +14,7 @@ EXIT_CODES = {
     "no_progress": 11,
     "too_few_nodes": 12,
     "cancelled": 13,
+    "fabric": 14,
 }
 # Where the outcome says it all.
 REASONS = {
@@ -27,7 +28,8 @@ class Outcome:
     """How a job ended.
 
     Attributes:
-        name: done, stopped (to go on after a requeue), user_error, no_progress, too_few_nodes, cancelled or internal.
+        name: done, stopped (to go on after a requeue), user_error, no_progress, too_few_nodes, cancelled, fabric or
+            internal.
         step: the newest finished step; None if none is known.
         exit_code: the exit code that says so.
         reason: why, in words; empty for done.

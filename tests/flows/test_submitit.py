@@ -58,7 +58,8 @@ def test_torchrun_inside_a_plain_submitit_function_trains_on_the_nodes_of_its_jo
     """The example: an array of two jobs on two nodes each, two tasks in each."""
     command = [sys.executable, str(SWEEP / "sweep.py"), "--nodes", "2", "--folder", str(folder / "sweep")]
     done = slurm_cluster.run_as_user(command, cwd=folder, timeout_s=200)
-    lines = done.stdout.splitlines()
-    assert [line.split(": ")[1] for line in lines] == ["done at step 50", "done at step 50"]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("job ")]
+    assert [line.split(": ")[1] for line in lines] == ["done at step 50", "done at step 50"], done
     logs = sorted((folder / "sweep").glob("*_torchrun-0/log/attempt-0/rank-1.log"))
-    assert len(logs) == 2 and all(log.read_text().startswith("rank 1 of 2: loss") for log in logs)
+    assert len(logs) == 2, done
+    assert all(log.read_text().startswith("rank 1 of 2: loss") for log in logs)

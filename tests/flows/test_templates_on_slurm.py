@@ -64,7 +64,7 @@ def test_each_template_runs_to_its_end(slurm_cluster: Any, folder: Path) -> None
     assert (folder / "runs" / spares / "log/attempt-0/rank-0.log").read_text() == "0 ['--steps', '1000']\n"
 
     code, said = ended(slurm_cluster, mpi, folder)
-    assert code == "0:0" and "started at step 0, done at step 40, heat" in said
+    assert code == "0:0" and "started at step 0, done at step 40, heat" in said, said
 
     if shutil.which("nvidia-smi") is None:
         code, said = ended(slurm_cluster, nccl, folder)

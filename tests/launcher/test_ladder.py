@@ -106,3 +106,13 @@ def test_counts_go_on_after_a_requeue() -> None:
     job.event("job_start")
     job.event("fault", attempt=None, kind="start_timeout")
     assert job.ladder.decide("why", nodes_suffice=False, nodes_changed=False).outcome == "no_progress"
+
+
+def test_a_fabric_that_is_required_and_not_used_ends_the_job_without_a_requeue() -> None:
+    """It would be the same on every attempt; nobody is to pay for training over sockets."""
+    ladder = Ladder(Restart(), can_requeue=True)
+    ladder.observe({"event": "attempt_start", "attempt": 0})
+    ladder.observe({"event": "fault", "kind": "fabric", "reason": "n1: NCCL uses network Socket"})
+    decision = ladder.decide("n1: NCCL uses network Socket", nodes_suffice=True, nodes_changed=False)
+    assert (decision.action, decision.outcome) == ("stop", "fabric")
+    assert "NCCL uses network Socket" in decision.reason and "fabric: require" in decision.reason
