@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ log = logging.getLogger(__name__)
 SILENCE_S = 2.5  # heartbeats come every 0.5 s
 _TICK_S = 0.1
 _CLOSE_TIMEOUT_S = 3.0
+_OTHER_FILES = 256  # logs, pipes and sockets of the process beside the runners' connections
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,7 @@ class Links:
 
     async def open(self, host: str) -> int:
         """Starts listening; returns the port."""
+        _allow_files(len(self._nodes) + MAX_HALF_OPEN + _OTHER_FILES)
         at_once = len(self._nodes) + MAX_HALF_OPEN  # on the local cluster all runners come from one address
         self._server = await serve(host, self._secret, self._accept, max_half_open=at_once)
         self._watching = asyncio.create_task(self._watch_silence())
@@ -159,3 +162,11 @@ class Links:
             if node not in self._dismissed:
                 body = {"reason": reason, "detect_s": round(detect_s, 3)}
                 self._inbox.put_nowait(Notice(kind="lost", node=node, body=body))
+
+
+def _allow_files(count: int) -> None:
+    """Raises the soft limit on open files where the usual 1024 is too low; the hard limit stays."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

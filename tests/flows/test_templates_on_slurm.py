@@ -18,6 +18,13 @@ pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "sbatch_templates"
 
+HELLO = """
+from mpi4py import MPI
+nodes = MPI.COMM_WORLD.allgather(MPI.Get_processor_name())
+if MPI.COMM_WORLD.rank == 0:
+    print(f"{len(nodes)} ranks on {len(set(nodes))} nodes")
+"""
+
 
 @pytest.fixture
 def folder(slurm_cluster: Any) -> Path:
@@ -26,6 +33,7 @@ def folder(slurm_cluster: Any) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(TEMPLATES, folder)
     shutil.copy(ROOT / "examples" / "heat_mpi" / "heat.py", folder)
+    (folder / "hello.py").write_text(HELLO)
     (folder / "train.py").write_text("import os, sys; print(os.environ['RANK'], sys.argv[1:])\n")
     subprocess.run(["chown", "-R", slurm_cluster.user, folder], check=True)
     return Path(folder)
@@ -54,7 +62,9 @@ def ended(cluster: Any, job_id: str, folder: Path, timeout_s: float = 120) -> tu
 def test_each_template_runs_to_its_end(slurm_cluster: Any, folder: Path) -> None:
     spares = sbatch(slurm_cluster, folder, "--nodes=2", "train_with_spares.sbatch")
     yielding = "--export=ALL,OMPI_MCA_mpi_yield_when_idle=1"
-    mpi = sbatch(slurm_cluster, folder, "--nodes=2", yielding, "mpi.sbatch", "heat.py", "--steps", "40")
+    mpi = sbatch(slurm_cluster, folder, "--nodes=2", yielding, "mpi.sbatch", "hello.py")
+    heat_options = ("--nodes=1", "--ntasks-per-node=2", "--overcommit", yielding)
+    heat = sbatch(slurm_cluster, folder, *heat_options, "mpi.sbatch", "heat.py", "--steps", "40")
     nccl = sbatch(slurm_cluster, folder, "--nodes=1", "--ntasks-per-node=1", "nccl_tests.sbatch")
 
     code, said = ended(slurm_cluster, spares, folder)
@@ -64,6 +74,8 @@ def test_each_template_runs_to_its_end(slurm_cluster: Any, folder: Path) -> None
     assert (folder / "runs" / spares / "log/attempt-0/rank-0.log").read_text() == "0 ['--steps', '1000']\n"
 
     code, said = ended(slurm_cluster, mpi, folder)
+    assert code == "0:0" and "2 ranks on 2 nodes" in said, said
+    code, said = ended(slurm_cluster, heat, folder)
     assert code == "0:0" and "started at step 0, done at step 40, heat" in said, said
 
     if shutil.which("nvidia-smi") is None:

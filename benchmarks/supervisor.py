@@ -1,0 +1,279 @@
+"""What a supervisor of thousands of nodes costs: a real one, with runners that are real connections and nothing else.
+
+    python benchmarks/supervisor.py [--nodes 1024 4096] [--seconds 10] [--json]
+
+The runners live in two processes and speak the runners' protocol: hello, heartbeats twice a second, started, killed. On
+a machine with few cores they take time from the supervisor: its share of a core is its own, the latencies are upper
+bounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.channel import Channel, ChannelError, connect
+from launcher.clusters.cluster import AgentsHandle
+from launcher.history.events import EventLog, read_events
+from launcher.jobfile import JobSpec
+from launcher.runner.runner import HEARTBEAT_S
+from launcher.supervisor.folder import make_folders, prepare, read_secret
+from launcher.supervisor.supervisor import Supervisor
+
+CLIENT_PROCESSES = 2
+SPARES = 2  # one for each fault that is made
+DEADLINE_S = 120.0
+_CONNECTING_AT_ONCE = 200  # of one process; more would wait in the listen queue, not in the supervisor
+
+
+class Fleet:
+    """A Cluster whose runners are connections from a few processes."""
+
+    name = "local"
+    listen_host = host = "127.0.0.1"
+    restart_count = 0
+    can_requeue = False
+    run_id = "benchmark"
+
+    def __init__(self, count: int, job_dir: Path) -> None:
+        self.nodes = tuple(f"node{number:05d}" for number in range(count))
+        self._job_dir = job_dir
+        self._processes: list[Any] = []
+        self._pipes: list[Any] = []
+
+    async def start_runners(self, environment: Mapping[str, str]) -> None:
+        port = int(environment["HOLDFAST_SUPERVISOR"].rpartition(":")[2])
+        secret = read_secret(self._job_dir)
+        context = multiprocessing.get_context("spawn")
+        for index in range(CLIENT_PROCESSES):
+            ours, theirs = context.Pipe()
+            nodes = self.nodes[index::CLIENT_PROCESSES]
+            process = context.Process(target=_run_clients, args=(nodes, port, secret, theirs), daemon=True)
+            process.start()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+    async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
+        raise NotImplementedError("the benchmark's job keeps no checkpoints")
+
+    def requeue(self, exclude: Collection[str] = ()) -> None:
+        raise NotImplementedError("the benchmark's job is never requeued")
+
+    def why_terminated(self) -> str:
+        return "cancel"
+
+    async def close(self, *, forget: bool) -> None:
+        for process in self._processes:
+            process.terminate()
+
+    def ask(self, what: str, node: str | None = None) -> Any:
+        """Has the process of a node, or the first one, do something; returns its answer."""
+        pipe = self._pipes[0 if node is None else self.nodes.index(node) % CLIENT_PROCESSES]
+        pipe.send((what, node))
+        if not pipe.poll(DEADLINE_S):
+            raise TimeoutError(f"the process of the simulated runners did not answer {what!r} within {DEADLINE_S:g} s")
+        return pipe.recv()
+
+    def last_start_s(self) -> float:
+        """When the last of the runners got the newest order to start (s since the epoch)."""
+        latest = 0.0
+        for pipe in self._pipes:
+            pipe.send(("last_start", None))
+            latest = max(latest, pipe.recv() if pipe.poll(DEADLINE_S) else 0.0)
+        return latest
+
+
+class _Clients:
+    """Many runners in one process."""
+
+    def __init__(self, nodes: tuple[str, ...], port: int, secret: bytes) -> None:
+        self._nodes, self._port, self._secret = nodes, port, secret
+        self._channels: dict[str, Channel] = {}
+        self._attempts: dict[str, int] = {}
+        self._muted: set[str] = set()
+        self._last_start_s = 0.0
+
+    async def run(self, pipe: Any) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(pipe.fileno(), lambda: pipe.send(self._answer(*pipe.recv())))
+        turn = asyncio.Semaphore(_CONNECTING_AT_ONCE)
+        await asyncio.gather(*(self._runner(node, index, turn) for index, node in enumerate(self._nodes)))
+
+    async def _runner(self, node: str, index: int, turn: asyncio.Semaphore) -> None:
+        async with turn:
+            hello = {"op": "hello", "node": node, "pid": 1, "problem": None, "warm": True, "port": 20000}
+            channel, message = await connect("127.0.0.1", self._port, self._secret, hello)
+        self._channels[node] = channel
+        beat = asyncio.create_task(self._beat(node, channel, index / len(self._nodes) * HEARTBEAT_S))
+        with contextlib.suppress(ChannelError):
+            while message["op"] != "leave":
+                if message["op"] == "start":
+                    self._last_start_s = time.time()
+                    self._attempts[node] = message["attempt"]
+                    channel.send({"op": "started", "attempt": message["attempt"], "pids": list(range(8))})
+                elif message["op"] == "kill":
+                    channel.send({"op": "killed", "attempt": message["attempt"], "step": None, "left": []})
+                message = await channel.receive()
+        beat.cancel()
+        await channel.close()
+
+    async def _beat(self, node: str, channel: Channel, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        step = 0
+        while True:
+            step += 1
+            if node not in self._muted:
+                told = {"attempt": self._attempts.get(node), "step": 100_000 + step, "slowest": 100_000 + step}
+                channel.send({"op": "heartbeat"} | told | {"activity": step, "warm": True, "port": 20000})
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _answer(self, what: str, node: str | None) -> Any:
+        if what == "last_start":
+            return self._last_start_s
+        if node is None:
+            raise ValueError(f"{what!r} of no node")
+        if what == "bytes":
+            return _tcp_bytes(self._channels[node])
+        if what == "close":
+            self._channels[node].abort()
+        elif what == "mute":
+            self._muted.add(node)
+        return time.time()
+
+
+def _run_clients(nodes: tuple[str, ...], port: int, secret: bytes, pipe: Any) -> None:
+    allow_files(len(nodes) + 100)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asyncio.run(_Clients(nodes, port, secret).run(pipe))
+
+
+def _tcp_bytes(channel: Channel) -> int:
+    """Payload bytes of a connection in both directions, as the kernel counts them (tcp_info in linux/tcp.h)."""
+    raw = channel._writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+    acked, received = struct.unpack_from("QQ", raw, 120)
+    return int(acked) + int(received)
+
+
+def allow_files(count: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(count, hard)), hard))
+
+
+def measure(count: int, seconds: float) -> dict[str, float]:
+    """One job of `count` nodes: connect, train for `seconds`, lose a node by a closed connection and one by silence."""
+    with tempfile.TemporaryDirectory() as folder:
+        job_dir = Path(folder) / "job"
+        make_folders(job_dir)
+        spec = JobSpec(name="benchmark", script=Path(__file__), nodes=count - SPARES, spares=SPARES)
+        prepare(spec, job_dir)
+        events = EventLog(job_dir / "events.jsonl")
+        fleet = Fleet(count, job_dir)
+        figures: dict[str, float] = {"nodes": count}
+        driver = threading.Thread(target=_drive, args=(fleet, job_dir, seconds, figures), daemon=True)
+        driver.start()
+        outcome = asyncio.run(Supervisor(spec, job_dir, fleet, events).run())
+        driver.join(DEADLINE_S)
+        events.close()
+        if outcome.name != "cancelled" or "silence_noticed_s" not in figures:
+            raise RuntimeError(f"{count} nodes: the job ended as {outcome.name}: {outcome.reason}; got {figures}")
+    return figures
+
+
+def _drive(fleet: Fleet, job_dir: Path, seconds: float, figures: dict[str, float]) -> None:
+    """What happens to the job, from a thread that only waits; ends it by the signal that a user would send."""
+    try:
+        begun = _event(job_dir, "job_start")
+        first = _event(job_dir, "attempt_start", attempt=0)
+        figures["all_connected_s"] = first["time"] - begun["time"]
+        _event(job_dir, "workers_started", attempt=0)
+        figures["first_attempt_sent_s"] = fleet.last_start_s() - first["time"]
+        some = first["nodes"]
+        _watch_steady_state(fleet, some[0], seconds, figures)
+        for attempt, (what, figure) in enumerate((("close", "close_noticed_s"), ("mute", "silence_noticed_s")), 1):
+            made_s = fleet.ask(what, some[-attempt])
+            started = _event(job_dir, "attempt_start", attempt=attempt)
+            fault = _event(job_dir, "fault", attempt=attempt - 1)
+            figures[figure] = fault["time"] - made_s
+            _event(job_dir, "workers_started", attempt=attempt)
+            figures["next_attempt_sent_s"] = fleet.last_start_s() - fault["time"]
+            figures["of_it_sending_s"] = fleet.last_start_s() - started["time"]
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _watch_steady_state(fleet: Fleet, node: str, seconds: float, figures: dict[str, float]) -> None:
+    cpu_s, bytes_before, begun_s = time.process_time(), fleet.ask("bytes", node), time.monotonic()
+    time.sleep(seconds)  # what is measured is a rate
+    elapsed_s = time.monotonic() - begun_s
+    figures["cpu_share"] = (time.process_time() - cpu_s) / elapsed_s
+    figures["bytes_per_node_s"] = (fleet.ask("bytes", node) - bytes_before) / elapsed_s
+    figures["memory_bytes"] = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _event(job_dir: Path, name: str, **fields: Any) -> dict[str, Any]:
+    """Waits for an event of the job."""
+
+    def found() -> dict[str, Any] | None:
+        events = read_events(job_dir / "events.jsonl")
+        return next((e for e in events if e["event"] == name and fields.items() <= e.items()), None)
+
+    return _wait(found, f"event {name} {fields}")
+
+
+def _wait(found: Callable[[], dict[str, Any] | None], what: str) -> dict[str, Any]:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        result = found()
+        if result is not None:
+            return result
+        time.sleep(0.2)
+    raise TimeoutError(f"no {what} within {DEADLINE_S:g} s")
+
+
+_COLUMNS = (
+    ("nodes", "nodes", "{:.0f}"),
+    ("all connected s", "all_connected_s", "{:.2f}"),
+    ("cores", "cpu_share", "{:.2f}"),
+    ("memory MiB", "memory_bytes", "{:.0f}"),
+    ("B/s a node", "bytes_per_node_s", "{:.0f}"),
+    ("closed: noticed s", "close_noticed_s", "{:.3f}"),
+    ("silent: noticed s", "silence_noticed_s", "{:.2f}"),
+    ("fault to last start s", "next_attempt_sent_s", "{:.2f}"),
+    ("of it sending s", "of_it_sending_s", "{:.2f}"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1024, 4096])
+    parser.add_argument("--seconds", type=float, default=10.0, help="of training that is watched")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    allow_files(max(options.nodes) + 1000)
+    rows = [measure(count, options.seconds) for count in options.nodes]
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return
+    print("one supervisor, heartbeats twice a second")
+    print("  ".join(title for title, _, _ in _COLUMNS))
+    for row in rows:
+        shown = row | {"memory_bytes": row["memory_bytes"] / 2**20}
+        print("  ".join(form.format(shown[key]).rjust(len(title)) for title, key, form in _COLUMNS))
+
+
+if __name__ == "__main__":
+    main()
