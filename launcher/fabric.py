@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lifecycle.instance import Expected
+from lifecycle import Expected
 
 MODES = ("require", "prefer", "any")
 

@@ -13,7 +13,7 @@ import typer
 from launcher.environment import remarks
 from launcher.errors import UsageError
 from launcher.fabric import MODES, efa_devices, fabric_environment, plugin_path, read_nccl_log, wrong
-from lifecycle.instance import expected, instance_type
+from lifecycle import expected, instance_type
 
 # What is shown beside the remarks: the settings of the libraries that training rests on.
 _SHOWN = (

@@ -10,5 +10,6 @@ errors
 from lifecycle.errors import LifecycleError
 from lifecycle.health.finding import Finding, Status
 from lifecycle.health.preflight import preflight
+from lifecycle.instance import Expected, expected, instance_type
 
-__all__ = ["Finding", "LifecycleError", "Status", "preflight"]
+__all__ = ["Expected", "Finding", "LifecycleError", "Status", "expected", "instance_type", "preflight"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from launcher.fabric import read_nccl_log, wrong
-from lifecycle.instance import Expected
+from lifecycle import Expected
 
 _READ_BYTES = 1 << 20  # INIT and NET of one process are tens of kB
 

@@ -32,8 +32,7 @@ from launcher.runner.processes import die_with_parent, end_all, environment_of, 
 from launcher.runner.stacks import Worker, dump
 from launcher.runner.watch import Watch
 from launcher.runner.workers import Workers
-from lifecycle import Status, preflight
-from lifecycle.instance import expected, instance_type
+from lifecycle import Status, expected, instance_type, preflight
 from slurm.hostlist import expand
 
 log = logging.getLogger(__name__)

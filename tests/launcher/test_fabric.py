@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from launcher.environment import remarks
 from launcher.fabric import NETWORK_NAME, efa_devices, fabric_environment, read_nccl_log, wrong
 from launcher.runner.network import NetworkWatch, nccl_log_pattern
-from lifecycle.instance import Expected, expected
+from lifecycle import Expected, expected
 
 LOGS = Path(__file__).with_name("nccl_logs")
 P5EN = Expected(instance="p5en.48xlarge", gpus=8, efa=16)
