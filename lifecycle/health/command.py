@@ -41,6 +41,8 @@ def check(
     prolog: under 2 s, from what the last run left and cheap probes. quick: under 60 s. deep: minutes, it loads the
     node; run it under a maintenance reservation.
 
+    Run by root, a whole quick or deep run leaves its verdict for the prolog and Slurm's hooks.
+
     Exit code 0: nothing critical (skipped and unknown are neither healthy nor failed). 1: something is critical.
     """
     chosen_level = _level(level)
@@ -51,7 +53,8 @@ def check(
     node = Node(settings=settings, expected=expected(settings.instance or instance_type()))
     findings = run_checks(checks, node, chosen_level.budget_s)
     result = Verdict.of(findings, chosen_level, node)
-    _keep(result, verdict)
+    if chosen_level > Level.PROLOG and not only:
+        _keep(result, verdict)
     if as_json:
         typer.echo(json.dumps(result.to_mapping(), indent=2))
     else:

@@ -21,14 +21,20 @@ _PIPE_WIDTH = 160
 
 
 def print_findings(verdict: Verdict, expected: Expected | None, out: IO[str]) -> None:
-    """One row a check, then one line that sums them up."""
+    """One row a check, what was skipped by its reason, and one line that sums them up."""
     table = Table("check", "status", "measured", "expected", "advice", box=None, pad_edge=False)
+    skipped: dict[str, list[str]] = {}
     for row in verdict.checks:
+        if row["status"] == Status.SKIPPED.word:
+            skipped.setdefault(row["measured"], []).append(row["name"])
+            continue
         style = _STYLES[row["status"]]
         words = (row["measured"], row["expected"], row["advice"])
         table.add_row(row["name"], Text(row["status"], style=style), *(Text(word, overflow="fold") for word in words))
     console = _console(out)
     console.print(table)
+    for reason, names in skipped.items():
+        console.print(Text(f"skipped, {reason}: {' '.join(names)}", style=_STYLES["skipped"]), soft_wrap=True)
     counts = Counter(row["status"] for row in verdict.checks)
     told = ", ".join(f"{counts[status.word]} {status.word}" for status in Status if counts[status.word])
     machine = expected.instance if expected else "unknown machine type, nothing to compare with"

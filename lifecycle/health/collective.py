@@ -1,0 +1,211 @@
+"""Collectives, as training uses them: within the node, and between pairs of the nodes of a Slurm allocation.
+
+Every node is in two pairs, the one before it and the one after it, so that a slow pair tells which of the two is slow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from lifecycle.health.check import CannotObserve, Level, Node, NotHere, check
+from lifecycle.health.finding import Finding, fit, unfit, weak
+from slurm.command import CommandError
+from slurm.hostlist import expand
+
+_PROGRAM = (sys.executable, "-m", "lifecycle.health.allreduce")
+_ENOUGH = 0.8  # of what is expected, or of the other pairs' median
+_RUN_S = 240.0
+_FIRST_PORT, _PORTS = 21000, 8000
+
+_EFA = re.compile(r"Selected provider is efa.*?(?:found (\d+) nics)?\)?\s*$", re.IGNORECASE | re.MULTILINE)
+_NETWORK = re.compile(r"Using network ([^\n]+?)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One all-reduce.
+
+    Attributes:
+        ranks: processes that took part.
+        backend: nccl or gloo.
+        bus_gb_s: bus bandwidth as nccl-tests defines it, GB/s.
+        network: what carried it between nodes, by NCCL's log; empty with gloo.
+        interfaces: EFA interfaces that NCCL found; None where its log does not say.
+    """
+
+    ranks: int
+    backend: str
+    bus_gb_s: float
+    network: str = ""
+    interfaces: int | None = None
+
+
+@check("allreduce", Level.DEEP, limit_s=300.0, alone=True)
+def allreduce(node: Node) -> Finding:
+    """An all-reduce over the node's GPUs is right, and as fast as the instance type's."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    measured = read_measured(_run(node, [*_PROGRAM, "--port", str(port)]))
+    wanted = node.expected.allreduce_gb_s if node.expected else None
+    told = f"{measured.bus_gb_s:.2f} GB/s, {measured.ranks} ranks, {measured.backend}"
+    if wanted is None:
+        return fit(told)
+    expected = f"at least {wanted * _ENOUGH:.0f} GB/s"
+    if measured.bus_gb_s < wanted * _ENOUGH:
+        return unfit(told, expected, "see nvlink_state, gpu_throttle, gpu_pcie; then replace the node")
+    return fit(told, expected)
+
+
+@check("allreduce_pairs", Level.DEEP, limit_s=1200.0, alone=True)
+def allreduce_pairs(node: Node) -> Finding:
+    """Between neighbours of this allocation an all-reduce is right, equally fast, and goes over EFA where there is EFA."""
+    nodes = _allocated(os.environ)
+    pairs = pairs_of(nodes)
+    results: dict[tuple[str, str], Measured] = {}
+    failed: dict[tuple[str, str], str] = {}
+    for number, round_ in enumerate(rounds_of(pairs)):
+        with ThreadPoolExecutor(len(round_)) as pool:
+            asked = {pair: pool.submit(_between, node, pair, number) for pair in round_}
+        for pair, answer in asked.items():
+            try:
+                results[pair] = answer.result()
+            except CannotObserve as error:
+                failed[pair] = str(error)
+    return judge_pairs(results, failed, node)
+
+
+def pairs_of(nodes: Sequence[str]) -> list[tuple[str, str]]:
+    """Each node with the next, the last with the first."""
+    ring = [(one, nodes[(place + 1) % len(nodes)]) for place, one in enumerate(nodes)]
+    return ring if len(nodes) > 2 else ring[:1]
+
+
+def rounds_of(pairs: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+    """The pairs in rounds; no node is in two pairs of one round."""
+    rounds: list[list[tuple[str, str]]] = []
+    for pair in pairs:
+        for round_ in rounds:
+            if not any(set(pair) & set(other) for other in round_):
+                round_.append(pair)
+                break
+        else:
+            rounds.append([pair])
+    return rounds
+
+
+def judge_pairs(
+    results: Mapping[tuple[str, str], Measured], failed: Mapping[tuple[str, str], str], node: Node
+) -> Finding:
+    """Whether the pairs are fit: none failed, none much slower than the others or the type, none beside EFA.
+
+    Raises:
+        CannotObserve: no pair gave a result.
+    """
+    if not results:
+        raise CannotObserve("; ".join(f"{'-'.join(pair)}: {why}" for pair, why in failed.items()))
+    wanted = (node.expected and node.expected.pair_allreduce_gb_s) or statistics.median(
+        measured.bus_gb_s for measured in results.values()
+    )
+    expected = f"at least {wanted * _ENOUGH:.2f} GB/s"
+    bad = dict(failed)
+    for pair, measured in results.items():
+        if node.expected and node.expected.efa and (wrong := _not_by_efa(measured, node.expected.efa)):
+            bad[pair] = wrong
+        elif measured.bus_gb_s < wanted * _ENOUGH:
+            bad[pair] = f"{measured.bus_gb_s:.2f} GB/s"
+    if not bad:
+        slowest = min(measured.bus_gb_s for measured in results.values())
+        some = next(iter(results.values()))
+        return fit(f"{len(results)} pairs, slowest {slowest:.2f} GB/s {some.network or some.backend}", expected)
+    told = "; ".join(f"{'-'.join(pair)}: {why}" for pair, why in bad.items())
+    suspects = _in_all(list(bad))
+    here = os.uname().nodename
+    if suspects and here not in suspects:
+        return weak(told, expected, f"drain {' or '.join(suspects)} and run the check there")
+    return unfit(told, expected, "run the check with other neighbours; then replace the node")
+
+
+def read_measured(text: str) -> Measured:
+    """What the all-reduce program printed.
+
+    Raises:
+        CannotObserve: it printed no result, or a wrong sum.
+    """
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    try:
+        facts = json.loads(lines[-1])
+        log = str(facts["nccl_log"])
+        network = _NETWORK.findall(log)
+        efa = _EFA.search(log)
+        measured = Measured(
+            ranks=int(facts["ranks"]),
+            backend=str(facts["backend"]),
+            bus_gb_s=float(facts["bus_gb_s"]),
+            network=network[-1] if network else "",
+            interfaces=int(efa[1]) if efa and efa[1] else None,
+        )
+    except (IndexError, KeyError, TypeError, ValueError):
+        raise CannotObserve(f"no result: {' '.join(text.split())[-200:] or 'it said nothing'}") from None
+    if not facts.get("right"):
+        raise CannotObserve("the sum is wrong")
+    return measured
+
+
+def _not_by_efa(measured: Measured, wanted: int) -> str:
+    """Why traffic did not go over all of EFA; empty where it did."""
+    if measured.backend != "nccl":
+        return f"{measured.backend} instead of NCCL"
+    if "libfabric" not in measured.network.lower():
+        return f"NCCL used {measured.network or 'no network that it names'} instead of EFA"
+    if measured.interfaces is not None and measured.interfaces != wanted:
+        return f"NCCL found {measured.interfaces} of {wanted} EFA interfaces"
+    return ""
+
+
+def _in_all(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """The nodes that are in every bad pair."""
+    return sorted(set.intersection(*(set(pair) for pair in pairs)))
+
+
+def _allocated(environment: Mapping[str, str]) -> list[str]:
+    if "SLURM_JOB_ID" not in environment or "SLURM_JOB_NODELIST" not in environment:
+        raise NotHere("not in a Slurm allocation of several nodes")
+    nodes = expand(environment["SLURM_JOB_NODELIST"])
+    if len(nodes) < 2:
+        raise NotHere("this Slurm allocation has one node")
+    return nodes
+
+
+def _between(node: Node, pair: tuple[str, str], round_: int) -> Measured:
+    port = _FIRST_PORT + (int(os.environ["SLURM_JOB_ID"]) * 31 + round_) % _PORTS
+    step = (
+        "srun",
+        "--overlap",
+        "--mpi=none",
+        "-N2",
+        "-n2",
+        "--ntasks-per-node=1",
+        "-w",
+        ",".join(pair),
+        "--kill-on-bad-exit=1",
+    )
+    # srun numbers tasks in the order of Slurm's node list, so rank 0 is on the first of the pair in that order.
+    first = min(pair, key=expand(os.environ["SLURM_JOB_NODELIST"]).index)
+    return read_measured(_run(node, [*step, *_PROGRAM, "--nodes", "2", "--host", first, "--port", str(port)]))
+
+
+def _run(node: Node, argv: Sequence[str]) -> str:
+    try:
+        return node.command(*argv, timeout_s=_RUN_S).stdout
+    except CommandError as error:
+        said = " ".join((error.result.stderr.strip() or error.result.stdout.strip()).split())[-200:]
+        raise CannotObserve(f"{error.reason}: {said or 'it said nothing'}") from None

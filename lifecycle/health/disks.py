@@ -1,0 +1,122 @@
+"""Disks: room, and the speed of what jobs write to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from pathlib import Path
+
+from lifecycle.health.check import Level, Node, NotHere, check
+from lifecycle.health.finding import Finding, fit, unfit, weak
+from lifecycle.health.mounts import read_mounts
+
+_SYSTEM = ("/", "/tmp", "/var", "/var/log", "/var/spool/slurmd")
+_FULL, _NEARLY_FULL = 0.99, 0.95
+_SAMPLE_BYTES = 256 << 20
+_PIECE_BYTES = 4 << 20
+_LOCAL_DISK = ("/dev/nvme", "/dev/md", "/dev/mapper/")
+_NVME_MIN_MB_S = 500.0
+_SHM_MIN_MB_S = 500.0
+
+
+@check("disk_space", Level.PROLOG, limit_s=1.0)
+def disk_space(node: Node) -> Finding:
+    """The system's file systems have room, for bytes and for files."""
+    fullest, where = 0.0, ""
+    for name in _SYSTEM:
+        try:
+            facts = os.statvfs(node.path(name))
+        except FileNotFoundError:
+            continue
+        used_bytes = 1 - facts.f_bavail / facts.f_blocks if facts.f_blocks else 0.0
+        used_files = 1 - facts.f_favail / facts.f_files if facts.f_files else 0.0
+        for used, what in ((used_bytes, "bytes"), (used_files, "files")):
+            if used > fullest:
+                fullest, where = used, f"{name}: {used:.0%} of {what} used"
+    expected, advice = f"under {_NEARLY_FULL:.0%}", "remove old logs and what dead jobs left"
+    if fullest >= _FULL:
+        return unfit(where, expected, advice)
+    return weak(where, expected, advice) if fullest >= _NEARLY_FULL else fit(where, expected)
+
+
+@check("shm_speed", Level.QUICK, limit_s=15.0, alone=True)
+def shm_speed(node: Node) -> Finding:
+    """Memory file system: written at memory's speed, as checkpoints are."""
+    directory = node.path("/dev/shm")
+    facts = os.statvfs(directory)
+    room = facts.f_bavail * facts.f_frsize
+    sample = min(_SAMPLE_BYTES, room // 4)
+    if sample < _PIECE_BYTES:
+        return unfit(f"{room >> 20} MiB free", "room for a sample", "remove what dead jobs left in /dev/shm")
+    speed = _write(directory, sample, sync=False)
+    size = facts.f_blocks * facts.f_frsize >> 30
+    measured, expected = f"{speed:.0f} MB/s, {size} GiB", f"at least {_SHM_MIN_MB_S:.0f} MB/s"
+    if speed < _SHM_MIN_MB_S:
+        return weak(measured, expected, "is the node swapping, or busy with another job?")
+    return fit(measured, expected)
+
+
+@check("nvme_speed", Level.QUICK, limit_s=30.0, alone=True)
+def nvme_speed(node: Node) -> Finding:
+    """The node's own disks for jobs: there, and written at a disk's speed, fsync included."""
+    places = [node.settings.nvme] if node.settings.nvme else _local_disks(node)
+    if not places:
+        raise NotHere("no NVMe mount but the system's; `nvme:` in health.yaml names one")
+    expected = f"at least {_NVME_MIN_MB_S:.0f} MB/s"
+    told, slow = [], False
+    for place in places:
+        facts = os.statvfs(node.path(place))
+        if facts.f_bavail * facts.f_frsize < 2 * _SAMPLE_BYTES:
+            return weak(f"{place}: {facts.f_bavail * facts.f_frsize >> 20} MiB free", expected, "make room there")
+        speed = _write(node.path(place), _SAMPLE_BYTES, sync=True)
+        slow |= speed < _NVME_MIN_MB_S
+        told.append(f"{place}: {speed:.0f} MB/s, {facts.f_blocks * facts.f_frsize >> 30} GiB")
+    if slow:
+        return weak("; ".join(told), expected, "is a job writing? nvme smart-log; replace the node")
+    return fit("; ".join(told), expected)
+
+
+@check("nvme_disks", Level.PROLOG, limit_s=1.0)
+def nvme_disks(node: Node) -> Finding:
+    """The instance type's local disks are there."""
+    models = [path.read_text().strip() for path in node.path("/sys/block").glob("nvme*/device/model")]
+    local = [model for model in models if "Instance Storage" in model]
+    wanted = node.expected.nvme_disks if node.expected else None
+    if wanted is None:
+        raise NotHere("machine type unknown: nothing says how many local disks there should be")
+    measured = f"{len(local)} of {len(models)} NVMe disks are the instance's own"
+    if len(local) == wanted:
+        return fit(measured, f"{wanted}")
+    return unfit(measured, f"{wanted}", "stop and start the instance, or replace the node")
+
+
+def _local_disks(node: Node) -> list[str]:
+    """Where NVMe disks or arrays are mounted, but for the system's own."""
+    return [
+        mount.at
+        for mount in read_mounts(node.read("/proc/mounts"))
+        if mount.source.startswith(_LOCAL_DISK)
+        and mount.at not in ("/", "/usr", "/var", "/home")
+        and not mount.at.startswith(("/boot", "/efi"))
+        and "rw" in mount.options
+    ]
+
+
+def _write(directory: Path, nbytes: int, *, sync: bool) -> float:
+    """MB/s of a sequential write into a file that has no name left when it is written."""
+    piece = memoryview(os.urandom(_PIECE_BYTES))
+    path = directory / f".holdfast-check-{secrets.token_hex(4)}"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        path.unlink()  # so that a killed check leaves nothing
+        start_s = time.monotonic()
+        for _ in range(nbytes // _PIECE_BYTES):
+            os.write(descriptor, piece)
+        if sync:
+            os.fsync(descriptor)
+        return nbytes / (time.monotonic() - start_s) / 1e6
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)

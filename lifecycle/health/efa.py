@@ -1,0 +1,108 @@
+"""EFA, Amazon's RDMA network: are all interfaces there, and may programs use them?"""
+
+from __future__ import annotations
+
+import re
+import resource
+
+from lifecycle.health.check import Level, Node, NotHere, check
+from lifecycle.health.finding import Finding, fit, unfit, weak
+from lifecycle.health.pci import efa_interfaces, nvidia_gpus
+
+_RDMA = "/sys/class/infiniband"
+_LOCKED = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
+_HUGE = re.compile(r"^HugePages_(Total|Free):\s+(\d+)", re.MULTILINE)
+
+
+@check("efa_devices", Level.PROLOG, limit_s=1.0)
+def efa_devices(node: Node) -> Finding:
+    """Every EFA interface has its driver and an active port, and the instance type's number is there."""
+    plugged = efa_interfaces(node)
+    wanted = node.expected.efa if node.expected else len(plugged)
+    if wanted == len(plugged) == 0:
+        raise NotHere("no EFA interface")
+    driven = _devices(node)
+    down = [name for name, state in driven.items() if "ACTIVE" not in state]
+    measured = f"{len(plugged)} on the PCI bus, {len(driven)} with the driver"
+    if down:
+        return unfit(f"{measured}, not active: {', '.join(down)}", f"{wanted}", "reboot; then replace the node")
+    if wanted == len(plugged) == len(driven):
+        return fit(measured, f"{wanted}")
+    if not driven:
+        return unfit(measured, f"{wanted}", "modprobe efa, or run the EFA installer (holdfast node provision)")
+    return unfit(measured, f"{wanted}", "attach the missing interfaces (launch template), or replace the node")
+
+
+@check("efa_modules", Level.QUICK, limit_s=2.0)
+def efa_modules(node: Node) -> Finding:
+    """The kernel modules that EFA needs are loaded; with GPUs also one that lets it read their memory."""
+    if not efa_interfaces(node):
+        raise NotHere("no EFA interface")
+    loaded = {path.name for path in node.path("/sys/module").glob("*")}
+    missing = {"efa", "ib_uverbs"} - loaded
+    if missing:
+        return unfit(f"not loaded: {', '.join(sorted(missing))}", "efa, ib_uverbs", "run the EFA installer")
+    peer = loaded & {"nvidia_peermem", "efa_nv_peermem"}
+    if nvidia_gpus(node) and not peer and not _has_dmabuf(node):
+        advice = "modprobe efa_nv_peermem, or a driver and kernel with dma-buf"
+        return weak("no GPU memory module", "efa_nv_peermem, nvidia_peermem or dma-buf", advice)
+    return fit(", ".join(sorted(loaded & {"efa", "ib_uverbs", "gdrdrv"} | peer)), "efa, ib_uverbs")
+
+
+@check("locked_memory", Level.QUICK, limit_s=2.0)
+def locked_memory(node: Node) -> Finding:
+    """Jobs may lock all memory, which RDMA needs."""
+    measured = _locked_memory(node)
+    if "unlimited" in measured:
+        return fit(measured, "unlimited")
+    if _devices(node) or efa_interfaces(node):
+        advice = (
+            "memlock unlimited in limits.conf, LimitMEMLOCK=infinity for slurmd, PropagateResourceLimitsExcept=MEMLOCK"
+        )
+        return unfit(measured, "unlimited", advice)
+    return fit(measured, "any: no RDMA here")
+
+
+@check("huge_pages", Level.QUICK, limit_s=2.0)
+def huge_pages(node: Node) -> Finding:
+    """There are free huge pages for EFA's buffers."""
+    if not efa_interfaces(node):
+        raise NotHere("no EFA interface")
+    pages = {name: int(count) for name, count in _HUGE.findall(node.read("/proc/meminfo"))}
+    measured = f"{pages.get('Free', 0)} of {pages.get('Total', 0)} free"
+    if pages.get("Free"):
+        return fit(measured, "some free")
+    return weak(measured, "some free", "vm.nr_hugepages = 5128 (what the EFA installer sets), or end what holds them")
+
+
+def _devices(node: Node) -> dict[str, str]:
+    """RDMA devices with a driver, and the state of their first port."""
+    states = {}
+    for path in sorted(node.path(_RDMA).glob("*")):
+        try:
+            states[path.name] = (path / "ports/1/state").read_text().strip()
+        except OSError as error:
+            states[path.name] = f"{error.strerror}"
+    return states
+
+
+def _has_dmabuf(node: Node) -> bool:
+    """Whether kernel and driver can share GPU memory without a module: the open driver on Linux 5.12 or newer."""
+    try:
+        release, driver = node.read("/proc/sys/kernel/osrelease"), node.read("/proc/driver/nvidia/version")
+    except OSError:
+        return False
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (5, 12) and "Open Kernel Module" in driver
+
+
+def _locked_memory(node: Node) -> str:
+    """The limit that jobs inherit from slurmd; where none runs, our own."""
+    for path in node.path("/proc").glob("[0-9]*/comm"):
+        try:
+            if path.read_text().strip() == "slurmd" and (hit := _LOCKED.search((path.parent / "limits").read_text())):
+                return f"{hit[1]} (slurmd)"
+        except OSError:  # it ended
+            continue
+    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return f"{'unlimited' if soft == resource.RLIM_INFINITY else soft} (this process)"

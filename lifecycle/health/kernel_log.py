@@ -1,0 +1,152 @@
+"""What the kernel has complained of since boot: GPUs (Xid), NVSwitches (SXid), memory, disks.
+
+Xid numbers are NVIDIA's (docs.nvidia.com/deploy/xid-errors). Those that a program can cause never speak against a node.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lifecycle.health.check import CannotObserve, Level, Node, check
+from lifecycle.health.finding import Finding, fit, unfit, weak
+
+_KMSG = "/dev/kmsg"
+_MAX_BYTES = 64 << 20
+
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+_SXID = re.compile(r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)", re.IGNORECASE)
+_OF_PROGRAMS = frozenset({13, 31, 32, 43, 45, 66, 68, 69, 109, 137})
+_OF_HARDWARE = frozenset({46, 48, 54, 61, 62, 64, 74, 79, 95, 110, 119, 120, 121, 123, 136, 140, 142, 143, 151})
+
+_BROKEN = (
+    ("file system made read-only", re.compile(r"Remounting filesystem read-only|xfs.*Shutting down filesystem", re.I)),
+    ("uncorrected memory error", re.compile(r"Uncorrected hardware memory error|EDAC .*\bUE\b|Memory failure: 0x")),
+    ("disk gone", re.compile(r"nvme\S* .*(controller is down|Removing after probe failure|Disabling device)", re.I)),
+)
+_SUSPICIOUS = (
+    ("machine check", re.compile(r"\[Hardware Error\]")),
+    ("disk error", re.compile(r"I/O error, dev |EXT4-fs error|XFS .*[Cc]orruption|nvme\S* .*timeout")),
+    ("stuck task", re.compile(r"blocked for more than \d+ seconds|soft lockup|rcu.*self-detected stall")),
+)
+_OOM = re.compile(r"\bOut of memory: Kill")
+_OOM_JOB = re.compile(r"Memory cgroup out of memory: Kill")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelLog:
+    """The messages that the kernel still has.
+
+    Attributes:
+        lines: their texts, oldest first.
+        since_s: age of the machine, seconds, at the oldest; 0 when none was lost since boot.
+    """
+
+    lines: tuple[str, ...]
+    since_s: float
+
+    @property
+    def reach(self) -> str:
+        return f" (log begins {self.since_s:.0f} s after boot)" if self.since_s else ""
+
+
+@check("gpu_xid", Level.PROLOG, limit_s=1.0)
+def gpu_xid(node: Node) -> Finding:
+    """The kernel has reported no GPU (Xid) or NVSwitch (SXid) hardware error since boot."""
+    log = node.once(read_kernel_log)
+    bad: list[str] = []
+    odd: list[str] = []
+    harmless: list[str] = []
+    for line in log.lines:
+        if hit := _XID.search(line):
+            number = int(hit[2])
+            kind = bad if number in _OF_HARDWARE else harmless if number in _OF_PROGRAMS else odd
+            kind.append(f"Xid {number} on {hit[1]}")
+        elif hit := _SXID.search(line):
+            (bad if hit[3].lower() == "fatal" else odd).append(f"SXid {hit[2]} on {hit[1]}")
+    expected = "no hardware Xid or fatal SXid"
+    if bad:
+        return unfit(_counted(bad), expected, "drain, reboot, run deep; replace the node if it comes back")
+    if odd:
+        return weak(_counted(odd), expected, "see NVIDIA's Xid list; run deep")
+    return fit((f"only of programs: {_counted(harmless)}" if harmless else "none") + log.reach, expected)
+
+
+@check("kernel_errors", Level.PROLOG, limit_s=1.0)
+def kernel_errors(node: Node) -> Finding:
+    """The kernel has reported no error of memory, disks or itself since boot."""
+    log = node.once(read_kernel_log)
+    expected = "none"
+    if broken := list(_matching(log, _BROKEN)):
+        return unfit(
+            _counted(broken), expected, "drain; dmesg has the lines; reboot, then replace the part or the node"
+        )
+    if suspicious := list(_matching(log, _SUSPICIOUS)):
+        return weak(_counted(suspicious), expected, "dmesg has the lines; run deep")
+    return fit(f"none in {len(log.lines)} messages{log.reach}", expected)
+
+
+@check("out_of_memory", Level.QUICK, limit_s=2.0)
+def out_of_memory(node: Node) -> Finding:
+    """The node itself has not run out of memory since boot; jobs killed at their own limit do not count."""
+    log = node.once(read_kernel_log)
+    of_node = sum(1 for line in log.lines if _OOM.search(line))
+    of_jobs = sum(1 for line in log.lines if _OOM_JOB.search(line))
+    measured = f"{of_node} of the node, {of_jobs} at a job's limit{log.reach}"
+    if of_node:
+        return weak(measured, "0 of the node", "look at what was killed (dmesg); reboot if it was a daemon")
+    return fit(measured, "0 of the node")
+
+
+def read_kernel_log(node: Node) -> KernelLog:
+    """The kernel's ring buffer.
+
+    Raises:
+        CannotObserve: it may not be read (dmesg_restrict, a container), or is not there.
+    """
+    path = node.path(_KMSG)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise CannotObserve(f"{_KMSG}: {error.strerror}; run as root") from None
+    try:
+        text = b"".join(_records(descriptor)).decode(errors="replace")
+    finally:
+        os.close(descriptor)
+    heads, lines = [], []
+    for row in text.splitlines():
+        head, semicolon, message = row.partition(";")
+        if semicolon and not row.startswith(" "):  # a line that begins with a space belongs to the record before it
+            heads.append(head.split(","))
+            lines.append(message)
+    lost = bool(heads) and heads[0][1] != "0"
+    return KernelLog(lines=tuple(lines), since_s=int(heads[0][2]) / 1e6 if lost else 0.0)
+
+
+def _records(descriptor: int) -> Iterator[bytes]:
+    """What there is to read now; each read of /dev/kmsg gives one record."""
+    total = 0
+    while total < _MAX_BYTES:
+        try:
+            data = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # overwritten while we read; the next read goes on behind the gap
+            continue
+        if not data:
+            return
+        total += len(data)
+        yield data
+
+
+def _matching(log: KernelLog, kinds: tuple[tuple[str, re.Pattern[str]], ...]) -> Iterator[str]:
+    return (name for line in log.lines for name, pattern in kinds if pattern.search(line))
+
+
+def _counted(words: list[str]) -> str:
+    counts = Counter(words)
+    told = [word if count == 1 else f"{word} ({count} times)" for word, count in counts.most_common(4)]
+    return ", ".join(told) + (f" and {len(counts) - 4} more" if len(counts) > 4 else "")

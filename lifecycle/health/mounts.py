@@ -1,0 +1,90 @@
+"""Mounts: is what fstab promises mounted, does every network file system answer, is the root writable?"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from lifecycle.health.check import CannotObserve, Level, Node, NotHere, check
+from lifecycle.health.finding import Finding, fit, unfit
+from slurm.command import CommandError
+
+_NETWORK = re.compile(r"^(nfs4?|lustre|cifs|smb3|ceph|gpfs|beegfs|glusterfs|fuse(\..+)?|fuseblk)$")
+_ANSWER_S = 3.0
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """A line of /proc/mounts or fstab."""
+
+    source: str
+    at: str
+    kind: str
+    options: tuple[str, ...]
+
+
+@check("root_writable", Level.PROLOG, limit_s=1.0)
+def root_writable(node: Node) -> Finding:
+    """The root file system has not become read-only, as it does after a disk error."""
+    roots = [mount for mount in read_mounts(node.read("/proc/mounts")) if mount.at == "/" and mount.kind != "rootfs"]
+    if not roots:
+        raise CannotObserve("/proc/mounts names no root")
+    if "ro" in roots[-1].options:
+        return unfit(f"{roots[-1].source} read-only", "read-write", "dmesg says why; reboot, then replace the disk")
+    return fit(f"{roots[-1].source} ({roots[-1].kind}) read-write", "read-write")
+
+
+@check("network_mounts", Level.QUICK, limit_s=30.0)
+def network_mounts(node: Node) -> Finding:
+    """Every mounted network file system answers."""
+    found = [mount for mount in read_mounts(node.read("/proc/mounts")) if _NETWORK.match(mount.kind)]
+    if not found:
+        raise NotHere("no network file system is mounted")
+    silent = []
+    for mount in found:
+        try:
+            # stat -f asks the server. It runs as a program of its own: a dead mount holds whoever asks.
+            node.command("stat", "-f", "-c", "%T", "--", mount.at, timeout_s=_ANSWER_S)
+        except CommandError as error:
+            silent.append(f"{mount.at} ({mount.kind}): {error.reason}")
+    if silent:
+        return unfit(
+            "; ".join(silent), f"an answer within {_ANSWER_S:g} s", "is the server up? umount -l, mount again, reboot"
+        )
+    return fit(", ".join(f"{mount.at} ({mount.kind})" for mount in found[:6]), f"an answer within {_ANSWER_S:g} s")
+
+
+@check("fstab", Level.QUICK, limit_s=5.0)
+def fstab(node: Node) -> Finding:
+    """What fstab says is mounted."""
+    try:
+        promised = [mount for mount in read_mounts(node.read("/etc/fstab")) if _is_promise(mount)]
+    except FileNotFoundError:
+        raise NotHere("no /etc/fstab") from None
+    if not promised:
+        raise NotHere("fstab promises no mount")
+    mounted = {mount.at for mount in read_mounts(node.read("/proc/mounts"))}
+    missing = [mount.at for mount in promised if (mount.at.rstrip("/") or "/") not in mounted]
+    if missing:
+        return unfit(f"not mounted: {', '.join(missing)}", f"{len(promised)} mounts", f"mount {missing[0]}")
+    return fit(f"{len(promised)} mounted", f"{len(promised)} mounts")
+
+
+def read_mounts(text: str) -> list[Mount]:
+    """The mounts in a text of fstab's form."""
+    rows = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return [
+        Mount(source=row[0], at=_plain(row[1]), kind=row[2], options=tuple(row[3].split(",")))
+        for row in rows
+        if len(row) > 3
+    ]
+
+
+def _is_promise(mount: Mount) -> bool:
+    return mount.at.startswith("/") and mount.kind != "swap" and not {"noauto", "nofail"} & set(mount.options)
+
+
+def _plain(name: str) -> str:
+    """Spaces and the like are written as octal numbers."""
+    return _ESCAPED.sub(lambda hit: chr(int(hit[1], 8)), name)

@@ -1,0 +1,86 @@
+"""NVLink and NVSwitch: are all links up, do they err, does the fabric manager run?"""
+
+from __future__ import annotations
+
+import re
+
+from lifecycle.health.check import CannotObserve, Level, Node, NotHere, check
+from lifecycle.health.finding import Finding, fit, unfit, weak
+from lifecycle.health.pci import nvidia_gpus
+
+_GPU = re.compile(r"^GPU (\d+):")
+_LINK = re.compile(r"^\s*Link (\d+): (?:<inactive>|([\d.]+) GB/s)\s*$")
+_ERRORS = re.compile(r"^\s*Link (\d+): (Replay|Recovery|CRC) Errors: (\d+)\s*$")
+_FABRIC_MANAGER = "nvidia-fabricmanager"
+
+
+@check("nvlink_state", Level.QUICK, limit_s=15.0)
+def nvlink_state(node: Node) -> Finding:
+    """Every NVLink of every GPU is up."""
+    links = _by_gpu(_ask(node, "-s"), _LINK)
+    if not any(links.values()):
+        raise NotHere("no NVLink")
+    up = {gpu: sum(1 for _, speed in found if speed) for gpu, found in links.items()}
+    most = max(up.values())
+    wanted = (node.expected and node.expected.nvlinks) or most
+    down = [
+        f"GPU {gpu}: {up[gpu]}" for gpu, found in links.items() if up[gpu] < wanted or (most and up[gpu] < len(found))
+    ]
+    if most == 0 and not (node.expected and node.expected.nvlinks):
+        raise NotHere("no NVLink is connected")
+    if down:
+        return unfit(
+            ", ".join(down) + " up", f"{wanted} each", "check the fabric manager; reboot, then replace the node"
+        )
+    speeds = sorted({speed for found in links.values() for _, speed in found if speed})
+    return fit(f"{most} on each GPU, {', '.join(speeds)} GB/s a link", f"{wanted} each")
+
+
+@check("nvlink_errors", Level.QUICK, limit_s=15.0)
+def nvlink_errors(node: Node) -> Finding:
+    """No NVLink has counted an error."""
+    counters = _by_gpu(_ask(node, "-e"), _ERRORS)
+    if not any(counters.values()):
+        raise NotHere("no NVLink error counters")
+    bad = [
+        f"GPU {gpu} link {link}: {count} {kind.lower()}"
+        for gpu, found in counters.items()
+        for link, kind, count in found
+        if int(count)
+    ]
+    if bad:
+        more = f" and {len(bad) - 4} more" if len(bad) > 4 else ""
+        return weak(", ".join(bad[:4]) + more, "0", "run the check again under load; replace the node if they grow")
+    return fit("0", "0")
+
+
+@check("fabric_manager", Level.QUICK, limit_s=10.0)
+def fabric_manager(node: Node) -> Finding:
+    """Where there is an NVSwitch, the fabric manager runs."""
+    if not list(node.path("/dev").glob("nvidia-nvswitch[0-9]*")):
+        raise NotHere("no NVSwitch")
+    said = node.tool("systemctl", "is-active", _FABRIC_MANAGER, timeout_s=5.0, check=False).stdout.strip()
+    if not said:
+        raise CannotObserve("systemctl said nothing")
+    if said == "active":
+        return fit(said, "active")
+    return unfit(said, "active", f"systemctl restart {_FABRIC_MANAGER}; its version must equal the driver's")
+
+
+def _ask(node: Node, option: str) -> str:
+    if not nvidia_gpus(node):
+        raise NotHere("no NVIDIA GPU")
+    return node.tool("nvidia-smi", "nvlink", option, timeout_s=12.0).stdout
+
+
+def _by_gpu(text: str, line: re.Pattern[str]) -> dict[str, list[tuple[str, ...]]]:
+    """What a pattern finds below each "GPU n:" line."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    gpu = ""
+    for row in text.splitlines():
+        if head := _GPU.match(row):
+            gpu = head[1]
+            found[gpu] = []
+        elif gpu and (hit := line.match(row)):
+            found[gpu].append(tuple(group or "" for group in hit.groups()))
+    return found

@@ -1,0 +1,41 @@
+"""What is plugged in, by the PCI bus: it knows of devices whose driver does not."""
+
+from __future__ import annotations
+
+from lifecycle.health.check import Node
+
+_NVIDIA, _AMAZON = "0x10de", "0x1d0f"
+_DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; GPUs of servers are the latter
+_EFA_PREFIX = "0xefa"
+
+
+def nvidia_gpus(node: Node) -> list[str]:
+    """PCI addresses of NVIDIA's GPUs."""
+    return [
+        address
+        for address, facts in _devices(node).items()
+        if facts["vendor"] == _NVIDIA and facts["class"][:6] in _DISPLAY_CLASSES
+    ]
+
+
+def efa_interfaces(node: Node) -> list[str]:
+    """PCI addresses of EFA interfaces."""
+    return [
+        address
+        for address, facts in _devices(node).items()
+        if facts["vendor"] == _AMAZON and facts["device"].startswith(_EFA_PREFIX)
+    ]
+
+
+def _devices(node: Node) -> dict[str, dict[str, str]]:
+    return node.once(_read)
+
+
+def _read(node: Node) -> dict[str, dict[str, str]]:
+    devices = {}
+    for path in sorted(node.path("/sys/bus/pci/devices").glob("*")):
+        try:
+            devices[path.name] = {key: (path / key).read_text().strip() for key in ("vendor", "device", "class")}
+        except OSError:  # it went away
+            continue
+    return devices

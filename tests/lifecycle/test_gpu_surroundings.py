@@ -1,0 +1,223 @@
+"""NVLink, fabric manager, DCGM, kernel log, EFA: on recorded output and a directory as the node."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from node_kit import RECORDED, node_of, plug, plug_gpus, put
+
+from lifecycle.health import dcgm, efa, kernel_log, loopback, nvlink
+from lifecycle.health.finding import Finding, Status
+from lifecycle.instance import expected
+
+STATUS = (RECORDED / "nvlink-status-h100.txt").read_text()
+ERRORS = (
+    STATUS.splitlines()[0]
+    + "\n"
+    + "".join(f"\t Link {link}: {kind} Errors: 0\n" for link in range(18) for kind in ("Replay", "Recovery", "CRC"))
+)
+
+
+def ask_nvlink(root: Path, status: str, errors: str = ERRORS) -> tuple[Finding, Finding]:
+    plug_gpus(root, 1)
+    node = node_of(
+        root, {"nvidia-smi nvlink -s": status, "nvidia-smi nvlink -e": errors}, expected=expected("p5.48xlarge")
+    )
+    return nvlink.nvlink_state.run(node), nvlink.nvlink_errors.run(node)
+
+
+def test_eighteen_links_of_an_h100_are_healthy(tmp_path: Path) -> None:
+    state, errors = ask_nvlink(tmp_path, STATUS)
+    assert state.status is errors.status is Status.OK
+    assert state.measured == "18 on each GPU, 26.562 GB/s a link"
+
+
+def test_an_inactive_link_is_critical_even_on_an_unknown_machine(tmp_path: Path) -> None:
+    plug_gpus(tmp_path, 1)
+    text = STATUS.replace("Link 5: 26.562 GB/s", "Link 5: <inactive>")
+    finding = nvlink.nvlink_state.run(node_of(tmp_path, {"nvidia-smi nvlink -s": text}))
+    assert finding.status is Status.CRITICAL and finding.measured == "GPU 0: 17 up"
+
+
+def test_no_link_up_at_all_is_critical_only_where_links_are_expected(tmp_path: Path) -> None:
+    text = STATUS.replace("26.562 GB/s", "<inactive>")
+    assert ask_nvlink(tmp_path, text)[0].status is Status.CRITICAL
+    finding = nvlink.nvlink_state.run(node_of(tmp_path, {"nvidia-smi nvlink -s": text}))
+    assert finding.status is Status.SKIPPED  # two PCIe cards without a bridge
+
+
+def test_a_link_that_errs_is_named(tmp_path: Path) -> None:
+    _, finding = ask_nvlink(
+        tmp_path, STATUS, ERRORS.replace("Link 3: Recovery Errors: 0", "Link 3: Recovery Errors: 7")
+    )
+    assert finding.status is Status.WARNING and finding.measured == "GPU 0 link 3: 7 recovery"
+
+
+@pytest.mark.parametrize(("said", "status"), [("active\n", Status.OK), ((3, "failed\n"), Status.CRITICAL)])
+def test_a_node_with_an_nvswitch_needs_its_fabric_manager(
+    tmp_path: Path, said: str | tuple[int, str], status: Status
+) -> None:
+    put(tmp_path, "/dev/nvidia-nvswitch0")
+    node = node_of(tmp_path, {"systemctl is-active nvidia-fabricmanager": said})
+    assert nvlink.fabric_manager.run(node).status is status
+    assert nvlink.fabric_manager.run(node_of(tmp_path / "other")).status is Status.SKIPPED
+
+
+def diagnose(root: Path, report: object) -> Finding:
+    plug_gpus(root, 2)
+    text = report if isinstance(report, str) else json.dumps(report)
+    return dcgm.dcgm_short.run(node_of(root, {"dcgmi diag -r 1 -j": (226, text)}))
+
+
+def report_of(status: str, **more: object) -> dict[str, object]:
+    results = [{"entity_group": "GPU", "entity_id": 3, "status": status, **more}]
+    return {
+        "DCGM Diagnostic": {"test_categories": [{"category": "x", "tests": [{"name": "memory", "results": results}]}]}
+    }
+
+
+def test_dcgm_s_verdict_is_taken_from_its_report(tmp_path: Path) -> None:
+    assert diagnose(tmp_path, report_of("Pass")).status is Status.OK
+    failed = diagnose(tmp_path, report_of("Fail", warnings=[{"warning": "bit stuck", "error_severity": 2}]))
+    assert failed.status is Status.CRITICAL and failed.measured == "memory on GPU 3: bit stuck"
+
+
+def test_a_setting_that_dcgm_dislikes_speaks_against_no_gpu(tmp_path: Path) -> None:
+    finding = diagnose(tmp_path, (RECORDED / "dcgm-persistence.json").read_text())
+    assert finding.status is Status.WARNING and "Persistence mode for GPU 0" in finding.measured
+
+
+@pytest.mark.parametrize("report", ["", "host engine is not running", "{", "{}", "[]", report_of("Skip")])
+def test_a_diagnostic_that_did_not_run_is_unknown(tmp_path: Path, report: object) -> None:
+    assert diagnose(tmp_path, report).status is Status.UNKNOWN
+
+
+def test_dcgm_that_is_not_installed_is_skipped(tmp_path: Path) -> None:
+    plug_gpus(tmp_path, 1)
+    assert dcgm.dcgm_short.run(node_of(tmp_path)).status is Status.SKIPPED
+
+
+def kernel(root: Path, *messages: str, first: int = 0) -> dict[str, Finding]:
+    rows = [f"4,{first + number},{1000000 * (first + number)},-;{text}" for number, text in enumerate(messages)]
+    put(root, "/dev/kmsg", "\n SUBSYSTEM=pci\n".join(rows) + "\n")
+    node = node_of(root)
+    return {
+        check.name: check.run(node)
+        for check in (kernel_log.gpu_xid, kernel_log.kernel_errors, kernel_log.out_of_memory)
+    }
+
+
+XID = "NVRM: Xid (PCI:0000:01:00): {}, pid=2096908, name=python3, GPU has something"
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (
+            "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+            Status.CRITICAL,
+        ),
+        (XID.format(48), Status.CRITICAL),
+        (XID.format(95), Status.CRITICAL),
+        (XID.format(63), Status.WARNING),
+        (XID.format(94), Status.WARNING),
+        (XID.format(999), Status.WARNING),
+        (XID.format(13), Status.OK),
+        (XID.format(31), Status.OK),
+        (XID.format(43), Status.OK),
+        ("nvidia-nvswitch0: SXid (PCI:0000:59:00.0): 23001, Fatal, Link 12 Always Fatal", Status.CRITICAL),
+        (
+            "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
+            Status.WARNING,
+        ),
+        ("eth0: link up", Status.OK),
+    ],
+)
+def test_xids_of_hardware_count_and_those_of_programs_do_not(tmp_path: Path, line: str, status: Status) -> None:
+    assert kernel(tmp_path, "Linux version 6.1", line)["gpu_xid"].status is status
+
+
+def test_a_log_that_lost_its_beginning_says_so(tmp_path: Path) -> None:
+    assert "log begins 500 s after boot" in kernel(tmp_path, "eth0: link up", first=500)["gpu_xid"].measured
+    assert "log begins" not in kernel(tmp_path, "eth0: link up")["gpu_xid"].measured
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("EXT4-fs (nvme0n1p1): Remounting filesystem read-only", Status.CRITICAL),
+        ("nvme nvme1: controller is down; will reset: CSTS=0xffffffff", Status.CRITICAL),
+        ("Uncorrected hardware memory error in user-access at 7f", Status.CRITICAL),
+        ("mce: [Hardware Error]: Machine check events logged", Status.WARNING),
+        ("I/O error, dev nvme0n1, sector 12345 op 0x0:(READ)", Status.WARNING),
+        ("INFO: task python:123 blocked for more than 120 seconds.", Status.WARNING),
+        ("Memory cgroup out of memory: Killed process 1 (python)", Status.OK),
+    ],
+)
+def test_errors_of_the_machine_are_found(tmp_path: Path, line: str, status: Status) -> None:
+    assert kernel(tmp_path, line)["kernel_errors"].status is status
+
+
+def test_a_job_killed_at_its_own_limit_is_no_shortage_of_the_node(tmp_path: Path) -> None:
+    found = kernel(tmp_path, "Memory cgroup out of memory: Killed process 7 (python) total-vm:1kB")["out_of_memory"]
+    assert found.status is Status.OK and "1 at a job's limit" in found.measured
+    assert kernel(tmp_path, "Out of memory: Killed process 7 (sshd)")["out_of_memory"].status is Status.WARNING
+
+
+def test_a_kernel_log_that_may_not_be_read_is_unknown(tmp_path: Path) -> None:
+    assert kernel_log.gpu_xid.run(node_of(tmp_path)).status is Status.UNKNOWN
+
+
+def plug_efa(root: Path, count: int, driven: int, state: str = "4: ACTIVE") -> None:
+    for number in range(count):
+        plug(root, f"0000:{number:02x}:1b.0", "0x1d0f", "0xefa2", "0x020000")
+    for number in range(driven):
+        put(root, f"/sys/class/infiniband/rdmap{number}s27/ports/1/state", state + "\n")
+
+
+@pytest.mark.parametrize(
+    ("plugged", "driven", "state", "status"),
+    [
+        (32, 32, "4: ACTIVE", Status.OK),
+        (32, 31, "4: ACTIVE", Status.CRITICAL),
+        (31, 31, "4: ACTIVE", Status.CRITICAL),
+        (32, 0, "", Status.CRITICAL),
+        (32, 32, "1: DOWN", Status.CRITICAL),
+    ],
+)
+def test_a_p5_has_32_efa_interfaces(tmp_path: Path, plugged: int, driven: int, state: str, status: Status) -> None:
+    plug_efa(tmp_path, plugged, driven, state)
+    assert efa.efa_devices.run(node_of(tmp_path, expected=expected("p5.48xlarge"))).status is status
+
+
+def test_efa_needs_its_modules_locked_memory_and_huge_pages(tmp_path: Path) -> None:
+    plug_efa(tmp_path, 1, 1)
+    node = node_of(tmp_path)
+    put(tmp_path, "/proc/meminfo", "HugePages_Total:    5128\nHugePages_Free:        0\n")
+    put(tmp_path, "/proc/17/comm", "slurmd\n")
+    put(tmp_path, "/proc/17/limits", "Max locked memory         65536                65536                bytes     \n")
+    checks = (efa.efa_modules, efa.locked_memory, efa.huge_pages)
+    assert [check.run(node).status for check in checks] == [Status.CRITICAL, Status.CRITICAL, Status.WARNING]
+    for module in ("efa", "ib_uverbs"):
+        put(tmp_path, f"/sys/module/{module}/refcnt")
+    put(tmp_path, "/proc/meminfo", "HugePages_Total:    5128\nHugePages_Free:     5000\n")
+    put(tmp_path, "/proc/17/limits", "Max locked memory         unlimited            unlimited            bytes     \n")
+    assert [check.run(node).status for check in checks] == [Status.OK] * 3
+
+
+def test_gpus_beside_efa_need_a_way_to_their_memory(tmp_path: Path) -> None:
+    plug_efa(tmp_path, 1, 1)
+    plug_gpus(tmp_path, 1)
+    for module in ("efa", "ib_uverbs"):
+        put(tmp_path, f"/sys/module/{module}/refcnt")
+    assert efa.efa_modules.run(node_of(tmp_path)).status is Status.WARNING
+    put(tmp_path, "/sys/module/efa_nv_peermem/refcnt")
+    assert efa.efa_modules.run(node_of(tmp_path)).status is Status.OK
+
+
+def test_without_efa_its_checks_are_skipped(tmp_path: Path) -> None:
+    node = node_of(tmp_path)
+    checks = (efa.efa_devices, efa.efa_modules, efa.huge_pages, loopback.efa_loopback)
+    assert {check.run(node).status for check in checks} == {Status.SKIPPED}
