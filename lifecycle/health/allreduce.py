@@ -1,7 +1,7 @@
 """An all-reduce over the GPUs (NCCL) or, without GPUs, some processes (gloo) of one node or of two: how fast is it?
 
-A program of its own, `python -m lifecycle.health.allreduce`, because it loads torch. It prints one line of JSON. Over two
-nodes it is started once on each, by srun.
+A program of its own, `python -m lifecycle.health.allreduce`, because it loads torch. It prints one line of JSON. Over
+two nodes it is started once on each, by srun.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def _be_rank(options: argparse.Namespace, local: int, ranks: int) -> None:
         nbytes = options.bytes or (1 << 30 if gpu else 16 << 20)
         tensor = torch.ones(nbytes // 4, device="cuda" if gpu else "cpu")
         seconds = _time(torch, dist, tensor, gpu)
-        right = bool((tensor == tensor[0]).all()) and float(tensor[0]) == float(world) ** (_ROUNDS + _WARM_ROUNDS)
+        tensor.fill_(1.0)
+        dist.all_reduce(tensor)
+        right = bool((tensor == float(world)).all())
         facts: dict[str, Any] = {
             "backend": dist.get_backend(),
             "ranks": world,

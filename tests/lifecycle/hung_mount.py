@@ -1,0 +1,43 @@
+"""Program: mounts a file system whose server never answers, asks the checks about it, prints what they say.
+
+To be run by root in a mount namespace of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+from lifecycle.health import mounts
+from lifecycle.health.check import Level, Node, check
+from lifecycle.health.finding import Finding, fit
+from lifecycle.health.runner import run_checks
+
+
+@check("stuck", Level.QUICK, limit_s=0.5)
+def stuck(node: Node) -> Finding:
+    """Asks the dead mount itself."""
+    os.statvfs(sys.argv[1])
+    return fit("answered")
+
+
+@check("after", Level.QUICK)
+def after(node: Node) -> Finding:
+    """Asks nothing."""
+    return fit("well")
+
+
+def main(place: Path) -> None:
+    server = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"hung", str(place).encode(), b"fuse.hung", 0, options.encode()):
+        sys.exit(f"mount: {os.strerror(ctypes.get_errno())}")
+    mounts._ANSWER_S = 0.5
+    for finding in run_checks([stuck, after, mounts.network_mounts], Node(), 30.0):
+        print(finding.check, finding.status.name, finding.measured)
+
+
+main(Path(sys.argv[1]))

@@ -1,0 +1,138 @@
+"""A run of checks ends, whatever its checks do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lifecycle.health.catalog import CHECKS, select
+from lifecycle.health.check import CannotObserve, Check, Level, Node, NotHere, check
+from lifecycle.health.finding import Finding, Status, fit, overall
+from lifecycle.health.runner import run_checks
+
+BUDGET_S = 30.0
+
+
+def made(name: str, judge: object, limit_s: float = 10.0, alone: bool = False) -> Check:
+    def asked(node: Node) -> Finding:
+        """It is as it should be."""
+        return judge(node)  # type: ignore[operator]
+
+    return check(name, Level.QUICK, limit_s=limit_s, alone=alone)(asked)
+
+
+def hang(node: Node) -> Finding:
+    threading.Event().wait()
+    return fit("never")
+
+
+def well(node: Node) -> Finding:
+    return fit("well")
+
+
+def die(node: Node) -> Finding:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return fit("never")
+
+
+def raising(error: Exception) -> object:
+    def judge(node: Node) -> Finding:
+        raise error
+
+    return judge
+
+
+def test_a_hung_check_is_unknown_at_its_limit_and_holds_up_nobody() -> None:
+    checks = [made("first", well), made("hung", hang, limit_s=0.3), made("after", well)]
+    findings = run_checks(checks, Node(), BUDGET_S)
+    assert [finding.status for finding in findings] == [Status.OK, Status.UNKNOWN, Status.OK]
+    assert [finding.check for finding in findings] == ["first", "hung", "after"]
+    assert findings[1].measured == "no answer within 0.3 s" and findings[1].seconds >= 0.3
+
+
+def test_a_check_whose_process_dies_is_unknown_and_the_others_go_on() -> None:
+    findings = run_checks([made("dies", die), made("after", well)], Node(), BUDGET_S)
+    assert [finding.status for finding in findings] == [Status.UNKNOWN, Status.OK]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (NotHere("no such part"), Status.SKIPPED),
+        (CannotObserve("no answer"), Status.UNKNOWN),
+        (PermissionError(13, "Permission denied"), Status.UNKNOWN),
+        (ZeroDivisionError("division by zero"), Status.UNKNOWN),
+    ],
+)
+def test_what_a_check_raises_is_never_taken_for_a_sick_node(error: Exception, status: Status) -> None:
+    [finding] = run_checks([made("raises", raising(error))], Node(), BUDGET_S)
+    assert finding.status is status and str(error) in finding.measured
+
+
+def test_when_the_level_s_time_is_used_up_the_rest_is_unknown() -> None:
+    checks = [made("hung", hang), made("next", well), made("alone", well, alone=True)]
+    findings = run_checks(checks, Node(), 0.3)
+    assert {finding.status for finding in findings} == {Status.UNKNOWN}
+    assert "not run" in findings[1].measured and "not run" in findings[2].measured
+
+
+def test_a_check_that_measures_speed_runs_when_no_other_does(tmp_path: Path) -> None:
+    def noting(name: str) -> object:
+        def judge(node: Node) -> Finding:
+            others = list(tmp_path.glob("*.running"))
+            mark = tmp_path / f"{name}.running"
+            mark.touch()
+            deadline_s = time.monotonic() + 0.2
+            while time.monotonic() < deadline_s:  # long enough to be met
+                pass
+            mark.unlink()
+            return fit(",".join(sorted(path.stem for path in others)))
+
+        return judge
+
+    checks = [made(name, noting(name), alone=name != "beside") for name in ("one", "two", "beside")]
+    assert {finding.measured for finding in run_checks(checks, Node(), BUDGET_S)} == {""}
+
+
+def test_the_prolog_ends_within_two_seconds_even_when_everything_hangs() -> None:
+    checks = [made(f"hung{number}", hang, limit_s=1.0, alone=number > 2) for number in range(5)]
+    start_s = time.monotonic()
+    findings = run_checks(checks, Node(), Level.PROLOG.budget_s)
+    assert time.monotonic() - start_s < 2.0
+    assert {finding.status for finding in findings} == {Status.UNKNOWN}
+
+
+def test_a_mount_that_does_not_answer_hangs_no_check_and_is_critical(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK):
+        pytest.skip("needs root and /dev/fuse")
+    program = Path(__file__).with_name("hung_mount.py")
+    unshare = ["unshare", "-m", "--propagation", "private"]  # nobody else's df shall meet the mount
+    done = subprocess.run(
+        [*unshare, sys.executable, program, tmp_path], capture_output=True, text=True, timeout=60, check=True
+    )
+    stuck, after, mounts = done.stdout.splitlines()
+    assert stuck.startswith("stuck UNKNOWN no answer within 0.5 s")
+    assert after.startswith("after OK")
+    assert mounts.startswith(f"network_mounts CRITICAL {tmp_path} (fuse.hung): no answer within")
+
+
+def test_every_check_says_what_it_promises_and_prolog_s_are_short() -> None:
+    assert len({check.name for check in CHECKS}) == len(CHECKS)
+    assert all(check.promise.endswith(".") for check in CHECKS)
+    prolog = select(Level.PROLOG)
+    assert all(check.limit_s <= 1.0 and not check.alone for check in prolog)
+    for level in Level:
+        assert max(check.limit_s for check in select(level)) < level.budget_s
+
+
+def test_one_status_for_many_is_the_worst_observed() -> None:
+    assert overall([Status.OK, Status.SKIPPED, Status.UNKNOWN]) is Status.OK
+    assert overall([Status.OK, Status.CRITICAL, Status.WARNING, Status.UNKNOWN]) is Status.CRITICAL
+    assert overall([Status.SKIPPED, Status.UNKNOWN]) is Status.UNKNOWN

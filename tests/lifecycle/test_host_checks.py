@@ -1,0 +1,253 @@
+"""Checks of the host: real where this machine has the part, a directory as the node where it has not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from node_kit import node_of, put
+
+from lifecycle.health import clock, collective, cpu, disks, loopback, mounts, names, objects, processes, record
+from lifecycle.health.check import Node
+from lifecycle.health.clock import ClockState, judge_clock
+from lifecycle.health.collective import Measured, judge_node, judge_pairs, pairs_of, read_measured, rounds_of
+from lifecycle.health.finding import Status
+from lifecycle.health.settings import Settings
+from lifecycle.instance import expected, instance_type
+from slurm.command import CommandError, Result
+from tests.ckpt.s3_kit import BUCKET, KEY, SECRET, S3Server
+
+
+def test_messages_come_back_through_libfabric() -> None:
+    if not shutil.which("fi_pingpong"):
+        pytest.skip("needs fi_pingpong (Debian: libfabric-bin)")
+    finding = loopback.tcp_loopback.run(Node())
+    assert finding.status is Status.OK and "MB/s at 64 KiB" in finding.measured
+
+
+def test_a_loopback_without_libfabric_is_skipped(tmp_path: Path) -> None:
+    assert loopback.tcp_loopback.run(node_of(tmp_path)).status is Status.SKIPPED
+
+
+def test_an_all_reduce_on_this_machine_is_right_and_timed() -> None:
+    finding = collective.allreduce.run(Node())
+    assert finding.status is Status.OK and "2 ranks, gloo" in finding.measured
+
+
+@pytest.mark.slurm
+def test_every_pair_of_an_allocation_is_measured(slurm_cluster: object) -> None:
+    command = [sys.executable, "-m", "launcher", "node", "check", "--only", "allreduce_pairs", "--json"]
+    done = slurm_cluster.run_as_user(["salloc", "-N3", "-t5", *command], timeout_s=120)  # type: ignore[attr-defined]
+    assert '"status": "ok"' in done.stdout and "3 pairs, slowest" in done.stdout
+
+
+def test_each_node_is_in_two_pairs_and_never_in_two_at_once() -> None:
+    assert pairs_of(["a", "b"]) == [("a", "b")]
+    for count in range(3, 12):
+        pairs = pairs_of([f"n{number}" for number in range(count)])
+        rounds = rounds_of(pairs)
+        named = [name for pair in pairs for name in pair]
+        assert all(named.count(name) == 2 for name in named)
+        assert sorted(pair for round_ in rounds for pair in round_) == sorted(pairs)
+        for round_ in rounds:
+            flat = [name for pair in round_ for name in pair]
+            assert len(flat) == len(set(flat))
+        assert len(rounds) <= 3
+
+
+def gloo(bus_gb_s: float, **more: object) -> Measured:
+    return Measured(ranks=4, backend="gloo", bus_gb_s=bus_gb_s, **more)  # type: ignore[arg-type]
+
+
+def test_the_node_that_is_in_every_slow_pair_is_named() -> None:
+    here = os.uname().nodename
+    speeds = {("a", "b"): 2.0, ("b", here): 2.1, (here, "c"): 0.3, ("c", "d"): 0.4, ("d", "a"): 2.0}
+    finding = judge_pairs({pair: gloo(speed) for pair, speed in speeds.items()}, {}, Node())
+    assert finding.status is Status.WARNING and "drain c" in finding.advice
+    speeds = {("a", here): 0.3, (here, "c"): 0.4, ("c", "d"): 2.1, ("d", "e"): 2.0, ("e", "a"): 2.0}
+    finding = judge_pairs({pair: gloo(speed) for pair, speed in speeds.items()}, {}, Node())
+    assert finding.status is Status.CRITICAL
+
+
+def test_a_wrong_sum_is_critical_and_a_pair_without_result_unknown_alone() -> None:
+    assert judge_node(gloo(2.0, right=False), None).status is Status.CRITICAL
+    here = os.uname().nodename
+    assert judge_pairs({("a", here): gloo(2.0, right=False)}, {}, Node()).status is Status.CRITICAL
+    with pytest.raises(Exception, match="no route"):
+        judge_pairs({}, {("a", "b"): "no route"}, Node())
+
+
+NCCL = '{"ranks": 16, "backend": "nccl", "bus_gb_s": 330.0, "right": true, "nccl_log": "%s"}'
+GOOD = (
+    "n1:1:1 [0] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.16.3\\n"
+    "n1:1:1 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa-direct (found 32 nics)\\n"
+    "n1:1:1 [0] NCCL INFO Using network Libfabric\\n"
+)
+SOCKETS = "n1:1:1 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\\nn1:1:1 [0] NCCL INFO Using network Socket\\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "status", "told"),
+    [
+        (GOOD, Status.OK, "330.00 GB/s Libfabric"),
+        (GOOD.replace("Libfabric", "AWS Libfabric"), Status.OK, "AWS Libfabric"),
+        (GOOD.replace("found 32", "found 31"), Status.CRITICAL, "NCCL found 31 of 32 EFA interfaces"),
+        (SOCKETS, Status.CRITICAL, "NCCL used Socket instead of EFA"),
+        ("", Status.CRITICAL, "no network that it names"),
+    ],
+)
+def test_traffic_beside_efa_is_critical_where_there_is_efa(log: str, status: Status, told: str) -> None:
+    node = Node(expected=expected("p5.48xlarge"))
+    finding = judge_pairs({(os.uname().nodename, "n2"): read_measured(NCCL % log)}, {}, node)
+    assert finding.status is status and told in finding.measured
+
+
+def test_memory_and_cores_are_timed() -> None:
+    bandwidth = cpu.memory_bandwidth.run(Node())
+    assert bandwidth.status is Status.OK and float(bandwidth.measured.split()[0]) > 0
+    before = os.sched_getaffinity(0)
+    assert cpu.cpu_speed.run(Node()).status in (Status.OK, Status.WARNING)
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_core_offline_and_memory_errors_are_found(tmp_path: Path) -> None:
+    put(tmp_path, "/sys/devices/system/cpu/present", "0-3,8\n")
+    put(tmp_path, "/sys/devices/system/cpu/online", "0-3\n")
+    finding = cpu.cpus.run(node_of(tmp_path))
+    assert finding.status is Status.WARNING and finding.measured == "4 of 5 online"
+    for name, count in (("ue_count", "1"), ("ce_count", "12")):
+        put(tmp_path, f"/sys/devices/system/edac/mc/mc0/{name}", count)
+    finding = cpu.memory_errors.run(node_of(tmp_path))
+    assert finding.status is Status.CRITICAL and finding.measured == "1 uncorrectable, 12 corrected"
+
+
+def test_the_speed_of_disk_and_memory_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
+    node = Node(settings=Settings(nvme=str(tmp_path)))
+    finding = disks.nvme_speed.run(node)
+    assert finding.status in (Status.OK, Status.WARNING) and f"{tmp_path}: " in finding.measured
+    assert not list(tmp_path.iterdir())
+    assert disks.shm_speed.run(node).status in (Status.OK, Status.WARNING)
+    assert not list(Path("/dev/shm").glob(".holdfast-check-*"))
+
+
+def test_a_local_disk_that_is_missing_is_critical(tmp_path: Path) -> None:
+    for number in range(7):
+        put(tmp_path, f"/sys/block/nvme{number}n1/device/model", "Amazon EC2 NVMe Instance Storage        \n")
+    put(tmp_path, "/sys/block/nvme7n1/device/model", "Amazon Elastic Block Store              \n")
+    finding = disks.nvme_disks.run(node_of(tmp_path, expected=expected("p5.48xlarge")))
+    assert finding.status is Status.CRITICAL and finding.measured == "7 of 8 NVMe disks are the instance's own"
+
+
+def test_a_root_that_became_read_only_is_critical(tmp_path: Path) -> None:
+    assert mounts.root_writable.run(Node()).status is Status.OK
+    put(tmp_path, "/proc/mounts", "/dev/nvme0n1p1 / ext4 ro,relatime 0 0\n")
+    assert mounts.root_writable.run(node_of(tmp_path)).status is Status.CRITICAL
+
+
+def test_what_fstab_promises_has_to_be_mounted(tmp_path: Path) -> None:
+    lines = (
+        "# a comment",
+        "UUID=1 / ext4 defaults 0 1",
+        "fs:/x /fsx\\040data lustre _netdev 0 0",
+        "/dev/x /y xfs noauto 0 0",
+        "z none swap sw 0 0",
+    )
+    put(tmp_path, "/etc/fstab", "\n".join(lines) + "\n")
+    put(tmp_path, "/proc/mounts", "/dev/a / ext4 rw 0 0\n")
+    finding = mounts.fstab.run(node_of(tmp_path))
+    assert finding.status is Status.CRITICAL and finding.measured == "not mounted: /fsx data"
+    put(tmp_path, "/proc/mounts", "/dev/a / ext4 rw 0 0\nfs:/x /fsx\\040data lustre rw 0 0\n")
+    assert mounts.fstab.run(node_of(tmp_path)).status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        (ClockState(offset_s=-0.0004, synchronised=True, keeper="chrony"), Status.OK),
+        (ClockState(offset_s=-0.9, synchronised=True, keeper="chrony"), Status.CRITICAL),
+        (ClockState(offset_s=0.0, synchronised=False, keeper="chrony"), Status.WARNING),
+    ],
+)
+def test_a_clock_is_judged_by_offset_and_keeper(state: ClockState, status: Status) -> None:
+    assert judge_clock(state).status is status
+
+
+def test_the_clock_is_asked_of_chrony_and_else_of_the_kernel(tmp_path: Path) -> None:
+    columns = ("A9FEA97B", "169.254.169.123", 4, 1795212000.123456789, -0.000012345, 0.000001, 0.00002)
+    line = ",".join(map(str, (*columns, 1.2, 0.0, 0.01, 0.0004, 0.0001, 16.2, "Normal")))
+    found = clock.clock.run(node_of(tmp_path, {"chronyc -c tracking": line}))
+    assert found.status is Status.OK and found.measured == "0.012 ms off by chrony"
+    assert "kernel" in clock.clock.run(node_of(tmp_path)).measured
+
+
+def test_names_have_to_resolve(tmp_path: Path) -> None:
+    put(tmp_path, "/etc/slurm/slurm.conf", "ClusterName=x\nSlurmctldHost=ctl1(10.0.0.1)\nSlurmctldHost=ctl2\n")
+    here = os.uname().nodename
+    answers: Mapping[str, str | tuple[int, str]] = {
+        f"getent ahosts -- {here}": "10.0.0.9 STREAM\n",
+        "getent ahosts -- ctl1": "10.0.0.1 STREAM\n",
+        "getent ahosts -- ctl2": (2, ""),
+    }
+    finding = names.names.run(node_of(tmp_path, answers))
+    assert finding.status is Status.CRITICAL and finding.measured == "ctl2 (unknown)"
+
+
+def test_processes_that_are_dead_or_stuck_are_told(tmp_path: Path) -> None:
+    for pid in range(1, 103):
+        put(tmp_path, f"/proc/{pid}/stat", f"{pid} (a ) b) Z 1 1")
+    put(tmp_path, "/proc/200/stat", "200 (python) D 1 1")
+    assert processes.zombies.run(node_of(tmp_path)).status is Status.WARNING
+    waits: list[float] = []
+    finding = processes.stuck_processes.run(node_of(tmp_path, wait=waits.append))
+    assert finding.status is Status.WARNING and "python (200)" in finding.measured and waits
+
+    def goes_on(_: float) -> None:
+        put(tmp_path, "/proc/200/stat", "200 (python) R 1 1")
+
+    assert processes.stuck_processes.run(node_of(tmp_path, wait=goes_on)).status is Status.OK
+
+
+def test_a_bucket_answers_or_is_told_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    server = S3Server(tmp_path)
+    server.start()
+    try:
+        node = Node(settings=Settings(s3=f"s3://{BUCKET}/run", s3_endpoint=f"http://127.0.0.1:{server.port}"))
+        assert objects.s3.run(node).status in (Status.OK, Status.WARNING)
+        missing = objects.s3.run(Node(settings=Settings(s3="s3://other/x", s3_endpoint=node.settings.s3_endpoint)))
+        assert missing.status is Status.CRITICAL and "NoSuchBucket" in missing.measured
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x" * len(SECRET))
+        assert objects.s3.run(node).status is Status.CRITICAL
+    finally:
+        server.stop()
+    dead = objects.s3.run(node)
+    assert dead.status is Status.CRITICAL and f"{BUCKET}: " in dead.measured
+
+
+def test_the_instance_type_is_what_the_firmware_says(tmp_path: Path) -> None:
+    assert instance_type(tmp_path) is None
+    put(tmp_path, "/sys/class/dmi/id/sys_vendor", "Amazon EC2\n")
+    put(tmp_path, "/sys/class/dmi/id/product_name", "p5.48xlarge\n")
+    assert instance_type(tmp_path) == "p5.48xlarge"
+    put(tmp_path, "/sys/class/dmi/id/sys_vendor", "QEMU\n")
+    assert instance_type(tmp_path) is None and expected(None) is None and expected("x1.tiny") is None
+
+
+def test_recording_keeps_output_and_masks_identities(tmp_path: Path) -> None:
+    def answer(argv: tuple[str, ...], **_: object) -> Result:
+        if argv[0] != "nvidia-smi":
+            none = Result(argv=argv, returncode=None, stdout="", stderr="", seconds=0.0)
+            raise CommandError(none, "could not be started (No such file or directory)")
+        said = "<serial>1650522003820</serial> <uuid>GPU-513536b6-7d19-9063-b049-1e69664bb298</uuid> kept"
+        return Result(argv=argv, returncode=0, stdout=said, stderr="", seconds=0.0)
+
+    told = record.record(tmp_path, answer)  # type: ignore[arg-type]
+    text = (tmp_path / "nvidia-smi-q.xml").read_text()
+    assert text == "<serial>masked</serial> <uuid>GPU-masked</uuid> kept"
+    assert any(line.startswith("dcgm-1.json: not recorded") for line in told)

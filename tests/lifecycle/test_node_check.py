@@ -1,0 +1,115 @@
+"""`holdfast node check`, as its user has it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import main
+from lifecycle.health.catalog import CHECKS
+
+
+def check(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["node", "check", *words])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_quick_on_this_machine_measures_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    verdict = tmp_path / "state/verdict.json"
+    code, said, _ = check(capsys, "--json", "--verdict", str(verdict))
+    found = json.loads(said)
+    rows = {row["name"]: row for row in found["checks"]}
+    assert code == (1 if any(row["status"] == "critical" for row in rows.values()) else 0)
+    assert rows["memory_bandwidth"]["status"] == "ok" and rows["memory_bandwidth"]["measured"].split()[1] == "GB/s"
+    assert rows["zombies"]["measured"].isdigit() or rows["zombies"]["status"] == "warning"
+    assert rows["disk_space"]["measured"] and rows["clock"]["status"] != "unknown"
+    if not list(Path("/sys/bus/pci/devices").glob("*/vendor")):
+        assert rows["gpu_count"]["status"] == rows["efa_devices"]["status"] == "skipped"
+    assert json.loads(verdict.read_text()) == found
+
+
+def test_the_table_has_a_row_for_what_was_measured_and_a_line_for_what_was_skipped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, said, _ = check(capsys, "--only", "open_files", "--only", "s3")
+    lines = said.splitlines()
+    assert code == 0
+    assert lines[0].split() == ["check", "status", "measured", "expected", "advice"]
+    assert lines[1].startswith("open_files  ok")
+    assert lines[2] == "skipped, `s3:` in health.yaml names no bucket: s3"
+    assert "ok (1 ok, 1 skipped)" in lines[3]
+
+
+def test_a_partial_run_and_a_prolog_leave_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    verdict = tmp_path / "verdict.json"
+    check(capsys, "--only", "open_files", "--verdict", str(verdict))
+    check(capsys, "--level", "prolog", "--verdict", str(verdict))
+    assert not verdict.exists()
+
+
+def test_a_critical_finding_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "health.yaml"
+    config.write_text("instance: p5.48xlarge\n")
+    code, said, _ = check(capsys, "--only", "gpu_devices", "--config", str(config))
+    assert code == 1 and "gpu_devices  critical" in said and "p5.48xlarge" in said
+
+
+def test_what_the_site_skips_is_not_run_unless_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "health.yaml"
+    config.write_text("skip: [open_files]\n")
+    ran = json.loads(check(capsys, "--level", "prolog", "--config", str(config), "--json")[1])
+    assert "open_files" not in {row["name"] for row in ran["checks"]}
+    ran = json.loads(check(capsys, "--only", "open_files", "--config", str(config), "--json")[1])
+    assert [row["name"] for row in ran["checks"]] == ["open_files"]
+
+
+def test_the_list_names_every_check(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said, _ = check(capsys, "--list", "--json")
+    assert code == 0 and [row["name"] for row in json.loads(said)] == [each.name for each in CHECKS]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--level", "full"], "expected prolog | quick | deep"),
+        (["--only", "gpu_ec"], "did you mean gpu_ecc?"),
+        (["--only", ""], "no health check"),
+        (["--config", "/nonexistent.yaml"], "cannot be read"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_exit_code_2(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, said = check(capsys, *words)
+    assert code == 2 and told in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("skips: [s3]", "did you mean skip?"),
+        ("skip: s3", "expected a list of names"),
+        ("s3: 7", "expected text"),
+        ("- a", "expected keys and values"),
+        ("a: [", "cannot be read as YAML"),
+        ("skip: [gpu_ec]", "did you mean gpu_ecc?"),
+    ],
+)
+def test_settings_that_say_nothing_sensible_are_refused(
+    tmp_path: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "health.yaml"
+    config.write_text(text)
+    code, _, said = check(capsys, "--config", str(config))
+    assert code == 2 and told in said and len(said.splitlines()) == 1
+
+
+def test_a_verdict_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    config = tmp_path / "health.yaml"
+    config.write_text(f"skip: [{', '.join(each.name for each in CHECKS if each.name != 'open_files')}]")
+    code, _, said = check(capsys, "--config", str(config), "--verdict", str(tmp_path / "file/verdict.json"))
+    assert code == 1 and "verdict" in said and len(said.splitlines()) == 1
