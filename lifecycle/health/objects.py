@@ -31,7 +31,7 @@ def s3(node: Node) -> Finding:
     start_s = time.monotonic()
     expected = f"an answer within {_SLOW_S:g} s"
     try:
-        client = boto3.client("s3", endpoint_url=node.settings.s3_endpoint, config=config)
+        client = boto3.session.Session().client("s3", endpoint_url=node.settings.s3_endpoint, config=config)
         client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "?")
