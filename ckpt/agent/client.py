@@ -9,6 +9,7 @@ import itertools
 import os
 import select
 import socket
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -31,6 +32,8 @@ class _Connection:
         self._socket = stream
         self._poll = select.poll()  # not select(): a training process may have more than 1024 files open
         self._poll.register(stream, select.POLLIN)
+        self._idle = select.poll()  # of `wait`: a poll object is for one thread
+        self._idle.register(stream, select.POLLIN)
         self._decoder = Decoder()
         self._received: deque[dict[str, Any]] = deque()
 
@@ -79,6 +82,10 @@ class _Connection:
                 raise AgentError(f"agent {self._path}: closed the connection; it has ended or been killed")
             self._received.extend(self._decoder.feed(data))
         return self._received.popleft()
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns when something has arrived, the other end is gone, or after `timeout_s`; takes nothing."""
+        self._idle.poll(timeout_s * 1000)
 
     def close(self) -> None:
         self._socket.close()
@@ -146,13 +153,14 @@ class Monitor:
 
 
 class AgentClient:
-    """A worker's connection to its node's agent: requests with replies, and events that arrive unasked."""
+    """A worker's connection to its node's agent: requests with replies, and events that arrive unasked. Thread-safe."""
 
     def __init__(self, connection: _Connection, path: Path) -> None:
         self._connection = connection
         self._path = path
         self._ids = itertools.count(1)
         self._events: deque[dict[str, Any]] = deque()
+        self._lock = threading.Lock()  # one reader at a time
 
     @classmethod
     def connect(cls, socket_path: Path, *, rank: int, local_rank: int, timeout_s: float) -> AgentClient:
@@ -179,25 +187,31 @@ class AgentClient:
             AgentError: no reply within `timeout_s`, the agent refused (its reply has `error`), or it is gone.
         """
         number = next(self._ids)
-        self._connection.send({"op": op, "id": number, **fields})
-        deadline = time.monotonic() + timeout_s
-        while (message := self._connection.receive(max(0.0, deadline - time.monotonic()))) is not None:
-            if "event" in message:
-                self._events.append(message)
-            elif message.get("re") == number:
-                if "error" in message:
-                    raise AgentError(f"agent {self._path}: {op}: {message['error']}")
-                return message
+        with self._lock:
+            self._connection.send({"op": op, "id": number, **fields})
+            deadline = time.monotonic() + timeout_s
+            while (message := self._connection.receive(max(0.0, deadline - time.monotonic()))) is not None:
+                if "event" in message:
+                    self._events.append(message)
+                elif message.get("re") == number:
+                    if "error" in message:
+                        raise AgentError(f"agent {self._path}: {op}: {message['error']}")
+                    return message
         raise AgentError(f"agent {self._path}: no reply to {op!r} within {timeout_s:g} s")
 
     def events(self, timeout_s: float = 0.0) -> list[dict[str, Any]]:
         """The events that have arrived since the last call; waits up to `timeout_s` for a first one."""
-        while (message := self._connection.receive(0.0 if self._events else timeout_s)) is not None:
-            if "event" in message:
-                self._events.append(message)
-        events = list(self._events)
-        self._events.clear()
-        return events
+        with self._lock:
+            while (message := self._connection.receive(0.0 if self._events else timeout_s)) is not None:
+                if "event" in message:
+                    self._events.append(message)
+            events = list(self._events)
+            self._events.clear()
+            return events
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns when something has arrived, or the agent is gone, or after `timeout_s`; takes nothing."""
+        self._connection.wait(timeout_s)
 
     def close(self) -> None:
         self._connection.close()

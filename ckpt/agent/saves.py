@@ -101,6 +101,7 @@ class Saves:
         for step in list(self.pinned):
             for tier in list(self._draining[step]):
                 await self.drained(step, tier, failed=True)
+        self._listener.to_trainers("world_lost", reason=reason)
         await self._tell_waiters()
 
     async def drained(self, step: int, tier: str, failed: bool, **size_and_time: Any) -> None:

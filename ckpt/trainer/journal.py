@@ -67,4 +67,5 @@ def log_folder(env: Mapping[str, str]) -> Path | None:
 
 def rate(nbytes: int, seconds: float) -> str:
     """Bytes, seconds and MB/s, the same in every line."""
-    return f"{nbytes} bytes in {seconds:.3f} s, {nbytes / 1e6 / max(seconds, 1e-9):.0f} MB/s"
+    megabytes_s = nbytes / 1e6 / max(seconds, 1e-9)
+    return f"{nbytes} bytes in {seconds:.3f} s, {megabytes_s:.{0 if megabytes_s >= 10 else 2}f} MB/s"

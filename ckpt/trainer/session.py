@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from ckpt.trainer.journal import rate
 from ckpt.trainer.saved import SavedStep
 
 GROW_THREAD = "ckpt-grow"
+_REMEMBER = 64  # steps
+_FOLLOW_S = 1.0  # between looks for events that came beside the answer to a request
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +58,11 @@ class Session:
         self._place = place
         self._identity = identity
         self._deadlines = deadlines
-        self._lost = False
+        self._lost = False  # the agent is gone
+        self._hopeless = ""  # why no save can come about any more
+        self._skipped: deque[int] = deque(maxlen=_REMEMBER)  # steps of which no shard was staged here
+        self._closed = False
+        self._lock = threading.RLock()  # around what the agent's events change
         self._agent = AgentClient.connect(
             place.socket_path, rank=identity.rank, local_rank=identity.local_rank, timeout_s=deadlines.connect_s
         )
@@ -67,6 +74,7 @@ class Session:
         newest = SaveId(step=self.plan.step, attempt=reply["attempt"], run_id=place.run_id) if self.plan.step else None
         self._arena.adopt(newest)
         self._grown_bytes = 0
+        threading.Thread(target=self._follow, name="ckpt-follow", daemon=True).start()
 
     def saved_step(self) -> SavedStep:
         """The planned step's shards; only when the plan has a step."""
@@ -101,6 +109,10 @@ class Session:
         Returns:
             Whether the agent has it. If not, it is logged and counted, and training goes on.
         """
+        with self._lock:
+            return self._save(step, nbytes, stage, drain)
+
+    def _save(self, step: int, nbytes: int, stage: Callable[[Slot], Layout], drain: bool) -> bool:
         slot, reason = self._take(step)
         if slot is not None:
             try:
@@ -137,18 +149,28 @@ class Session:
             self._handle_events(0.0)
         except AgentError as error:
             log.warning("rank %d: whether the last saves are safe is not known: %s", self._identity.rank, error)
-            self._lost = True
+            self._lose(error)
 
     def close(self) -> None:
         """Says goodbye, so that a stop does not wait for this rank."""
-        self._send("bye")
-        self._agent.close()
+        with self._lock:
+            self._closed = True
+            self._send("bye")
+            self._agent.close()
+
+    def _follow(self) -> None:
+        """Hears what becomes of saves as it happens, in a thread of its own: the next save may be far away."""
+        while True:
+            self._agent.wait(_FOLLOW_S)
+            with self._lock:
+                if self._closed or not self._handle_events(0.0):
+                    return
 
     def _take(self, step: int) -> tuple[Slot | None, str]:
         """A free slot, waiting for one within the deadline; or why there is none."""
         deadline = time.monotonic() + self._deadlines.slot_s
         wait_s = 0.0
-        while self._handle_events(wait_s):
+        while self._handle_events(wait_s) and not self._hopeless:
             slot = self._arena.take(step)
             if slot is not None:
                 return slot, ""
@@ -158,33 +180,42 @@ class Session:
                     None,
                     f"no slot within {self._deadlines.slot_s:g} s, waited for the agent: {self._arena.describe()}",
                 )
-        return None, f"the agent of node {self._place.node} is gone"
+        return None, self._hopeless
 
     def _handle_events(self, timeout_s: float) -> bool:
         """Follows what the agent says of earlier saves; False once it is gone."""
-        if self._lost:
-            return False
-        try:
-            events = self._agent.events(timeout_s)
-        except AgentError as error:
-            self._lose(error)
-            return False
-        for event in events:
-            step = event.get("step", 0)
-            if event["event"] == "committed":
+        with self._lock:
+            if self._lost:
+                return False
+            try:
+                events = self._agent.events(timeout_s)
+            except AgentError as error:
+                self._lose(error)
+                return False
+            for event in events:
+                self._heed(event)
+            return True
+
+    def _heed(self, event: dict[str, Any]) -> None:
+        step = event.get("step", 0)
+        match event["event"]:
+            case "committed":
                 self._arena.committed(step, pinned=bool(event.get("pinned")))
                 self._report("in the memory of all nodes", event)
-            elif event["event"] == "drained":
+            case "drained":
                 if not event.get("pinned"):
                     self._arena.drained(step)
                 if event.get("failed"):
                     self._count("step %d did not reach the %s tier; it is safe in memory", step, event.get("tier"))
                 else:
                     self._report(f"in tier {event.get('tier')}", event)
-            elif event["event"] == "dropped":
+            case "dropped":
                 self._arena.dropped(step)
-                self._count("step %d was dropped before it was committed: %s", step, event.get("reason"))
-        return True
+                if step not in self._skipped:  # else this is the echo of our own word
+                    self._count("step %d was dropped before it was committed: %s", step, event.get("reason"))
+            case "world_lost":
+                self._hopeless = str(event.get("reason"))
+                log.error("rank %d: saving stops, training goes on: %s", self._identity.rank, self._hopeless)
 
     def _report(self, where: str, event: dict[str, Any]) -> None:
         if self._identity.rank == 0 and "bytes" in event:
@@ -201,9 +232,10 @@ class Session:
 
     def _lose(self, error: AgentError) -> None:
         log.error("rank %d: saving stops, training goes on: %s", self._identity.rank, error)
-        self._lost = True
+        self._lost, self._hopeless = True, f"the agent of node {self._place.node} is gone"
 
     def _skip(self, step: int, reason: str) -> None:
+        self._skipped.append(step)
         self._send("skipped", step=step, rank=self._identity.rank, reason=reason)
         self._count("step %d is not saved: %s", step, reason)
 

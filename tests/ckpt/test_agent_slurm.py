@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from agent_kit import NAMESPACE, RUN_ID
+from slurm_kit import run_job
 
 from ckpt.agent.launch import command, environment
 
@@ -26,15 +27,10 @@ def test_a_node_that_lost_its_memory_gets_it_back_from_its_partner(slurm_cluster
         "HOLDFAST_RAM_DIR": "/dev/shm/holdfast-agents",
         "PYTHONPATH": f"{HERE.parents[1]}:{HERE}",
     }
-    exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
     everywhere = "srun --overlap --mpi=none -N3 -n3 --ntasks-per-node=1"
     worker = shlex.join([sys.executable, str(HERE / "slurm_worker.py")])
-    script = cluster.home / "agents.sh"
-    script.write_text(
-        f"""#!/bin/bash
-{exports}
-names=$(scontrol show hostnames $SLURM_JOB_NODELIST | tac | paste -sd,)  # not MPI's order
-export HOLDFAST_NODES=$names
+    script = f"""
+export HOLDFAST_NODES=$(scontrol show hostnames $SLURM_JOB_NODELIST | tac | paste -sd,)  # not MPI's order
 {everywhere} mkdir -m 700 $HOLDFAST_RAM_DIR
 for attempt in 0 1; do
     export HOLDFAST_ATTEMPT=$attempt
@@ -42,17 +38,11 @@ for attempt in 0 1; do
     {everywhere} {worker} work $attempt || exit 1
     {everywhere} {worker} shutdown $attempt || exit 3
     wait $! || exit 2
-    srun --overlap --mpi=none -N1 -n1 -w ${{names%%,*}} bash -c 'rm $HOLDFAST_RAM_DIR/*-*-*'
+    srun --overlap --mpi=none -N1 -n1 -w ${{HOLDFAST_NODES%%,*}} bash -c 'rm $HOLDFAST_RAM_DIR/*-*-*'
 done
 {everywhere} rm -r $HOLDFAST_RAM_DIR
 """
-    )
-    out = cluster.home / "agents.out"
-    done = cluster.run_as_user(
-        ["sbatch", "--wait", "-N3", "-c8", "-o", str(out), str(script)], timeout_s=150, check=False
-    )
-    said = out.read_text()
-    assert done.returncode == 0, said
+    said = run_job(cluster, script, variables, nodes=3, timeout_s=150)
     for node in cluster.nodes[:3]:
         assert f"{node} attempt 0 step 0 of 0 ranks from none" in said
         assert f"{node} attempt 1 step 10 of 3 ranks from memory" in said

@@ -1,0 +1,71 @@
+"""A worker's link with its agent: what it hears between its calls, and what it does when no save can come about."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from agent_kit import World, config, run, until
+from trainer_kit import LIMIT_S, Node
+
+from ckpt import Checkpointer
+from ckpt.trainer.deadlines import Deadlines
+
+
+def test_what_became_of_a_save_is_told_when_it_happens_not_at_the_next_call(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ckpt")
+    node = Node(tmp_path, shared={"path": str(tmp_path / "shared"), "every_steps": 1})
+    try:
+        ckpt = node.start()
+        ckpt.save(1, {"x": np.zeros(1000)})
+        deadline = time.monotonic() + LIMIT_S
+        while "committed step 1 in tier shared" not in caplog.text:
+            assert time.monotonic() < deadline, caplog.text
+            time.sleep(0.01)
+        assert "committed step 1 in the memory of all nodes: 8000 bytes in " in caplog.text
+        node.stop()
+        while "saving stops, training goes on" not in caplog.text:
+            assert time.monotonic() < deadline, caplog.text
+            time.sleep(0.01)
+        ckpt.close()
+    finally:
+        node.stop()
+
+
+def test_once_the_other_agents_are_lost_no_save_waits_for_a_slot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The save that is promised keeps its slot for good, and the older one keeps the other."""
+
+    async def test() -> None:
+        async with World(tmp_path, ["a", "b"], 0, config()) as world:
+            ckpt = Checkpointer(config=config(), place=world.places[1], rank=1, deadlines=Deadlines(slot_s=30))
+            in_thread, protect = asyncio.to_thread, world.agents[1]._saves._on_protect
+
+            async def promise_then_lose_the_world(source: int, message: dict[str, Any]) -> None:
+                await protect(source, message)
+                for transport in world.fake.transports:
+                    transport.fail = "MPI_ERR_PROC_FAILED"
+
+            await in_thread(ckpt.save, 1, {"x": np.zeros(1000)})
+            world.workers[0].save(1, 0)
+            await world.workers[1].event("committed", step=1)
+            world.agents[1]._peers.handle("protect", promise_then_lose_the_world)
+            await in_thread(ckpt.save, 2, {"x": np.zeros(1000)})
+            world.workers[0].save(2, 1)
+            await until(lambda: "saving stops, training goes on: the other agents are lost" in caplog.text)
+            for step in (3, 4):
+                await in_thread(ckpt.save, step, {"x": np.zeros(1000)})
+                assert f"rank 1: step {step} is not saved: the other agents are lost" in caplog.text
+                await world.monitors[1].event("problem", step=step)
+            assert ckpt.failed_saves == 2
+            await in_thread(ckpt.close)
+
+    run(test)
