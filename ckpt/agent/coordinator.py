@@ -112,7 +112,7 @@ class Coordinator:
         self._gathering.pop(step, None)
         if step not in self._dropped:
             self._dropped.add(step)
-            self._listener.problem("save dropped", reason, step)
+            self._listener.problem("save dropped", reason, step, failed="memory")
         try:
             await self._peers.call_all("drop", timeout_s=self._deadlines.answer_s, step=step, reason=reason)
         except PeerError as error:

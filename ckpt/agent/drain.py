@@ -121,7 +121,9 @@ class DrainLead:
             due = True
         if due and busy and not asked:
             older = ", ".join(map(str, sorted(busy)))
-            self._listener.problem(f"not drained to the {name} tier", f"step {older} is still on its way there", step)
+            self._listener.problem(
+                f"not drained to the {name} tier", f"step {older} is still on its way there", step, failed=name
+            )
             return False
         if due or asked:
             busy.add(step)
@@ -140,7 +142,7 @@ class DrainLead:
                 failure = None
             except (CheckpointError, OSError) as error:
                 failure = str(error)
-                self._listener.problem(f"drain to the {name} tier failed", failure, step)
+                self._listener.problem(f"drain to the {name} tier failed", failure, step, failed=name)
             self._busy[name].discard(step)
             seconds = round(time.monotonic() - since_s, 6)
             fields = {"failed": failure is not None, "nbytes": nbytes, "seconds": seconds}

@@ -99,10 +99,18 @@ class Listener:
         for client in monitors:
             client.send(message)
 
-    def problem(self, what: str, detail: str, step: int | None = None) -> None:
-        """Logs and reports something that failed and that training survives."""
+    def problem(self, what: str, detail: str, step: int | None = None, *, failed: str | None = None) -> None:
+        """Logs and reports something that failed and that training survives.
+
+        Args:
+            what: failed.
+            detail: why.
+            step: the save concerned.
+            failed: the tier ("memory" included) that the save has not reached and will not; None: no save failed.
+        """
         log.warning("%s%s: %s", what, "" if step is None else f", step {step}", detail)
-        self.to_monitors("problem", what=what, detail=detail, **({} if step is None else {"step": step}))
+        optional = {key: value for key, value in (("step", step), ("failed", failed)) if value is not None}
+        self.to_monitors("problem", what=what, detail=detail, **optional)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

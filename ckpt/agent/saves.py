@@ -167,7 +167,7 @@ class Saves:
             await self._peers.call(0, "failed", timeout_s=self._deadlines.answer_s, step=save.step, reason=reason)
         except PeerError as error:
             if not save.promised:
-                self._listener.problem("save dropped", f"{reason}; {error}", save.step)
+                self._listener.problem("save dropped", f"{reason}; {error}", save.step, failed="memory")
                 await self._drop(save.step, reason)
 
     async def _on_protect(self, source: int, message: dict[str, Any]) -> None:

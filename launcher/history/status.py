@@ -34,6 +34,7 @@ class Status:
         step: newest step known to have been reached; 0 before the first.
         steps_per_s: speed over the last few reports; None when it cannot be told.
         committed: newest committed step per tier.
+        failed_saves: how often a save did not reach a tier it was meant for, memory included.
         ettr: effective training time ratio: the share of the wall time since the first start that was spent gaining
             steps that counted. Waiting in the queue, starting, recovering, and training steps that were lost with a
             fault and had to be repeated all lower it. None before training began.
@@ -53,6 +54,7 @@ class Status:
     step: int = 0
     steps_per_s: float | None = None
     committed: Mapping[str, int] = field(default_factory=dict)
+    failed_saves: int = 0
     ettr: float | None = None
     seconds: float | None = None
     events: tuple[Event, ...] = ()
@@ -84,6 +86,7 @@ class History:
         self._end_s: float | None = None
         self._spans: list[_Span] = []
         self._training = False
+        self._failed_saves: set[tuple[Any, ...]] = set()  # several nodes may tell of one
         self._recent: deque[Event] = deque(maxlen=_LAST_EVENTS)
         self._speed: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
 
@@ -185,6 +188,11 @@ class History:
         tier, step = event.get("tier"), event.get("step")
         if tier and isinstance(step, int):
             self._set(committed={**self._status.committed, tier: step})
+
+    def _on_problem(self, event: Event) -> None:
+        if event.get("failed"):
+            self._failed_saves.add((event.get("attempt"), event.get("step"), event["failed"]))
+            self._set(failed_saves=len(self._failed_saves))
 
     def _on_fault(self, event: Event) -> None:
         self._stopped_training(event)

@@ -38,7 +38,8 @@ def render(status: Status, title: str) -> RenderableType:
     speed = f"  ({status.steps_per_s:.3g} steps/s)" if status.steps_per_s else ""
     facts.add_row("step", f"{status.step}{speed}")
     committed = "  ".join(f"{tier} {step}" for tier, step in status.committed.items())
-    facts.add_row("committed", committed or "nothing yet")
+    failed = f"  ({plural(status.failed_saves, 'save')} failed)" if status.failed_saves else ""
+    facts.add_row("committed", f"{committed or 'nothing yet'}{failed}")
     if status.seconds is not None:
         facts.add_row("time", duration(status.seconds))
     if status.ettr is not None:

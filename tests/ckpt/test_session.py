@@ -64,7 +64,7 @@ def test_once_the_other_agents_are_lost_no_save_waits_for_a_slot(
             for step in (3, 4):
                 await in_thread(ckpt.save, step, {"x": np.zeros(1000)})
                 assert f"rank 1: step {step} is not saved: the other agents are lost" in caplog.text
-                await world.monitors[1].event("problem", step=step)
+                await world.monitors[1].event("problem", step=step, failed="memory")
             assert ckpt.failed_saves == 2
             await in_thread(ckpt.close)
 

@@ -67,6 +67,19 @@ def test_a_training_job_tells_its_step_speed_and_commits() -> None:
     assert status.ettr == pytest.approx(10 / 20)
 
 
+def test_a_save_that_failed_counts_once_for_each_tier_whichever_nodes_tell_of_it() -> None:
+    lost = [
+        event(21 + i, "problem", attempt=0, node=f"n{i}", what="save dropped", step=20, failed="memory") for i in (1, 2)
+    ]
+    full = event(24, "problem", attempt=0, what="drain to the s3 tier failed", step=20, failed="s3", detail="503")
+    other = event(25, "problem", attempt=0, what="stop not agreed yet", detail="x")
+    status = status_of([*TRAINED, *lost, full, other], now_s=26)
+    assert status.failed_saves == 2
+    console = Console(width=120, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(status, "7  gpt"))
+    assert "memory 10  (2 saves failed)" in console.export_text()
+
+
 def test_progress_between_commits_counts() -> None:
     assert status_of([*TRAINED, event(24, "progress", attempt=0, step=15)], now_s=25).step == 15
 
