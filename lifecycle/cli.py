@@ -5,6 +5,8 @@ from __future__ import annotations
 import typer
 
 from lifecycle.health.command import check
+from lifecycle.provision.command import provision
 
 app = typer.Typer(help="Check and provision the node this runs on.", no_args_is_help=True, add_completion=False)
 app.command("check", short_help="Say whether this node is fit for training.")(check)
+app.command("provision", short_help="Make this node fit for training.")(provision)

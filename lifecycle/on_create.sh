@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Makes a new node fit for training. Called by SageMaker HyperPod (OnCreate), AWS ParallelCluster (OnNodeConfigured),
+# cloud-init, or by hand as root; arguments go to `holdfast node provision`. Run it again after a crash or a reboot.
+#
+# HOLDFAST_HOME    where holdfast goes; /opt/holdfast
+# HOLDFAST_SOURCE  what pip installs it from where its tree is not beside this script; holdfast
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+home=${HOLDFAST_HOME:-/opt/holdfast}
+resources=${SAGEMAKER_RESOURCE_CONFIG_PATH:-/opt/ml/config/resource_config.json}
+[[ $EUID -eq 0 ]] || { echo "on_create.sh: got user $EUID, expected root; run it with sudo" >&2; exit 2; }
+
+source=${HOLDFAST_SOURCE:-holdfast}
+version=$source
+for tree in "$here" "$here/.."; do
+    if [[ -f $tree/pyproject.toml ]]; then
+        source=$(cd "$tree" && pwd)
+        version=$(cd "$source" && find lifecycle slurm launcher ckpt pyproject.toml -type f ! -name '*.pyc' -print0 |
+            LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)
+        break
+    fi
+done
+
+if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
+    DEBIAN_FRONTEND=noninteractive apt-get -y -q -o DPkg::Lock::Timeout=300 update
+    DEBIAN_FRONTEND=noninteractive apt-get -y -q -o DPkg::Lock::Timeout=300 install python3-venv iproute2
+fi
+if [[ $(cat "$home/source" 2>/dev/null) != "$version" ]]; then
+    python3 -m venv "$home"
+    needs=(pyyaml typer rich)
+    [[ " $* " == *s3://* ]] && needs+=(boto3)
+    constraints=()
+    [[ -f $source/constraints.txt ]] && constraints=(-c "$source/constraints.txt")
+    "$home/bin/python" -m pip --disable-pip-version-check install -q "${constraints[@]}" "${needs[@]}"
+    # No dependencies: torch belongs to the jobs' environments, not to the node's.
+    "$home/bin/python" -m pip --disable-pip-version-check install -q --no-deps --force-reinstall "$source"
+    echo "$version" >"$home/source"
+fi
+
+mkdir -p /etc/holdfast
+if [[ -f $resources ]]; then
+    [[ -f $here/provisioning_parameters.json ]] && cp "$here/provisioning_parameters.json" /etc/holdfast/
+    set -- --resource-config "$resources" --parameters /etc/holdfast/provisioning_parameters.json "$@"
+    mkdir -p /var/log/provision # HyperPod sends what is here to CloudWatch
+    "$home/bin/holdfast" node provision "$@" 2>&1 | tee -a /var/log/provision/provisioning.log
+else
+    exec "$home/bin/holdfast" node provision "$@"
+fi

@@ -1,0 +1,69 @@
+"""Debian's and Ubuntu's packages."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from lifecycle.provision.step import Node, StepError
+from slurm.command import CommandError
+
+_INSTALL_S = 1800.0
+_LOCK_S = 300  # unattended-upgrades holds dpkg's lock for minutes on a fresh instance
+_APT = ("apt-get", "-y", "-q", "-o", f"DPkg::Lock::Timeout={_LOCK_S}", "-o", "Dpkg::Options::=--force-confold")
+
+
+def missing(node: Node, packages: Sequence[str]) -> list[str]:
+    """The packages that are not installed; `name=version` asks for just that version.
+
+    Raises:
+        StepError: this system has no dpkg.
+    """
+    names = [package.partition("=")[0] for package in packages]
+    query = ("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status} ${Version}\\n")
+    try:
+        found = node.run((*query, *names), check=False).stdout
+    except CommandError:
+        system = dict(line.split("=", 1) for line in node.text("/etc/os-release").splitlines() if "=" in line)
+        raise StepError(
+            f"packages: got {system.get('PRETTY_NAME', 'an unknown system')} without dpkg, expected Debian or Ubuntu; "
+            f"install {' '.join(names)} by hand and run again with --skip"
+        ) from None
+    installed = {}
+    for line in found.splitlines():
+        name, status, *version = line.split()
+        if status == "installed":
+            installed[name] = version[0]
+    wanted = [(package, *package.partition("=")[::2]) for package in packages]
+    return [package for package, name, version in wanted if installed.get(name, "") != (version or installed.get(name))]
+
+
+def install(node: Node, packages: Sequence[str]) -> None:
+    """Install packages from the system's repositories. A dpkg that was killed is put right first.
+
+    Raises:
+        StepError: one is not there, or they cannot be installed.
+    """
+    _apt(node, ("dpkg", "--configure", "-a"))
+    _apt(node, (*_APT, "update"))
+    _apt(node, (*_APT, "--no-install-recommends", "install", *packages))
+
+
+def install_file(node: Node, package: Path) -> None:
+    """Install a package that was fetched, and from the repositories what it needs.
+
+    Raises:
+        StepError: it cannot be installed.
+    """
+    _apt(node, ("dpkg", "--configure", "-a"))
+    _apt(node, (*_APT, "--no-install-recommends", "install", str(package)))
+
+
+def _apt(node: Node, argv: Sequence[str]) -> None:
+    try:
+        node.run(argv, timeout_s=_INSTALL_S, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
+    except CommandError as error:
+        said = [line for line in (error.result.stderr + error.result.stdout).splitlines() if line.startswith("E:")]
+        raise StepError(f"{shlex.join(argv[:1])}: {'; '.join(said) or error}") from None

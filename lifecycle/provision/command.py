@@ -1,0 +1,192 @@
+"""`holdfast node provision`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lifecycle.errors import LifecycleError, UsageError
+from lifecycle.provision.fetch import CACHE_DIRECTORY, Fetch
+from lifecycle.provision.plan import choose
+from lifecycle.provision.provider import hyperpod
+from lifecycle.provision.site import SITE_FILE, Site
+from lifecycle.provision.step import Node, Step
+from lifecycle.provision.walk import Ending, Outcome, walk
+from slurm import SlurmError
+from slurm.command import CommandError, Result, Runner, run
+
+LOG_FILE = Path("/var/log/holdfast/provision.log")
+_RESOURCE_CONFIG = Path("/opt/ml/config/resource_config.json")  # where HyperPod puts it
+_PARAMETERS = Path("/etc/holdfast/provisioning_parameters.json")  # where on_create.sh keeps it
+_LOGGED = 20000  # characters of each stream of one command
+_log = logging.getLogger(__name__)
+
+Names = Annotated[list[str] | None, typer.Option(metavar="STEP", help="Only this step; may be repeated.")]
+
+
+def provision(
+    only: Names = None,
+    skip: Annotated[list[str] | None, typer.Option(help="Not this step; may be repeated.", metavar="STEP")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, change nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(help=f"What the site's nodes should be.  [default: {SITE_FILE}]", show_default=False)
+    ] = None,
+    mirror: Annotated[
+        str, typer.Option(help="Directory or s3://bucket/prefix that has the pinned files.", metavar="WHERE")
+    ] = "",
+    resource_config: Annotated[
+        Path | None, typer.Option(help="HyperPod's resource_config.json.", show_default=False)
+    ] = None,
+    parameters: Annotated[
+        Path | None, typer.Option(help="HyperPod's provisioning_parameters.json.", show_default=False)
+    ] = None,
+    root: Annotated[Path, typer.Option(hidden=True)] = Path("/"),
+) -> None:
+    """Make this node fit for training, step after step. Run it again after a crash or a reboot: it goes on from there.
+
+    What is right already is left alone; a second run changes nothing. No disk that anybody uses is formatted.
+
+    Exit code 0: the node is as it should be. 1: a step failed; the last line says which, and what to do.
+    """
+    if as_json and not dry_run:
+        raise UsageError("--json: got it without --dry-run, expected both")
+    steps = choose(only or (), skip or ())
+    site = _site(config, mirror, resource_config, parameters)
+    node = Node(root=root, site=site, run=_logged(run), fetch=Fetch(site, root / CACHE_DIRECTORY.lstrip("/")))
+    if dry_run:
+        return _print_plan([_planned(step, node) for step in steps], as_json)
+    if os.geteuid() != 0:
+        raise UsageError(f"node provision: got user {os.geteuid()}, expected root; run it with sudo, or with --dry-run")
+    _open_log(LOG_FILE)
+    _log.info("begin: steps %s", " ".join(step.name for step in steps))
+    places = {step.name: f"[{number:>2}/{len(steps)}] {step.name:<11}" for number, step in enumerate(steps, 1)}
+    outcomes = walk(
+        steps,
+        node,
+        on_begin=lambda step: typer.echo(f"{places[step.name]} ", nl=False),
+        on_end=lambda outcome: typer.echo(_line(outcome)),
+    )
+    raise typer.Exit(_summary(outcomes, sys.argv[1:]))
+
+
+def _site(config: Path | None, mirror: str, resource_config: Path | None, parameters: Path | None) -> Site:
+    """The site's own file over what HyperPod says; the command line over both."""
+    found: dict[str, Any] = {}
+    if resource_config or parameters or (_RESOURCE_CONFIG.exists() and _PARAMETERS.exists()):
+        found = hyperpod(resource_config or _RESOURCE_CONFIG, parameters or _PARAMETERS, _addresses())
+    path = config or SITE_FILE
+    if config or path.exists():
+        found = _over(found, Site.load(path))
+    if mirror:
+        found["mirror"] = mirror
+    return Site.from_mapping(found, str(path))
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections key by key, all else as a whole."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _addresses() -> set[str]:
+    found = json.loads(run(("ip", "-json", "address")).stdout)
+    return {address["local"] for link in found for address in link.get("addr_info", ()) if "local" in address}
+
+
+def _planned(step: Step, node: Node) -> dict[str, str]:
+    """What a step would do. On a bare node some cannot tell yet: the tools they look with come with an earlier step."""
+    try:
+        if reason := step.skip(node):
+            return {"step": step.name, "plan": "skip", "detail": reason}
+        return {
+            "step": step.name,
+            "plan": "nothing to do" if step.is_done(node) else "apply",
+            "detail": step.goal(node),
+        }
+    except CommandError as error:
+        return {"step": step.name, "plan": "apply", "detail": f"not known yet: {error.reason}: {error.result.argv[0]}"}
+    except (LifecycleError, SlurmError, OSError) as error:
+        return {"step": step.name, "plan": "would fail", "detail": str(error)}
+
+
+def _print_plan(rows: Sequence[Mapping[str, str]], as_json: bool) -> None:
+    if as_json:
+        return typer.echo(json.dumps(rows, indent=2))
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    styles = {"apply": "yellow", "nothing to do": "green", "would fail": "red", "skip": "dim"}
+    table = Table("step", "plan", "detail", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(row["step"], Text(row["plan"], style=styles[row["plan"]]), Text(row["detail"], overflow="fold"))
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(table)
+    return None
+
+
+def _line(outcome: Outcome) -> str:
+    reason = f": {outcome.reason}" if outcome.reason else ""
+    took = f"  {outcome.seconds:.1f} s" if outcome.ending in (Ending.DONE, Ending.FAILED) else ""
+    return f"{outcome.ending.value}{reason}{took}"
+
+
+def _summary(outcomes: Sequence[Outcome], arguments: Sequence[str]) -> int:
+    """The last lines; returns the exit code."""
+    last = outcomes[-1] if outcomes else None
+    if last is not None and last.ending is Ending.FAILED:
+        again = shlex.join(["holdfast", *arguments])
+        typer.echo(f"failed at {last.step}: {last.reason}", err=True)
+        typer.echo(f"log: {LOG_FILE}. When that is put right: {again}", err=True)
+        return 1
+    counts = {ending: sum(outcome.ending is ending for outcome in outcomes) for ending in Ending}
+    if not counts[Ending.DONE]:
+        typer.echo(f"nothing to do ({counts[Ending.SKIPPED]} skipped); next: holdfast node check --level quick")
+    else:
+        typer.echo(
+            f"done: {counts[Ending.DONE]} applied, {counts[Ending.NOTHING_TO_DO]} were right already, "
+            f"{counts[Ending.SKIPPED]} skipped; next: holdfast node check --level quick"
+        )
+    return 0
+
+
+def _open_log(path: Path) -> None:
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("lifecycle.provision")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.handlers = [handler]
+
+
+def _logged(runner: Runner) -> Runner:
+    """The runner, with each command and what it said in the log."""
+
+    def logged(argv: Sequence[str], **options: Any) -> Result:
+        try:
+            result = runner(argv, **options)
+        except CommandError as error:
+            _log_command(error.result)
+            raise
+        _log_command(result)
+        return result
+
+    return logged
+
+
+def _log_command(result: Result) -> None:
+    said = result.stdout[-_LOGGED:] + result.stderr[-_LOGGED:]
+    _log.info("%s -> %s (%.1f s)\n%s", shlex.join(result.argv), result.returncode, result.seconds, said)

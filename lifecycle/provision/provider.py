@@ -1,0 +1,96 @@
+"""What the provider of a node says of it: SageMaker HyperPod's two files."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from lifecycle.errors import UsageError
+
+
+def hyperpod(resource_config: Path, parameters: Path, addresses: Collection[str]) -> dict[str, Any]:
+    """HyperPod's files as keys of a site: this node's role, and where its Lustre file system is.
+
+    Args:
+        resource_config: resource_config.json: `InstanceGroups[].{Name, InstanceType, Instances[].CustomerIpAddress}`.
+        parameters: provisioning_parameters.json: `controller_group, login_group, fsx_dns_name, fsx_mountname`.
+        addresses: this node's own IP addresses; they say which instance it is.
+
+    Raises:
+        UsageError: a file is missing or malformed, or no instance has such an address.
+    """
+    group, controllers = _group(resource_config, parameters, addresses)
+    wanted = _read(parameters)
+    _text(wanted, "controller_group", parameters)
+    # HyperPod's own service makes the instance store one file system, and mounts it there.
+    site: dict[str, Any] = {"role": "compute", "nvme": {"mount": "/opt/dlami/nvme"}}
+    for role in ("controller", "login"):
+        if wanted.get(f"{role}_group") == group["Name"]:
+            site["role"] = role
+    if group.get("InstanceType"):
+        site["instance"] = _text(group, "InstanceType", resource_config).removeprefix("ml.")
+    fsx = {key: wanted.get(f"fsx_{key}") for key in ("dns_name", "mountname")}
+    if any(fsx.values()):
+        for key in fsx:
+            _text(wanted, f"fsx_{key}", parameters)
+        site["fsx"] = {"dns": fsx["dns_name"], "mountname": fsx["mountname"]}
+    if wanted.get("workload_manager") == "slurm" and site["role"] != "controller" and controllers:
+        site["slurm"] = {"conf_server": ",".join(controllers)}
+    return site
+
+
+def _group(resource_config: Path, parameters: Path, addresses: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """This node's instance group, and the controllers' addresses."""
+    groups = _read(resource_config).get("InstanceGroups")
+    if not isinstance(groups, list):
+        raise UsageError(f"{resource_config}: InstanceGroups: got {type(groups).__name__}, expected a list")
+    controller_group = _read(parameters).get("controller_group")
+    mine, controllers, seen = None, [], []
+    for number, group in enumerate(groups):
+        where = f"{resource_config}: InstanceGroups[{number}]"
+        if not isinstance(group, dict) or not isinstance(group.get("Instances"), list):
+            raise UsageError(f"{where}: expected an object with Name and Instances")
+        _text(group, "Name", where)
+        for instance in group["Instances"]:
+            address = _address(instance, where)
+            seen.append(address)
+            if address in addresses:
+                mine = group
+            if group["Name"] == controller_group:
+                controllers.append(address)
+    if mine is None:
+        raise UsageError(
+            f"{resource_config}: got instances {', '.join(seen) or 'none'}, expected one with an address of this node "
+            f"({', '.join(sorted(addresses)) or 'it has none'}); is this node in the cluster?"
+        )
+    return mine, controllers
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UsageError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path}: got {type(found).__name__}, expected an object")
+    return found
+
+
+def _text(found: dict[str, Any], key: str, where: object) -> str:
+    value = found.get(key)
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{where}: {key}: got {value!r}, expected text")
+    return value
+
+
+def _address(instance: Any, where: str) -> str:
+    value = instance.get("CustomerIpAddress") if isinstance(instance, dict) else None
+    try:
+        return str(ipaddress.ip_address(str(value)))
+    except ValueError:
+        raise UsageError(f"{where}: CustomerIpAddress: got {value!r}, expected an IP address") from None

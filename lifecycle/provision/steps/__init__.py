@@ -1,0 +1,1 @@
+"""The steps, one subject a module; `lifecycle.provision.plan` has their order."""

@@ -1,0 +1,39 @@
+"""chrony: clocks of nodes that differ make munge reject credentials, and logs hard to read together."""
+
+from __future__ import annotations
+
+from lifecycle.provision import apt
+from lifecycle.provision.step import Node, Step
+
+_CONF = "/etc/chrony/sources.d/90-holdfast.sources"
+_AMAZON = "169.254.169.123"  # Amazon Time Sync, reachable from every instance
+
+
+class Chrony(Step):
+    """chrony with the site's time servers, or EC2's own."""
+
+    name = "chrony"
+
+    def goal(self, node: Node) -> str:
+        return f"chrony with {' '.join(self._servers(node)) or 'the distribution’s servers'}"
+
+    def skip(self, node: Node) -> str:
+        return "the clock is the host's" if node.in_container else ""
+
+    def is_done(self, node: Node) -> bool:
+        return not apt.missing(node, ("chrony",)) and node.text(_CONF) == self._text(node)
+
+    def apply(self, node: Node) -> None:
+        if apt.missing(node, ("chrony",)):
+            apt.install(node, ("chrony",))
+        if self._text(node):
+            node.write(_CONF, self._text(node))
+        if node.has_systemd:
+            node.run(("systemctl", "enable", "chrony"), timeout_s=60)
+            node.run(("systemctl", "restart", "chrony"), timeout_s=60)
+
+    def _servers(self, node: Node) -> tuple[str, ...]:
+        return node.site.ntp or ((_AMAZON,) if node.instance else ())
+
+    def _text(self, node: Node) -> str:
+        return "".join(f"server {server} prefer iburst minpoll 4 maxpoll 4\n" for server in self._servers(node))

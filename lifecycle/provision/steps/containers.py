@@ -1,0 +1,56 @@
+"""enroot and pyxis: containers as Slurm jobs (`srun --container-image`)."""
+
+from __future__ import annotations
+
+import tempfile
+
+from lifecycle.provision import apt
+from lifecycle.provision.step import Node, Step
+
+_CONF = "/etc/enroot/enroot.conf.d/90-holdfast.conf"
+_PLUGIN = "/usr/local/lib/slurm/spank_pyxis.so"
+_PLUGSTACK = "/etc/slurm/plugstack.conf.d/pyxis.conf"
+
+
+class Containers(Step):
+    """enroot with its data on the node's own disk, and pyxis built against this node's Slurm."""
+
+    name = "containers"
+
+    def goal(self, node: Node) -> str:
+        return f"enroot on {node.site.nvme.mount}, pyxis in {_PLUGSTACK}"
+
+    def skip(self, node: Node) -> str:
+        if not node.site.enroot:
+            return "no `enroot: true` in node.yaml"
+        return "containers are the host's" if node.in_container else ""
+
+    def is_done(self, node: Node) -> bool:
+        files = all(node.text(path) == text for path, text in self._files(node).items())
+        return files and node.path(_PLUGIN).exists() and not apt.missing(node, ("enroot",))
+
+    def apply(self, node: Node) -> None:
+        if apt.missing(node, ("enroot",)):
+            for artifact in ("enroot", "enroot-caps"):
+                apt.install_file(node, node.fetch(artifact))
+        if not node.path(_PLUGIN).exists():
+            with tempfile.TemporaryDirectory(prefix="holdfast-pyxis-") as folder:
+                node.run(("tar", "-xzf", str(node.fetch("pyxis")), "-C", folder, "--strip-components=1"))
+                node.run(("make", "install"), cwd=folder, timeout_s=600)
+        for path, text in self._files(node).items():
+            node.write(path, text)
+
+    def _files(self, node: Node) -> dict[str, str]:
+        home = f"{node.site.nvme.mount}/enroot"
+        # One directory for each user: enroot makes them; the parents belong to root with the sticky bit.
+        settings = {
+            "ENROOT_RUNTIME_PATH": "/run/enroot/user-$(id -u)",
+            "ENROOT_CACHE_PATH": f"{home}/cache-$(id -u)",
+            "ENROOT_DATA_PATH": f"{home}/data-$(id -u)",
+            "ENROOT_TEMP_PATH": f"{home}",
+        }
+        return {
+            _CONF: "".join(f"{key} {value}\n" for key, value in settings.items()),
+            "/etc/tmpfiles.d/90-holdfast-enroot.conf": f"d /run/enroot 1777 root root\nd {home} 1777 root root\n",
+            _PLUGSTACK: f"required {_PLUGIN}\n",
+        }

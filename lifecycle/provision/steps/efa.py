@@ -1,0 +1,73 @@
+"""EFA's software, by Amazon's installer: kernel module, libfabric, aws-ofi-nccl, Open MPI."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from lifecycle.provision.step import Node, Step, StepError
+from lifecycle.versions import Pinned, pin
+
+_INSTALLED = "/opt/amazon/efa_installed_packages"
+_VERSION_LINE = "# EFA installer version:"
+_FI_INFO = "/opt/amazon/efa/bin/fi_info"
+_INSTALL_S = 1800.0
+
+
+class Efa(Step):
+    """EFA's software in the pinned version."""
+
+    name = "efa"
+
+    def goal(self, node: Node) -> str:
+        pinned = self._pinned(node)
+        return f"EFA installer {pinned.efa}: libfabric {pinned.libfabric}, aws-ofi-nccl {pinned.plugin}"
+
+    def skip(self, node: Node) -> str:
+        if node.site.container or node.site.efa:
+            return ""
+        return "" if node.efa_devices else "no EFA interface here; `efa: VERSION` in node.yaml installs it all the same"
+
+    def is_done(self, node: Node) -> bool:
+        return installed_version(node) == self._pinned(node).efa and node.path(_FI_INFO).exists()
+
+    def apply(self, node: Node) -> None:
+        pinned = self._pinned(node)
+        archive = node.fetch("efa", pinned.efa, pinned.efa_sha256)
+        with tempfile.TemporaryDirectory(prefix="holdfast-efa-", dir=archive.parent) as folder:
+            node.run(("tar", "-xzf", str(archive), "-C", folder), timeout_s=300)
+            script = Path(folder) / "aws-efa-installer" / "efa_installer.sh"
+            if not script.is_file():
+                raise StepError(
+                    f"{archive}: got no aws-efa-installer/efa_installer.sh in it, expected Amazon's installer"
+                )
+            # Limits are a step of their own. A container has no kernel to put a module into, and no device to try.
+            kernel = ("--skip-kmod", "--no-verify") if node.in_container else ()
+            node.run(("bash", str(script), "-y", "--skip-limit-conf", *kernel), cwd=script.parent, timeout_s=_INSTALL_S)
+
+    def verify(self, node: Node) -> None:
+        got, wanted = installed_version(node), self._pinned(node).efa
+        if got != wanted:
+            raise StepError(
+                f"{_INSTALLED}: got version {got or 'none'}, expected {wanted}; see the installer's words in the log"
+            )
+        if not node.path(_FI_INFO).exists():
+            raise StepError(f"{_FI_INFO}: is missing though the installer ended well; see its words in the log")
+        if node.efa_devices and not node.in_container:
+            found = node.run((_FI_INFO, "-p", "efa"), check=False)
+            if found.returncode != 0:
+                raise StepError(
+                    f"{_FI_INFO} -p efa: finds no device ({found.stderr.strip()}), expected {node.efa_devices}; "
+                    "a new kernel module may need a reboot: reboot, then run again"
+                )
+
+    def _pinned(self, node: Node) -> Pinned:
+        return pin(efa=node.site.efa)
+
+
+def installed_version(node: Node) -> str:
+    """Of the EFA installer that was run here; "" for none."""
+    for line in node.text(_INSTALLED).splitlines():
+        if line.startswith(_VERSION_LINE):
+            return line.removeprefix(_VERSION_LINE).strip()
+    return ""

@@ -1,0 +1,72 @@
+"""Limits of processes, and huge pages: EFA and NCCL register memory, which counts as locked."""
+
+from __future__ import annotations
+
+from lifecycle.provision.step import Node, Step, StepError
+
+_LIMITS = "/etc/security/limits.d/90-holdfast.conf"
+_SYSTEMD = "/etc/systemd/system.conf.d/90-holdfast.conf"
+_SYSCTL = "/etc/sysctl.d/90-holdfast.conf"
+
+
+class Limits(Step):
+    """Locked memory and open files, for logins (pam_limits) and for daemons (systemd), slurmd among them."""
+
+    name = "limits"
+
+    def goal(self, node: Node) -> str:
+        return f"memlock {node.site.memlock}, nofile {node.site.nofile}"
+
+    def is_done(self, node: Node) -> bool:
+        return all(node.text(path) == text for path, text in self._files(node).items())
+
+    def apply(self, node: Node) -> None:
+        for path, text in self._files(node).items():
+            node.write(path, text)
+        if node.has_systemd:
+            node.run(("systemctl", "daemon-reexec"))
+
+    def _files(self, node: Node) -> dict[str, str]:
+        memlock, nofile = node.site.memlock, node.site.nofile
+        rows = [("memlock", memlock), ("nofile", str(nofile))]
+        pam = [
+            f"{who} {kind} {item} {value}" for who in ("*", "root") for item, value in rows for kind in ("soft", "hard")
+        ]
+        in_bytes = "infinity" if memlock == "unlimited" else str(int(memlock) * 1024)
+        daemons = ["[Manager]", f"DefaultLimitMEMLOCK={in_bytes}", f"DefaultLimitNOFILE={nofile}"]
+        return {_LIMITS: "\n".join(pam) + "\n", _SYSTEMD: "\n".join(daemons) + "\n"}
+
+
+class HugePages(Step):
+    """Huge pages of 2 MiB, now and after a reboot. EFA's own package reserves what EFA needs; this is for more."""
+
+    name = "hugepages"
+
+    def goal(self, node: Node) -> str:
+        return f"{node.site.huge_pages} huge pages of 2 MiB reserved"
+
+    def skip(self, node: Node) -> str:
+        if not node.site.huge_pages:
+            return "no `huge_pages` in node.yaml"
+        return "the kernel is the host's" if node.in_container else ""
+
+    def is_done(self, node: Node) -> bool:
+        return node.text(_SYSCTL) == self._text(node) and self._reserved(node) >= node.site.huge_pages
+
+    def apply(self, node: Node) -> None:
+        node.write(_SYSCTL, self._text(node))
+        node.run(("sysctl", "-q", "-p", _SYSCTL))
+
+    def verify(self, node: Node) -> None:
+        got = self._reserved(node)
+        if got < node.site.huge_pages:
+            raise StepError(
+                f"/proc/sys/vm/nr_hugepages: got {got}, expected {node.site.huge_pages}; memory is too fragmented or "
+                "too small: reboot (the setting is kept), or ask for fewer in node.yaml"
+            )
+
+    def _text(self, node: Node) -> str:
+        return f"vm.nr_hugepages = {node.site.huge_pages}\n"
+
+    def _reserved(self, node: Node) -> int:
+        return int(node.text("/proc/sys/vm/nr_hugepages").strip() or 0)

@@ -1,0 +1,50 @@
+"""Mountpoint for Amazon S3: buckets as directories, read through a cache on the node's own disk."""
+
+from __future__ import annotations
+
+from lifecycle.provision import apt, fstab
+from lifecycle.provision.site import Bucket
+from lifecycle.provision.step import Node, Step
+
+_PROGRAM = "/usr/bin/mount-s3"
+
+
+class Mountpoint(Step):
+    """The site's buckets, mounted now and at each boot (mount-s3 in fstab, from 1.18 on)."""
+
+    name = "mountpoint"
+
+    def goal(self, node: Node) -> str:
+        return " ".join(f"{bucket.mount}: s3://{bucket.bucket}/{bucket.prefix}" for bucket in node.site.s3)
+
+    def skip(self, node: Node) -> str:
+        if not node.site.s3:
+            return "no `s3` in node.yaml"
+        return "mounts are the host's" if node.in_container else ""
+
+    def is_done(self, node: Node) -> bool:
+        return node.path(_PROGRAM).exists() and all(
+            fstab.holds(node, self._line(node, bucket)) and node.mounted(bucket.mount) for bucket in node.site.s3
+        )
+
+    def apply(self, node: Node) -> None:
+        if not node.path(_PROGRAM).exists():
+            apt.install_file(node, node.fetch("mountpoint"))
+        for bucket in node.site.s3:
+            node.path(self._cache(node, bucket)).mkdir(mode=0o700, parents=True, exist_ok=True)
+            node.path(bucket.mount).mkdir(mode=0o755, parents=True, exist_ok=True)
+            fstab.put(node, self._line(node, bucket))
+            if not node.mounted(bucket.mount):
+                node.run(("mount", bucket.mount), timeout_s=120)
+
+    def _cache(self, node: Node, bucket: Bucket) -> str:
+        return bucket.cache or f"{node.site.nvme.mount}/.mount-s3/{bucket.bucket}"
+
+    def _line(self, node: Node, bucket: Bucket) -> str:
+        options = [
+            "_netdev", "nosuid", "nodev", "nofail", "rw", "allow-other",
+            *(["read-only"] if bucket.read_only else []),
+            *([f"prefix={bucket.prefix}"] if bucket.prefix else []),
+            f"cache={self._cache(node, bucket)}", f"max-cache-size={bucket.cache_mib}",
+        ]  # fmt: skip
+        return fstab.line(f"s3://{bucket.bucket}/", bucket.mount, "mount-s3", ",".join(options))

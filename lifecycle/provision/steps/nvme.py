@@ -1,0 +1,163 @@
+"""The node's own disks, as one file system.
+
+A device is formatted only where nothing says that somebody uses it: no signature of any file system, partition table,
+RAID, LVM or swap (blkid -p), no partitions, no holders, not mounted, and the kernel grants exclusive use (O_EXCL).
+Where any of these cannot be told, it is not formatted.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Sequence
+from typing import Any
+
+from lifecycle.provision import fstab
+from lifecycle.provision.step import Node, Step, StepError
+
+LABEL = "holdfast"
+_INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
+_ARRAY = f"/dev/md/{LABEL}"
+_NOTHING_FOUND = 2  # blkid(8): "if the specified token was not found, or no (specified) devices could be identified"
+_MKFS_S = 600.0
+
+
+class Nvme(Step):
+    """One file system over the node's own disks, RAID 0 where there are several, mounted now and at each boot."""
+
+    name = "nvme"
+
+    def goal(self, node: Node) -> str:
+        site = node.site.nvme
+        return f"{site.mount}: {site.fs} over {' '.join(site.devices) or 'the instance store'}"
+
+    def skip(self, node: Node) -> str:
+        if node.in_container:
+            return "disks are the host's"
+        if node.site.role != "compute":
+            return f"a {node.site.role} needs none"
+        return "" if self._devices(node) or self._has_file_system(node) else "no instance store, no `nvme.devices`"
+
+    def is_done(self, node: Node) -> bool:
+        source = node.mounted(node.site.nvme.mount)
+        if source and not self._is_ours(node, source):
+            return True  # the image's own service did it (HyperPod, DLAMI), or the admin: not ours to change
+        return bool(source) and fstab.holds(node, self._line(node))
+
+    def apply(self, node: Node) -> None:
+        mount = node.site.nvme.mount
+        source = node.mounted(mount)
+        if source and not self._is_ours(node, source):
+            return
+        if not source and not self._has_file_system(node):
+            self._format(node, self._device(node))
+        fstab.put(node, self._line(node))
+        node.path(mount).mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not node.mounted(mount):
+            self._settle(node)
+            node.run(("mount", f"LABEL={LABEL}", mount), timeout_s=120)
+
+    def _line(self, node: Node) -> str:
+        # nofail: instance store is empty after a stop and start; the node must boot to be provisioned again.
+        options = "defaults,noatime,nofail,x-systemd.device-timeout=30s"
+        return fstab.line(f"LABEL={LABEL}", node.site.nvme.mount, node.site.nvme.fs, options)
+
+    def _is_ours(self, node: Node, device: str) -> bool:
+        found = node.run(("blkid", "-c", "/dev/null", "-o", "value", "-s", "LABEL", device), check=False)
+        return found.stdout.strip() == LABEL
+
+    def _has_file_system(self, node: Node) -> bool:
+        """Whether one of ours is there, after a reboot or a crash; an array of ours is assembled to see."""
+        if self._members(node):
+            self._assemble(node)
+        return node.run(("blkid", "-c", "/dev/null", "-L", LABEL), check=False).returncode == 0
+
+    def _device(self, node: Node) -> str:
+        """The one device to format: the only disk, or an array over all of them."""
+        devices = self._devices(node)
+        if len(devices) > 1 and self._members(node) == list(devices):
+            return _ARRAY  # killed between mdadm and mkfs
+        for device in devices:
+            self._refuse_used(node, device)
+        if len(devices) == 1:
+            return devices[0]
+        layout = ("--level=0", f"--raid-devices={len(devices)}", f"--name={LABEL}", "--homehost=any")
+        node.run(("mdadm", "--create", _ARRAY, *layout, "--run", *devices), timeout_s=120)
+        return _ARRAY
+
+    def _format(self, node: Node, device: str) -> None:
+        # Looked at once more, right before: a new array may show what an older one had. mkfs gets no -f.
+        self._refuse_used(node, device)
+        node.run((f"mkfs.{node.site.nvme.fs}", "-q", "-L", LABEL, device), timeout_s=_MKFS_S)
+
+    def _members(self, node: Node) -> list[str]:
+        """The site's devices that are parts of an array of ours; mdadm puts its host's name before the array's."""
+        found = {device: self._signatures(node, device) for device in self._devices(node)}
+        return [
+            device
+            for device, signs in found.items()
+            if signs.get("TYPE") == "linux_raid_member" and signs.get("LABEL", "").rpartition(":")[2] == LABEL
+        ]
+
+    def _assemble(self, node: Node) -> None:
+        """The array, where the kernel has not put it together at boot; mdadm says so by its exit code where it has."""
+        if not node.path(_ARRAY).exists():
+            node.run(("mdadm", "--assemble", _ARRAY, *self._members(node)), check=False)
+
+    def _settle(self, node: Node) -> None:
+        """udev makes the link that LABEL= needs."""
+        if node.has_systemd:
+            node.run(("udevadm", "settle", "--timeout=30"), timeout_s=60)
+
+    def _devices(self, node: Node) -> Sequence[str]:
+        if node.site.nvme.devices:
+            return node.site.nvme.devices
+        found = json.loads(node.run(("lsblk", "--json", "--nodeps", "--paths", "-o", "NAME,MODEL,TYPE")).stdout)
+        disks: list[dict[str, Any]] = found["blockdevices"]
+        return sorted(disk["name"] for disk in disks if (disk["model"] or "").strip() == _INSTANCE_STORE)
+
+    def _signatures(self, node: Node, device: str) -> dict[str, str]:
+        """What blkid finds on a device.
+
+        Raises:
+            StepError: it cannot be read; that is not "nothing found".
+        """
+        found = node.run(("blkid", "-p", "-o", "export", device), check=False)
+        if found.returncode == _NOTHING_FOUND:
+            return {}
+        if found.returncode != 0:
+            raise StepError(
+                f"{device}: blkid cannot say what is on it ({found.stderr.strip() or found.returncode}); "
+                "not formatted. Clear it by hand with `wipefs -a` if it may go"
+            )
+        return dict(line.split("=", 1) for line in found.stdout.splitlines() if "=" in line)
+
+    def _refuse_used(self, node: Node, device: str) -> None:
+        """Raises StepError unless nothing at all speaks against formatting the device."""
+        path = os.path.realpath(node.path(device))
+        advice = "not formatted. If it may go: `wipefs -a` it by hand; else take it out of `nvme.devices`"
+        try:
+            if not stat.S_ISBLK(os.stat(path).st_mode):
+                raise StepError(f"{device}: got a file that is no block device; {advice}")
+        except FileNotFoundError:
+            raise StepError(f"{device}: there is no such device; see `lsblk`") from None
+        found = self._signatures(node, device)
+        if found:
+            what = found.get("TYPE") or found.get("PTTYPE") or "a signature"
+            label = f" labelled {found['LABEL']}" if found.get("LABEL") else ""
+            raise StepError(f"{device}: has {what}{label}, expected an empty device; {advice}")
+        name = os.path.basename(path)
+        holders = node.path(f"/sys/class/block/{name}/holders")
+        held = sorted(os.listdir(holders)) if holders.is_dir() else []
+        parts = [entry.name for entry in node.path(f"/sys/class/block/{name}").glob(f"{name}*")]
+        if held or parts:
+            raise StepError(f"{device}: in use by {' '.join(held + parts)}; {advice}")
+        if any(line.split()[0] in (device, path) for line in node.text("/proc/mounts").splitlines()):
+            raise StepError(f"{device}: is mounted; {advice}")
+        try:
+            os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+        except OSError as error:
+            why = "the kernel says it is in use" if error.errno == errno.EBUSY else str(error.strerror)
+            raise StepError(f"{device}: {why}; {advice}") from None

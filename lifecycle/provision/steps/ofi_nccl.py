@@ -1,0 +1,46 @@
+"""aws-ofi-nccl where NCCL finds it; EFA's installer brings it. Without it NCCL falls back to sockets, silently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lifecycle.provision.step import Node, Step, StepError
+
+_CONF = "/etc/ld.so.conf.d/90-holdfast-ofi-nccl.conf"
+_HOME = "/opt/amazon/ofi-nccl"
+_LIBRARIES = ("libnccl-net.so", "libnccl-net-ofi.so")  # the second name since installer 1.48
+
+
+class OfiNccl(Step):
+    """aws-ofi-nccl on the loader's path."""
+
+    name = "ofi-nccl"
+
+    def goal(self, node: Node) -> str:
+        return f"aws-ofi-nccl of {_HOME} on the loader's path"
+
+    def skip(self, node: Node) -> str:
+        if node.site.container or node.site.efa or node.efa_devices:
+            return ""
+        return "no EFA interface here"
+
+    def is_done(self, node: Node) -> bool:
+        folder = plugin_folder(node)
+        return bool(folder) and node.text(_CONF) == f"{folder}\n"
+
+    def apply(self, node: Node) -> None:
+        folder = plugin_folder(node)
+        if not folder:
+            raise StepError(
+                f"{_HOME}: got no {' or '.join(_LIBRARIES)}, expected the EFA installer to bring one; run the efa step "
+                "again (`--only efa`), with an installer of 1.40 or newer"
+            )
+        node.write(_CONF, f"{folder}\n")
+        node.run(("ldconfig",), timeout_s=120)
+
+
+def plugin_folder(node: Node) -> str:
+    """Where the plugin's library is; "" for nowhere."""
+    home = node.path(_HOME)
+    found = [path for name in _LIBRARIES for path in sorted(home.glob(f"lib*/**/{name}"))]
+    return str(Path("/") / found[0].parent.relative_to(node.root)) if found else ""

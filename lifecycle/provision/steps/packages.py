@@ -1,0 +1,28 @@
+"""Packages that the other steps and training need."""
+
+from __future__ import annotations
+
+from lifecycle.provision import apt
+from lifecycle.provision.step import Node, Step
+
+_ALWAYS = ("ca-certificates", "curl", "pciutils", "kmod", "xz-utils", "util-linux", "procps")
+_BUILD = ("build-essential", "git")
+
+
+class Packages(Step):
+    """What every node has from its distribution."""
+
+    name = "packages"
+
+    def goal(self, node: Node) -> str:
+        return f"installed: {' '.join(self._wanted(node))}"
+
+    def is_done(self, node: Node) -> bool:
+        return not apt.missing(node, self._wanted(node))
+
+    def apply(self, node: Node) -> None:
+        apt.install(node, self._wanted(node))
+
+    def _wanted(self, node: Node) -> tuple[str, ...]:
+        disk = ("mdadm", f"{'xfsprogs' if node.site.nvme.fs == 'xfs' else 'e2fsprogs'}")
+        return (*_ALWAYS, *disk, *(_BUILD if node.has_gpu else ()), *node.site.packages)

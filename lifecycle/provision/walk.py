@@ -1,0 +1,110 @@
+"""Goes through a plan on a node."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lifecycle.errors import LifecycleError
+from lifecycle.provision.record import RECORD_FILE, Record
+from lifecycle.provision.step import Node, Step
+from slurm.errors import SlurmError
+
+_LOCK = "/run/holdfast/provision.lock"
+_log = logging.getLogger(__name__)
+
+
+class Ending(enum.Enum):
+    """How a step ended."""
+
+    SKIPPED = "skipped"
+    NOTHING_TO_DO = "nothing to do"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one step ended, why (skipped, failed), and how long it took, in seconds."""
+
+    step: str
+    ending: Ending
+    reason: str = ""
+    seconds: float = 0.0
+
+
+def walk(
+    steps: Sequence[Step],
+    node: Node,
+    on_begin: Callable[[Step], None] = lambda step: None,
+    on_end: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Put the node right, step after step, up to the first that fails.
+
+    Args:
+        steps: in their order.
+        node: what they work on.
+        on_begin: told before a step looks at the node.
+        on_end: told how it ended.
+
+    Raises:
+        LifecycleError: somebody else provisions this node right now.
+    """
+    outcomes: list[Outcome] = []
+    with _alone(node.path(_LOCK)):
+        record = Record(node.path(RECORD_FILE))
+        for step in steps:
+            on_begin(step)
+            outcome = _one(step, node, record)
+            _log.info("%s: %s %s (%.1f s)", step.name, outcome.ending.value, outcome.reason, outcome.seconds)
+            outcomes.append(outcome)
+            on_end(outcome)
+            if outcome.ending is Ending.FAILED:
+                break
+    return outcomes
+
+
+def _one(step: Step, node: Node, record: Record) -> Outcome:
+    start_s = time.monotonic()
+
+    def ended(ending: Ending, reason: str = "") -> Outcome:
+        return Outcome(step=step.name, ending=ending, reason=reason, seconds=time.monotonic() - start_s)
+
+    try:
+        if reason := step.skip(node):
+            return ended(Ending.SKIPPED, reason)
+        if not record.interrupted(step.name) and step.is_done(node):
+            record.done(step.name)
+            return ended(Ending.NOTHING_TO_DO)
+        record.begin(step.name)
+        step.apply(node)
+        step.verify(node)
+        record.done(step.name)
+        return ended(Ending.DONE)
+    except (LifecycleError, SlurmError, OSError) as error:
+        _log.exception("%s failed", step.name)
+        return ended(Ending.FAILED, " ".join(str(error).split()))
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+            raise LifecycleError(f"{lock}: process {holder} provisions this node right now; wait for its end") from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
