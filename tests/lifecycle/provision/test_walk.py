@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from provision_kit import Killed, Programs, bare, node_of, snapshot
 
 from lifecycle.errors import LifecycleError, UsageError
 from lifecycle.provision.plan import STEPS, choose
 from lifecycle.provision.record import Record
 from lifecycle.provision.step import Node, Step, StepError
 from lifecycle.provision.walk import Ending, walk
-from tests.lifecycle.provision.node_kit import Killed, Programs, bare, node_of, snapshot
 
 _SITE = {
     "huge_pages": 8,

@@ -1,0 +1,109 @@
+"""Nothing is opened before its checksum is right, wherever it is from."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lifecycle import versions
+from lifecycle.provision.fetch import Fetch
+from lifecycle.provision.site import Site
+from lifecycle.provision.step import StepError
+
+_BODY = b"installer" * 1000
+_SHA256 = hashlib.sha256(_BODY).hexdigest()
+_FILE = "aws-efa-installer-1.42.0.tar.gz"
+
+
+def _fetch(tmp_path: Path, **site: Any) -> Fetch:
+    return Fetch(Site.from_mapping(site, "t"), tmp_path / "cache")
+
+
+def _mirror(tmp_path: Path, body: bytes) -> str:
+    mirror = tmp_path / "mirror"
+    mirror.mkdir(exist_ok=True)
+    (mirror / _FILE).write_bytes(body)
+    return str(mirror)
+
+
+def test_a_mirrors_file_is_taken_once(tmp_path: Path) -> None:
+    fetch = _fetch(tmp_path, mirror=_mirror(tmp_path, _BODY))
+    path = fetch("efa", "1.42.0", _SHA256)
+    assert path.read_bytes() == _BODY
+    (tmp_path / "mirror" / _FILE).unlink()
+    assert fetch("efa", "1.42.0", _SHA256) == path
+
+
+@pytest.mark.parametrize("body", [_BODY[:-1], b"", _BODY + b"!"], ids=["cut short", "empty", "replaced"])
+def test_a_wrong_file_is_refused_and_not_kept(tmp_path: Path, body: bytes) -> None:
+    fetch = _fetch(tmp_path, mirror=_mirror(tmp_path, body))
+    with pytest.raises(StepError, match=f"expected {_SHA256}"):
+        fetch("efa", "1.42.0", _SHA256)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_cached_file_that_changed_is_fetched_again(tmp_path: Path) -> None:
+    fetch = _fetch(tmp_path, mirror=_mirror(tmp_path, _BODY))
+    path = fetch("efa", "1.42.0", _SHA256)
+    path.write_bytes(b"bad")
+    assert fetch("efa", "1.42.0", _SHA256).read_bytes() == _BODY
+
+
+def test_what_a_killed_fetch_left_is_overwritten(tmp_path: Path) -> None:
+    fetch = _fetch(tmp_path, mirror=_mirror(tmp_path, _BODY))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / f"efa-{_FILE}.part").write_bytes(b"x" * 20000)
+    assert fetch("efa", "1.42.0", _SHA256).read_bytes() == _BODY
+
+
+def test_a_file_without_a_pinned_checksum_is_not_fetched_until_the_site_names_one(tmp_path: Path) -> None:
+    mirror = _mirror(tmp_path, _BODY)
+    with pytest.raises(StepError, match="no checksum is pinned"):
+        _fetch(tmp_path, mirror=mirror)("efa", "1.42.0")
+    assert _fetch(tmp_path, mirror=mirror, sha256={"efa": _SHA256})("efa", "1.42.0").read_bytes() == _BODY
+
+
+def test_a_file_that_the_mirror_lacks_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StepError, match=r"cannot be fetched.*put the right file into the mirror"):
+        _fetch(tmp_path, mirror=str(tmp_path))("efa", "1.42.0", _SHA256)
+
+
+class _Server(BaseHTTPRequestHandler):
+    """Serves the file; below /cut only half of it, though it announces all."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(_BODY)))
+        self.end_headers()
+        self.wfile.write(_BODY[: len(_BODY) // 2] if self.path.startswith("/cut") else _BODY)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Server)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_from_its_url_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, cut: bool) -> None:
+    row = {"url": f"{url}/{'cut' if cut else 'whole'}/{{version}}.tar.gz"}
+    monkeypatch.setitem(versions.table()["artifacts"], "efa", row)
+    if not cut:
+        assert _fetch(tmp_path)("efa", "1.42.0", _SHA256).read_bytes() == _BODY
+        return
+    with pytest.raises(StepError, match=f"over {len(_BODY) // 2} bytes|cannot be fetched"):
+        _fetch(tmp_path)("efa", "1.42.0", _SHA256)
+    assert not list((tmp_path / "cache").glob("*"))

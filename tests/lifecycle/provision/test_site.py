@@ -1,0 +1,118 @@
+"""node.yaml and the provider's files: what is wrong in them is said in one line, before anything is changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lifecycle.errors import UsageError
+from lifecycle.provision.provider import hyperpod
+from lifecycle.provision.site import Site
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"huge_page": 3}, "unknown key huge_page; did you mean huge_pages?"),
+        ({"nvme": {"mnt": "/x"}}, "nvme: unknown key mnt; did you mean mount?"),
+        ({"fsx": {"dns": "x"}}, "fsx: mountname is missing"),
+        ({"role": "boss"}, "role: got 'boss', expected compute, controller or login"),
+        ({"huge_pages": "many"}, "huge_pages: got 'many', expected int"),
+        ({"huge_pages": True}, "huge_pages: got True, expected int"),
+        ({"huge_pages": -1}, "huge_pages: got -1, expected 0 or more"),
+        ({"memlock": "lots"}, "memlock: got 'lots', expected unlimited or KiB"),
+        ({"packages": "vim"}, "packages: got text, expected a list"),
+        ({"users": [{"name": "root", "uid": 0}]}, "users: root: uid: got 0, expected 1000 or more"),
+        ({"users": [{"name": "a b", "uid": 1000}]}, "users: got 'a b'"),
+        ({"nvme": {"mount": "/a /b"}}, "mount: got '/a /b', expected an absolute path without spaces"),
+        ({"nvme": {"mount": "/fsx"}, "fsx": {"dns": "d", "mountname": "m"}}, "expected each used once"),
+        ({"nvme": {"devices": ["sda"]}}, "nvme.devices: got 'sda', expected paths below /dev"),
+        ({"nvme": {"fs": "zfs"}}, "nvme.fs: got 'zfs', expected xfs or ext4"),
+        ({"slurm": {"conf_server": "a\nSLURMD_OPTIONS=x"}}, "expected one line"),
+        ({"sha256": {"efa": "abc"}}, "sha256: got 'abc', expected 64 hexadecimal digits"),
+        ({"mirror": "http://x"}, "mirror: got 'http://x', expected a directory's path or s3://"),
+        ([1], "got a list, expected keys and values"),
+    ],
+)
+def test_what_is_wrong_in_a_site_is_said(found: Any, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Site.from_mapping(found, "node.yaml")
+    assert str(caught.value).startswith("node.yaml: ") and said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_version_may_be_written_as_a_number() -> None:
+    assert Site.from_mapping({"efa": 1.42}, "t").efa == "1.42"
+
+
+def test_a_file_that_is_no_yaml_is_said_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "node.yaml"
+    for text in ("a: [", "\t:", "- x\n"):
+        path.write_text(text)
+        with pytest.raises(UsageError) as caught:
+            Site.load(path)
+        assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+_RESOURCES = {
+    "InstanceGroups": [
+        {"Name": "ctl", "InstanceType": "ml.m5.xlarge", "Instances": [{"CustomerIpAddress": "10.1.0.1"}]},
+        {"Name": "gpu", "InstanceType": "ml.p5.48xlarge", "Instances": [{"CustomerIpAddress": "10.1.0.7"}]},
+    ]
+}
+_PARAMETERS = {
+    "workload_manager": "slurm",
+    "controller_group": "ctl",
+    "login_group": "login",
+    "fsx_dns_name": "fs-1.fsx.example",
+    "fsx_mountname": "abcd",
+}
+
+
+def _files(folder: Path, resources: Any, parameters: Any) -> tuple[Path, Path]:
+    paths = folder / "resource_config.json", folder / "provisioning_parameters.json"
+    for path, found in zip(paths, (resources, parameters), strict=True):
+        path.write_text(found if isinstance(found, str) else json.dumps(found))
+    return paths
+
+
+def test_hyperpods_files_say_what_this_node_is(tmp_path: Path) -> None:
+    files = _files(tmp_path, _RESOURCES, _PARAMETERS)
+    worker = Site.from_mapping(hyperpod(*files, {"10.1.0.7", "127.0.0.1"}), "HyperPod")
+    assert (worker.role, worker.instance, worker.slurm.conf_server) == ("compute", "p5.48xlarge", "10.1.0.1")
+    assert worker.fsx is not None and worker.fsx.dns == "fs-1.fsx.example"
+    controller = Site.from_mapping(hyperpod(*files, {"10.1.0.1"}), "HyperPod")
+    assert (controller.role, controller.slurm.conf_server) == ("controller", "")
+
+
+@pytest.mark.parametrize(
+    ("resources", "parameters", "said"),
+    [
+        ("{", _PARAMETERS, "cannot be read as JSON"),
+        ("[]", _PARAMETERS, "got list, expected an object"),
+        ({}, _PARAMETERS, "InstanceGroups: got NoneType, expected a list"),
+        ({"InstanceGroups": [{"Name": "x"}]}, _PARAMETERS, "InstanceGroups[0]: expected an object with Name and Inst"),
+        ({"InstanceGroups": [{"Instances": []}]}, _PARAMETERS, "Name: got None, expected text"),
+        (
+            {"InstanceGroups": [{"Name": "x", "Instances": [{"CustomerIpAddress": "a;b"}]}]},
+            _PARAMETERS,
+            "CustomerIpAddress: got 'a;b', expected an IP address",
+        ),
+        ({"InstanceGroups": []}, _PARAMETERS, "expected one with an address of this node (10.1.0.7)"),
+        (_RESOURCES, {}, "controller_group: got None, expected text"),
+        (_RESOURCES, {"controller_group": "ctl", "fsx_dns_name": "x"}, "fsx_mountname: got None, expected text"),
+        (_RESOURCES, "\x00", "cannot be read as JSON"),
+    ],
+)
+def test_what_is_wrong_in_hyperpods_files_is_said(tmp_path: Path, resources: Any, parameters: Any, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        hyperpod(*_files(tmp_path, resources, parameters), {"10.1.0.7"})
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_file_of_hyperpod_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file"):
+        hyperpod(tmp_path / "none.json", tmp_path / "none.json", set())
