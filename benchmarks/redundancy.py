@@ -35,6 +35,7 @@ from ckpt.agent.listener import Listener
 from ckpt.agent.peers import Peers
 from ckpt.agent.rebuilding import Rebuilding
 from ckpt.agent.saves import Saves
+from ckpt.agent.shelf import Shelf
 from ckpt.config import CheckpointConfig, Place
 from ckpt.record.blocks import checksums
 from ckpt.record.layout import Layout
@@ -168,9 +169,11 @@ async def measure(place: Place, peers: Peers, nbytes: int) -> dict[str, float]:
     holdings.remove("sink")
     for name, section in SCHEMES.items():
         config = CheckpointConfig.from_mapping({"namespace": "bench", "peers": section})
+        shelf = Shelf({})
         context = Context(
-            place=place, config=config, deadlines=Deadlines(), tier=None, holdings=holdings, peers=peers,
-            exchange=Exchange(peers, holdings, Deadlines()), listener=Listener(place.socket_path, serve_nobody),
+            place=place, config=config, deadlines=Deadlines(), tiers={}, shelf=shelf, holdings=holdings, peers=peers,
+            exchange=Exchange(peers, holdings, shelf, Deadlines()),
+            listener=Listener(place.socket_path, serve_nobody),
         )  # fmt: skip
         saves = Saves(context)
         peers.handle("parity", inventory_of(saves))
@@ -240,7 +243,7 @@ async def rebuild(context: Context, saves: Saves, scheme: str) -> None:
         lead = Rebuilding(context)
         for node, answer in enumerate(await context.peers.call_all("parity", timeout_s=600)):
             lead.note(node, answer["parity"])
-        made, reason = await lead.bring_back(SAVE, world, {rank: [rank] for rank in range(world) if rank != LOST})
+        made, reason = await lead.bring_back(SAVE, world, {rank: [rank] for rank in range(world) if rank != LOST}, ())
         if made != [LOST]:
             raise RuntimeError(reason)
 

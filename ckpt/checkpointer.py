@@ -15,6 +15,7 @@ from ckpt.config import CheckpointConfig, Place, config_from_env
 from ckpt.errors import ConfigError, StateError
 from ckpt.record.arena import Slot
 from ckpt.record.board import Board
+from ckpt.record.copying import threads_per_rank
 from ckpt.record.layout import Layout
 from ckpt.trainer.cadence import Cadence
 from ckpt.trainer.deadlines import Deadlines
@@ -100,7 +101,7 @@ class Checkpointer:
             self._solo = SoloAgent(config, self._identity, env, self._deadlines.connect_s)
             place = self._solo.place
         self._place = place
-        self._stager = Stager()
+        self._stager = Stager(threads_per_rank(place.ranks_per_node))
         self._journal = Journal(config.namespace, env) if self._identity.rank == 0 else None
         self._lock = threading.RLock()  # torch's async_save stages in a thread
         self._session: Session | None = None

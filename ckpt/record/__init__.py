@@ -8,6 +8,7 @@ values    Python values as JSON and back
 boxes     which parts of which chunks make up a box
 arena     the reused slots in a node's memory that shards are staged into
 pages     mapped many at a time, before they are used
+copying   plain copies by several threads
 board     one row per worker: its step, its boundary; read by the node's runner and agent
 files     durable, private writes
 """

@@ -85,12 +85,17 @@ def chunk_box(chunk: Chunk) -> Box:
     return Box(chunk.offsets, chunk.sizes)
 
 
+def lies_flat(value: torch.Tensor) -> bool:
+    """Whether a tensor's bytes lie in memory as they are stored: on the CPU, one after another, in row-major order."""
+    return value.device.type == "cpu" and value.is_contiguous() and not value.is_conj() and not value.is_neg()
+
+
 def flat_bytes(value: Any) -> np.ndarray | None:
     """The bytes of a tensor or array in row-major order, as they lie in memory; None when they do not lie so."""
     if isinstance(value, np.ndarray):
         native = value.flags.c_contiguous and value.dtype.isnative
         return value.reshape(-1).view(np.uint8) if native else None
-    if value.device.type != "cpu" or not value.is_contiguous() or value.is_conj() or value.is_neg():
+    if not lies_flat(value):
         return None
     return np.asarray(value.detach().reshape(-1).view(torch.uint8).numpy())
 

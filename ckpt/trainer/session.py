@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from ckpt.agent.client import AgentClient
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
 from ckpt.record.arena import Arena, Slot
+from ckpt.record.copying import threads_per_rank
 from ckpt.record.layout import Layout
 from ckpt.record.shard import SaveId
 from ckpt.trainer.deadlines import Deadlines
@@ -84,7 +84,7 @@ class Session:
             world_size=self.plan.world_size,
             node=self._place.node,
             open_s=self._deadlines.open_s,
-            threads=max(1, len(os.sched_getaffinity(0)) // self._place.ranks_per_node),
+            threads=threads_per_rank(self._place.ranks_per_node),
         )
 
     def prepare(self, nbytes: int) -> None:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from ckpt.errors import StateError
 from ckpt.record.arena import Slot
 from ckpt.record.boxes import Box
+from ckpt.record.copying import Move, ParallelCopy
 from ckpt.record.layout import Chunk, Layout, align
 from ckpt.record.values import Path, encode, name_of, unsupported
 from ckpt.trainer.leaves import (
@@ -24,6 +25,7 @@ from ckpt.trainer.leaves import (
     check_tensor,
     dtype_name,
     is_stateful,
+    lies_flat,
     local_box,
     local_part,
     view_bytes,
@@ -132,7 +134,9 @@ def key_of(path: Path) -> str:
 class Stager:
     """Copies pieces into slots. Layout and mapped views are kept while the state keeps its structure."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 1) -> None:
+        """`threads`: how many copy at once."""
+        self._copies = ParallelCopy(threads)
         self._signature: list[tuple[Any, ...]] | None = None
         self._chunks: tuple[Chunk, ...] = ()
         self._nbytes = 0
@@ -156,15 +160,21 @@ class Stager:
         """Copies tensors, in the order of the plan, into a reserved slot; returns when all bytes are there."""
         views = self._slot_views(slot)
         devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+        moves = []
         with torch.no_grad():
             for view, tensor in zip(views, tensors, strict=True):
-                view.copy_(tensor, non_blocking=tensor.is_cuda)
+                if lies_flat(tensor):
+                    moves.append(Move(target=view.data_ptr(), source=tensor.data_ptr(), nbytes=view.nbytes))
+                else:
+                    view.copy_(tensor, non_blocking=tensor.is_cuda)
+        self._copies.run(moves)
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
         return Layout(chunks=self._chunks, tree=tree, nbytes=self._nbytes)
 
     def close(self) -> None:
         """Gives the mapped memory up."""
+        self._copies.close()
         self._views.clear()
         self._pins.close()
 
