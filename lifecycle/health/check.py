@@ -17,8 +17,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import logging
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -68,6 +69,7 @@ class Node:
         expected: what this machine type should have; None when unknown.
         now_s: wall clock, Unix seconds.
         wait: lets seconds pass.
+        environment: of this process; Slurm's variables are in it.
         deadline_s: on the monotonic clock, when the running check has to be done.
     """
 
@@ -77,6 +79,7 @@ class Node:
     expected: Expected | None = None
     now_s: Callable[[], float] = time.time
     wait: Callable[[float], None] = time.sleep
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     deadline_s: float = float("inf")
     _known: dict[Callable[..., Any], Any] = field(default_factory=dict)
 

@@ -23,6 +23,7 @@ from slurm.hostlist import expand
 _PROGRAM = (sys.executable, "-m", "lifecycle.health.allreduce")
 _ENOUGH = 0.8  # of what is expected, or of the other pairs' median
 _RUN_S = 240.0
+_AT_ONCE = 64  # sruns; each is a process here and a step for the controller
 _FIRST_PORT, _PORTS = 21000, 8000
 
 _EFA = re.compile(r"Selected provider is efa.*?(?:found (\d+) nics)?\)?\s*$", re.IGNORECASE | re.MULTILINE)
@@ -78,12 +79,12 @@ def judge_node(measured: Measured, wanted: float | None) -> Finding:
 @check("allreduce_pairs", Level.DEEP, limit_s=1200.0, alone=True)
 def allreduce_pairs(node: Node) -> Finding:
     """Between neighbours of this allocation an all-reduce is right, equally fast, and over EFA where there is EFA."""
-    nodes = _allocated(os.environ)
+    nodes = _allocated(node.environment)
     pairs = pairs_of(nodes)
     results: dict[tuple[str, str], Measured] = {}
     failed: dict[tuple[str, str], str] = {}
     for number, round_ in enumerate(rounds_of(pairs)):
-        with ThreadPoolExecutor(len(round_)) as pool:
+        with ThreadPoolExecutor(min(len(round_), _AT_ONCE)) as pool:
             asked = {pair: pool.submit(_between, node, pair, number) for pair in round_}
         for pair, answer in asked.items():
             try:
@@ -197,7 +198,7 @@ def _allocated(environment: Mapping[str, str]) -> list[str]:
 
 
 def _between(node: Node, pair: tuple[str, str], round_: int) -> Measured:
-    port = _FIRST_PORT + (int(os.environ["SLURM_JOB_ID"]) * 31 + round_) % _PORTS
+    port = _FIRST_PORT + (int(node.environment["SLURM_JOB_ID"]) * 31 + round_) % _PORTS
     step = (
         "srun",
         "--overlap",
@@ -210,7 +211,7 @@ def _between(node: Node, pair: tuple[str, str], round_: int) -> Measured:
         "--kill-on-bad-exit=1",
     )
     # srun numbers tasks in the order of Slurm's node list, so rank 0 is on the first of the pair in that order.
-    first = min(pair, key=expand(os.environ["SLURM_JOB_NODELIST"]).index)
+    first = min(pair, key=expand(node.environment["SLURM_JOB_NODELIST"]).index)
     return read_measured(_run(node, [*step, *_PROGRAM, "--nodes", "2", "--host", first, "--port", str(port)]))
 
 

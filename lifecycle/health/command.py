@@ -14,6 +14,7 @@ from lifecycle.errors import LifecycleError, UsageError
 from lifecycle.health.catalog import CHECKS, select
 from lifecycle.health.check import Level, Node
 from lifecycle.health.finding import Status
+from lifecycle.health.last_verdict import last_verdict
 from lifecycle.health.runner import run_checks
 from lifecycle.health.settings import SETTINGS_FILE, Settings
 from lifecycle.health.table import print_catalog, print_findings
@@ -41,7 +42,7 @@ def check(
     prolog: under 2 s, from what the last run left and cheap probes. quick: under 60 s. deep: minutes, it loads the
     node; run it under a maintenance reservation.
 
-    Run by root, a whole quick or deep run leaves its verdict for the prolog and Slurm's hooks.
+    Run by root, and without --only, it leaves its verdict for the prolog and Slurm's hooks.
 
     Exit code 0: nothing critical (skipped and unknown are neither healthy nor failed). 1: something is critical.
     """
@@ -53,8 +54,9 @@ def check(
     node = Node(settings=settings, expected=expected(settings.instance or instance_type()))
     findings = run_checks(checks, node, chosen_level.budget_s)
     result = Verdict.of(findings, chosen_level, node)
-    if chosen_level > Level.PROLOG and not only:
-        _keep(result, verdict)
+    if not only:
+        kept = [finding for finding in findings if finding.check != last_verdict.name]  # it speaks of the file itself
+        _keep(Verdict.of(kept, chosen_level, node), verdict, whole=chosen_level > Level.PROLOG)
     if as_json:
         typer.echo(json.dumps(result.to_mapping(), indent=2))
     else:
@@ -76,11 +78,11 @@ def _settings(path: Path | None) -> Settings:
     return Settings.read(path or SETTINGS_FILE)
 
 
-def _keep(result: Verdict, path: Path | None) -> None:
+def _keep(result: Verdict, path: Path | None, whole: bool) -> None:
     if path is None and os.geteuid() != 0:
         return
     target = path or VERDICT_FILE
     try:
-        result.write(target)
+        result.write(target, whole)
     except OSError as error:
         raise LifecycleError(f"{target}: the verdict could not be written ({error.strerror})") from None

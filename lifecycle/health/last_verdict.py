@@ -20,6 +20,8 @@ def last_verdict(node: Node) -> Finding:
         raise CannotObserve(str(error)) from None
     if verdict.boot_id != boot_id(node):
         raise CannotObserve("the last verdict is from before the last reboot")
+    if verdict.level == Level.PROLOG.word:
+        raise CannotObserve("no quick or deep run since the last reboot")
     age_s = node.now_s() - verdict.time_s
     failed = [row for row in verdict.checks if row["status"] == Status.CRITICAL.word]
     measured, expected = f"{verdict.status.word} {age_s / 60:.0f} min ago", "nothing critical"

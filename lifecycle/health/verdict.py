@@ -1,11 +1,13 @@
 """The verdict: what the checks last said of this node, in a file that root writes and Slurm's hooks read.
 
-The file outlives runs of different depth: a run replaces what it looked at; what only a deeper run looks at stays until
-the next reboot. A failure is replaced by what was observed later, never by a check that could not look.
+The file outlives runs of different depth: a run replaces what it looked at; what it did not look at stays until the
+next reboot. A failure is replaced by what was observed later, never by a check that could not look.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import stat
@@ -30,9 +32,9 @@ class Verdict:
 
     Attributes:
         node: the host's name.
-        time_s: when the last run ended, Unix seconds.
+        time_s: when the last whole run ended, Unix seconds.
         boot_id: the kernel's random name of this boot.
-        level: of the last run.
+        level: of the last whole run; "prolog" when there was none.
         checks: one mapping a check: name, status, measured, expected, advice, seconds, time_s, level.
     """
 
@@ -53,17 +55,21 @@ class Verdict:
     def status(self) -> Status:
         return overall(Status[row["status"].upper()] for row in self.checks)
 
-    def after(self, older: Verdict | None) -> Verdict:
-        """This verdict, with what the older one of the same boot says beyond it."""
-        if older is None or older.boot_id != self.boot_id or older.node != self.node:
-            return self
+    def after(self, older: Verdict, whole: bool) -> Verdict:
+        """This verdict, with what the older one says beyond it.
+
+        Args:
+            older: of the same boot.
+            whole: whether this was a whole run; the verdict of a part keeps the older one's age and level.
+        """
         before = {row["name"]: row for row in older.checks}
         rows = []
         for row in self.checks:
             old = before.pop(row["name"], None)
             blind = row["status"] == Status.UNKNOWN.word
             rows.append(old if old is not None and blind and old["status"] in _FAILED else row)
-        return Verdict(**{**vars(self), "checks": (*rows, *before.values())})
+        head = self if whole else older
+        return dataclasses.replace(head, checks=(*rows, *before.values()))
 
     def to_mapping(self) -> dict[str, Any]:
         return {
@@ -76,17 +82,22 @@ class Verdict:
             "checks": list(self.checks),
         }
 
-    def write(self, path: Path) -> None:
-        """Publishes it, merged with what stands there.
+    def write(self, path: Path, whole: bool = True) -> None:
+        """Publishes it, merged with what stands there from this boot.
+
+        Args:
+            path: the file.
+            whole: whether all checks of level quick or deep were run, not a few.
 
         Raises:
             OSError: it could not be written; the older one is untouched.
         """
-        try:
+        verdict = self
+        with contextlib.suppress(OSError, ValueError):  # none, or none that can be trusted
             older = read_verdict(path)
-        except (OSError, ValueError):  # none, or none that can be trusted
-            older = None
-        publish(path, json.dumps(self.after(older).to_mapping(), indent=1).encode() + b"\n")
+            if (older.boot_id, older.node) == (self.boot_id, self.node):
+                verdict = self.after(older, whole)
+        publish(path, json.dumps(verdict.to_mapping(), indent=1).encode() + b"\n")
 
 
 def read_verdict(path: Path) -> Verdict:

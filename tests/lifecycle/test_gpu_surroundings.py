@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from node_kit import RECORDED, node_of, plug, plug_gpus, put
 
 from lifecycle.health import dcgm, efa, kernel_log, loopback, nvlink
+from lifecycle.health.check import Node
 from lifecycle.health.finding import Finding, Status
 from lifecycle.instance import expected
+from slurm.command import CommandError, Result
 
 STATUS = (RECORDED / "nvlink-status-h100.txt").read_text()
 ERRORS = (
@@ -221,3 +225,44 @@ def test_without_efa_its_checks_are_skipped(tmp_path: Path) -> None:
     node = node_of(tmp_path)
     checks = (efa.efa_devices, efa.efa_modules, efa.huge_pages, loopback.efa_loopback)
     assert {check.run(node).status for check in checks} == {Status.SKIPPED}
+
+
+class Pingpong:
+    """fi_info and fi_pingpong of a node with two EFA interfaces; some of them do not answer."""
+
+    ROW = (
+        "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n"
+        "64k     100     =100     12m         0.76s     17.15    3821.92       0.00\n"
+    )
+
+    def __init__(self, silent: tuple[str, ...]) -> None:
+        self.silent = silent
+        self.environments: list[Mapping[str, str]] = []
+
+    def __call__(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **_: object) -> Result:
+        done = Result(argv=tuple(argv), returncode=0, stdout=self.ROW, stderr="", seconds=0.1)
+        if "fi_info" in argv[0]:
+            text = "".join(f"provider: efa\n    domain: {name}\n" for name in ("rdmap0s27-rdm", "rdmap1s27-rdm") * 2)
+            return dataclasses.replace(done, stdout=text)
+        self.environments.append(env or {})
+        if argv[argv.index("-d") + 1] in self.silent:
+            raise CommandError(dataclasses.replace(done, returncode=1), "exit code 1")
+        return done
+
+
+@pytest.mark.parametrize(
+    ("silent", "status", "told", "advice"),
+    [
+        ((), Status.OK, "2 of 2 domains", ""),
+        (("rdmap1s27-rdm",), Status.CRITICAL, "1 of 2 domains; rdmap1s27-rdm failed", "reboot"),
+        (("rdmap0s27-rdm", "rdmap1s27-rdm"), Status.CRITICAL, "0 of 2 domains", "security group"),
+    ],
+)
+def test_every_efa_interface_has_to_answer_and_not_from_shared_memory(
+    tmp_path: Path, silent: tuple[str, ...], status: Status, told: str, advice: str
+) -> None:
+    plug_efa(tmp_path, 2, 2)
+    programs = Pingpong(silent)
+    finding = loopback.efa_loopback.run(Node(root=tmp_path, run=programs, wait=lambda _: None))
+    assert finding.status is status and told in finding.measured and advice in finding.advice
+    assert {env["FI_EFA_ENABLE_SHM_TRANSFER"] for env in programs.environments} == {"0"}

@@ -43,11 +43,16 @@ def test_the_table_has_a_row_for_what_was_measured_and_a_line_for_what_was_skipp
     assert "ok (1 ok, 1 skipped)" in lines[3]
 
 
-def test_a_partial_run_and_a_prolog_leave_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_run_alone_leaves_no_verdict_and_a_prolog_one_of_its_level(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     verdict = tmp_path / "verdict.json"
     check(capsys, "--only", "open_files", "--verdict", str(verdict))
-    check(capsys, "--level", "prolog", "--verdict", str(verdict))
     assert not verdict.exists()
+    check(capsys, "--level", "prolog", "--verdict", str(verdict))
+    found = json.loads(verdict.read_text())
+    assert found["level"] == "prolog" and "open_files" in {row["name"] for row in found["checks"]}
+    assert "last_verdict" not in {row["name"] for row in found["checks"]}
 
 
 def test_a_critical_finding_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

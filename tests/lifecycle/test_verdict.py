@@ -34,11 +34,14 @@ def written(root: Path, level: Level, *findings: Finding, boot: str = "boot-1", 
 
 
 def test_the_file_is_what_hooks_expect(tmp_path: Path) -> None:
-    os.umask(os.umask(0o077))
-    written(tmp_path, Level.QUICK, finding("gpu_ecc", Status.CRITICAL), finding("s3", Status.SKIPPED))
+    before = os.umask(0o077)
+    try:
+        written(tmp_path, Level.QUICK, finding("gpu_ecc", Status.CRITICAL), finding("s3", Status.SKIPPED))
+    finally:
+        os.umask(before)
     path = tmp_path / str(VERDICT_FILE).lstrip("/")
     found = json.loads(path.read_text())
-    assert path.stat().st_mode & 0o777 == 0o644 and path.parent.stat().st_mode & 0o022 == 0
+    assert path.stat().st_mode & 0o777 == 0o644 and path.parent.stat().st_mode & 0o777 == 0o755
     assert set(found) == {"version", "node", "time_s", "boot_id", "level", "status", "checks"}
     assert (found["version"], found["node"], found["status"], found["level"]) == (
         1,
@@ -66,6 +69,16 @@ def test_a_failure_is_not_forgotten_because_a_check_could_not_look(tmp_path: Pat
     assert written(tmp_path, Level.QUICK, finding("gpu_ecc", Status.OK))["gpu_ecc"] == "ok"
 
 
+def test_a_run_of_few_checks_replaces_those_and_keeps_age_and_level(tmp_path: Path) -> None:
+    path = tmp_path / str(VERDICT_FILE).lstrip("/")
+    written(tmp_path, Level.DEEP, finding("dcgm_long", Status.OK), finding("gpu_xid", Status.OK))
+    later = machine(tmp_path, now_s=NOW_S + 600)
+    Verdict.of([finding("gpu_xid", Status.CRITICAL)], Level.PROLOG, later).write(path, whole=False)
+    found = read_verdict(path)
+    assert (found.level, found.time_s, found.status) == ("deep", NOW_S, Status.CRITICAL)
+    assert {row["name"]: row["time_s"] for row in found.checks} == {"gpu_xid": NOW_S + 600, "dcgm_long": NOW_S}
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', '{"version": 1, "node": "n"}'])
 def test_what_is_no_verdict_is_refused_by_readers_and_replaced_by_the_next_run(tmp_path: Path, text: str) -> None:
     path = put(tmp_path, str(VERDICT_FILE), text)
@@ -88,6 +101,8 @@ def test_a_verdict_that_others_could_have_written_is_refused(tmp_path: Path) -> 
 
 def test_the_prolog_believes_the_last_verdict_of_this_boot(tmp_path: Path) -> None:
     assert last_verdict.run(machine(tmp_path)).status is Status.UNKNOWN  # none yet
+    written(tmp_path, Level.PROLOG, finding("gpu_xid", Status.OK))
+    assert last_verdict.run(machine(tmp_path)).status is Status.UNKNOWN  # no whole run
     written(tmp_path, Level.QUICK, finding("clock", Status.WARNING))
     assert last_verdict.run(machine(tmp_path)).status is Status.OK
     assert last_verdict.run(machine(tmp_path, now_s=NOW_S + MAX_AGE_S + 1)).status is Status.WARNING
