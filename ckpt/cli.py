@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,12 +20,12 @@ from rich.table import Table
 
 from ckpt.cli_rebuild import rebuild_lost
 from ckpt.errors import CheckpointError
+from ckpt.progress import Bar
 from ckpt.record.shard import ShardRecord, read_record
 from ckpt.redundancy.parity import ParityRecord, read_parity
-from ckpt.tiers.lookup import local_tiers, s3_tiers
+from ckpt.tiers.lookup import is_url, local_tiers, s3_tiers
 from ckpt.tiers.mark import MARK
-from ckpt.tiers.posix import SharedTier, read_file
-from ckpt.tiers.quarantine import quarantine, quarantined
+from ckpt.tiers.posix import read_file
 from ckpt.tiers.reads import Read, find_bad, reader
 from ckpt.tiers.tier import Tier
 from ckpt.verbs import register
@@ -65,7 +66,8 @@ class StoredStep:
     step: int | None
     attempt: int | None
     world_size: int | None = None
-    directory: Path | None = None  # of a step in a directory
+    source: Tier | None = None  # of a step in a tier
+    name: str | None = None  # of its directory there
     committed: bool | None = None  # None on one node: that is for all nodes together to say
     created_s: float | None = None
     shards: list[StoredShard] = field(default_factory=list)
@@ -115,7 +117,7 @@ def verify(
     path: PathArgument,
     step: Annotated[int | None, typer.Option("--step", help="Only this step.")] = None,
     set_aside: Annotated[
-        bool, typer.Option("--quarantine", help="Rename bad steps of a directory (S3: no), so that none is restored.")
+        bool, typer.Option("--quarantine", help="Set bad steps of a tier aside, so that none is restored.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -123,12 +125,13 @@ def verify(
     steps = [found for found in _find(path) if step in (None, found.step) and found.tier != "aside"]
     if step is not None and not steps:
         _usage(f"{path}: holds no step {step}; look with `holdfast ckpt ls`")
+    shards = [(found, shard) for found in steps for shard in found.shards + found.parity]
+    with Bar(f"verifying {len(steps)} steps", sum(shard.record.nbytes for _, shard in shards)) as bar:
+        for found, shard in shards:
+            found.problems += _verify_shard(shard, bar.advance)
     for found in steps:
-        for shard in found.shards + found.parity:
-            found.problems += _verify_shard(shard)
-        if set_aside and found.problems and found.directory:
-            aside = quarantine(found.directory.parent, found.directory.name, "; ".join(found.problems))
-            found.problems.append(f"set aside as {aside}")
+        if set_aside and found.problems and found.name and found.source:
+            found.problems.append(f"set aside as {_set_aside(found.source, found.name, found.problems)}")
     rows = [{**found.to_json(), "ok": not found.problems} for found in steps]
     if as_json:
         typer.echo(json.dumps(rows))
@@ -149,27 +152,27 @@ def verify(
 def _find(where: str) -> list[StoredStep]:
     """The steps under a path or URL, newest first; ends the program when nothing of ours is there."""
     try:
-        if where.startswith("s3://"):
-            return [step for tier in s3_tiers(where) for step in _tier_steps(tier, "s3", tier.url)]
+        if is_url(where):
+            return [step for tier in s3_tiers(where) for step in _tier_steps(tier, "s3")]
         path = Path(where)
         names = os.listdir(path)
         if "board" in names or any(map(_SHARD.fullmatch, names)):
             return _memory_steps(path, names)
         if tiers := local_tiers(path):
-            return [step for tier, kind in tiers for step in _tier_steps(tier, kind, str(tier.folder))]
+            return [step for tier, kind in tiers for step in _tier_steps(tier, kind)]
     except (OSError, CheckpointError) as error:
         message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         _usage(message if message.startswith(where) else f"{where}: {message}")
     _usage(f"{where}: neither a checkpoint directory ({MARK} in it or below) nor a node's memory directory")
 
 
-def _tier_steps(tier: Tier, kind: str, folder: str) -> list[StoredStep]:
+def _tier_steps(tier: Tier, kind: str) -> list[StoredStep]:
     steps = []
     for entry in tier.catalog():
         found = StoredStep(
             namespace=tier.namespace, tier=kind, step=entry.step, attempt=entry.attempt,
             committed=None if tier.node_local and entry.manifest else bool(entry.manifest),
-            directory=tier.folder / entry.name if isinstance(tier, SharedTier) else None,
+            source=tier, name=entry.name,
         )  # fmt: skip
         if entry.manifest:
             found.world_size = entry.manifest.world_size
@@ -177,7 +180,7 @@ def _tier_steps(tier: Tier, kind: str, folder: str) -> list[StoredStep]:
             found.shards = [
                 StoredShard(
                     record=place.record,
-                    where=f"{folder}/{entry.name}/{place.file}",
+                    where=f"{tier.where}/{entry.name}/{place.file}",
                     read=reader(tier, entry.manifest.save, place),
                 )
                 for place in entry.manifest.shards
@@ -185,7 +188,7 @@ def _tier_steps(tier: Tier, kind: str, folder: str) -> list[StoredStep]:
         elif entry.damaged:
             found.problems.append(f"{entry.name}: {entry.reason}")
         steps.append(found)
-    for name, reason in quarantined(tier.folder) if isinstance(tier, SharedTier) else []:
+    for name, reason in tier.aside():
         problems = [f"{name}: {reason}"]
         steps.append(StoredStep(namespace=tier.namespace, tier="aside", step=None, attempt=None, problems=problems))
     return steps
@@ -220,11 +223,24 @@ def _memory_steps(folder: Path, names: list[str]) -> list[StoredStep]:
     return sorted(steps.values(), key=lambda step: (step.step or -1, step.attempt or -1), reverse=True)
 
 
-def _verify_shard(shard: StoredShard) -> list[str]:
+def _set_aside(tier: Tier, name: str, problems: list[str]) -> str:
+    try:
+        return tier.set_aside(name, "; ".join(problems))
+    except (CheckpointError, OSError) as error:
+        typer.echo(f"holdfast ckpt: error: {name} is not set aside: {error}", err=True)
+        raise typer.Exit(_FAILED) from None
+
+
+def _verify_shard(shard: StoredShard, advance: Callable[[int], None]) -> list[str]:
     """What is bad about a shard's bytes; reads them block by block."""
     where = f"{shard.record.what} in {shard.where}"
+
+    def read(start: int, into: memoryview) -> None:
+        shard.read(start, into)
+        advance(len(into))
+
     try:
-        bad = list(find_bad(shard.read, shard.record.nbytes, shard.record.blocks))
+        bad = list(find_bad(read, shard.record.nbytes, shard.record.blocks))
     except (CheckpointError, OSError) as error:
         return [f"{where}: {error}"]
     what = f"{len(bad)} of {len(shard.record.blocks)} blocks do not match"

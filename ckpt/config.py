@@ -163,6 +163,7 @@ class Place:
     ranks_per_node: int
     ram_dir: Path
     domains: tuple[str, ...] = ()  # each node's failure domain, in the order of `nodes`; empty: nothing is known
+    job: str = ""  # Slurm's number, for messages
 
     @property
     def node_rank(self) -> int:
@@ -194,6 +195,7 @@ class Place:
                 ranks_per_node=int(_matching(env, "HOLDFAST_RANKS_PER_NODE", _POSITIVE, "a number of at least 1")),
                 ram_dir=Path(_matching(env, "HOLDFAST_RAM_DIR", _ABSOLUTE, "an absolute path")),
                 domains=tuple(env["HOLDFAST_DOMAINS"].split(",")) if env.get("HOLDFAST_DOMAINS") else (),
+                job=env.get("SLURM_JOB_ID", ""),
             )
         except KeyError as error:
             raise ConfigError(

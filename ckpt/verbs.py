@@ -11,19 +11,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import Progress
 
-from ckpt.config import CheckpointConfig
 from ckpt.errors import CheckpointError, ConfigError, NamespaceError
+from ckpt.progress import Bar
 from ckpt.tiers.copying import copy_step
-from ckpt.tiers.mark import MARK
-from ckpt.tiers.opened import committed_step, open_namespace
-from ckpt.tiers.posix import SharedTier
+from ckpt.tiers.opened import committed_step, make_namespace, open_namespace
 from ckpt.tiers.retention import superfluous
 
 _FAILED, _USAGE = 1, 2
 
-Source = Annotated[Path, typer.Argument(help="A namespace's folder in a shared checkpoint directory.")]
+_PLACE = "a shared checkpoint directory, or s3://bucket/prefix"
+Source = Annotated[str, typer.Argument(help=f"A namespace's folder in {_PLACE}.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -59,23 +57,21 @@ def bench(
 
 def copy(
     source: Source,
-    destination: Annotated[Path, typer.Argument(metavar="DST", help="Another shared checkpoint directory.")],
+    destination: Annotated[str, typer.Argument(metavar="DST", help="Another such directory or URL.")],
     step: Annotated[
         int | None, typer.Option("--step", help="Only this step; all committed ones when left out.")
     ] = None,
 ) -> None:
-    """Copy committed steps to another shared directory, verified on the way; those it has already are left alone."""
+    """Copy committed steps to another directory or bucket, verified on the way; those it has are left alone."""
     with _reported():
         here = open_namespace(source)
-        there = SharedTier(destination.absolute(), here.namespace)
+        there = make_namespace(destination, here.namespace)
         saves = here.steps() if step is None else [committed_step(here, step)]
         total = 2 * sum(here.read_manifest(save).nbytes for save in saves)  # verified, then written
-        console = Console(stderr=True)
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            task = progress.add_task(f"copying {len(saves)} steps", total=total)
+        with Bar(f"copying {len(saves)} steps", total) as bar:
             for save in reversed(saves):  # oldest first: what is cut short leaves the newest for the next time
-                copied = copy_step(here, there, save, lambda nbytes: progress.advance(task, nbytes))
-                typer.echo(f"step {save.step}: {'copied to' if copied else 'already in'} {there.folder}")
+                copied = copy_step(here, there, save, bar.advance)
+                typer.echo(f"step {save.step}: {'copied to' if copied else 'already in'} {there.where}")
 
 
 def collect(
@@ -90,7 +86,7 @@ def collect(
         nbytes = sum(entry.manifest.nbytes for entry in going if entry.manifest)
         names = [entry.name for entry in going] if dry_run else tier.retain(keep, None)
     for name in names:
-        typer.echo(f"{'would remove' if dry_run else 'removed'} {tier.folder / name}")
+        typer.echo(f"{'would remove' if dry_run else 'removed'} {tier.where}/{name}")
     typer.echo(f"{len(names)} steps, {decimal(nbytes)}{' would be' if dry_run else ''} freed")
 
 
@@ -110,7 +106,8 @@ def export(
         from ckpt.adapters.exchange import export_dcp, export_safetensors
         from ckpt.adapters.stored import read_stored
 
-        stored = read_stored(tier, save, rank)
+        with Bar(f"verifying step {save.step}", tier.read_manifest(save).nbytes) as bar:
+            stored = read_stored(tier, save, rank, bar.advance)
         if dcp is not None:
             export_dcp(stored, dcp)
         elif safetensors is not None:
@@ -121,24 +118,17 @@ def export(
 
 def import_step(
     source: Annotated[Path, typer.Argument(metavar="DCP_DIR", help="A torch DCP directory that you trust.")],
-    path: Annotated[Path, typer.Argument(help="A shared checkpoint directory, or a namespace's folder in it.")],
+    path: Annotated[str, typer.Argument(help=f"{_PLACE.capitalize()}, or a namespace's folder there.")],
     step: Annotated[int, typer.Option("--step", min=1, help="The step it becomes.")],
     namespace: Annotated[str | None, typer.Option("--namespace", help="Where PATH is no namespace's folder.")] = None,
 ) -> None:
     """Take a torch DCP directory in as a step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`."""
     with _reported():
-        tier = _destination(path, namespace)
+        tier = open_namespace(path) if namespace is None else make_namespace(path, namespace)
         from ckpt.adapters.exchange import import_dcp
 
         import_dcp(source, tier, step)
     typer.echo(f"imported {source} as step {step} of namespace {tier.namespace}")
-
-
-def _destination(path: Path, namespace: str | None) -> SharedTier:
-    """A namespace to write to, which may not exist yet."""
-    if namespace is None or (path / MARK).is_file():
-        return open_namespace(path, namespace)
-    return SharedTier(path, CheckpointConfig.from_mapping({"namespace": namespace}, where="import").namespace)
 
 
 @contextmanager

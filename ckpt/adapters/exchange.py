@@ -25,7 +25,7 @@ from ckpt.record.blocks import checksums
 from ckpt.record.layout import Chunk, Layout, align
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.record.values import encode
-from ckpt.tiers.posix import SharedTier
+from ckpt.tiers.tier import Tier
 from ckpt.trainer.leaves import dtype_name, view_bytes
 from ckpt.trainer.restore import DCP
 
@@ -66,7 +66,7 @@ def export_safetensors(stored: Stored, file: Path) -> None:
     os.replace(temporary, file)
 
 
-def import_dcp(directory: Path, tier: SharedTier, step: int) -> SaveId:
+def import_dcp(directory: Path, tier: Tier, step: int) -> SaveId:
     """Takes a torch DCP directory in as a committed step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`.
 
     Torch's own metadata and objects are pickles: import only what you trust. The whole state goes through memory.
@@ -80,7 +80,7 @@ def import_dcp(directory: Path, tier: SharedTier, step: int) -> SaveId:
         raise ConfigError(f"{directory}: is no torch DCP directory: it has no .metadata")
     tier.prepare()
     if any(save.step == step for save in tier.steps()):
-        raise ConfigError(f"{tier.folder}: holds step {step} already; choose another --step")
+        raise ConfigError(f"{tier.where}: holds step {step} already; choose another --step")
     reader = FileSystemReader(directory)
     metadata = reader.read_metadata()
     chunks, nbytes = _lay_out(metadata.state_dict_metadata)
@@ -103,6 +103,7 @@ def import_dcp(directory: Path, tier: SharedTier, step: int) -> SaveId:
         save=save, namespace=tier.namespace, rank=0, world_size=1,
         layout=Layout(chunks=tuple(chunks), tree=tree, nbytes=nbytes), blocks=checksums(data),
     )  # fmt: skip
+    tier.begin(save)
     tier.commit(save, 1, tier.write_node(save, 0, [(record, data)]))
     return save
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +12,12 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from ckpt.errors import CheckpointError, ConfigError, CorruptError
 from ckpt.record.boxes import Box, cover
 from ckpt.record.layout import Chunk
-from ckpt.record.manifest import ShardPlace, open_regular
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.record.values import decode, tag_of
-from ckpt.tiers.posix import SharedTier
+from ckpt.tiers.tier import Tier
+from ckpt.tiers.verified import verified_shard
 from ckpt.trainer.leaves import DTENSOR, STATE, TAGS, chunk_box, torch_dtype, view_bytes
 from ckpt.trainer.restore import DCP
-from ckpt.trainer.verified import copy_verified
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +50,16 @@ class Stored:
         return whole
 
 
-def read_stored(tier: SharedTier, save: SaveId, rank: int = 0) -> Stored:
+def read_stored(
+    tier: Tier, save: SaveId, rank: int = 0, advance: Callable[[int], None] = lambda nbytes: None
+) -> Stored:
     """Maps a step and verifies every byte of it.
 
     Args:
         tier: where it is.
         save: which one.
         rank: whose plain tensors, arrays and values are taken; DTensors are put together from all ranks.
+        advance: told of every so many bytes verified.
 
     Raises:
         CorruptError: bytes do not verify; names the file.
@@ -69,7 +69,7 @@ def read_stored(tier: SharedTier, save: SaveId, rank: int = 0) -> Stored:
     manifest = tier.read_manifest(save)
     if not 0 <= rank < manifest.world_size:
         raise ConfigError(f"step {save.step}: no rank {rank}; it was saved by {manifest.world_size} ranks")
-    shards = [(place.record, _map_verified(tier, save, place)) for place in manifest.shards]
+    shards = [(place.record, verified_shard(tier, save, place, advance)) for place in manifest.shards]
     shards = [*shards[rank:], *shards[:rank]]  # replicas are taken from the first
     tree = shards[0][0].layout.tree
     return _from_dcp(save, shards) if tag_of(tree) == DCP else _from_tree(save, tree, shards)
@@ -142,26 +142,3 @@ def _parts(whole: Box, name: str, offers: list[tuple[Box, tuple[Chunk, memoryvie
         yield Part(box=box, data=tensor[box.within(outer)])
     if not whole.elements:
         yield Part(box=whole, data=torch.empty(whole.sizes, dtype=torch_dtype(offers[0][1][0])))
-
-
-def _map_verified(tier: SharedTier, save: SaveId, place: ShardPlace) -> memoryview:
-    path, nbytes = tier.data_path(save, place.file), place.record.layout.nbytes
-    if not nbytes:
-        return memoryview(b"")
-    descriptor = open_regular(path)
-    try:
-        if os.fstat(descriptor).st_size < place.offset + nbytes:
-            raise CorruptError(f"{path}: ends before byte {place.offset + nbytes}; restore an older step")
-        start = place.offset - place.offset % mmap.ALLOCATIONGRANULARITY
-        # Copy on write only because torch warns of read-only memory; nothing is ever written here.
-        mapped = mmap.mmap(descriptor, place.offset + nbytes - start, access=mmap.ACCESS_COPY, offset=start)
-    finally:
-        os.close(descriptor)
-    data = memoryview(mapped)[place.offset - start :]
-    blocks = range(len(place.record.blocks))
-    bad = copy_verified(data, place.record.blocks, blocks, [], len(os.sched_getaffinity(0)))
-    if bad:
-        raise CorruptError(
-            f"{path}: {len(bad)} blocks of rank {place.rank} do not match, first block {bad[0]}; take another step"
-        )
-    return data

@@ -16,4 +16,6 @@ class Deadlines:
     verify_s: float = 600.0  # a node reads the shards that a restore would use
     restore_s: float = 1800.0  # all nodes take up a restore plan, lost shards made again
     world_s: float = 120.0  # all agents of the attempt come together
+    beat_s: float = 10.0  # between two signs of life in the tiers that hold our claim
+    quiet_s: float = 35.0  # without a sign of life of another run: its claim counts no more
     leave_s: float = 5.0  # all agents leave together at the end

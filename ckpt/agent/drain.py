@@ -15,6 +15,7 @@ from ckpt.agent.context import Context
 from ckpt.agent.exchange import save_to_json
 from ckpt.agent.peers import Handler, PeerError
 from ckpt.agent.saves import Saves
+from ckpt.agent.tenure import Tenure
 from ckpt.agent.threads import in_thread
 from ckpt.config import LowerTier
 from ckpt.errors import AgentError, CheckpointError
@@ -99,8 +100,9 @@ class DrainPart:
 class DrainLead:
     """What node rank 0 does: decides which tiers a save goes to, and leads it there."""
 
-    def __init__(self, context: Context, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, context: Context, tenure: Tenure, clock: Callable[[], float] = time.monotonic) -> None:
         self._context = context
+        self._tenure = tenure
         self._sections: dict[str, LowerTier] = context.config.lower
         self._peers = context.peers
         self._listener = context.listener
@@ -138,6 +140,7 @@ class DrainLead:
         tier, since_s = self._context.tiers[name], time.monotonic()
         async with self._one_at_a_time[name]:
             try:
+                self._tenure.check(name)
                 await (self._drain_locally(name, step) if tier.node_local else self._drain(name, tier, step))
                 failure = None
             except (CheckpointError, OSError) as error:

@@ -19,6 +19,7 @@ from ckpt.agent.exchange import save_to_json
 from ckpt.agent.peers import PeerError
 from ckpt.agent.plan import Plan
 from ckpt.agent.rebuilding import Rebuilding
+from ckpt.agent.tenure import Tenure
 from ckpt.agent.threads import in_thread
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.manifest import Manifest
@@ -42,8 +43,9 @@ class Held:
 class RecoverLead:
     """What node rank 0 does: finds the newest complete step, and sees to it that it is complete again on every node."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, tenure: Tenure) -> None:
         self._context = context
+        self._tenure = tenure
         self._peers = context.peers
         self._listener = context.listener
         self._deadlines = context.deadlines
@@ -54,7 +56,7 @@ class RecoverLead:
     async def run(self) -> None:
         """Agrees on a plan with all nodes, or tells them all that there is none."""
         try:
-            plan = await self._find()
+            plan, _ = await asyncio.gather(self._find(), self._tenure.take())
         except Exception as error:
             log.exception("no restore agreed")
             await self._tell("no_restore", reason=str(error))

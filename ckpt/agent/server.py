@@ -22,6 +22,7 @@ from ckpt.agent.restore import Restore
 from ckpt.agent.saves import Saves
 from ckpt.agent.shelf import Shelf
 from ckpt.agent.stop import Stop
+from ckpt.agent.tenure import Tenure
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
 from ckpt.record.board import Board
@@ -57,9 +58,13 @@ class Agent:
         self._board = Board.create(place.ram_dir, place.attempt)
         self._stop = Stop(context, self._board)
         self._drain = DrainPart(context, self._saves)
-        self._leads: list[RecoverLead | Coordinator] = []
+        self._leads: list[RecoverLead | Coordinator | Tenure] = []
+        self._tenure: Tenure | None = None  # node rank 0's, for all
+        self._finished = 0  # workers of this node that have taken their leave
         if place.node_rank == 0:
-            self._leads += [RecoverLead(context), Coordinator(context, DrainLead(context))]
+            self._tenure = Tenure(context)
+            coordinator = Coordinator(context, DrainLead(context, self._tenure))
+            self._leads += [RecoverLead(context, self._tenure), coordinator, self._tenure]
         members, scheme = members_at(place, config.peers), scheme_of(config.peers)
         survives, names = scheme.survives(members), ", ".join(place.nodes[node] for node in members)
         log.info("redundancy %s over %s: survives %d of %d nodes lost", scheme.name, names, survives, len(members))
@@ -85,10 +90,12 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self._tenure and self._ended.is_set() and self._finished and not self._stop.agreed:
+                await self._tenure.release()
             await self._listener.close()
             self._board.close()
 
-    async def _guard(self, lead: RecoverLead | Coordinator) -> None:
+    async def _guard(self, lead: RecoverLead | Coordinator | Tenure) -> None:
         """A fault in our own code must not be silent: saves or restores would wait for ever."""
         try:
             await lead.run()
@@ -142,6 +149,7 @@ class Agent:
             case "flush":
                 await self._saves.flush()
             case "bye":
+                self._finished += 1
                 log.info("local rank %d has finished", client.local_rank)
             case op:
                 raise AgentError(f"unknown request {op!r:.40} of a worker")

@@ -43,6 +43,11 @@ class Stop:
         except PeerError as error:
             self._listener.problem("stop not agreed", str(error))
 
+    @property
+    def agreed(self) -> bool:
+        """Whether the ranks stop at a boundary: the run goes on elsewhere or later."""
+        return self._boundary > 0
+
     def world_lost(self) -> None:
         """The other agents are lost: no boundary will be agreed, so nobody need wait for one."""
         if not self._boundary:

@@ -14,6 +14,11 @@ from ckpt.tiers.s3_client import S3Options
 from ckpt.tiers.throttle import Throttle
 
 
+def is_url(where: str) -> bool:
+    """Whether somebody means a bucket; what looks like it and is none is refused when it is opened."""
+    return where.startswith("s3://")
+
+
 def local_tiers(path: Path) -> list[tuple[SharedTier, str]]:
     """The tiers at a namespace's folder, or below a directory of them, or of nodes; each with its kind.
 

@@ -1,6 +1,7 @@
 """The shared tier: a directory that every node sees (Lustre, NFS, a laptop's disk).
 
 <path>/<namespace>/holdfast.json                                     whose folder this is
+<path>/<namespace>/owner.json                                        which live run writes here
 <path>/<namespace>/step-<step>.a<attempt>.<run tag>/node-NNNNN.data   one node's shards, one after another
 <path>/<namespace>/step-<step>.a<attempt>.<run tag>/manifest.json     written last: the commit
 <path>/<namespace>/.trash-*                                          steps on their way out
@@ -20,8 +21,11 @@ from ckpt.record.files import durable_write, sync_directory
 from ckpt.record.manifest import Manifest, ShardPlace, new_manifest, open_regular, read_manifest, write_manifest
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.tiers.catalog import Entry, directory_name, list_steps
+from ckpt.tiers.claim import CLAIM, Claim, parse_claim
+from ckpt.tiers.claim import MAX_BYTES as CLAIM_BYTES
 from ckpt.tiers.lustre import on_lustre, set_stripe
 from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
+from ckpt.tiers.quarantine import quarantine, quarantined
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
 
@@ -54,6 +58,10 @@ class SharedTier:
         self._stripe_count = stripe_count
         self._throttle = throttle or Throttle(None)
 
+    @property
+    def where(self) -> str:
+        return str(self.folder)
+
     def prepare(self) -> float:
         """Makes the namespace's folder and marks it, or checks the mark; returns when it was made."""
         check_shared(self.path, self.namespace)
@@ -61,6 +69,19 @@ class SharedTier:
         if not (self.folder / MARK).exists():
             durable_write(self.folder / MARK, new_mark(self.namespace, uid=os.getuid(), node=self.node))
         return read_mark(self.folder).created_s
+
+    def read_claim(self) -> Claim | None:
+        """The claim beside the mark."""
+        try:
+            descriptor = open_regular(self.folder / CLAIM)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            return parse_claim(file.read(CLAIM_BYTES), str(self.folder / CLAIM))
+
+    def write_claim(self, claim: Claim) -> None:
+        """Through a temporary name; not synced: a claim that a crash takes along has outlived its run."""
+        durable_write(self.folder / CLAIM, claim.to_bytes(), sync=False)
 
     def begin(self, save: SaveId) -> None:
         """Makes the step's directory; on Lustre with the layout that its files inherit."""
@@ -132,6 +153,13 @@ class SharedTier:
     def data_path(self, save: SaveId, file: str) -> Path:
         """Where a file that the save's manifest names lies."""
         return self._directory(save) / file
+
+    def set_aside(self, name: str, reason: str) -> str:
+        """One atomic rename."""
+        return str(quarantine(self.folder, name, reason))
+
+    def aside(self) -> list[tuple[str, str]]:
+        return quarantined(self.folder)
 
     def retain(self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None) -> list[str]:
         """Removes superfluous steps: renamed first, so that none is ever seen half deleted."""

@@ -1,7 +1,7 @@
 """Bad steps set aside: renamed, so that no restore offers them and no retention counts them, and kept with the reason.
 
-Renaming is one atomic act that every reader understands already: names that are no step's are passed over. A mark
-inside would have to be looked for by each of them.
+A rename is understood by every reader already: names that are no step's are passed over. A mark inside would have to
+be looked for by each of them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Container
 from pathlib import Path
 
 from ckpt.record.files import dump_json, durable_write, sync_directory
 
-_PREFIX, _REASON = "bad-", "reason.json"
+REASON = "reason.json"
+_PREFIX = "bad-"
 
 
 def quarantine(folder: Path, name: str, reason: str) -> Path:
@@ -27,11 +29,8 @@ def quarantine(folder: Path, name: str, reason: str) -> Path:
     Returns:
         Where it is now.
     """
-    durable_write(folder / name / _REASON, dump_json({"reason": reason, "time": time.time()}))
-    number, aside = 1, folder / f"{_PREFIX}{name}"
-    while aside.exists():
-        number += 1
-        aside = folder / f"{_PREFIX}{name}.{number}"
+    durable_write(folder / name / REASON, reason_json(reason))
+    aside = folder / aside_name(name, os.listdir(folder))
     os.rename(folder / name, aside)
     sync_directory(folder)
     return aside
@@ -42,8 +41,35 @@ def quarantined(folder: Path) -> list[tuple[str, str]]:
     return [(path.name, _reason(path)) for path in sorted(folder.glob(f"{_PREFIX}step-*"))]
 
 
+def aside_name(name: str, existing: Container[str]) -> str:
+    """A name for a step set aside that nothing has yet: a step may be saved again and be bad again."""
+    number, aside = 1, f"{_PREFIX}{name}"
+    while aside in existing:
+        number += 1
+        aside = f"{_PREFIX}{name}.{number}"
+    return aside
+
+
+def is_aside(name: str) -> bool:
+    """Whether a directory holds a step that was set aside."""
+    return name.startswith(f"{_PREFIX}step-")
+
+
+def reason_json(reason: str) -> bytes:
+    """What is kept with the step."""
+    return dump_json({"reason": reason, "time": time.time()})
+
+
+def parse_reason(data: bytes) -> str:
+    """The reason kept with a step; "unknown" where none can be read."""
+    try:
+        return str(json.loads(data[:65536])["reason"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "unknown"
+
+
 def _reason(path: Path) -> str:
     try:
-        return str(json.loads((path / _REASON).read_bytes()[:65536])["reason"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "unknown"
+        return parse_reason((path / REASON).read_bytes())
+    except OSError:
+        return parse_reason(b"")

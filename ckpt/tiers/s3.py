@@ -1,6 +1,7 @@
 """The S3 tier: keys below `s3://bucket/prefix` as the shared tier has files below its path.
 
 <prefix>/<namespace>/holdfast.json                                     whose keys these are
+<prefix>/<namespace>/owner.json                                        which live run writes here
 <prefix>/<namespace>/step-<step>.a<attempt>.<run tag>/node-NNNNN.data   one node's shards, one after another
 <prefix>/<namespace>/step-<step>.a<attempt>.<run tag>/manifest.json     put last: the commit
 """
@@ -15,8 +16,10 @@ from ckpt.errors import CheckpointError, CorruptError, NamespaceError
 from ckpt.record.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, parse_manifest
 from ckpt.record.shard import SaveId, ShardRecord, seal_json
 from ckpt.tiers.catalog import Entry, directory_name, entries_of
+from ckpt.tiers.claim import CLAIM, Claim, parse_claim
 from ckpt.tiers.mark import MARK, check_mark, new_mark, parse_mark
 from ckpt.tiers.posix import node_places
+from ckpt.tiers.quarantine import REASON, aside_name, is_aside, parse_reason, reason_json
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.s3_bucket import Bucket, split_url
 from ckpt.tiers.s3_client import S3Options
@@ -46,6 +49,10 @@ class S3Tier:
         self._bucket = Bucket(bucket, options or S3Options(), throttle or Throttle(None))
         self._created_s: float | None = None
 
+    @property
+    def where(self) -> str:
+        return self.url
+
     def prepare(self) -> float:
         """Puts the mark, or checks the one that is there; asks once in the life of this process."""
         if self._created_s is None:
@@ -62,6 +69,18 @@ class S3Tier:
             check_mark(mark, self.url, self.namespace, by_user=False)
             self._created_s = mark.created_s
         return self._created_s
+
+    def read_claim(self) -> Claim | None:
+        """The claim beside the mark."""
+        try:
+            data = self._bucket.get(self._key(CLAIM))
+        except FileNotFoundError:
+            return None
+        return parse_claim(data, f"{self.url}/{CLAIM}")
+
+    def write_claim(self, claim: Claim) -> None:
+        """One small object."""
+        self._bucket.put(self._key(CLAIM), claim.to_bytes())
 
     def begin(self, save: SaveId) -> None:
         """There are no directories to make."""
@@ -115,6 +134,22 @@ class S3Tier:
     def data_path(self, save: SaveId, file: str) -> None:
         """Objects cannot be mapped."""
 
+    def set_aside(self, name: str, reason: str) -> str:
+        """Copied by the server under the new name, then removed under the old one, its manifest first."""
+        existing = self._bucket.directories(f"{self._prefix}/")
+        new_name = aside_name(name, existing)
+        self._bucket.put(self._key(new_name, REASON), reason_json(reason))
+        keys = self._bucket.keys(self._key(name, ""))
+        for key in keys:
+            self._bucket.copy(key, self._key(new_name, key.removeprefix(self._key(name, ""))))
+        self._bucket.delete([self._key(name, NAME)])
+        self._bucket.delete(keys)
+        return f"{self.url}/{new_name}"
+
+    def aside(self) -> list[tuple[str, str]]:
+        names = sorted(name for name in self._bucket.directories(f"{self._prefix}/") if is_aside(name))
+        return [(name, self._reason(name)) for name in names]
+
     def retain(self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None) -> list[str]:
         """Removes superfluous steps: the manifest first, so that none is ever seen half deleted.
 
@@ -136,6 +171,12 @@ class S3Tier:
                 if key.startswith(inside):
                     self._bucket.abort(key, upload)
         return [entry.name for entry in gone]
+
+    def _reason(self, name: str) -> str:
+        try:
+            return parse_reason(self._bucket.get(self._key(name, REASON)))
+        except FileNotFoundError:
+            return parse_reason(b"")
 
     def _entries(self, names: Collection[str]) -> list[Entry]:
         return entries_of(names, self.namespace, self._read_manifest)

@@ -79,6 +79,12 @@ class Bucket:
                 self.abort(key, upload)
             raise
 
+    def copy(self, key: str, new_key: str) -> None:
+        """Lets the server copy an object, in parts when it is large."""
+        source = {"Bucket": self._name, "Key": key}
+        with telling(self._url(key)):
+            self._client.copy(source, self._name, new_key, ExtraArgs=self._options.encryption)
+
     def get(self, key: str, max_bytes: int = _MAX_SMALL_BYTES) -> bytes:
         """A whole object; raises CorruptError when it is larger than `max_bytes`."""
         with telling(self._url(key)):

@@ -9,6 +9,7 @@ from typing import Protocol
 from ckpt.record.manifest import Manifest, ShardPlace
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.tiers.catalog import Entry
+from ckpt.tiers.claim import Claim
 
 
 class Tier(Protocol):
@@ -25,12 +26,22 @@ class Tier(Protocol):
     node_local: bool
     namespace: str
 
+    @property
+    def where(self) -> str:
+        """The namespace's folder or URL, for messages."""
+
     def prepare(self) -> float:
         """Makes the place, or checks that it is ours; returns when it was made, in seconds since the epoch.
 
         Raises:
             NamespaceError: it is another's.
         """
+
+    def read_claim(self) -> Claim | None:
+        """Which run the namespace belongs to, None when none has claimed it. Raises CorruptError."""
+
+    def write_claim(self, claim: Claim) -> None:
+        """Replaces the claim at once; after `prepare`."""
 
     def begin(self, save: SaveId) -> None:
         """Gets ready for the files of one step."""
@@ -65,6 +76,17 @@ class Tier(Protocol):
 
     def data_path(self, save: SaveId, file: str) -> Path | None:
         """Where a process of this node can map a file that a manifest names; None when the tier is no file system."""
+
+    def set_aside(self, name: str, reason: str) -> str:
+        """Renames a step's directory so that no restore offers it and no retention counts it; says where it is now.
+
+        Args:
+            name: of the directory, as `catalog` tells it.
+            reason: kept with it, for people.
+        """
+
+    def aside(self) -> list[tuple[str, str]]:
+        """The names and reasons of what was set aside."""
 
     def retain(self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None) -> list[str]:
         """Removes what newer committed steps have made superfluous; returns the names removed.

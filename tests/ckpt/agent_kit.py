@@ -22,7 +22,7 @@ from ckpt.transport import MAX_MESSAGE_BYTES, SoloTransport, Transfer, Transport
 RUN_ID = "run-1"
 NAMESPACE = "test"
 WAIT_S = 20.0
-DEADLINES = Deadlines(answer_s=5, seal_s=10, protect_s=10)
+DEADLINES = Deadlines(answer_s=5, seal_s=10, protect_s=10, beat_s=0.05, quiet_s=0.3)
 
 
 class FakeWorld:

@@ -18,6 +18,7 @@ from s3_kit import S3Server, s3_server
 
 from ckpt import newest_steps
 from ckpt.agent.drain import DrainLead
+from ckpt.agent.tenure import Tenure
 from ckpt.record.blocks import BLOCK_BYTES
 from ckpt.record.manifest import NAME
 from ckpt.tiers.nvme import NvmeTier
@@ -192,7 +193,8 @@ class TestDrain:
         async def test():
             section = {"path": str(tmp_path), "every_steps": 1000, "every_s": 60, "keep": 1}
             async with World(tmp_path, ["a"], 0, config(shared=None, nvme=section)) as world:
-                lead = DrainLead(world.agents[0]._drain._context, clock=lambda: now[0])
+                context = world.agents[0]._drain._context
+                lead = DrainLead(context, Tenure(context), clock=lambda: now[0])
                 assert lead.wanted(10, asked=False) == []
                 now[0] = 60.0
                 assert lead.wanted(20, asked=False) == ["nvme"]

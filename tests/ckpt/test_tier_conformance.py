@@ -15,6 +15,7 @@ from ckpt.errors import CheckpointError, CorruptError, NamespaceError
 from ckpt.record.blocks import BLOCK_BYTES
 from ckpt.record.manifest import NAME
 from ckpt.tiers import reads
+from ckpt.tiers.claim import Claim
 from ckpt.tiers.reads import read_blocks, read_whole, reader, verify
 
 
@@ -188,6 +189,18 @@ def test_a_place_with_other_things_in_it_is_refused(place: Stored) -> None:
     place.put("thesis/chapter-1.tex", b"not ours")
     with pytest.raises(NamespaceError, match="holds other"):
         place.again("thesis").prepare()
+
+
+def test_a_claim_is_read_by_others_and_replaced_at_once(place: Stored) -> None:
+    assert place.tier.read_claim() is None
+    first = Claim(run_id="r", attempt=0, nonce="n", user="u", host="h", job="7", since_s=1.5e9)
+    place.tier.write_claim(first)
+    assert place.again("ns").read_claim() == first
+    place.tier.write_claim(replace(first, beat=1))
+    assert place.again("ns").read_claim() == replace(first, beat=1)
+    place.put("ns/owner.json", b"{}")
+    with pytest.raises(CorruptError, match=r"owner\.json: cannot be read"):
+        place.tier.read_claim()
 
 
 def test_what_is_written_is_limited_in_rate(place: Stored) -> None:

@@ -1,0 +1,65 @@
+"""A shard of a tier as verified memory: mapped where it lies, or fetched into a file without a name."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+
+from ckpt.errors import CorruptError
+from ckpt.record.blocks import BLOCK_BYTES, bad_blocks
+from ckpt.record.manifest import ShardPlace, open_regular
+from ckpt.record.shard import SaveId
+from ckpt.tiers.reads import WINDOW_BLOCKS
+from ckpt.tiers.tier import Tier
+
+_WINDOW_BYTES = WINDOW_BLOCKS * BLOCK_BYTES
+
+
+def verified_shard(tier: Tier, save: SaveId, place: ShardPlace, advance: Callable[[int], None]) -> memoryview:
+    """A shard's bytes, every block compared with its checksum.
+
+    Args:
+        tier: where it is. What cannot be mapped there is kept in an unlinked file in TMPDIR: it may be larger than
+            memory.
+        save: which step.
+        place: which shard.
+        advance: told of every so many bytes verified.
+
+    Raises:
+        CorruptError: bytes do not verify; names the file.
+        OSError: the storage fails, or TMPDIR is full.
+    """
+    nbytes, path = place.record.layout.nbytes, tier.data_path(save, place.file)
+    if not nbytes:
+        return memoryview(b"")
+    data = _room(nbytes) if path is None else _mapped(open_regular(path), place.offset, nbytes, str(path))
+    for start in range(0, nbytes, _WINDOW_BYTES):
+        end = min(nbytes, start + _WINDOW_BYTES)
+        if path is None:
+            tier.read(save, place, start, data[start:end])
+        blocks = range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
+        if bad := bad_blocks(data, place.record.blocks, blocks):
+            where = f"{tier.where}, step {save.step}, {place.file}"
+            raise CorruptError(f"{where}: block {bad[0]} of rank {place.rank} does not match; take another step")
+        advance(end - start)
+    return data
+
+
+def _mapped(descriptor: int, offset: int, nbytes: int, path: str) -> memoryview:
+    try:
+        if (size := os.fstat(descriptor).st_size) < offset + nbytes:
+            raise CorruptError(f"{path}: got {size} bytes, expected at least {offset + nbytes}; take another step")
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        # Copy on write only because torch warns of read-only memory; nothing is ever written here.
+        mapped = mmap.mmap(descriptor, offset + nbytes - start, access=mmap.ACCESS_COPY, offset=start)
+    finally:
+        os.close(descriptor)
+    return memoryview(mapped)[offset - start :]
+
+
+def _room(nbytes: int) -> memoryview:
+    with tempfile.TemporaryFile() as file:
+        os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk is an error here, not a SIGBUS later
+        return memoryview(mmap.mmap(file.fileno(), nbytes))

@@ -1,0 +1,138 @@
+"""Two runs and one namespace: the one that lives keeps it, one that is dead or done gives it up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_kit import DEADLINES, World, config, lose, run, until
+
+from ckpt.errors import CorruptError
+from ckpt.tiers.claim import Claim, parse_claim
+from ckpt.tiers.posix import SharedTier
+
+NEVER = replace(DEADLINES, quiet_s=3600)  # who has to wait for silence does not come through
+CLAIM = Claim(run_id="r", attempt=1, nonce="n", user="u", host="h", job="7", since_s=1.5e9)
+
+
+def another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_kit.RUN_ID", "run-2")
+
+
+def test_a_second_run_is_refused_by_name_and_the_first_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        checkpoint = config(tmp_path / "shared")
+        async with World(tmp_path, ["a", "b"], 0, checkpoint) as first:
+            await first.save(10, 0)
+            await first.flush()
+            another_run(monkeypatch)
+            async with World(tmp_path, ["c", "d"], 0, checkpoint) as second:
+                for worker in second.workers:
+                    error = (await worker.request("plan"))["error"]
+                    assert "namespace test is in use in the shared tier by run run-1" in error and "on a (" in error
+            await first.save(20, 1)
+            await first.flush()
+            assert [save.step for save in SharedTier(tmp_path / "shared", "test").steps()] == [20, 10]
+
+    run(test)
+
+
+def test_a_run_that_was_killed_is_succeeded_once_it_has_been_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        checkpoint = config(tmp_path / "shared")
+        async with World(tmp_path, ["a"], 3, checkpoint) as first:
+            await first.save(10, 0)
+            await first.flush()
+        another_run(monkeypatch)
+        async with World(tmp_path, ["b"], 0, checkpoint) as second:
+            assert (await second.plan())["step"] == 10
+        assert "run run-1 of user" in caplog.text and "has given no sign of life for 0.3 s: taken over" in caplog.text
+
+    run(test)
+
+
+def test_the_next_attempt_of_the_same_run_does_not_wait(tmp_path: Path) -> None:
+    async def test() -> None:
+        checkpoint = config(tmp_path / "shared")
+        async with World(tmp_path, ["a"], 0, checkpoint, deadlines=NEVER) as world:
+            await world.save(10, 0)
+            await world.flush()
+        lose(tmp_path, "a")
+        async with World(tmp_path, ["b"], 1, checkpoint, deadlines=NEVER) as world:
+            assert (await world.plan())["step"] == 10
+
+    run(test)
+
+
+def test_a_run_that_ended_in_peace_is_succeeded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        checkpoint = config(tmp_path / "shared")
+        async with World(tmp_path, ["a"], 0, checkpoint, deadlines=NEVER) as world:
+            await world.save(10, 0)
+            await world.flush()
+            world.workers[0].send(op="bye")
+            await world.workers[0].request("plan")  # answered in order: the agent has heard it
+            world.monitors[0].send(op="shutdown")
+            await until(world.tasks[0].done)
+        another_run(monkeypatch)
+        async with World(tmp_path, ["b"], 0, checkpoint, deadlines=NEVER) as world:
+            assert (await world.plan())["step"] == 10
+
+    run(test)
+
+
+def test_who_finds_himself_replaced_writes_nothing_more_there(tmp_path: Path) -> None:
+    """A node that was cut off, or stood still, for longer than the silence that counts as death."""
+
+    async def test() -> None:
+        tier = SharedTier(tmp_path / "shared", "test")
+        async with World(tmp_path, ["a"], 0, config(tmp_path / "shared")) as world:
+            await world.save(10, 0)
+            await world.flush()
+            tier.write_claim(replace(CLAIM, run_id="run-2"))
+            problem = await world.monitors[0].event("problem", what="nothing goes to the shared tier any more")
+            assert "taken over in the shared tier by job 7 of user u on h" in problem["detail"]
+            await world.save(20, 1)
+            await world.monitors[0].event("problem", step=20, failed="shared")
+            await world.flush()
+            found = tier.read_claim()
+            assert found is not None and found.run_id == "run-2"
+            assert [save.step for save in tier.steps()] == [10]
+
+    run(test)
+
+
+def test_a_claim_that_cannot_be_read_bars_nobody_from_training(tmp_path: Path) -> None:
+    async def test() -> None:
+        tier = SharedTier(tmp_path / "shared", "test")
+        tier.prepare()
+        (tier.folder / "owner.json").write_text("[")
+        async with World(tmp_path, ["a"], 0, config(tmp_path / "shared")) as world:
+            problem = await world.monitors[0].event("problem", what="namespace not claimed in the shared tier")
+            assert "owner.json: cannot be read" in problem["detail"]
+            assert (await world.plan())["step"] == 0
+            await world.save(10, 0)
+            (tier.folder / "owner.json").unlink()
+            await until(tier.read_claim)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "change", [{"attempt": "1"}, {"beat": True}, {"run_id": None}, {"since_s": float("nan")}, {"since_s": 1e300}]
+)
+def test_a_strangers_claim_is_checked(change: dict[str, Any]) -> None:
+    value = json.loads(CLAIM.to_bytes())
+    assert parse_claim(CLAIM.to_bytes(), "x") == CLAIM
+    with pytest.raises(CorruptError, match=r"^x: "):
+        parse_claim(json.dumps({**value, **change}).encode(), "x")
+    for data in (b"", b"[]", b"{}", b"[" * 100_000):
+        with pytest.raises(CorruptError, match=r"^x: "):
+            parse_claim(data, "x")
