@@ -142,7 +142,7 @@ def test_nothing_is_exported_from_bytes_that_do_not_verify(tmp_path: Path) -> No
     with open(tier.data_path(SAVE, "node-00001.data"), "r+b") as file:
         file.write(b"\xff")
     result = run("export", tmp_path, "--dcp", tmp_path / "out")
-    assert result.exit_code == 1 and "do not match" in result.stderr
+    assert result.exit_code == 1 and "does not match" in result.stderr
     assert not (tmp_path / "out").exists()
 
 
