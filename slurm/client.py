@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from slurm import command
@@ -41,6 +42,16 @@ class Slurm:
     def nodes(self) -> tuple[Node, ...]:
         """All nodes of the cluster."""
         return tuple(Node.parse(line) for line in self._scontrol("show", "node", "--oneliner").splitlines() if line)
+
+    def slurmd_port(self) -> int:
+        """Where the nodes' slurmd listen, but for a node with a port of its own."""
+        said = self._scontrol("show", "config")
+        found = re.search(r"^SlurmdPort\s*=\s*(\d+)\s*$", said, re.MULTILINE)
+        if found is None:
+            raise SlurmError(
+                "scontrol show config: no SlurmdPort in what it printed; expected a line 'SlurmdPort = 6818'"
+            )
+        return int(found[1])
 
     def partition(self, name: str) -> Partition:
         """A partition by its name."""

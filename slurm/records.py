@@ -98,6 +98,7 @@ class Node:
         reason: why it is down or drained, with who said so and when; "" for none.
         partitions: the partitions it is in.
         cpus: number of its CPUs.
+        port: where its slurmd listens; None for the cluster's own SlurmdPort.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Node:
     reason: str
     partitions: tuple[str, ...]
     cpus: int
+    port: int | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -133,6 +135,7 @@ class Node:
             reason=fields.optional("Reason"),
             partitions=tuple(fields.optional("Partitions").split(",")) if fields.optional("Partitions") else (),
             cpus=fields.number("CPUTot"),
+            port=fields.number("Port", 0) or None,
         )
 
 

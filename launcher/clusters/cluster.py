@@ -57,6 +57,13 @@ class Cluster(Protocol):
             log_path: takes their output.
         """
 
+    def unusable(self, nodes: Collection[str]) -> dict[str, str]:
+        """Which of the job's nodes can be given no process any more, with the reason. Asked when agents do not come up.
+
+        Raises:
+            SlurmError: the scheduler itself does not answer; nothing is known of the nodes.
+        """
+
     def requeue(self, exclude: Collection[str] = ()) -> None:
         """Has the scheduler end this job and start it again.
 

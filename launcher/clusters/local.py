@@ -57,6 +57,9 @@ class LocalCluster:
     def requeue(self, exclude: Collection[str] = ()) -> None:
         raise UsageError("the local cluster has no queue; start the job again in the same folder to go on")
 
+    def unusable(self, nodes: Collection[str]) -> dict[str, str]:
+        return {}
+
     def why_terminated(self) -> str:
         return "requeue"
 

@@ -6,6 +6,7 @@ Every srun names its nodes: after a node has died, SLURM_JOB_NODELIST is stale a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _CLOSE_TIMEOUT_S = 2.0
+_CONNECT_TIMEOUT_S = 2.0
 _ASK_TIMES = 5
 _ASK_AGAIN_S = 0.3
 
@@ -73,6 +75,20 @@ class SlurmCluster:
         argv = [*self._srun(nodes, "--mpi=pmix"), *agent_launch.command()]
         own = agent_launch.environment() | {"HOLDFAST_RAM_DIR": str(memory_dir(self.run_id))}
         return await Spawned.start(argv, {**environment, **own}, log_path)
+
+    def unusable(self, nodes: Collection[str]) -> dict[str, str]:
+        job = self._slurm.job(self._job_id)
+        if job is None:
+            raise SlurmError(f"job {self._job_id}: Slurm knows no such job")
+        known = {node.name: node for node in self._slurm.nodes() if node.name in nodes}
+        port = self._slurm.slurmd_port()
+        reasons = {}
+        for name, node in known.items():
+            if name not in job.nodes or not node.responds:
+                reasons[name] = f"Slurm finds it {node.state}: {node.reason or 'no reason given'}"
+            elif not _listens(node.address, node.port or port):
+                reasons[name] = f"its slurmd does not answer at {node.address}:{node.port or port}; see its log there"
+        return reasons
 
     def requeue(self, exclude: Collection[str] = ()) -> None:
         excluded = self._with_those_excluded(exclude) if exclude else []
@@ -141,3 +157,10 @@ class SlurmCluster:
             *(f"--nodelist={','.join(nodes)}", "--no-kill", "--kill-on-bad-exit=0", "--overlap", "--export=ALL"),
             *("--cpu-bind=none", "--wait=0", "--quiet", *self._in_container, *options),
         ]
+
+
+def _listens(address: str, port: int) -> bool:
+    with contextlib.suppress(OSError):
+        socket.create_connection((address, port), timeout=_CONNECT_TIMEOUT_S).close()
+        return True
+    return False

@@ -1,11 +1,13 @@
 """The job's single record: events.jsonl, one JSON object per line, written by the supervisor alone.
 
 A line goes out in one O_APPEND write. A supervisor that dies in the middle of one leaves a torn last line: readers skip
-it, and the next supervisor ends it before it writes its own.
+it, and the next supervisor ends it before it writes its own. While the file cannot be written (disk full, file system
+read-only or away) lines are kept and go out, in order, with a later one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -42,12 +44,14 @@ class EventLog:
             raise LauncherError(f"{path}: another supervisor runs this job; wait for its end or cancel it") from None
         except OSError as error:  # a shared file system without locks: Slurm itself runs a job only once
             log.debug("%s is not locked: %s", path, error)
+        self._unwritten = b""
+        self._since_s: float | None = None  # when the file could first not be written
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")
+            self._unwritten = b"\n"
 
     def append(self, event: str, **fields: Any) -> Event:
-        """Writes one event and returns it.
+        """Writes one event, and those that could not be written before it; returns it.
 
         Args:
             event: its name.
@@ -56,8 +60,28 @@ class EventLog:
         """
         record: Event = {"time": fields.pop("time", round(time.time(), 3)), "event": event}
         record |= {name: fields.pop(name, None) for name in _COMMON} | fields
-        os.write(self._fd, json.dumps(record).encode() + b"\n")
+        self._unwritten += json.dumps(record).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            self.flush()
         return record
+
+    def flush(self) -> None:
+        """Writes what could not be written before.
+
+        Raises:
+            OSError: it still cannot be; nothing is lost.
+        """
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
+        except OSError as error:
+            if self._since_s is None:
+                self._since_s = time.monotonic()
+                log.warning("events cannot be written (%s): they are kept until they can", error.strerror)
+            raise
+        if self._since_s is not None:
+            log.info("events could not be written for %.0f s; none is lost", time.monotonic() - self._since_s)
+            self._since_s = None
 
     def close(self) -> None:
         os.close(self._fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import runpy
 import signal
@@ -54,13 +55,27 @@ def script_traceback(text: str, script: str) -> str:
     return f"{first_line}\n{frame}{rest}" if frame else text
 
 
+class _Output(io.FileIO):
+    """A log that never fails: what cannot be written (disk full, file system read-only) is lost; training goes on."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
 def _redirect_output(path: Path) -> None:
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(
+            io.BufferedWriter(_Output(fd, "w", closefd=False)), errors="backslashreplace", line_buffering=True
+        )
+        for fd in (1, 2)
+    )
 
 
 def _finish() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +12,18 @@ from launcher.clusters.cluster import AgentsHandle, Cluster
 from launcher.errors import LauncherError
 from launcher.supervisor.clearing import clear
 from launcher.supervisor.evidence import Evidence
-from launcher.supervisor.faults import AGENT_LOST, HANG, START_TIMEOUT, Fault, root_cause
+from launcher.supervisor.faults import AGENT_LOST, HANG, SCHEDULER_LOST, START_TIMEOUT, Fault, root_cause
 from launcher.supervisor.hang import CHECK_S, HangDetector, Stall, suspect
 from launcher.supervisor.host import Host
 from launcher.supervisor.links import Links, Notice
 from launcher.supervisor.outcome import Ending
+from slurm import SlurmError
 from slurm.hostlist import compress
 
 START_TIMEOUT_S = 300.0  # until workers run everywhere; a cold import of torch from a shared file system is slow
 STOP_TIMEOUT_S = {"time_limit": 75.0}  # sbatch --signal=B:USR2@90 leaves 90 s
 DEFAULT_STOP_TIMEOUT_S = 25.0  # Slurm's KillWait, 30 s by default, runs from the SIGTERM that makes us stop
+AGENT_PATIENCE_S = 10.0  # they need two; those that wait for one that cannot start would wait for a minute
 STACKS_TIMEOUT_S = 12.0  # a runner gives its workers 2 s, and py-spy 5 s
 # After a worker's failure, wait this long for its cause: a lost node, or the first of several failures.
 CAUSE_WINDOW_S = 0.15
@@ -65,6 +68,7 @@ class Attempt:
         self._watching = False  # whether a lack of progress is a fault now
         self._agents: AgentsHandle | None = None
         self._agents_waiter: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._stop_passed_on = False
         self._evidence = Evidence(number, nodes, host, hang, log_dir)
 
@@ -80,6 +84,8 @@ class Attempt:
         await self._train()
         if evidence.failures and not evidence.faults:
             await self._find_cause()
+        if evidence.faults and evidence.faults[0].kind == AGENT_LOST:
+            await self._explain_agent_loss()
         ending = self._ending()
         if ending.outcome == "stopped" and self._stop_is_overdue():
             what = f"not all ranks reached a common step boundary in time ({self._host.requests.stop}); they were ended"
@@ -117,6 +123,30 @@ class Attempt:
             self._evidence.fault(Fault(kind=AGENT_LOST, node=None, reason=f"checkpoint agents not started: {error}"))
             return
         self._agents_waiter = asyncio.create_task(self._wait_for_agents(self._agents))
+        self._asking = asyncio.create_task(self._ask_after_agents())
+
+    async def _ask_after_agents(self) -> None:
+        """Finds out whether agents that are late can come up at all: the nodes themselves may be in best health."""
+        await asyncio.sleep(AGENT_PATIENCE_S)
+        if self._evidence.restored:
+            return
+        with contextlib.suppress(SlurmError):  # if it stays silent the agents' launcher will fail, and tell
+            nodes = await asyncio.to_thread(self._cluster.unusable, self._nodes)
+            if nodes and not self._evidence.restored:
+                self._host.post(Notice(kind="unusable", body={"attempt": self._number, "nodes": nodes}))
+
+    async def _explain_agent_loss(self) -> None:
+        """Tells agents that failed from nodes, or a scheduler, that cannot start any."""
+        evidence = self._evidence
+        try:
+            nodes = await asyncio.to_thread(self._cluster.unusable, self._nodes)
+        except SlurmError as error:
+            reason = f"checkpoint agents not started: {error}"
+            evidence.faults.insert(0, Fault(kind=SCHEDULER_LOST, node=None, reason=reason))
+            return
+        if nodes:
+            evidence.faults.clear()
+            evidence.take_unusable(nodes)
 
     async def _wait_for_agents(self, agents: AgentsHandle) -> None:
         await agents.wait()
@@ -244,6 +274,8 @@ class Attempt:
             agents=self._agents,
             evidence=self._evidence,
         )
+        if self._asking is not None:
+            self._asking.cancel()
         if self._agents_waiter is not None:
             await self._agents_waiter
 

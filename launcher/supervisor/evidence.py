@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class Evidence:
         failures: workers that ended otherwise.
         faults: what else ends the attempt, in the order it was heard.
         fault_time_s: when the first of it was noticed (epoch); 0 before that.
+        restored: whether the agents have come up and agreed from where to go on.
         agents_ended: whether the agents' launcher has ended.
         stacks: what nodes have told of their workers' stacks.
     """
@@ -42,7 +44,8 @@ class Evidence:
         self._hang = hang
         self._log_dir = log_dir
         self._begun_s = time.time()
-        self._restored = self._first_step_seen = self._agent_problem = False
+        self._first_step_seen = self._agent_problem = False
+        self.restored = False
         self.started: set[str] = set()
         self.ended: set[str] = set()
         self.killed: set[str] = set()
@@ -88,6 +91,8 @@ class Evidence:
             self.fault(Fault(kind=RUNNER_LOST, node=node, reason=body["reason"]))
         elif body.get("attempt") != self._number:
             return
+        elif notice.kind == "unusable":
+            self.take_unusable(body["nodes"])
         elif notice.kind == "agents_ended":
             self.agents_ended = True
             self._judge_agent_loss_later(notice)
@@ -148,13 +153,19 @@ class Evidence:
         name = event.get("event")
         fields = {key: value for key, value in event.items() if key != "event"} | {"attempt": self._number}
         if name == "restore_plan":
-            self._restored = True
+            self.restored = True
             self._host.record("restore", **fields)
         elif name == "commit":
             self._host.see_step(event.get("step"))
             self._host.record("commit", **fields)
         elif name in ("problem", "rebuilt", "stop_agreed"):
             self._host.record(name, **fields, node=node)
+
+    def take_unusable(self, nodes: Mapping[str, str]) -> None:
+        """Nodes on which no agent can be started, with the reason."""
+        for node, reason in nodes.items():
+            self._host.put_out(node, reason)
+            self.fault(Fault(kind=AGENT_LOST, node=node, reason=f"no checkpoint agent on {node}: {reason}"))
 
     def _judge_agent_loss_later(self, notice: Notice) -> None:
         later = Notice(kind="agent_loss", node=notice.node, body=notice.body)
@@ -164,7 +175,7 @@ class Evidence:
         if self.is_decisive or self._agent_problem or self._host.requests.any:
             return
         self._agent_problem = True
-        if self._restored:  # training goes on; the next attempt brings new agents
+        if self.restored:  # training goes on; the next attempt brings new agents
             what = "checkpoint agent lost: nothing is saved until the next attempt"
             self._host.record("problem", attempt=self._number, node=node, what=what, detail=reason)
         else:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ckpt import durable_write
 from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec
+
+_PROBE_BYTES = 64 << 10
+_AGAIN_S = 0.5
 
 
 def make_folders(job_dir: Path) -> None:
@@ -41,6 +46,36 @@ def prepare(spec: JobSpec, job_dir: Path) -> None:
 def read_secret(job_dir: Path) -> bytes:
     """What supervisor and runners prove to each other."""
     return bytes.fromhex((job_dir / "secret").read_text())
+
+
+def probe(directory: Path) -> None:
+    """Makes a directory and tries to write into it as much as an attempt's first log lines need.
+
+    Raises:
+        OSError: the file system is full, read-only or away.
+    """
+    trial = directory / f".probe-{os.getpid()}"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    durable_write(trial, bytes(_PROBE_BYTES))
+    trial.unlink()
+
+
+async def until_written(write: Callable[[], None], *, timeout_s: float, give_up: Callable[[], bool]) -> str | None:
+    """Repeats a write until it succeeds. The file system may be slow to answer: it is asked in a thread.
+
+    Returns:
+        None when it is written; else what stood against it when `timeout_s` had passed, or `give_up` said so.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            await asyncio.to_thread(write)
+            return None
+        except OSError as error:
+            why = f"{error.filename or 'write'}: {error.strerror}"
+        if give_up() or time.monotonic() >= deadline_s:
+            return why
+        await asyncio.sleep(_AGAIN_S)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

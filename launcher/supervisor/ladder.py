@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from launcher.jobfile import Restart
-from launcher.supervisor.faults import FABRIC, signature
+from launcher.supervisor.faults import FABRIC, PREFLIGHT, SCHEDULER_LOST, signature
+
+_NOT_THE_JOBS = (PREFLIGHT, SCHEDULER_LOST)  # faults that say nothing about whether the job gains steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class Ladder:
         elif event["event"] == "attempt_start":
             self._judged = False
             self._restarts += bool(event.get("attempt"))
-        elif event["event"] == "fault" and event.get("kind") != "preflight" and not self._judged:
+        elif event["event"] == "fault" and event.get("kind") not in _NOT_THE_JOBS and not self._judged:
             self._judged = True
             self._is_fabric = event.get("kind") == FABRIC
             gained = self._newest_step > self._newest_step_at_fault

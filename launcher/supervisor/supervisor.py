@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from launcher.history.events import EventLog, read_events
 from launcher.jobfile import JobSpec
 from launcher.runner.runner import attempt_environment
 from launcher.supervisor.attempt import Attempt
-from launcher.supervisor.faults import PREFLIGHT, START_TIMEOUT, Fault
-from launcher.supervisor.folder import log_to, make_folders, prepare, read_secret, write_json
+from launcher.supervisor.faults import PREFLIGHT, SCHEDULER_LOST, START_TIMEOUT, Fault
+from launcher.supervisor.folder import log_to, make_folders, prepare, probe, read_secret, until_written, write_json
 from launcher.supervisor.hang import HangDetector
 from launcher.supervisor.ladder import Decision, Ladder
 from launcher.supervisor.links import Links, Notice
@@ -34,6 +35,9 @@ from slurm import SlurmError
 log = logging.getLogger(__name__)
 
 NODE_START_TIMEOUT_S = 120.0
+FOLDER_TIMEOUT_S = 600.0  # a shared file system may be full, or fail over, for a while
+SCHEDULER_TIMEOUT_S = 1800.0  # a controller is restarted, or its backup takes over
+_ASK_AGAIN_S = 1.0
 _NOT_LOGGED = ("time", "event", "traceback", "sources")
 _ALL_NODES_GRACE_S = 3.0  # once enough nodes have come, how long to wait for the others before choosing
 
@@ -106,7 +110,9 @@ class Supervisor:
         if outcome.name != "stopped":
             told = {"outcome": outcome.name, "reason": outcome.reason}
             self.record("job_end", **told, step=outcome.step, seconds=outcome.seconds)
-            write_json(self._job_dir / "result.json", asdict(outcome) | {"run_id": self._cluster.run_id})
+            result = asdict(outcome) | {"run_id": self._cluster.run_id}
+            await self._until_written(lambda: write_json(self._job_dir / "result.json", result))
+        await self._until_written(self._events.flush)
         return outcome
 
     async def next_notice(self, timeout_s: float | None) -> Notice | None:
@@ -173,6 +179,8 @@ class Supervisor:
         rung = "requeue" if self._number else "start"
         patient = True
         while True:
+            if unwritable := await self._wait_for_folder():
+                return self._outcome("internal", unwritable)
             await self._gather(patient)
             patient = False
             nodes = self._roster.choose()
@@ -191,6 +199,8 @@ class Supervisor:
             if ending.outcome != "fault":
                 self._requeue = ending.outcome == "stopped" and self.requests.stop in ("time_limit", "preempted")
                 return self._outcome(ending.outcome, REASONS.get(ending.outcome, ""))
+            if ending.faults[0].kind == SCHEDULER_LOST and (silence := await self._wait_for_scheduler()):
+                return self._outcome("internal", silence)
             decision = self._decide(ending.faults[0], nodes or ())
             if decision.action == "stop":
                 trace = ending.faults[0].traceback if decision.outcome == "user_error" else None
@@ -228,10 +238,39 @@ class Supervisor:
                 break
             await self.next_notice(deadline_s - now_s)
 
+    async def _wait_for_folder(self) -> str | None:
+        """Waits until the next attempt's logs can be written, as no worker starts without; why not, after too long."""
+        log_dir = self._log_dir(self._number)
+        why = await until_written(lambda: probe(log_dir), timeout_s=0.0, give_up=lambda: True)
+        if why is None or self.requests.any:
+            return None
+        what = f"the job's folder cannot be written ({why}): no attempt starts before it can; make room there"
+        self.record("problem", what=what)
+        why = await self._until_written(lambda: probe(log_dir))
+        if why is None or self.requests.any:
+            return None
+        return f"the job's folder could not be written for {FOLDER_TIMEOUT_S:g} s ({why}); make room, submit again"
+
+    async def _wait_for_scheduler(self) -> str | None:
+        """Waits until the scheduler can start processes again; what it last said, after too long."""
+        deadline_s = time.monotonic() + SCHEDULER_TIMEOUT_S
+        while not self.requests.any:
+            try:
+                await asyncio.to_thread(self._cluster.unusable, self._roster.ready)
+                break
+            except SlurmError as error:
+                if time.monotonic() >= deadline_s:
+                    return f"the scheduler did not answer for {SCHEDULER_TIMEOUT_S:g} s: {error}; submit the job again"
+            await asyncio.sleep(_ASK_AGAIN_S)
+        return None
+
+    async def _until_written(self, write: Callable[[], None]) -> str | None:
+        return await until_written(write, timeout_s=FOLDER_TIMEOUT_S, give_up=lambda: self.requests.any)
+
     async def _attempt(self, nodes: tuple[str, ...], rung: str) -> Ending:
         number, self._number = self._number, self._number + 1
         self._attempt_step = None
-        log_dir = self._job_dir / "log" / f"attempt-{number}"
+        log_dir = self._log_dir(number)
         self.record("attempt_start", attempt=number, nodes=list(nodes), spares=self._roster.spares, rung=rung)
         agents = None
         if self._spec.checkpoint is not None:
@@ -291,6 +330,9 @@ class Supervisor:
             self._links.dismiss(node, forget=forget)
         await self._links.close()
         await self._cluster.close(forget=forget)
+
+    def _log_dir(self, attempt: int) -> Path:
+        return self._job_dir / "log" / f"attempt-{attempt}"
 
     def _outcome(self, name: str, reason: str = "") -> Outcome:
         seconds = round(time.monotonic() - self._begun_s, 3)

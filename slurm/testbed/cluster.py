@@ -13,9 +13,9 @@ from slurm import command
 from slurm.client import Slurm
 from slurm.command import CommandError, Result, Runner
 from slurm.testbed import host, namespaces
-from slurm.testbed.daemons import SYSTEM_PATH, write_configuration
+from slurm.testbed.daemons import SYSTEM_PATH, slurm_daemon, write_configuration
 from slurm.testbed.namespaces import last_lines, wait_until
-from slurm.testbed.plan import RUN_ROOT, Plan, TestbedError, check_name, check_size, load_plan
+from slurm.testbed.plan import CONTROLLER, RUN_ROOT, Plan, TestbedError, check_name, check_size, load_plan
 
 READY_TIMEOUT_S = 60.0
 SLURMD_PORT = 6818  # Slurm's default
@@ -176,11 +176,7 @@ class TestCluster:
             TestbedError: the node has crashed.
             CommandError: as `slurm.command.run`.
         """
-        pid = namespaces.find_machine(self._plan, self._known(node))
-        if pid is None:
-            raise TestbedError(f"{node} of cluster {self.name} does not run: it has crashed; restart it first")
-        enter = ("nsenter", f"--target={pid}", "--net", "--mount", "--uts", "--ipc", "--pid", *argv)
-        return self._run(enter, cwd="/", env=self.env, timeout_s=timeout_s, check=check)
+        return self._run_on(self._known(node), argv, timeout_s=timeout_s, check=check)
 
     def node_down(self, node: str) -> None:
         """Cut a node off the network. Nothing on it ends and no connection is closed: it is just silent."""
@@ -190,6 +186,18 @@ class TestCluster:
         """Connect a node again, and have its slurmd report at once rather than at the controller's next look."""
         namespaces.set_link(self._plan, self._known(node), True, self._run)
         self.run_on_node(node, ["pkill", "-HUP", "-x", "slurmd"])
+
+    def kill_daemon(self, machine: str) -> None:
+        """Kill a node's slurmd, or the controller's slurmctld (`ctl`), and nothing else."""
+        self._run_on(machine, ["pkill", "-KILL", "-x", slurm_daemon(self._plan, machine)[0]])
+
+    def start_daemon(self, machine: str) -> None:
+        """Start a Slurm daemon that was killed, and wait until it answers."""
+        os.kill(self._first_process(machine), namespaces.START_DAEMON)
+        if machine == CONTROLLER:
+            self._wait(self._controller_answers, READY_TIMEOUT_S, "its controller does not answer")
+        else:
+            self._wait_for_slurmd(machine)
 
     def crash_node(self, node: str) -> None:
         """Kill every process of a node at once. Its /dev/shm, /tmp and network link are gone, its disk stays."""
@@ -208,11 +216,15 @@ class TestCluster:
             TestbedError: a node is not idle in time.
         """
         links = namespaces.links(self._run)
+        if not self._daemon_runs(CONTROLLER):
+            self.start_daemon(CONTROLLER)
         for node in self.nodes:
             if namespaces.find_machine(self._plan, node) is None:
                 self.restart_node(node)
             elif not links.get(self._plan.link(node), False):
                 self.node_up(node)
+            elif not self._daemon_runs(node):
+                self.start_daemon(node)
         for node in self.nodes:  # scancel alone would give those that ignore SIGTERM their 30 s of KillWait
             self.run_on_node(node, ["pkill", "-KILL", "-u", self.user], check=False)
         self._run(["scancel", f"--user={self.user}"], env=self.env)
@@ -249,6 +261,26 @@ class TestCluster:
     @property
     def _slurm(self) -> Slurm:
         return Slurm(run=self._run, env=self.env)
+
+    def _run_on(self, machine: str, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True) -> Result:
+        pid = self._first_process(machine)
+        enter = ("nsenter", f"--target={pid}", "--net", "--mount", "--uts", "--ipc", "--pid", *argv)
+        return self._run(enter, cwd="/", env=self.env, timeout_s=timeout_s, check=check)
+
+    def _first_process(self, machine: str) -> int:
+        pid = namespaces.find_machine(self._plan, machine)
+        if pid is None:
+            raise TestbedError(f"{machine} of cluster {self.name} does not run: it has crashed; restart it first")
+        return pid
+
+    def _daemon_runs(self, machine: str) -> bool:
+        name = slurm_daemon(self._plan, machine)[0]
+        return self._run_on(machine, ["pgrep", "-x", name], check=False).returncode == 0
+
+    def _controller_answers(self) -> bool:
+        with contextlib.suppress(CommandError):
+            return bool(self._slurm.nodes())
+        return False
 
     def _known(self, node: str) -> str:
         if node not in self.nodes:

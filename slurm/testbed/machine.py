@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from slurm.testbed.daemons import daemon_environment, munged, slurm_daemon
-from slurm.testbed.namespaces import NAMESPACES_READY, PLUG_IN
+from slurm.testbed.namespaces import NAMESPACES_READY, PLUG_IN, START_DAEMON
 from slurm.testbed.plan import Plan, load_plan
 from slurm.testbed.view import barriers, needed_paths, view_script
 
@@ -32,7 +32,12 @@ def main(run_dir: Path, machine: str) -> None:
     _mount(plan, machine)
     _configure_network(plan, machine)
     subprocess.run(munged(plan, machine), env=daemon_environment(plan), check=True)  # returns once it serves
-    subprocess.Popen(slurm_daemon(plan, machine), env=daemon_environment(plan), start_new_session=True)
+
+    def start_daemon(*_: object) -> None:
+        subprocess.Popen(slurm_daemon(plan, machine), env=daemon_environment(plan), start_new_session=True)
+
+    signal.signal(START_DAEMON, start_daemon)
+    start_daemon()
     _reap_forever()
 
 
@@ -86,7 +91,7 @@ def _reap_forever() -> None:
         try:
             os.wait()
         except ChildProcessError:
-            signal.pause()  # no daemon is left, but a machine runs on until it is killed
+            signal.pause()  # no daemon is left, but a machine runs on: until it is killed, or told to start one
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ MARK = "HOLDFAST_CLUSTER_RUN_DIR"
 BOOT_TIMEOUT_S = 20.0
 NAMESPACES_READY = b"namespaces ready\n"  # a machine's first process says so on its standard output, then waits for
 PLUG_IN = b"cable plugged in\n"  # on its standard input
+START_DAEMON = signal.SIGUSR1  # has a machine's first process start its Slurm daemon again
 _CODE_ROOT = Path(__file__).resolve().parents[2]
 
 

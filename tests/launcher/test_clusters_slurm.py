@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -197,3 +198,26 @@ def test_steps_run_in_the_jobs_container(tmp_path: Path, monkeypatch: pytest.Mon
         f"srun --jobid=7 --nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=n1,n3 {common} {container} --mpi=pmix "
         f"{sys.executable} -m ckpt.agent",
     ]
+
+
+def node_line(name: str, state: str, port: int) -> str:
+    return (
+        f"NodeName={name} NodeAddr=127.0.0.1 Port={port} State={state} CPUTot=8 Partitions=train Reason=Not responding"
+    )
+
+
+def test_nodes_that_can_be_given_nothing_are_told_by_what_slurm_and_they_themselves_say(spec: JobSpec) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as slurmd, socket.create_server(("127.0.0.1", 0)) as gone:
+        up, closed = slurmd.getsockname()[1], gone.getsockname()[1]
+        gone.close()
+        nodes = [("n1", "MIXED", up), ("n2", "MIXED", closed), ("n3", "DOWN*", up), ("n4", "MIXED", up)]
+        lines = "\n".join(node_line(*node) for node in nodes)
+        scontrol = Scontrol(("RUNNING", 2), lines, "SlurmdPort              = 6818\n")
+        found = cluster(spec, scontrol).unusable(["n1", "n2", "n3", "n4"])
+    assert found.keys() == {"n2", "n3", "n4"}  # n4 is none of the job's any more
+    assert "slurmd does not answer" in found["n2"] and "DOWN: Not responding" in found["n3"]
+
+
+def test_where_slurm_does_not_answer_nothing_is_known_of_the_nodes(spec: JobSpec) -> None:
+    with pytest.raises(SlurmError):
+        cluster(spec, Scontrol(None)).unusable(["n1"])

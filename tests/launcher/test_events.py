@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -63,3 +64,27 @@ def test_second_writer_is_refused(tmp_path: Path) -> None:
         EventLog(tmp_path / "events.jsonl")
     log.close()
     EventLog(tmp_path / "events.jsonl").close()
+
+
+def test_events_that_cannot_be_written_go_out_later_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk takes half a line, then nothing; then there is space again."""
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    written = [log.append("job_start", run_id="r")]
+    real, space = os.write, [20]
+
+    def full(fd: int, data: bytes) -> int:
+        if not space[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken, space[0] = real(fd, data[: space[0]]), 0
+        return taken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        written += [log.append("fault", step=step) for step in range(3)]
+        with pytest.raises(OSError, match="No space left"):
+            log.flush()
+        assert read_events(path) == written[:1]
+    written.append(log.append("job_end", outcome="done"))
+    log.close()
+    assert read_events(path) == written

@@ -116,3 +116,11 @@ def test_a_fabric_that_is_required_and_not_used_ends_the_job_without_a_requeue()
     decision = ladder.decide("n1: NCCL uses network Socket", nodes_suffice=True, nodes_changed=False)
     assert (decision.action, decision.outcome) == ("stop", "fabric")
     assert "NCCL uses network Socket" in decision.reason and "fabric: require" in decision.reason
+
+
+def test_a_silent_scheduler_is_not_held_against_the_job() -> None:
+    job = Job(max_without_progress=2)
+    job.attempt("process_exit")
+    for _ in range(5):
+        assert job.attempt("scheduler_lost").action == "restart"
+    assert job.attempt("process_exit").outcome == "no_progress"
