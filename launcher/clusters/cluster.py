@@ -21,7 +21,8 @@ class AgentsHandle(Protocol):
 
 
 class Cluster(Protocol):
-    """Where a job runs. Call order: start_runners once; start_agents for each attempt; close at the end.
+    """Where a job runs. Call order: start_runners once; release_runners when they are there; start_agents for each
+    attempt; close at the end.
 
     Attributes:
         name: "slurm" or "local".
@@ -47,6 +48,9 @@ class Cluster(Protocol):
         Args:
             environment: added to the runners' environment, the same on every node.
         """
+
+    async def release_runners(self) -> None:
+        """Every runner has come, or is out for good: what started them shall not act on their nodes any more."""
 
     async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
         """Starts `python -m ckpt.agent` on the given nodes, as one MPI world.

@@ -45,6 +45,9 @@ class LocalCluster:
             argv = (sys.executable, "-m", "launcher.runner")
             self._runners.append(await Spawned.start(argv, {**environment, **own}, log_path))
 
+    async def release_runners(self) -> None:
+        """Nothing acts on the nodes here but we."""
+
     async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
         make_memory_dir(self._mpi_dir)
         argv = [_mpirun(), *agent_launch.mpirun_options(), "--host", f"localhost:{len(nodes)}"]

@@ -2,6 +2,10 @@
 
 Every srun names its nodes: after a node has died, SLURM_JOB_NODELIST is stale and a plain srun fails. Both steps get
 --no-kill of their own, or the loss of one node would end them everywhere. The exit code of such an srun says nothing.
+
+Once the runners are there, their srun is killed, with its helper, and the step goes on. A srun that lives ends the step
+on all nodes ("Aborting, io error and missing step on node") when a node crashes and is back within SlurmdTimeout (seen
+on 22.05).
 """
 
 from __future__ import annotations
@@ -70,6 +74,10 @@ class SlurmCluster:
         argv = self._srun(list(self.nodes), "--mpi=none", f"--output={output}", "--open-mode=append")
         argv += [sys.executable, "-m", "launcher.runner"]
         self._runners = await Spawned.start(argv, environment, self._job_dir / "log" / "srun-runners.log")
+
+    async def release_runners(self) -> None:
+        if self._runners is not None:
+            await self._runners.kill()
 
     async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
         argv = [*self._srun(nodes, "--mpi=pmix"), *agent_launch.command()]

@@ -164,6 +164,7 @@ class Evidence:
     def take_unusable(self, nodes: Mapping[str, str]) -> None:
         """Nodes on which no agent can be started, with the reason."""
         for node, reason in nodes.items():
+            self.lost.add(node)
             self._host.put_out(node, reason)
             self.fault(Fault(kind=AGENT_LOST, node=node, reason=f"no checkpoint agent on {node}: {reason}"))
 

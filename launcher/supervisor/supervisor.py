@@ -182,6 +182,8 @@ class Supervisor:
             if unwritable := await self._wait_for_folder():
                 return self._outcome("internal", unwritable)
             await self._gather(patient)
+            if not self._roster.absent:
+                await self._cluster.release_runners()
             patient = False
             nodes = self._roster.choose()
             if self.requests.any:

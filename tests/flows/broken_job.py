@@ -105,6 +105,18 @@ class BrokenJob:
         pids = [self.pid_of(rank) for rank in ranks]
         self.cluster.run_on_node(self.node_of(ranks[0]), ["kill", f"-{name}", *pids])
 
+    def wait_until_gone(self, node: str, pid: str) -> None:
+        """Waits until a process of a node has ended."""
+        look = ["test", "-d", f"/proc/{pid}"]
+        gone = lambda: self.cluster.run_on_node(node, look, check=False).returncode != 0 or None  # noqa: E731
+        self.watch.until(gone, 30, f"end of process {pid} on {node}")
+
+    def saved(self, rank: int) -> str:
+        """The records of what a rank has in its node's memory: they change with every save."""
+        local = rank % self.workers_per_node
+        script = f"cat /dev/shm/holdfast-*/*/own-{local}-*.json"
+        return self.cluster.run_on_node(self.node_of(rank), ["sh", "-c", script], check=False).stdout
+
     def tell(self, order: str) -> None:
         """Puts an order for the script into the job's folder."""
         (self.watch.job_dir / order).touch()

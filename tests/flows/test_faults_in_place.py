@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,19 @@ def job(submitted: Callable[[], BrokenJob], steady_digests: dict[int, str]) -> I
     if not job.is_over:
         job.settle()
     job.check_digests(steady_digests)
+
+
+@contextmanager
+def filled(share: Path) -> Iterator[None]:
+    """No byte more can be written to a file system meanwhile."""
+    filler = share / "filler"
+    try:
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        yield
+    finally:
+        filler.unlink()
 
 
 def check_in_place(job: BrokenJob, comeback: Comeback, kind: str) -> None:
@@ -90,6 +104,60 @@ def test_a_killed_checkpoint_agent(job: BrokenJob) -> None:
     comeback = job.recover(lambda: job.signal("KILL", 0))
     assert (comeback.recovery.rung, comeback.recovery.restored_from) == ("workers", "memory"), job.watch.story()
     assert comeback.recovery.step_resumed is not None and comeback.recovery.step_resumed >= last, job.watch.story()
+
+
+def test_a_controller_that_is_away(job: BrokenJob) -> None:
+    """Training needs no slurmctld; a restart needs it, and waits for it without counting."""
+    job.cluster.kill_daemon("ctl")
+    job.trains_to(max(job.digests()) + 2 * EVERY)
+
+    def lose_a_worker_meanwhile() -> None:
+        job.signal("KILL", 1)
+        job.watch.wait_for("fault", 60, kind="scheduler_lost")
+        job.cluster.start_daemon("ctl")
+
+    comeback = job.recover(lose_a_worker_meanwhile)
+    check_in_place(job, comeback, "process_exit")
+
+
+def test_a_full_job_folder(job: BrokenJob, small_share: Path) -> None:
+    """Training and saving in memory go on; what is told meanwhile is told later."""
+    with filled(small_share):
+        for _ in range(3):
+            before = job.saved(0)
+            job.watch.until(lambda: job.saved(0) != before or None, 30, "save while the folder is full")  # noqa: B023
+    job.settle()
+    assert not job.watch.events("fault")[-1]["time"] > job.watch.events("attempt_start")[-1]["time"]
+
+
+def test_a_worker_killed_while_the_job_folder_is_full(job: BrokenJob, small_share: Path) -> None:
+    def kill_meanwhile() -> None:
+        pid, node = job.pid_of(0), job.node_of(0)
+        with filled(small_share):
+            job.signal("KILL", 3)
+            job.wait_until_gone(node, pid)  # the attempt has been cleared: the next one waits for room
+
+    comeback = job.recover(kill_meanwhile)
+    check_in_place(job, comeback, "process_exit")
+    assert "cannot be written" in job.watch.events("problem")[-1]["what"]
+
+
+def test_a_worker_killed_while_the_job_folder_is_read_only(job: BrokenJob) -> None:
+    def kill_meanwhile() -> None:
+        told = len(job.watch.events("problem"))
+        folders = [job.watch.job_dir, *(path for path in job.watch.job_dir.rglob("*") if path.is_dir())]
+        for folder in folders:
+            folder.chmod(0o500)
+        try:
+            job.signal("KILL", 3)
+            job.watch.until(lambda: len(job.watch.events("problem")) > told or None, 30, "problem")
+        finally:
+            for folder in folders:
+                folder.chmod(0o700)
+
+    comeback = job.recover(kill_meanwhile)
+    check_in_place(job, comeback, "process_exit")
+    assert "Permission denied" in job.watch.events("problem")[-1]["what"]
 
 
 def test_the_job_ends_as_if_nothing_had_happened(job: BrokenJob, steady_digests: dict[int, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,56 @@ def test_runners_and_nodes_that_die_one_after_another(fault_cluster: Any, steady
     fault_cluster.restore()
 
 
+def test_a_node_whose_slurmd_is_killed(fault_cluster: Any, steady_digests: dict[int, str]) -> None:
+    """Its processes train on; only when agents are to start there, it turns out that they cannot."""
+    job = BrokenJob(fault_cluster, fault_cluster.home / "slurmd")
+    job.settle()
+    node = job.attempt["nodes"][1]
+    fault_cluster.kill_daemon(node)
+    job.trains_to(max(job.digests()) + 2 * EVERY)
+    assert not job.watch.events("fault"), job.watch.story()
+
+    comeback = job.recover(lambda: job.signal("KILL", 0))
+
+    assert comeback.fault["kind"] == "process_exit"
+    (blamed,) = job.watch.events("node_out")
+    assert blamed["node"] == node and "slurmd" in blamed["reason"], job.watch.story()
+    assert (comeback.recovery.rung, comeback.recovery.restored_from) == ("spare", "memory"), job.watch.story()
+    assert 0 <= comeback.lost_steps <= EVERY, job.watch.story()
+    job.settle()
+    job.finish(steady_digests)
+    fault_cluster.restore()
+
+
+@pytest.fixture
+def prolog_fails_on(fault_cluster: Any) -> Iterator[str]:
+    """The name of a node on which Slurm's Prolog fails."""
+    node = fault_cluster.nodes[1]
+    conf = Path(fault_cluster.env["SLURM_CONF"])
+    before = conf.read_text()
+    script = conf.with_name("prolog.sh")
+    script.write_text(f'#!/bin/sh\n[ "$SLURMD_NODENAME" != {node} ]\n')
+    script.chmod(0o755)
+    held = before.replace("SchedulerParameters=", "SchedulerParameters=nohold_on_prolog_fail,")
+    conf.write_text(f"{held}Prolog={script}\nPrologFlags=Alloc\n")
+    fault_cluster.run_on_node(node, ["scontrol", "reconfigure"])
+    yield node
+    conf.write_text(before)
+    fault_cluster.run_on_node(node, ["scontrol", "reconfigure"])
+    fault_cluster.restore()
+
+
+def test_a_node_whose_prolog_fails(fault_cluster: Any, prolog_fails_on: str, steady_digests: dict[int, str]) -> None:
+    """Slurm drains it and requeues the job, which starts on other nodes as if for the first time."""
+    job = BrokenJob(fault_cluster, fault_cluster.home / "prolog")
+    job.settle()
+    attempt = job.attempt
+    assert prolog_fails_on not in attempt["nodes"] + attempt["spares"], job.watch.story()
+    drained = fault_cluster.run_as_user(["sinfo", "-h", "-n", prolog_fails_on, "-o", "%T"]).stdout
+    assert "drain" in drained
+    job.finish(steady_digests)
+
+
 def test_a_cancelled_job_leaves_nothing_on_its_nodes(fault_cluster: Any) -> None:
     job = BrokenJob(fault_cluster, fault_cluster.home / "cancelled")
     job.settle()
@@ -95,7 +146,9 @@ def test_a_cancelled_job_leaves_nothing_on_its_nodes(fault_cluster: Any) -> None
     for node in fault_cluster.nodes:
         left = fault_cluster.run_on_node(node, ["pgrep", "-a", "-u", fault_cluster.user], check=False).stdout
         assert left == "", f"{node}: {left}"
-        memory = fault_cluster.run_on_node(node, ["sh", "-c", "ls -d /dev/shm/holdfast-* || true"]).stdout
+        memory = fault_cluster.run_on_node(
+            node, ["sh", "-c", f"ls -d /dev/shm/holdfast-*/*-{job.job_id} || true"]
+        ).stdout
         assert memory == "", f"{node}: {memory}"
     assert job_state(fault_cluster, job.job_id) == "CANCELLED"
 
