@@ -3,6 +3,7 @@
 # make test-faults   the fault suite: breaks jobs on a real Slurm in every way of docs/faults.md; needs root
 # make lint   ruff, mypy and, where it is installed, shellcheck
 # make bench  the benchmarks; each prints a table
+# make bench-faults  what each fault of docs/faults.md costs, on a real Slurm; needs root
 #
 # PYTEST_FLAGS adds flags to either suite; with -m it also chooses anew what runs.
 #
@@ -14,7 +15,7 @@
 #   make demo TORCH=torch==2.9.1                  another version
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-faults lint bench clean
+.PHONY: demo test test-faults lint bench bench-faults clean
 SHELL := /bin/bash
 
 # A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
@@ -51,6 +52,10 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/holdfast ckpt bench
 	@$(BIN)/python benchmarks/recovery.py
 	@$(BIN)/python benchmarks/redundancy.py
+
+bench-faults: $(VENV)/.installed-dev
+	@tests/install_slurm.sh
+	@$(BIN)/python benchmarks/faults.py $(BENCH_FLAGS)
 
 $(VENV)/.created:
 	@test -n "$(PYTHON)" || { echo "make: no python3 >= 3.10 with venv found: apt install python3-venv, or make PYTHON=/path/to/python3"; exit 2; }

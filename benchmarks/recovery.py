@@ -69,7 +69,8 @@ def main() -> int:
     if args.json:
         print(json.dumps({name: value for row in rows for name, value in row.to_mapping().items()}, indent=1))
     else:
-        Console(width=120).print(table(rows))
+        title = f"Recovery from a lost node ({SCRIPT.name}, 3 nodes + 1 spare, {os.cpu_count()} cores)"
+        Console(width=130).print(table(rows, title))
     return 0
 
 
@@ -130,17 +131,19 @@ def row(name: str, watch: Watch, submitted_at: float, failed: dict[str, float]) 
     return Row(name=name, cold_start_s=cold, recovery=recoveries(events, failed)[0])
 
 
-def table(rows: list[Row]) -> Table:
-    shown = Table(title=f"Recovery from a lost node ({SCRIPT.name}, 3 nodes + 1 spare, {os.cpu_count()} cores)")
+def table(rows: list[Row], title: str) -> Table:
+    shown = Table(title=title)
     shown.add_column("run")
-    for column in ("detected s", "workers s", "next step s", "cold start s", "ratio", "step lost", "resumed", "from"):
+    shown.add_column("rung")
+    for column in ("detected s", "workers s", "next step s", "cold start s", "ratio", "lost steps", "from"):
         shown.add_column(column, justify="right")
     for item in rows:
         r = item.recovery
         seconds = (
             f"{value or 0:.2f}" for value in (r.detect_s, r.workers_s, r.next_step_s, item.cold_start_s, item.ratio)
         )
-        shown.add_row(item.name, *seconds, str(r.step_lost), str(r.step_resumed), r.restored_from or "")
+        lost = r.step_lost - (r.step_resumed or 0)
+        shown.add_row(item.name, r.rung, *seconds, str(lost), r.restored_from or "")
     return shown
 
 

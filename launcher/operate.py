@@ -6,13 +6,16 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import LauncherError
 from launcher.history.events import read_events
 from launcher.history.status import Status, status_of
 from launcher.registry import KnownJob
 from launcher.submission.process import Process
+
+if TYPE_CHECKING:
+    from slurm import Job
 
 OUTCOMES = ("done", "user_error", "no_progress", "too_few_nodes", "cancelled", "internal")
 _CANCEL_DEADLINE_S = 30.0
@@ -95,8 +98,16 @@ def _in_queue(job: KnownJob, status: Status) -> Status:
         return replace(status, state="lost", reason=f"it left no outcome and Slurm {said}; {last_words(job)}")
     if queued.state == "PENDING":
         state = "requeued" if status.attempt is not None else "pending"
-        return replace(status, state=state, reason=f"waits in the queue: {queued.reason or 'no reason given'}")
+        return replace(status, state=state, reason=_why_it_waits(queued))
     return replace(status, state="starting") if status.state == "pending" else status
+
+
+def _why_it_waits(queued: Job) -> str:
+    reason = queued.reason or "no reason given"
+    told = f"waits in the queue: {reason}"
+    if "held" in reason.lower():  # JobHeldAdmin, launch_failed_requeued_held: a Prolog failed, say
+        told += f"; Slurm holds it until somebody releases it: sinfo -R names sick nodes, scontrol release {queued.id}"
+    return told
 
 
 def _cancel_local(job: KnownJob) -> None:

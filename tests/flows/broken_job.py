@@ -105,6 +105,10 @@ class BrokenJob:
         pids = [self.pid_of(rank) for rank in ranks]
         self.cluster.run_on_node(self.node_of(ranks[0]), ["kill", f"-{name}", *pids])
 
+    def kill_runner(self, node: str) -> None:
+        """Kills a node's runner alone: not srun, which names it too, nor the warm process, which the kernel ends."""
+        self.cluster.run_on_node(node, ["pkill", "-KILL", "-f", r"^[^ ]*python[^ ]* -m launcher\.runner$"])
+
     def wait_until_gone(self, node: str, pid: str) -> None:
         """Waits until a process of a node has ended."""
         look = ["test", "-d", f"/proc/{pid}"]

@@ -12,12 +12,6 @@ from slurm_kit import ends_as, job_state, shown, status
 
 pytestmark = [pytest.mark.slurm, pytest.mark.faults]
 
-RUNNER = r"^[^ ]*python[^ ]* -m launcher\.runner$"  # neither srun, which names it too, nor the warm process
-
-
-def crash_runner(job: BrokenJob, node: str) -> None:
-    job.cluster.run_on_node(node, ["pkill", "-KILL", "-f", RUNNER])
-
 
 def test_two_nodes_at_once(fault_cluster: Any, steady_digests: dict[int, str]) -> None:
     """Cut off together, with Reed-Solomon parity for two: both spares, and nothing lost but the last steps."""
@@ -53,7 +47,7 @@ def test_runners_and_nodes_that_die_one_after_another(fault_cluster: Any, steady
     job.settle()
     idle, first, _second = job.attempt["spares"]
 
-    crash_runner(job, idle)
+    job.kill_runner(idle)
     out = job.watch.wait_for("node_out", 10, node=idle)
     assert "runner" in out["reason"]
     job.trains_to(max(job.digests()) + 2 * EVERY)
@@ -63,7 +57,7 @@ def test_runners_and_nodes_that_die_one_after_another(fault_cluster: Any, steady
     lost = job.attempt["nodes"][1]
 
     def lose_node_and_replacement() -> None:
-        crash_runner(job, lost)
+        job.kill_runner(lost)
         job.watch.wait_for("attempt_start", 30, attempt=1)
         fault_cluster.crash_node(first)
 

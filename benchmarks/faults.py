@@ -1,0 +1,129 @@
+"""What each fault costs: seconds until it is noticed, steps lost, seconds to the next step, beside a cold start.
+
+    python benchmarks/faults.py [--json]
+
+The fault suite's own job (tests/flows/steady.py: 2 nodes with 2 workers each, 2 spares, saved in memory every 10 steps)
+on a real 4-node Slurm (root, Debian's Slurm), broken in one way after another. A cold start counts from `holdfast
+submit` to the first step; ratios are within one job: seconds to the next step / seconds of its cold start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from recovery import ROOT, Row, table
+from rich.console import Console
+
+sys.path.insert(0, str(ROOT / "tests" / "flows"))
+
+from broken_job import HANG_S, RECOVERY_S, BrokenJob
+
+from launcher.history.recovery import Recovery, cold_start_s
+from slurm.testbed import TestbedError, TestCluster
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print {name: {value, unit, peer, ratio}}")
+    args = parser.parse_args()
+    try:
+        cluster = TestCluster.up("bench", nodes=4)
+    except TestbedError as error:
+        print(f"benchmark: needs a real Slurm: {error}", file=sys.stderr)
+        return 1
+    try:
+        rows = [*in_place_and_crashed(cluster), *requeued_and_cut_off(cluster)]
+    finally:
+        cluster.down()
+    if args.json:
+        print(json.dumps({name: value for row in rows for name, value in row.to_mapping().items()}, indent=1))
+    else:
+        title = f"Faults: 4-node Slurm in namespaces, {os.cpu_count()} cores; a hang counts as one after {HANG_S:g} s"
+        Console(width=130).print(table(rows, title))
+    return 0
+
+
+def in_place_and_crashed(cluster: Any) -> Iterator[Row]:
+    """One job that loses processes, then a runner, then a node."""
+    job = begun(cluster, "processes")
+
+    ways: dict[str, Callable[[], object]] = {
+        "worker killed": lambda: job.signal("KILL", 3),
+        "worker raises an exception": lambda: job.tell("raise-2"),
+        "all workers of a node killed": lambda: job.signal("KILL", 2, 3),
+        "worker stopped (hang)": lambda: job.signal("STOP", 1),
+        "a rank stays out of a collective (hang)": lambda: job.tell("away-2"),
+        "runner killed": lambda: job.kill_runner(job.node_of(2)),
+        "node crashed": lambda: cluster.crash_node(job.node_of(2)),
+    }
+    for name, break_it in ways.items():
+        yield broken(job, name, break_it)
+    ended(job)
+
+
+def requeued_and_cut_off(cluster: Any) -> Iterator[Row]:
+    """Another one that is requeued, and whose node is then cut off the network."""
+    job = begun(cluster, "nodes")
+    yield requeued(job)
+    yield broken(job, "node cut off the network", lambda: cluster.node_down(job.node_of(2)))
+    ended(job)
+
+
+def begun(cluster: Any, name: str) -> BrokenJob:
+    cluster.restore()
+    job = BrokenJob(cluster, cluster.home / name, nodes=2, spares=2)
+    job.settle()
+    return job
+
+
+def broken(job: BrokenJob, name: str, break_it: Callable[[], object]) -> Row:
+    job.settle()
+    return row(job, name, job.recover(break_it).recovery)
+
+
+def requeued(job: BrokenJob) -> Row:
+    """`scontrol requeue` in mid-training: nothing is lost, and the scheduler has its own delay."""
+    before = job.attempt["attempt"]
+    asked_at = time.time()
+    job.cluster.run_as_user(["scontrol", "requeue", job.job_id])
+    agreed = job.watch.wait_for("attempt_end", RECOVERY_S, attempt=before)
+    started = job.watch.wait_for("attempt_start", RECOVERY_S, attempt=before + 1)
+    restored = job.watch.wait_for("restore", RECOVERY_S, attempt=before + 1)
+    workers = job.watch.wait_for("workers_started", RECOVERY_S, attempt=before + 1)
+    first = job.watch.wait_for("first_step", RECOVERY_S, attempt=before + 1)
+    recovery = Recovery(
+        node=None,
+        kind="requeue",
+        rung=started["rung"],
+        step_lost=agreed["step"],
+        step_resumed=restored["step"],
+        restored_from=restored["tier"],
+        detect_s=job.watch.events("stop_requested")[-1]["time"] - asked_at,
+        workers_s=started["time"] + workers["seconds"] - asked_at,
+        next_step_s=started["time"] + first["seconds"] - asked_at,
+    )
+    return row(job, "job requeued (scontrol requeue)", recovery)
+
+
+def row(job: BrokenJob, name: str, recovery: Recovery) -> Row:
+    cold = cold_start_s(job.watch.events(), job.submitted_at)
+    if cold is None:
+        raise SystemExit(f"benchmark: {name}: the job never trained\n{job.watch.story()}")
+    return Row(name=name, cold_start_s=cold, recovery=recovery)
+
+
+def ended(job: BrokenJob) -> None:
+    job.settle()
+    job.tell("finish")
+    if job.watch.wait_for("job_end", RECOVERY_S)["outcome"] != "done":
+        raise SystemExit(f"benchmark: the job did not finish\n{job.watch.story()}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
