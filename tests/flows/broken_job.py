@@ -115,11 +115,15 @@ class BrokenJob:
         gone = lambda: self.cluster.run_on_node(node, look, check=False).returncode != 0 or None  # noqa: E731
         self.watch.until(gone, 30, f"end of process {pid} on {node}")
 
-    def saved(self, rank: int) -> str:
-        """The records of what a rank has in its node's memory: they change with every save."""
-        local = rank % self.workers_per_node
-        script = f"cat /dev/shm/holdfast-*/*/own-{local}-*.json"
-        return self.cluster.run_on_node(self.node_of(rank), ["sh", "-c", script], check=False).stdout
+    def saves(self, rank: int, times: int) -> None:
+        """Waits for saves of a rank in its node's memory, by the records there: needs neither events nor logs."""
+        records = f"cat /dev/shm/holdfast-*/*-{self.job_id}/own-{rank % self.workers_per_node}-*.json"
+
+        def read() -> str:
+            return self.cluster.run_on_node(self.node_of(rank), ["sh", "-c", records], check=False).stdout
+
+        seen = {read()}
+        self.watch.until(lambda: seen.add(read()) or len(seen) > times or None, RECOVERY_S, f"{times} saves")
 
     def tell(self, order: str) -> None:
         """Puts an order for the script into the job's folder."""
@@ -130,7 +134,9 @@ class BrokenJob:
         self.tell("finish")
         self.watch.wait_for("job_end", RECOVERY_S)
         assert self.watch.events("job_end")[-1]["outcome"] == "done", self.watch.story()
-        assert json.loads((self.watch.job_dir / "result.json").read_text())["exit_code"] == 0
+        result = self.watch.job_dir / "result.json"
+        self.watch.until(lambda: result.exists() or None, 10, "result")
+        assert json.loads(result.read_text())["exit_code"] == 0
         self.check_digests(reference)
 
     def digests(self) -> dict[int, str]:

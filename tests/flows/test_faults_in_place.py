@@ -122,12 +122,11 @@ def test_a_controller_that_is_away(job: BrokenJob) -> None:
 
 def test_a_full_job_folder(job: BrokenJob, small_share: Path) -> None:
     """Training and saving in memory go on; what is told meanwhile is told later."""
+    attempt = job.attempt
     with filled(small_share):
-        for _ in range(3):
-            before = job.saved(0)
-            job.watch.until(lambda: job.saved(0) != before or None, 30, "save while the folder is full")  # noqa: B023
+        job.saves(0, times=3)
     job.settle()
-    assert not job.watch.events("fault")[-1]["time"] > job.watch.events("attempt_start")[-1]["time"]
+    assert job.attempt == attempt, job.watch.story()
 
 
 def test_a_worker_killed_while_the_job_folder_is_full(job: BrokenJob, small_share: Path) -> None:
@@ -135,29 +134,27 @@ def test_a_worker_killed_while_the_job_folder_is_full(job: BrokenJob, small_shar
         pid, node = job.pid_of(0), job.node_of(0)
         with filled(small_share):
             job.signal("KILL", 3)
-            job.wait_until_gone(node, pid)  # the attempt has been cleared: the next one waits for room
+            job.wait_until_gone(node, pid)  # the attempt is being cleared; the next one needs room
 
     comeback = job.recover(kill_meanwhile)
     check_in_place(job, comeback, "process_exit")
-    assert "cannot be written" in job.watch.events("problem")[-1]["what"]
 
 
 def test_a_worker_killed_while_the_job_folder_is_read_only(job: BrokenJob) -> None:
     def kill_meanwhile() -> None:
-        told = len(job.watch.events("problem"))
         folders = [job.watch.job_dir, *(path for path in job.watch.job_dir.rglob("*") if path.is_dir())]
         for folder in folders:
             folder.chmod(0o500)
         try:
             job.signal("KILL", 3)
-            job.watch.until(lambda: len(job.watch.events("problem")) > told or None, 30, "problem")
+            job.watch.wait_for("problem", 30, what=lambda what: "folder cannot be written" in what)
         finally:
             for folder in folders:
                 folder.chmod(0o700)
 
     comeback = job.recover(kill_meanwhile)
     check_in_place(job, comeback, "process_exit")
-    assert "Permission denied" in job.watch.events("problem")[-1]["what"]
+    assert "Permission denied" in job.watch.wait_for("problem", 1, what=lambda what: "folder" in what)["what"]
 
 
 def test_the_job_ends_as_if_nothing_had_happened(job: BrokenJob, steady_digests: dict[int, str]) -> None:
