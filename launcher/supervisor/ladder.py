@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from launcher.jobfile import Restart
-from launcher.supervisor.faults import FABRIC, PREFLIGHT, SCHEDULER_LOST, signature
+from launcher.supervisor.faults import AGENT_LOST, FABRIC, PREFLIGHT, SCHEDULER_LOST, signature
 
+AGENTLESS_ATTEMPTS = 2  # then Slurm may never start a step in this allocation again (seen after a controller's restart)
 _NOT_THE_JOBS = (PREFLIGHT, SCHEDULER_LOST)  # faults that say nothing about whether the job gains steps
 
 
@@ -47,6 +48,7 @@ class Ladder:
         self._newest_step = 0
         self._newest_step_at_fault = 0
         self._fruitless = 0  # attempts in a row that gained nothing
+        self._agentless = 0  # attempts in a row, of this start of the job, for which no checkpoint agents came up
         self._restarts = 0
         self._error: str | None = None
         self._error_repeats = False
@@ -59,6 +61,7 @@ class Ladder:
             self._newest_step = max(self._newest_step, event.get("step") or 0)
         elif event["event"] == "job_start":
             self._judged = False
+            self._agentless = 0
         elif event["event"] == "attempt_start":
             self._judged = False
             self._restarts += bool(event.get("attempt"))
@@ -66,6 +69,7 @@ class Ladder:
             self._judged = True
             self._is_fabric = event.get("kind") == FABRIC
             gained = self._newest_step > self._newest_step_at_fault
+            self._agentless = self._agentless + 1 if event.get("kind") == AGENT_LOST else 0
             self._newest_step_at_fault = self._newest_step
             self._fruitless = 0 if gained else self._fruitless + 1
             trace = event.get("traceback") if event.get("kind") == "user_error" else None
@@ -93,6 +97,8 @@ class Ladder:
         if self._restarts >= self._restart.max_restarts:
             restarts = f"{self._restarts} restarts (restart.max_restarts)"
             return Decision(action="stop", outcome="no_progress", reason=f"{restarts}; the last fault: {reason}")
+        if self._agentless >= AGENTLESS_ATTEMPTS and self._can_requeue:
+            return Decision(action="requeue", rung="requeue", reason=f"no checkpoint agents come up here: {reason}")
         if nodes_suffice:
             return Decision(action="restart", rung="spare" if nodes_changed else "workers", reason=reason)
         if self._can_requeue:

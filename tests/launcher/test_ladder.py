@@ -124,3 +124,12 @@ def test_a_silent_scheduler_is_not_held_against_the_job() -> None:
     for _ in range(5):
         assert job.attempt("scheduler_lost").action == "restart"
     assert job.attempt("process_exit").outcome == "no_progress"
+
+
+def test_where_no_checkpoint_agents_come_up_the_job_is_requeued_once_then_given_up() -> None:
+    job = Job()
+    assert job.attempt("agent_lost", committed=10).rung == "workers"
+    assert job.attempt("agent_lost").action == "requeue"
+    job.event("job_start")
+    assert job.attempt("agent_lost").rung == "workers"
+    assert job.attempt("agent_lost").outcome == "no_progress"
