@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 NODE_START_TIMEOUT_S = 120.0
 FOLDER_TIMEOUT_S = 600.0  # a shared file system may be full, or fail over, for a while
 SCHEDULER_TIMEOUT_S = 1800.0  # a controller is restarted, or its backup takes over
+SCHEDULER_SETTLE_S = 5.0  # a controller that is back refuses steps until its nodes have registered (seen on 22.05)
 _ASK_AGAIN_S = 1.0
 _NOT_LOGGED = ("time", "event", "traceback", "sources")
 _ALL_NODES_GRACE_S = 3.0  # once enough nodes have come, how long to wait for the others before choosing
@@ -259,6 +260,7 @@ class Supervisor:
         while not self.requests.any:
             try:
                 await asyncio.to_thread(self._cluster.unusable, self._roster.ready)
+                await asyncio.sleep(SCHEDULER_SETTLE_S)
                 break
             except SlurmError as error:
                 if time.monotonic() >= deadline_s:
