@@ -1,6 +1,7 @@
 # make demo   the main job: train, lose a node, come back from memory (local cluster; pip packages only)
 # make test   installs what the tests need (as root: Slurm, munge and PMIx from Debian) and runs all but the fault suite
 # make test-faults   the fault suite: breaks jobs on a real Slurm in every way of docs/faults.md; needs root
+# make provision-test   a bare Debian becomes a node, with its power cut at every step; needs root and Debian's registry
 # make lint   ruff, mypy and, where it is installed, shellcheck
 # make bench  the benchmarks; each prints a table
 # make bench-faults  what each fault of docs/faults.md costs, on a real Slurm; needs root
@@ -15,7 +16,7 @@
 #   make demo TORCH=torch==2.9.1                  another version
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-faults lint bench bench-faults clean
+.PHONY: demo test test-faults provision-test lint bench bench-faults clean
 SHELL := /bin/bash
 
 # A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
@@ -35,17 +36,21 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@tests/install_slurm.sh
-	@$(BIN)/python -m pytest $(PARALLEL) -m 'not faults' $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'not faults and not provision' $(PYTEST_FLAGS)
 
 test-faults: $(VENV)/.installed-dev
 	@tests/install_slurm.sh
 	@$(BIN)/python -m pytest $(PARALLEL) -m faults $(PYTEST_FLAGS)
 
+provision-test: $(VENV)/.installed-dev
+	@command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap
+	@$(BIN)/python -m pytest -m provision $(PYTEST_FLAGS) tests/lifecycle/root
+
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@if command -v shellcheck >/dev/null; then shellcheck .ci/run tests/*.sh sbatch_templates/*.sbatch; \
+	@if command -v shellcheck >/dev/null; then shellcheck .ci/run lifecycle/*.sh tests/*.sh sbatch_templates/*.sbatch; \
 	else echo "lint: shellcheck is not installed: the shell scripts were not checked"; fi
 
 bench: $(VENV)/.installed-dev

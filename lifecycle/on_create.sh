@@ -22,9 +22,14 @@ for tree in "$here" "$here/.."; do
     fi
 done
 
-if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
-    DEBIAN_FRONTEND=noninteractive apt-get -y -q -o DPkg::Lock::Timeout=300 update
-    DEBIAN_FRONTEND=noninteractive apt-get -y -q -o DPkg::Lock::Timeout=300 install python3-venv iproute2
+missing=()
+python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+command -v ip >/dev/null || missing+=(iproute2)
+if ((${#missing[@]})); then
+    export DEBIAN_FRONTEND=noninteractive
+    dpkg --configure -a # a first boot that was cut short
+    apt-get -y -q -o DPkg::Lock::Timeout=300 update
+    apt-get -y -q -o DPkg::Lock::Timeout=300 --no-install-recommends install "${missing[@]}"
 fi
 if [[ $(cat "$home/source" 2>/dev/null) != "$version" ]]; then
     python3 -m venv "$home"

@@ -1,0 +1,126 @@
+"""Training images with EFA: a Dockerfile or an Apptainer definition with the versions that belong together.
+
+The build has Amazon's installer verified against its checksum before it runs, no kernel module (that is the host's),
+and ends with a look whether NCCL's plugin and torch are there. The text is the same for the same request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lifecycle.versions import Pinned, VersionError, pin, table
+
+KINDS = ("docker", "apptainer")
+_LOADER = "/etc/ld.so.conf.d/ofi-nccl.conf"
+_TORCH_INDEX = "https://download.pytorch.org/whl/cu{cuda}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """What a training image has.
+
+    Attributes:
+        base: the image it starts from; Debian or Ubuntu with CUDA's runtime is not needed: torch's wheels bring it.
+        pinned: the versions.
+    """
+
+    base: str
+    pinned: Pinned
+
+    @classmethod
+    def of(cls, torch: str, efa: str = "", base: str = "ubuntu:22.04") -> Image:
+        """The image for a torch.
+
+        Raises:
+            VersionError: the table lacks it, or the checksum of that EFA installer.
+        """
+        pinned = pin(torch, efa)
+        if not pinned.efa_sha256:
+            raise VersionError(
+                f"EFA installer {pinned.efa}: versions.yaml has no checksum of it, and an image is not built from what "
+                "is not verified; add its sha256 there, or take the default"
+            )
+        return cls(base=base, pinned=pinned)
+
+    def docker(self) -> str:
+        """A Dockerfile."""
+        steps = "\n\n".join("RUN " + " \\\n && ".join(step) for step in self._steps())
+        environment = "\n".join(f'ENV {key}="{value}"' for key, value in self._environment().items())
+        return f"""# Training image with EFA, for pyxis/enroot or Docker. Made by `holdfast node image docker`.
+{self._comment()}
+FROM {self.base}
+
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+ARG DEBIAN_FRONTEND=noninteractive
+
+{steps}
+
+{environment}
+"""
+
+    def apptainer(self) -> str:
+        """An Apptainer (Singularity) definition."""
+        steps = "\n\n".join("\n".join(f"    {line}" for line in step) for step in self._steps())
+        environment = "\n".join(f'    export {key}="{value}"' for key, value in self._environment().items())
+        return f"""# Training image with EFA, for `apptainer build`. Made by `holdfast node image apptainer`.
+{self._comment()}
+Bootstrap: docker
+From: {self.base}
+
+%post -c /bin/bash
+    set -euo pipefail
+    export DEBIAN_FRONTEND=noninteractive
+
+{steps}
+
+%environment
+{environment}
+"""
+
+    def _comment(self) -> str:
+        p = self.pinned
+        return (
+            f"# torch {p.torch} (CUDA {p.cuda}, NCCL {p.nccl}); EFA installer {p.efa} "
+            f"(libfabric {p.libfabric}, aws-ofi-nccl {p.plugin})"
+        )
+
+    def _steps(self) -> list[list[str]]:
+        """Groups of shell commands; one group is one layer of a Docker image."""
+        p = self.pinned
+        url = table()["artifacts"]["efa"]["url"].format(version=p.efa)
+        wheels = _TORCH_INDEX.format(cuda=p.cuda.replace(".", ""))
+        return [
+            [
+                "apt-get update",
+                "apt-get install -y --no-install-recommends ca-certificates curl pciutils python3 python3-venv",
+                "python3 -m venv /opt/venv",
+            ],
+            [
+                f"curl -fsSL --retry 5 -o /tmp/efa.tar.gz {url}",
+                f"echo '{p.efa_sha256}  /tmp/efa.tar.gz' | sha256sum -c -",
+                "tar -xzf /tmp/efa.tar.gz -C /tmp",
+                "(cd /tmp/aws-efa-installer && ./efa_installer.sh -y --skip-kmod --skip-limit-conf --no-verify)",
+                f"find /opt/amazon/ofi-nccl -name 'libnccl-net*.so' -printf '%h\\n' | sort -u > {_LOADER}",
+                f"test -s {_LOADER}",
+                "ldconfig",
+                "rm -rf /tmp/efa.tar.gz /tmp/aws-efa-installer /var/lib/apt/lists/*",
+            ],
+            [
+                f"/opt/venv/bin/pip install --no-cache-dir torch=={p.torch} --index-url {wheels}",
+                "/opt/venv/bin/pip install --no-cache-dir holdfast",
+                f'/opt/venv/bin/python -c "import torch; assert torch.cuda.nccl.version() == {_as_tuple(p.nccl)}"',
+            ],
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "PATH": "/opt/venv/bin:/opt/amazon/efa/bin:/opt/amazon/openmpi/bin:$PATH",
+            # NCCL ends with an error where EFA cannot be used; without these it trains over sockets, 20 times slower.
+            "NCCL_NET_PLUGIN": "ofi",
+            "NCCL_NET": "Libfabric",
+            "NCCL_SOCKET_IFNAME": "^docker,lo,veth",
+        }
+
+
+def _as_tuple(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

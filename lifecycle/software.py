@@ -1,0 +1,73 @@
+"""`holdfast node versions` and `holdfast node image`: which software belongs together, here and in an image."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from lifecycle.errors import UsageError
+from lifecycle.image import KINDS, Image
+from lifecycle.inventory import installed
+from lifecycle.versions import Installed, Verdict, resolve
+from slurm.command import run
+
+Efa = Annotated[str, typer.Option(help="Version of the EFA installer.  [default: the newest pinned]", metavar="V")]
+
+
+def versions(
+    torch: Annotated[str, typer.Option(help="Ask for this torch instead of the one installed.", metavar="V")] = "",
+    python: Annotated[str, typer.Option(help="The interpreter whose torch is asked.")] = sys.executable,
+    efa: Efa = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say which torch, NCCL, aws-ofi-nccl and EFA are here, whether they fit together, and the set that does.
+
+    Exit code 1: they do not.
+    """
+    found = Installed(torch=torch) if torch else installed(run, python)
+    verdict = resolve(found, efa)
+    if as_json:
+        facts = {"installed": asdict(found), "pinned": asdict(verdict.pinned), "conflicts": list(verdict.conflicts)}
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        _print(found, verdict)
+    raise typer.Exit(1 if verdict.conflicts else 0)
+
+
+def image(
+    kind: Annotated[str, typer.Argument(help=" or ".join(KINDS), metavar="KIND", show_default=False)],
+    torch: Annotated[str, typer.Option(help="The torch in it.", metavar="V", show_default=False)],
+    efa: Efa = "",
+    base: Annotated[str, typer.Option(help="The image it starts from.")] = "ubuntu:22.04",
+) -> None:
+    """Print the recipe of a training image with EFA.
+
+    holdfast node image docker --torch 2.9.1 > Dockerfile
+    """
+    if kind not in KINDS:
+        raise UsageError(f"node image: got {kind!r}, expected {' or '.join(KINDS)}")
+    made = Image.of(torch, efa, base)
+    typer.echo(made.docker() if kind == "docker" else made.apptainer(), nl=False)
+
+
+def _print(found: Installed, verdict: Verdict) -> None:
+    pinned = verdict.pinned
+    rows = [
+        ("torch", found.torch, pinned.torch),
+        ("NCCL of torch", found.torch_nccl, pinned.nccl),
+        ("NCCL of the system", found.system_nccl, pinned.nccl),
+        ("EFA installer", found.efa, pinned.efa),
+        ("libfabric", found.libfabric, pinned.libfabric),
+        ("aws-ofi-nccl", found.plugin, pinned.plugin),
+    ]
+    typer.echo(f"{'':<20}{'here':<20}set")
+    for name, here, wanted in rows:
+        typer.echo(f"{name:<20}{here or '-':<20}{wanted or '-'}")
+    for conflict in verdict.conflicts:
+        typer.echo(f"conflict: {conflict}")
+    if not verdict.conflicts:
+        typer.echo("no conflict between what is here")
