@@ -2,6 +2,9 @@
 
 cli       `holdfast node`: the group that the verbs below join
 health/   checks, one subject a module: what was measured, what was expected, what to do
+provision/ steps that make a bare node fit; on_create.sh begins with it
+versions  which torch, NCCL and EFA belong together (versions.yaml); inventory: what is here; software: its verbs
+image     recipes of training images
 instance  what a machine of this type should have
 files     what root publishes for all to read
 errors
