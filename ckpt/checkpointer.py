@@ -7,24 +7,24 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ckpt.config import CheckpointConfig, Place, config_from_env
 from ckpt.errors import ConfigError, StateError
-from ckpt.record.arena import Slot
 from ckpt.record.board import Board
 from ckpt.record.copying import threads_per_rank
-from ckpt.record.layout import Layout
 from ckpt.trainer.cadence import Cadence
 from ckpt.trainer.deadlines import Deadlines
 from ckpt.trainer.journal import Journal, rate
+from ckpt.trainer.replicas import World
 from ckpt.trainer.restore import restore
 from ckpt.trainer.saved import SavedStep
-from ckpt.trainer.session import Identity, Session
+from ckpt.trainer.session import Identity, Session, Stage
 from ckpt.trainer.solo import SoloAgent
-from ckpt.trainer.staging import Piece, Stager, take_apart
+from ckpt.trainer.staging import Stager
+from ckpt.trainer.state import Piece, take_apart
 from ckpt.transport import world_of
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Checkpointer:
         place: Place | None = None,
         rank: int | None = None,
         local_rank: int | None = None,
+        replicated: Sequence[str] = (),
         deadlines: Deadlines | None = None,
         env: Mapping[str, str] = os.environ,
     ) -> None:
@@ -78,6 +79,9 @@ class Checkpointer:
             place: where this process stands, for a launcher of your own that also starts the agents.
             rank: of this process in the world; default: RANK, or 0.
             local_rank: of this process on its node; default: LOCAL_RANK, or 0.
+            replicated: keys of the state below which tensors and arrays are the same on all ranks ("model", or
+                "model/head/weight"): they are stored once, a part by each rank. Parameters of DDP modules and
+                replicated DTensors need no naming.
             deadlines: how long to wait for agents.
             env: the environment.
 
@@ -101,7 +105,10 @@ class Checkpointer:
             self._solo = SoloAgent(config, self._identity, env, self._deadlines.connect_s)
             place = self._solo.place
         self._place = place
-        self._stager = Stager(threads_per_rank(place.ranks_per_node))
+        if isinstance(replicated, str):
+            raise ConfigError(f"Checkpointer: replicated={replicated!r}, expected a list of keys")
+        self._world = World(rank=self._identity.rank, world_size=place.world_size, declared=tuple(replicated))
+        self._stager = Stager(self._identity.rank, threads_per_rank(place.ranks_per_node))
         self._journal = Journal(config.namespace, env) if self._identity.rank == 0 else None
         self._lock = threading.RLock()  # torch's async_save stages in a thread
         self._session: Session | None = None
@@ -109,23 +116,29 @@ class Checkpointer:
         self._last_step = 0
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str] = os.environ) -> Checkpointer:
+    def from_env(cls, env: Mapping[str, str] = os.environ, *, replicated: Sequence[str] = ()) -> Checkpointer:
         """The Checkpointer that the job file's `checkpoint:` section describes.
+
+        Args:
+            env: the environment.
+            replicated: see Checkpointer.
 
         Raises:
             ConfigError: not started by the launcher, or there is no such section.
         """
-        return cls(config=config_from_env(env), place=Place.from_env(env), env=env)
+        return cls(config=config_from_env(env), place=Place.from_env(env), env=env, replicated=replicated)
 
-    def load(self, state: dict[str, Any]) -> int:
+    def load(self, state: dict[str, Any], *, strict: bool = True) -> int:
         """Restores the newest step that can be recovered, from the nearest tier.
 
         Tensors and arrays are filled in place, objects get their state back, plain values are replaced in the dicts
-        given. DTensors may have been saved by any number of ranks in any layout; of everything else, rank r gets what
-        saved rank r gave, or saved rank r modulo the saved world size.
+        given. DTensors and tensors that are the same on all ranks may have been saved by any number of ranks in any
+        layout; of everything else, rank r gets what saved rank r gave, or saved rank r modulo the saved world size.
 
         Args:
             state: built as it was for save(), with any contents.
+            strict: False allows a state with fewer keys, at any level (a warm start of a model without its optimizer);
+                only what it has is read. A key that was not saved is an error either way.
 
         Returns:
             The step; 0 when there is none, and the state is then unchanged.
@@ -133,21 +146,26 @@ class Checkpointer:
         Raises:
             StateError: the state does not match what is stored; names all keys missing on either side.
             AgentError: the node's agent does not answer in time.
-            CheckpointError: bytes turned out damaged everywhere; the next start restores an older step.
+            CheckpointError: bytes turned out damaged everywhere; the next start restores an older step. What the state
+                holds is then undefined. A StateError that says so as well comes from an object's load_state_dict; any
+                other is raised before a byte has changed.
         """
         if not isinstance(state, dict):
             raise StateError(f"state: got a {type(state).__name__}, expected a dict")
         started = time.monotonic()
         session = self._connect()
+        self._stager.hold_back()
         if session.plan.step:
             saved = session.saved_step()
-            restore(state, saved, self._identity.rank)
+            restore(state, saved, self._identity.rank, strict=strict)
             session.loaded()
-            self._report("loaded", session.plan.step, saved.bytes_read, started, f" from {session.plan.tier}")
+            if self._identity.rank == 0:
+                speed = rate(saved.bytes_read, time.monotonic() - started)
+                log.info("loaded step %d from %s: %s", session.plan.step, session.plan.tier, speed)
         elif self._identity.rank == 0:
             log.info("no checkpoint of namespace %s: starting at step 0", self._config.namespace)
         with contextlib.suppress(StateError):  # save() will say so
-            session.prepare(self._stager.plan(take_apart(state)))
+            session.prepare(self._stager.plan(take_apart(state, self._world)))
         return session.plan.step
 
     def due(self, step: int) -> bool:
@@ -161,6 +179,10 @@ class Checkpointer:
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Copies the state into memory that outlives this process, and returns; the rest happens in the agent.
 
+        Tensors on a GPU are copied while training goes on: the next step of any torch optimizer waits for them, on the
+        GPU. For tensors that an optimizer in the state updates this is all that keeps them as they are: change them by
+        other means before the save, or after the next step; otherwise that save fails.
+
         Args:
             step: greater than that of the save before.
             state: see the class. May change as soon as this returns.
@@ -173,9 +195,11 @@ class Checkpointer:
         if not isinstance(state, dict):
             raise StateError(f"state: got a {type(state).__name__}, expected a dict")
         with self._lock:
-            parts = take_apart(state)
+            if self._connect().replicas_differ():
+                self._stager.store_replicas_everywhere()
+            parts = take_apart(state, self._world)
             nbytes = self._stager.plan(parts)
-            self._save(step, nbytes, lambda slot: self._stager.stage(slot, parts.tensors(), parts.tree))
+            self._save(step, nbytes, lambda slot: self._stager.stage_beside(slot, parts))
 
     def dcp_writer(self, step: int) -> DcpWriter:
         """A storage_writer for torch.distributed.checkpoint.save or async_save."""
@@ -234,7 +258,7 @@ class Checkpointer:
         with self._lock:
             nbytes = self._stager.plan_pieces(pieces)
             tensors = [piece.data for piece in pieces]
-            self._save(step, nbytes, lambda slot: self._stager.stage(slot, tensors, tree), drain=drain)
+            self._save(step, nbytes, lambda slot: (self._stager.stage(slot, tensors, tree), None), drain=drain)
 
     def saved_step(self) -> SavedStep:
         """For adapters: the shards of `newest_step`."""
@@ -248,22 +272,20 @@ class Checkpointer:
     def rank(self) -> int:
         return self._identity.rank
 
-    def _save(self, step: int, nbytes: int, stage: Callable[[Slot], Layout], *, drain: bool = False) -> None:
+    def _save(self, step: int, nbytes: int, stage: Stage, *, drain: bool = False) -> None:
         if step <= self._last_step:
             log.warning(
                 "rank %d: step %d is not saved: step %d was before it", self._identity.rank, step, self._last_step
             )
             return
         self._last_step = step
-        started = time.monotonic()
         stopping = self._cadence is not None and self._cadence.stopping
-        if self._connect().save(step, nbytes, stage, drain=drain or stopping):
-            self._report("saved", step, nbytes, started, " to memory")
+        self._connect().save(step, nbytes, stage, tokens=self._stager.tokens, drain=drain or stopping)
 
     def _connect(self) -> Session:
         with self._lock:
             if self._session is None:
-                self._session = Session(self._place, self._config, self._identity, self._deadlines)
+                self._session = Session(self._place, self._config, self._identity, self._deadlines, self._stager.pin)
             return self._session
 
     def _boundaries(self) -> Cadence:
@@ -279,10 +301,6 @@ class Checkpointer:
                 gate_s=self._deadlines.gate_s,
             )
         return self._cadence
-
-    def _report(self, what: str, step: int, nbytes: int, started: float, where: str) -> None:
-        if self._identity.rank == 0:
-            log.info("%s step %d%s: %s", what, step, where, rate(nbytes, time.monotonic() - started))
 
 
 def _number(env: Mapping[str, str], name: str, given: int | None) -> int:

@@ -23,5 +23,9 @@ class AgentError(CheckpointError):
     """The node's checkpoint agent cannot be reached, or refused a request. Names the node and the deadline."""
 
 
+class CopyError(CheckpointError):
+    """Copying the state from an accelerator failed. Never raised to a script: that save is logged and counted."""
+
+
 class NamespaceError(CheckpointError):
     """A checkpoint directory belongs to another namespace, or to another user."""

@@ -43,7 +43,7 @@ from ckpt.record.values import decode, encode, tag_of
 from ckpt.trainer.leaves import check_tensor, chunk_box, torch_dtype
 from ckpt.trainer.restore import DCP
 from ckpt.trainer.saved import Read, SavedStep
-from ckpt.trainer.staging import Piece
+from ckpt.trainer.state import Piece
 
 if TYPE_CHECKING:
     from ckpt.checkpointer import Checkpointer

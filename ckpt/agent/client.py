@@ -25,11 +25,12 @@ _READ_BYTES = 1 << 18
 
 
 class _Connection:
-    """A blocking stream of messages, each wait with a deadline."""
+    """A blocking stream of messages, each wait with a deadline. Any thread may send; one receives."""
 
     def __init__(self, path: Path, stream: socket.socket) -> None:
         self._path = path
         self._socket = stream
+        self._sending = threading.Lock()
         self._poll = select.poll()  # not select(): a training process may have more than 1024 files open
         self._poll.register(stream, select.POLLIN)
         self._idle = select.poll()  # of `wait`: a poll object is for one thread
@@ -63,7 +64,9 @@ class _Connection:
 
     def send(self, message: dict[str, Any]) -> None:
         try:
-            self._socket.sendall(encode(message))
+            data = encode(message)
+            with self._sending:
+                self._socket.sendall(data)
         except OSError as error:
             raise AgentError(f"agent {self._path}: cannot send {message.get('op')!r}: {error}") from None
 

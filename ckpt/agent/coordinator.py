@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,14 @@ class Gathering:
     since_s: float = field(default_factory=time.monotonic)
     nodes: dict[int, int] = field(default_factory=dict)  # bytes sealed, by node rank
     drain: bool = False
+    told: Counter[str] = field(default_factory=Counter)  # how many ranks told a token of their group of replicas
+    members: dict[str, int] = field(default_factory=dict)  # by token, how many have to
+
+    def differing(self) -> list[str]:
+        """Tokens that not all ranks of their group have told: they do not share out the same tensors."""
+        return [
+            f"{told} of {self.members[token]} ranks" for token, told in self.told.items() if told != self.members[token]
+        ]
 
 
 class Coordinator:
@@ -64,6 +73,9 @@ class Coordinator:
             self._spawn(self._watch(save))
         save.nodes[source] = message["nbytes"]
         save.drain |= message["drain"]
+        for token, told, members in message["tokens"]:
+            save.told[token] += told
+            save.members[token] = members
         if len(save.nodes) == len(self._peers.nodes):
             self._complete.set()
 
@@ -81,6 +93,12 @@ class Coordinator:
         """From sealed everywhere to committed everywhere."""
         for older in [step for step in self._gathering if step < save.step]:
             await self._drop(older, f"step {save.step} is complete on all nodes before it")
+        if differing := save.differing():
+            reason = (
+                f"replicated tensors: only {differing[0]} have the same; from now on every rank stores all it holds"
+            )
+            await self._drop(save.step, reason, replicas_differ=True)
+            return
         try:
             await self._peers.call_all("protect", timeout_s=self._deadlines.protect_s, step=save.step)
         except PeerError as error:
@@ -108,13 +126,14 @@ class Coordinator:
                 save.step, f"node {', '.join(missing)} has not sealed it within {self._deadlines.seal_s:g} s"
             )
 
-    async def _drop(self, step: int, reason: str) -> None:
+    async def _drop(self, step: int, reason: str, *, replicas_differ: bool = False) -> None:
         self._gathering.pop(step, None)
         if step not in self._dropped:
             self._dropped.add(step)
             self._listener.problem("save dropped", reason, step, failed="memory")
         try:
-            await self._peers.call_all("drop", timeout_s=self._deadlines.answer_s, step=step, reason=reason)
+            fields = {"step": step, "reason": reason, "replicas_differ": replicas_differ}
+            await self._peers.call_all("drop", timeout_s=self._deadlines.answer_s, **fields)
         except PeerError as error:
             self._listener.problem("drop not heard by every node", str(error), step)
 

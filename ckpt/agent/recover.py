@@ -63,11 +63,15 @@ class RecoverLead:
             return
         same_world = plan.world_size == self._context.place.world_size
         await self._tell("restore", plan=plan.to_json(), same_world=same_world)
+        since_s = time.monotonic()
         if same_world and self._in_memory_now:
-            since_s = time.monotonic()
             answers = await self._tell("protect_newest")
-            made = sum(answer["made"] for answer in answers)
-            log.info("redundancy of the restored step: %d made in %.3f s", made, time.monotonic() - since_s)
+        elif held := [[rank, nodes[0]] for rank, nodes in _in_one_memory(plan)]:
+            answers = await self._tell("double_newest", held=held)
+        else:
+            return
+        made = sum(answer["made"] for answer in answers)
+        log.info("redundancy of the restored step: %d made in %.3f s", made, time.monotonic() - since_s)
 
     async def _tell(self, op: str, **fields: Any) -> list[dict[str, Any]]:
         try:
@@ -226,6 +230,11 @@ class RecoverLead:
     async def _verify(self, node: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
         timeout_s = self._deadlines.verify_s
         return await self._peers.call(node, "verify", timeout_s=timeout_s, save=save_to_json(save), ranks=ranks)
+
+
+def _in_one_memory(plan: Plan) -> list[tuple[int, list[int]]]:
+    """The ranks whose shard lies in the memory of one node and nowhere else."""
+    return [(rank, nodes) for rank, nodes in plan.holders.items() if len(nodes) == 1 and rank not in plan.nvme]
 
 
 def _newest_first(memory: dict[SaveId, Any], stored: list[SaveId], run_id: str) -> list[SaveId]:

@@ -37,6 +37,7 @@ class Restore:
         handlers: dict[str, Handler] = {
             "inventory": self._on_inventory, "verify": self._on_verify, "verify_stored": self._on_verify_stored,
             "restore": self._on_restore, "no_restore": self._on_no_restore, "protect_newest": self._on_protect_newest,
+            "double_newest": self._on_double_newest,
         }  # fmt: skip
         for op, handler in handlers.items():
             self._peers.handle(op, handler)
@@ -154,6 +155,9 @@ class Restore:
 
     async def _on_protect_newest(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         return {"made": await self._saves.protect_newest()}
+
+    async def _on_double_newest(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        return {"made": await self._saves.double_newest(message["held"])}
 
     async def _rebuild(self, save: SaveId, rank: int, local_rank: int, holders: list[int]) -> None:
         """A lost shard of our own from another node's copy. When it fails, the load fetches it as it goes."""

@@ -7,7 +7,7 @@ keeps the shards until told what became of it. Before that it may give up by its
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,6 +32,8 @@ class Save:
     step: int
     names: dict[int, str] = field(default_factory=dict)  # of sealed shards, by local rank
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)  # sealing, protecting, and the watch over both
+    tokens: Counter[str] = field(default_factory=Counter)  # of groups of replicas: ranks of this node that told it
+    members: dict[str, int] = field(default_factory=dict)  # by token, how many ranks have to
     nbytes: int = 0
     drain: bool = False
     promised: bool = False
@@ -77,6 +79,9 @@ class Saves:
             return
         save = self._begin(step)
         save.drain |= bool(message.get("drain"))
+        members = {str(token): int(size) for token, size in dict(message.get("tokens", {})).items()}
+        save.tokens.update(members.keys())
+        save.members.update(members)
         staged = ShardRecord(
             save=self._context.save_id(step), namespace=self._context.config.namespace, rank=rank,
             world_size=self._place.world_size, layout=layout, blocks=(), drain=save.drain,
@@ -119,6 +124,24 @@ class Saves:
         """Makes anew the redundancy that a restored save lacks on this node; returns how many were made."""
         return await self._redundancy(self.newest, keep=None) if self.newest else 0
 
+    async def double_newest(self, held: list[list[int]]) -> int:
+        """Copies shards of a restored save that one node alone holds, when this node holds that node's copies.
+
+        Args:
+            held: rank that saved the shard, and the node that holds it.
+
+        Returns:
+            How many copies were made.
+        """
+        made = 0
+        for rank, node in held if self.newest else ():
+            if node in self._sources and self.newest and not self._holdings.find(self.newest, rank):
+                async with self._copying:
+                    name = self._holdings.free_name(f"copy-{node}-0", self._slots, keep=None)
+                    await self._context.exchange.pull(node, self.newest, rank, name)
+                    made += 1
+        return made
+
     def _begin(self, step: int) -> Save:
         save = self._in_flight.get(step)
         if save is None:
@@ -156,7 +179,8 @@ class Saves:
                 save.names[local_rank] = name
             save.nbytes += len(data)
             if len(save.names) == self._place.ranks_per_node:
-                fields = {"step": save.step, "nbytes": save.nbytes, "drain": save.drain}
+                tokens = [[token, told, save.members[token]] for token, told in save.tokens.items()]
+                fields = {"step": save.step, "nbytes": save.nbytes, "drain": save.drain, "tokens": tokens}
                 await self._peers.call(0, "sealed", timeout_s=self._deadlines.answer_s, **fields)
         except (CheckpointError, OSError) as error:
             await self._give_up(save, str(error))
@@ -223,9 +247,9 @@ class Saves:
         self.parities.tidy(keep)
 
     async def _on_drop(self, source: int, message: dict[str, Any]) -> None:
-        await self._drop(message["step"], message["reason"])
+        await self._drop(message["step"], message["reason"], replicas_differ=message["replicas_differ"])
 
-    async def _drop(self, step: int, reason: str) -> None:
+    async def _drop(self, step: int, reason: str, *, replicas_differ: bool = False) -> None:
         """Ends all work on a save, then tells the workers: from then on nothing here reads their slots."""
         if step not in self._dropped:
             self._dropped.append(step)
@@ -233,7 +257,7 @@ class Saves:
             return
         tasks = _cancel(save)
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._listener.to_trainers("dropped", step=step, reason=reason)
+        self._listener.to_trainers("dropped", step=step, reason=reason, replicas_differ=replicas_differ)
         await self._tell_waiters()
 
     async def _tell_waiters(self) -> None:

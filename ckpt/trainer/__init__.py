@@ -2,6 +2,9 @@
 
 session       this worker's link with its node's agent, and its slots
 staging       from live state to a slot: the only time that training waits
+replicas      what ranks hold alike, and who stores which part of it
+overlap       copies from a GPU that go on while training does, and the gate before the next optimizer step
+cuda          the few calls made of a GPU
 restore       from a saved step to live state
 tensor_reads  which parts of which shards fill a live tensor
 saved         one saved step's shards, verified as they are read

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ckpt.errors import CorruptError, StateError
 from ckpt.record.boxes import Box
 from ckpt.record.layout import Chunk
+from ckpt.record.spread import UNKNOWN, Spread
 from ckpt.record.values import Path, name_of, unsupported
+from ckpt.trainer.torch_or_not import is_dtensor, is_tensor, torch
 
 TENSOR, DTENSOR, ARRAY = "#tensor", "#dtensor", "#array"
 TAGS = (TENSOR, DTENSOR, ARRAY)
 STATE = "#state"  # the state_dict() of an object
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+Local = Any  # a torch.Tensor or a np.ndarray: this rank's bytes of a value
+Group = Sequence[int]  # ranks that hold the same, in the order in which they share
+
 _ARRAY_DTYPES = ("bool", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32",
                  "float64", "complex64", "complex128")  # fmt: skip
 
 
 def tag_of_live(value: Any) -> str | None:
     """The tag under which a live value is stored; None when it is no tensor."""
-    if isinstance(value, DTensor):
-        return DTENSOR
-    if isinstance(value, torch.Tensor):
-        return TENSOR
+    if is_tensor(value):
+        return DTENSOR if is_dtensor(value) else TENSOR
     return ARRAY if isinstance(value, np.ndarray) else None
 
 
@@ -40,12 +40,12 @@ def is_stateful(value: Any) -> bool:
 
 def check_tensor(value: Any, path: Path) -> None:
     """Raises StateError for tensors and arrays whose bytes do not say all, or are not there."""
-    if isinstance(value, DTensor):
+    if is_dtensor(value):
         if any(placement.is_partial() for placement in value.placements):
             raise StateError(f"{name_of(path)}: a DTensor with a partial placement; redistribute it before saving")
         check_tensor(value._local_tensor, path)
-    elif isinstance(value, torch.Tensor):
-        if type(value) not in _PLAIN:
+    elif is_tensor(value):
+        if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             raise unsupported(value, path)
         if value.layout is not torch.strided or value.is_quantized or value.is_meta:
             kind = "meta" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
@@ -54,22 +54,58 @@ def check_tensor(value: Any, path: Path) -> None:
         raise StateError(f"{name_of(path)}: a NumPy array of dtype {value.dtype}, expected numbers or booleans")
 
 
-def local_part(value: torch.Tensor) -> torch.Tensor:
-    """The tensor that holds this rank's bytes, detached."""
-    return (value._local_tensor if isinstance(value, DTensor) else value).detach()
+def local_part(value: Any) -> Local:
+    """The tensor that holds this rank's bytes, detached; an array is its own."""
+    if isinstance(value, np.ndarray):
+        return value
+    return (value._local_tensor if is_dtensor(value) else value).detach()
 
 
-def local_box(value: torch.Tensor) -> Box:
+def local_box(value: Any) -> Box:
     """The box of the whole tensor that this rank holds."""
-    if isinstance(value, DTensor):
+    if is_dtensor(value):
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
         sizes, offsets = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
         return Box(tuple(offsets), tuple(sizes))
-    return Box((0,) * value.dim(), tuple(value.shape))
+    return Box((0,) * value.ndim, tuple(value.shape))
+
+
+def spread_of(value: Any) -> Spread:
+    """The mesh over which a DTensor lies, as ranks."""
+    from torch.distributed.tensor import Shard
+
+    ranks = as_group(value.device_mesh.mesh.flatten().tolist())
+    splits = tuple(
+        None if placement.is_replicate() else placement.dim if type(placement) is Shard else UNKNOWN
+        for placement in value.placements
+    )
+    return Spread(shape=tuple(value.device_mesh.shape), ranks=ranks, splits=splits)
+
+
+def replicas_of(value: Any) -> Group | None:
+    """The ranks that hold the same part of a DTensor as this one; None when no other does."""
+    coordinate = value.device_mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    index = tuple(
+        slice(None) if placement.is_replicate() else at
+        for placement, at in zip(value.placements, coordinate, strict=True)
+    )
+    ranks = value.device_mesh.mesh[index].flatten().tolist()
+    return as_group(ranks) if len(ranks) > 1 else None
+
+
+def as_group(ranks: Sequence[int]) -> Group:
+    """Ranks in a form that is compared and stored as easily when they are many."""
+    regular = bool(ranks) and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
+    return range(ranks[0], ranks[0] + len(ranks)) if regular else tuple(ranks)
 
 
 def dtype_name(dtype: Any) -> str:
     """The name stored for a torch or NumPy dtype."""
-    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else np.dtype(dtype).name
+    name = str(dtype)
+    return name.removeprefix("torch.") if name.startswith("torch.") else np.dtype(dtype).name
 
 
 def torch_dtype(chunk: Chunk) -> torch.dtype:
@@ -80,23 +116,30 @@ def torch_dtype(chunk: Chunk) -> torch.dtype:
     return dtype
 
 
+def check_array_dtype(chunk: Chunk) -> None:
+    """Raises CorruptError unless a chunk's bytes are numbers that NumPy knows."""
+    if chunk.dtype not in _ARRAY_DTYPES or chunk.nbytes != np.dtype(chunk.dtype).itemsize * chunk_box(chunk).elements:
+        raise CorruptError(f"chunk {chunk.key!r:.200}: {chunk.nbytes} bytes of dtype {chunk.dtype!r:.40} {chunk.sizes}")
+
+
 def chunk_box(chunk: Chunk) -> Box:
     """The box of the whole tensor that a chunk holds."""
     return Box(chunk.offsets, chunk.sizes)
 
 
-def lies_flat(value: torch.Tensor) -> bool:
-    """Whether a tensor's bytes lie in memory as they are stored: on the CPU, one after another, in row-major order."""
+def lies_flat(value: Local) -> bool:
+    """Whether a tensor's or array's bytes lie in memory as they are stored: on the CPU, in row-major order."""
+    if isinstance(value, np.ndarray):
+        return value.flags.c_contiguous and value.dtype.isnative
     return value.device.type == "cpu" and value.is_contiguous() and not value.is_conj() and not value.is_neg()
 
 
-def flat_bytes(value: Any) -> np.ndarray | None:
+def flat_bytes(value: Local) -> np.ndarray | None:
     """The bytes of a tensor or array in row-major order, as they lie in memory; None when they do not lie so."""
-    if isinstance(value, np.ndarray):
-        native = value.flags.c_contiguous and value.dtype.isnative
-        return value.reshape(-1).view(np.uint8) if native else None
     if not lies_flat(value):
         return None
+    if isinstance(value, np.ndarray):
+        return value.reshape(-1).view(np.uint8)
     return np.asarray(value.detach().reshape(-1).view(torch.uint8).numpy())
 
 
@@ -106,3 +149,10 @@ def view_bytes(buffer: Any, start: int, dtype: torch.dtype, sizes: tuple[int, ..
     if not elements:
         return torch.empty(sizes, dtype=dtype)
     return torch.frombuffer(buffer, dtype=dtype, count=elements, offset=start).view(sizes)
+
+
+def view_array(buffer: Any, start: int, dtype: str, sizes: tuple[int, ...]) -> np.ndarray:
+    """The same as an array."""
+    if not math.prod(sizes):
+        return np.empty(sizes, dtype)
+    return np.frombuffer(buffer, dtype, math.prod(sizes), start).reshape(sizes)

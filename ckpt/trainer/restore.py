@@ -9,33 +9,35 @@ and values have no such meaning across ranks: rank r takes those of saved rank r
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 
-from ckpt.errors import StateError
+from ckpt.errors import CheckpointError, StateError
 from ckpt.record.values import Path, decode, items_of, name_of, sequence_of, tag_of
-from ckpt.trainer.leaves import ARRAY, DTENSOR, STATE, TAGS, TENSOR, check_tensor, dtype_name, is_stateful, tag_of_live
+from ckpt.trainer.leaves import ARRAY, DTENSOR, STATE, TAGS, TENSOR, check_tensor, is_stateful, tag_of_live
 from ckpt.trainer.saved import SavedStep
 from ckpt.trainer.tensor_reads import TensorReads
+from ckpt.trainer.torch_or_not import is_module, is_optimizer, no_grad, torch
 
 Finish = Callable[[], Any]  # gives the value to put in place, once the bytes have been read
 DCP = "#dcp"  # the tree of a step that was saved through ckpt.adapters.dcp
 
 
-def restore(state: dict[str, Any], saved: SavedStep, rank: int) -> None:
+def restore(state: dict[str, Any], saved: SavedStep, rank: int, *, strict: bool = True) -> None:
     """Fills a live state from a saved step.
 
     Args:
         state: as it was given to save(), with tensors of the same shapes; changed in place.
         saved: the step.
         rank: ours, now.
+        strict: whether all that is stored must be wanted; otherwise the state may have fewer keys.
 
     Raises:
         StateError: the state does not match what is stored; names every key missing on either side.
-        CheckpointError: no source has the bytes intact.
+        CheckpointError: no source has the bytes intact. The state is then overwritten in part.
     """
     tensors = TensorReads(saved, rank % saved.world_size)
     tree = saved.record(tensors.source).layout.tree
@@ -44,17 +46,21 @@ def restore(state: dict[str, Any], saved: SavedStep, rank: int) -> None:
             f"step {saved.step} was saved through dcp_writer(): load it with torch.distributed.checkpoint.load "
             "and storage_reader=dcp_reader()"
         )
-    finish = _Match(tensors).mapping(state, tree, ())
-    with torch.no_grad():
-        saved.read(tensors.reads)
-        finish()
+    finish = _Match(tensors, strict).mapping(state, tree, ())
+    try:
+        with no_grad():
+            saved.read(tensors.reads)
+            finish()
+    except CheckpointError as error:
+        raise type(error)(f"{error}; the state is now overwritten in part: do not go on with it") from error
 
 
 class _Match:
     """Walks the live state and the saved tree side by side; each method returns what is left to do after the reads."""
 
-    def __init__(self, tensors: TensorReads) -> None:
+    def __init__(self, tensors: TensorReads, strict: bool) -> None:
         self.tensors = tensors
+        self.strict = strict
 
     def any(self, live: Any, node: Any, path: Path) -> Finish:
         """Matches one value; what is in the live state must be in the saved one too, in the same shape."""
@@ -74,7 +80,7 @@ class _Match:
         entries = items_of(node)
         if entries is None:
             raise _mismatch(path, node, "dict")
-        _same_keys(live, entries, path)
+        _check_keys(live, entries, path, self.strict)
         finishers = {key: self.any(value, entries[key], (*path, key)) for key, value in live.items()}
 
         def finish() -> dict[Any, Any]:
@@ -103,9 +109,9 @@ class _Match:
         if tag_of(node) != STATE:
             raise _mismatch(path, node, f"{type(live).__name__} with state_dict()")
         inner, state = node[STATE], live.state_dict()
-        if isinstance(live, torch.nn.Module):
+        if is_module(live):
             finish = self.mapping(state, inner, path)
-        elif isinstance(live, torch.optim.Optimizer):
+        elif is_optimizer(live):
             finish = self._optimizer(live, state, inner, path)
         else:
             finish = self._free(state, inner, path, None)
@@ -150,9 +156,10 @@ class _Match:
     def _new(self, node: Any, path: Path, like: torch.Tensor | None) -> Any:
         """A tensor for what is saved and has no live counterpart."""
         tag = tag_of(node)
-        shape, dtype = self.tensors.kind(node)
+        shape, name = self.tensors.kind(node)
         if tag == ARRAY:
-            return np.empty(shape, dtype_name(dtype))
+            return np.empty(shape, name)
+        dtype = getattr(torch, name)
         if like is not None and tuple(like.shape) == shape and (shape or tag == DTENSOR):
             return torch.empty_like(like, dtype=dtype, requires_grad=False)
         if tag == DTENSOR:
@@ -195,12 +202,21 @@ def _load(live: Any, state: Any, path: Path) -> Any:
     return live
 
 
-def _same_keys(live: dict[Any, Any], saved: dict[Any, Any], path: Path) -> None:
-    extra, missing = [key for key in live if key not in saved], [key for key in saved if key not in live]
-    if extra or missing:
-        parts = [f"not in the saved state: {', '.join(map(repr, extra))}"] if extra else []
-        parts += [f"not in the live state: {', '.join(map(repr, missing))}"] if missing else []
-        raise StateError(f"{name_of(path)}: {'; '.join(parts)}; build the state as it was saved")
+def _check_keys(live: dict[Any, Any], saved: dict[Any, Any], path: Path, strict: bool) -> None:
+    extra = [key for key in live if key not in saved]
+    missing = [key for key in saved if key not in live] if strict else []
+    if not extra and not missing:
+        return
+    parts = [f"not in the saved state: {', '.join(_with_nearest(key, saved) for key in extra)}"] if extra else []
+    parts += [f"not in the live state: {', '.join(map(repr, missing))}"] if missing else []
+    advice = "build the state as it was saved"
+    advice += "" if extra else ", or load(state, strict=False) to leave out what it does not have"
+    raise StateError(f"{name_of(path)}: {'; '.join(parts)}; {advice}")
+
+
+def _with_nearest(key: Any, saved: dict[Any, Any]) -> str:
+    near = difflib.get_close_matches(str(key), map(str, saved), n=1)
+    return f"{key!r} (nearest: {near[0]!r})" if near else repr(key)
 
 
 def _holds_tensors(live: Any) -> bool:

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.record.blocks import block_count, blocks_of_range
 from ckpt.record.boxes import Box
 from ckpt.record.layout import Chunk
 from ckpt.record.shard import ShardRecord
-from ckpt.trainer.leaves import chunk_box, torch_dtype, view_bytes
+from ckpt.trainer.leaves import chunk_box, torch_dtype, view_array, view_bytes
 from ckpt.trainer.verified import Region, copy_verified
 
 _TRIES = 6  # own memory, a partner's copy, three lower tiers, and one to spare
@@ -39,8 +38,14 @@ class Read:
     rank: int  # whose shard
     chunk: Chunk
     part: Box  # inside the chunk's box
-    target: Callable[[torch.Tensor], Any]  # takes a tensor over the mapped bytes, of the part's sizes; must copy
+    target: Callable[[Any], Any]  # takes a tensor over the mapped bytes, of the part's sizes; must copy
     flat: np.ndarray | None = None  # the target's own bytes, where they are the whole chunk's, one after another
+    as_array: bool = False  # whether the target takes a NumPy array instead
+
+    @property
+    def itemsize(self) -> int:
+        elements = chunk_box(self.chunk).elements
+        return self.chunk.nbytes // elements if elements else 0
 
 
 class SavedStep:
@@ -110,9 +115,13 @@ class SavedStep:
         if read.flat is not None:
             self.bytes_read += chunk.nbytes
             return
-        whole = view_bytes(data, chunk.start, torch_dtype(chunk), chunk.sizes)
+        whole: Any
+        if read.as_array:
+            whole = view_array(data, chunk.start, chunk.dtype, chunk.sizes)
+        else:
+            whole = view_bytes(data, chunk.start, torch_dtype(chunk), chunk.sizes)
         read.target(whole[read.part.within(chunk_box(chunk))])
-        self.bytes_read += read.part.elements * whole.element_size()
+        self.bytes_read += read.part.elements * read.itemsize
 
     def _open(self, rank: int, blocks: list[int] | None) -> tuple[str, int, ShardRecord]:
         try:
@@ -137,8 +146,7 @@ class SavedStep:
 def _byte_range(read: Read) -> tuple[int, int]:
     """Start and length of the bytes in the shard that a part touches."""
     first, end = read.part.span(chunk_box(read.chunk))
-    itemsize = torch_dtype(read.chunk).itemsize
-    return read.chunk.start + first * itemsize, (end - first) * itemsize
+    return read.chunk.start + first * read.itemsize, (end - first) * read.itemsize
 
 
 def _map(path: str, base: int, nbytes: int) -> memoryview | None:

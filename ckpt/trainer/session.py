@@ -8,22 +8,26 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ckpt.agent.client import AgentClient
 from ckpt.config import CheckpointConfig, Place
-from ckpt.errors import AgentError
+from ckpt.errors import AgentError, CopyError
 from ckpt.record.arena import Arena, Slot
 from ckpt.record.copying import threads_per_rank
 from ckpt.record.layout import Layout
 from ckpt.record.shard import SaveId
 from ckpt.trainer.deadlines import Deadlines
 from ckpt.trainer.journal import rate
+from ckpt.trainer.overlap import Background, Copies
 from ckpt.trainer.saved import SavedStep
 
 GROW_THREAD = "ckpt-grow"
 _REMEMBER = 64  # steps
 _FOLLOW_S = 1.0  # between looks for events that came beside the answer to a request
+
+Stage = Callable[[Slot], tuple[Layout, Copies | None]]  # the copies that still run when it returns
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +52,11 @@ class Plan:
 class Session:
     """From the first use of a Checkpointer to its end. Saves never raise for what storage or agent do."""
 
-    def __init__(self, place: Place, config: CheckpointConfig, identity: Identity, deadlines: Deadlines) -> None:
-        """Waits for the agent and its plan.
+    def __init__(
+        self, place: Place, config: CheckpointConfig, identity: Identity, deadlines: Deadlines,
+        pin: Callable[[Slot], None],
+    ) -> None:  # fmt: skip
+        """Waits for the agent and its plan. `pin` is given every slot that memory was made ready for.
 
         Raises:
             AgentError: it did not answer in time; names it.
@@ -74,6 +81,9 @@ class Session:
         newest = SaveId(step=self.plan.step, attempt=reply["attempt"], run_id=place.run_id) if self.plan.step else None
         self._arena.adopt(newest)
         self._grown_bytes = 0
+        self._replicas_differ = False
+        self._sealing = Background("ckpt-seal")
+        self._pin = pin
         threading.Thread(target=self._follow, name="ckpt-follow", daemon=True).start()
 
     def saved_step(self) -> SavedStep:
@@ -91,28 +101,34 @@ class Session:
         """Makes memory ready for saves of this size, in the background: the first touch is many times slower."""
         if nbytes > self._grown_bytes:
             self._grown_bytes = nbytes
-            threading.Thread(target=self._arena.grow, args=(nbytes,), name=GROW_THREAD, daemon=True).start()
+            threading.Thread(target=self._grow, args=(nbytes,), name=GROW_THREAD, daemon=True).start()
+
+    def _grow(self, nbytes: int) -> None:
+        self._arena.grow(nbytes)
+        for slot in self._arena.slots:
+            self._pin(slot)
 
     def loaded(self) -> None:
         """Tells the agent that what it fetched for us may go."""
         self._send("loaded", step=self.plan.step)
 
-    def save(self, step: int, nbytes: int, stage: Callable[[Slot], Layout], *, drain: bool) -> bool:
-        """Stages one save and hands it to the agent.
+    def save(self, step: int, nbytes: int, stage: Stage, *, tokens: dict[str, int], drain: bool) -> None:
+        """Stages one save and hands it to the agent, as soon as all its bytes are there.
 
         Args:
             step: the step.
             nbytes: of the shard.
             stage: fills a slot that has been reserved for `nbytes`.
+            tokens: of the groups that share their replicas out: ckpt.trainer.replicas.
             drain: write it to every lower tier, whatever their cadence.
 
-        Returns:
-            Whether the agent has it. If not, it is logged and counted, and training goes on.
+        What fails is logged and counted, and training goes on.
         """
         with self._lock:
-            return self._save(step, nbytes, stage, drain)
+            self._save(step, nbytes, stage, tokens, drain)
 
-    def _save(self, step: int, nbytes: int, stage: Callable[[Slot], Layout], drain: bool) -> bool:
+    def _save(self, step: int, nbytes: int, stage: Stage, tokens: dict[str, int], drain: bool) -> None:
+        started = time.monotonic()
         slot, reason = self._take(step)
         if slot is not None:
             try:
@@ -122,26 +138,48 @@ class Session:
                 slot, reason = None, f"no memory for {nbytes} bytes in {self._place.ram_dir}: {error.strerror}"
         if slot is None:
             self._skip(step, reason)
-            return False
+            return
         try:
-            layout = stage(slot)
+            layout, copies = stage(slot)
+        except CopyError as error:
+            self._arena.give_back(slot)
+            self._skip(step, str(error))
+            return
         except BaseException:
             self._arena.give_back(slot)
             self._send("skipped", step=step, rank=self._identity.rank, reason="staging failed")
             raise
-        try:
-            self._agent.send(
-                "sealed", slot=slot.index, step=step, rank=self._identity.rank, layout=layout.to_json(), drain=drain
-            )
-        except AgentError as error:
-            self._arena.give_back(slot)
-            self._skip(step, str(error))
-            return False
+        message = {"slot": slot.index, "step": step, "rank": self._identity.rank, "layout": layout.to_json()}
+        message |= {"tokens": tokens, "drain": drain}
+        seal = partial(self._seal, slot, copies, message, nbytes, started)
+        if copies is not None or self._sealing.busy:
+            self._sealing.do(seal)
+        else:
+            seal()
         self.prepare(nbytes)  # the other slots will be wanted too
-        return True
+
+    def _seal(self, slot: Slot, copies: Copies | None, message: dict[str, Any], nbytes: int, started: float) -> None:
+        """Hands a staged save to the agent, in whichever thread sees the end of its copies; without the lock."""
+        try:
+            if copies is not None:
+                copies.wait()
+            self._agent.send("sealed", **message)
+        except (AgentError, CopyError) as error:
+            self._arena.give_back(slot)
+            self._skip(message["step"], str(error))
+            return
+        if self._identity.rank == 0:
+            log.info("saved step %d to memory: %s", message["step"], rate(nbytes, time.monotonic() - started))
+
+    def replicas_differ(self) -> bool:
+        """Whether a save was dropped because the ranks do not agree on what they hold alike."""
+        self._handle_events(0.0)
+        return self._replicas_differ
 
     def flush(self) -> None:
         """Waits until none of this node's saves is in flight any more."""
+        if not self._sealing.settle(self._deadlines.flush_s):
+            log.warning("rank %d: copies have not ended within %g s", self._identity.rank, self._deadlines.flush_s)
         if self._lost:
             return
         try:
@@ -211,6 +249,7 @@ class Session:
                     self._report(f"in tier {event.get('tier')}", event)
             case "dropped":
                 self._arena.dropped(step)
+                self._replicas_differ |= bool(event.get("replicas_differ"))
                 if step not in self._skipped:  # else this is the echo of our own word
                     self._count("step %d was dropped before it was committed: %s", step, event.get("reason"))
             case "world_lost":

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
-import torch
 
 from ckpt.errors import CheckpointError
 from ckpt.record.boxes import Box, cover
 from ckpt.record.layout import Chunk
 from ckpt.record.values import Path, name_of, tag_of
-from ckpt.trainer.leaves import DTENSOR, chunk_box, dtype_name, flat_bytes, local_box, local_part, torch_dtype
+from ckpt.trainer.leaves import check_array_dtype, chunk_box, dtype_name, flat_bytes, local_box, local_part, torch_dtype
 from ckpt.trainer.saved import Read, SavedStep
 
 
@@ -24,17 +24,17 @@ class TensorReads:
         """
         Args:
             saved: the step.
-            source: the saved rank whose plain tensors, arrays and values are taken.
+            source: the saved rank whose own tensors, arrays and values are taken; it also tells what others have.
         """
         self.source = source
         self.reads: list[Read] = []
         self._saved = saved
         self._chunks: dict[int, dict[str, list[Chunk]]] = {}  # by rank and key
 
-    def kind(self, node: Any) -> tuple[tuple[int, ...], torch.dtype]:
-        """Shape and dtype of a saved tensor."""
+    def kind(self, node: Any) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype's name of a saved tensor or array."""
         chunk = self._any_chunk(node)
-        return chunk.shape, torch_dtype(chunk)
+        return chunk.shape, chunk.dtype
 
     def difference(self, live: Any, node: Any) -> str | None:
         """What keeps a live tensor from taking the saved one; None when nothing does."""
@@ -47,18 +47,17 @@ class TensorReads:
         if isinstance(live, np.ndarray):
             array = live if live.flags.writeable else live.copy()
             whole = Box((0,) * live.ndim, live.shape)
-            self._plan(node, whole, array, lambda part, data: np.copyto(array[(*part, ...)], data.numpy()), path)
+            self._plan(node, whole, array, lambda part, data: np.copyto(array[(*part, ...)], data), path)
             return array
         target = local_part(live)
         self._plan(node, local_box(live), target, lambda part, data: target[part].copy_(data), path)
         return live
 
-    def _plan(self, node: Any, wanted: Box, target: Any, put: Callable[[Any, torch.Tensor], Any], path: Path) -> None:
-        tag = tag_of(node) or ""
-        world_size = self._saved.world_size if tag == DTENSOR else 1
-        ranks = ((self.source + i) % self._saved.world_size for i in range(world_size))
+    def _plan(self, node: Any, wanted: Box, target: Any, put: Callable[[Any, Any], Any], path: Path) -> None:
         offers = (
-            (chunk_box(chunk), (rank, chunk)) for rank in ranks for chunk in self._by_key(rank).get(node[tag], ())
+            (chunk_box(chunk), (rank, chunk))
+            for rank in self._ranks(node, wanted)
+            for chunk in self._by_key(rank).get(node[tag_of(node) or ""], ())
         )
         parts, missing = cover(wanted, offers)
         if missing:
@@ -69,7 +68,25 @@ class TensorReads:
         for part, _, (rank, chunk) in parts:
             index = part.within(wanted)
             flat = flat_bytes(target[(*index, ...)]) if part == chunk_box(chunk) else None
-            self.reads.append(Read(rank=rank, chunk=chunk, part=part, target=partial(put, index), flat=flat))
+            as_array = isinstance(target, np.ndarray)
+            (check_array_dtype if as_array else torch_dtype)(chunk)
+            self.reads.append(
+                Read(rank=rank, chunk=chunk, part=part, target=partial(put, index), flat=flat, as_array=as_array)
+            )
+
+    def _ranks(self, node: Any, wanted: Box) -> Iterator[int]:
+        """The saved ranks to look at, likely ones first; a record is opened only when nothing before it was enough."""
+        yield self.source
+        chunk = self._any_chunk(node)
+        if chunk.spread is None:
+            return
+        seen = {self.source}
+        spread = self._saved.record(self.source).layout.spreads[chunk.spread]
+        likely = spread.likely(chunk.shape, chunk.owners, wanted, self.source)
+        for rank in chain(likely, range(self._saved.world_size)):
+            if rank not in seen and rank < self._saved.world_size:
+                seen.add(rank)
+                yield rank
 
     def _any_chunk(self, node: Any) -> Chunk:
         """A chunk of a saved tensor; any one tells the shape and dtype."""

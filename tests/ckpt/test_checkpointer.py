@@ -17,7 +17,7 @@ from trainer_kit import LIMIT_S, Node, processes, settle, solo_directories, solo
 
 from ckpt import Checkpointer, Monitor
 from ckpt.config import CheckpointConfig, Place
-from ckpt.errors import AgentError, ConfigError, StateError
+from ckpt.errors import AgentError, CheckpointError, ConfigError, StateError
 from ckpt.record.shard import read_record
 from ckpt.tiers.posix import SharedTier
 from ckpt.trainer.deadlines import Deadlines
@@ -277,6 +277,35 @@ def test_a_state_that_does_not_fit_is_refused_before_a_byte_changes(
     assert all(not value.any() for value in live.values() if isinstance(value, torch.Tensor))
 
 
+def test_a_state_with_fewer_keys_takes_what_it_has_when_asked_to(node: Node) -> None:
+    saved, _ = training(seed=1)
+    with node.start() as ckpt:
+        ckpt.save(1, saved)
+    renamed = Net()
+    renamed.layer = renamed.layers
+    del renamed.layers
+    with node.start() as ckpt:
+        with pytest.raises(StateError, match=r"not in the live state: .* or load\(state, strict=False\)"):
+            ckpt.load({"seen": {}, "net": Net()})
+        with pytest.raises(StateError, match=r"'layer.0.weight' \(nearest: 'layers.0.weight'\)"):
+            ckpt.load({"net": renamed}, strict=False)
+        net = Net()
+        assert ckpt.load({"net": net, "seen": {"tokens": -1}}, strict=False) == 1
+    assert all(torch.equal(value, saved["net"].state_dict()[name]) for name, value in net.state_dict().items())
+
+
+def test_a_load_that_fails_half_way_says_what_the_state_is_worth(node: Node) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"x": torch.ones(2_000_000)})
+    with node.start() as ckpt:
+        assert ckpt.newest_step == 1
+        with open(node.ram_dir / "own-0-0.data", "r+b") as file:
+            file.seek(5_000_000)
+            file.write(b"\xff")
+        with pytest.raises(CheckpointError, match=r"step 1: .* do not go on with it"):
+            ckpt.load({"x": torch.zeros(2_000_000)})
+
+
 def test_a_module_with_other_keys_is_refused_by_name(node: Node) -> None:
     with node.start() as ckpt:
         ckpt.save(1, {"net": torch.nn.Linear(2, 2)})
@@ -398,7 +427,7 @@ def test_saves_and_loads_are_logged_by_rank_0_alone(node: Node, caplog: pytest.L
         ckpt.save(4, {"x": torch.zeros(1000)})
     with node.start() as ckpt:
         ckpt.load({"x": torch.zeros(1000)})
-    lines = [record.getMessage() for record in caplog.records if record.name == "ckpt"]
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("ckpt")]
     assert any(line.startswith("saved step 4 to memory: 4032 bytes in ") and line.endswith(" MB/s") for line in lines)
     assert any(line.startswith("loaded step 4 from memory: 4000 bytes in ") for line in lines)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,60 +17,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from trainer_kit import FAST, LIMIT_S, Node, processes, solo_namespace
+from world_kit import World
 
 from ckpt import Checkpointer
-from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import CheckpointError, StateError
-
-
-class World(Node):
-    """One node with several ranks, real process groups, real agents."""
-
-    def run(self, size: int, work: Callable[[Checkpointer, int], Any]) -> list[Any]:
-        """Runs `work` on every rank of a new attempt of `size` ranks; returns what each returned."""
-        self.ranks = size
-        self.start().close(flush=False)
-        results = processes.Queue()
-        store = self.ram_dir.parent / f"store-{self.attempt}"
-        ranks = [
-            processes.Process(target=_rank, args=(rank, size, store, self.place, self.section, work, results))
-            for rank in range(size)
-        ]
-        for process in ranks:
-            process.start()
-        try:
-            by_rank = dict(pickle.loads(results.get(timeout=LIMIT_S)) for _ in ranks)
-        finally:
-            for process in ranks:
-                process.join(5)
-                process.kill()
-        failures = [f"rank {rank}: {result}" for rank, result in by_rank.items() if isinstance(result, Exception)]
-        assert not failures, "\n".join(failures)
-        return [by_rank[rank] for rank in range(size)]
-
-    @property
-    def place(self) -> Place:
-        return replace(super().place, ranks_per_node=self.ranks)
-
-
-def _rank(rank: int, size: int, store: Path, place: Place, section: dict[str, Any], work: Any, results: Any) -> None:
-    torch.set_num_threads(1)
-    try:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-        config = CheckpointConfig.from_mapping(section)
-        with Checkpointer(config=config, place=place, rank=rank, local_rank=rank, deadlines=FAST) as ckpt:
-            result = work(ckpt, rank)
-            dist.barrier()
-        dist.destroy_process_group()
-    except BaseException as error:  # torch's CheckpointException is no Exception
-        result = RuntimeError(f"{type(error).__name__}: {error}")
-    results.put(pickle.dumps((rank, result)))  # bytes: torch would pass file descriptors of a process that ends
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path)
-    world.ranks = 1
     yield world
     world.stop()
 

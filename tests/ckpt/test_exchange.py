@@ -16,6 +16,7 @@ from ckpt.cli import app
 from ckpt.record.blocks import checksums
 from ckpt.record.layout import Chunk, Layout
 from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.record.spread import Spread
 from ckpt.tiers.posix import SharedTier
 
 SAVE = SaveId(step=7, attempt=0, run_id="run")
@@ -36,19 +37,21 @@ def training() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 def sharded(tier: SharedTier) -> torch.Tensor:
     """A committed step of two ranks: one DTensor in uneven halves, a plain tensor and a value of each rank."""
     whole = torch.arange(35, dtype=torch.float32).view(7, 5)
+    halves = Spread(shape=(2,), ranks=range(2), splits=(0,))
     places, start = [], 0
     tier.prepare()
     for rank, rows in enumerate((4, 3)):
         data = whole[start : start + rows].numpy().tobytes() + bytes([rank] * 8)
         chunks = (
             Chunk(key="w", dtype="float32", shape=(7, 5), offsets=(start, 0), sizes=(rows, 5), start=0,
-                  nbytes=rows * 20),
+                  nbytes=rows * 20, spread=0),
             Chunk(key="p", dtype="uint8", shape=(8,), offsets=(0,), sizes=(8,), start=rows * 20, nbytes=8),
         )  # fmt: skip
         tree = {"w": {"#dtensor": "w"}, "p": {"#tensor": "p"}, "seed": rank}
         record = ShardRecord(
             save=SAVE, namespace="ns", rank=rank, world_size=2,
-            layout=Layout(chunks=chunks, tree=tree, nbytes=len(data)), blocks=checksums(memoryview(data)),
+            layout=Layout(chunks=chunks, tree=tree, nbytes=len(data), spreads=(halves,)),
+            blocks=checksums(memoryview(data)),
         )  # fmt: skip
         places += tier.write_node(SAVE, rank, [(record, memoryview(data))])
         start += rows

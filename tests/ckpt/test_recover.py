@@ -451,3 +451,27 @@ class TestSharedTier:
                 assert (await world.plan())["step"] == 10
 
         run(test)
+
+
+def test_after_a_restore_into_another_world_size_another_node_may_be_lost_at_once(tmp_path):
+    """Before the first save of the new world: what one node alone holds gets a copy again."""
+
+    def holders(nodes: list[str]) -> dict[int, int]:
+        ranks = [rank for node in nodes for _, rank in records(tmp_path / node).values()]
+        return {rank: ranks.count(rank) for rank in range(4)}
+
+    async def test():
+        async with World(tmp_path, NODES, 0, config()) as world:
+            await world.save(10, 0)
+        lose(tmp_path, "d")
+        async with World(tmp_path, NODES[:3], 1, config()) as world:
+            assert (await world.plan())["step"] == 10
+            assert await world.contents(4) == expected(4, 10)
+            await until(lambda: min(holders(NODES[:3]).values()) == 2)
+        lose(tmp_path, "a")  # alone held rank 0, whose copy d was to have, and rank 3's
+        async with World(tmp_path, NODES[1:3], 2, config()) as world:
+            plan = await world.plan()
+            assert (plan["step"], plan["tier"]) == (10, "memory")
+            assert await world.contents(4) == expected(4, 10)
+
+    run(test)

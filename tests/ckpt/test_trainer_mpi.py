@@ -22,7 +22,7 @@ from ckpt import Checkpointer
 from ckpt.agent.launch import command, environment
 from ckpt.config import CheckpointConfig, Place
 from ckpt.record.boxes import Box
-from ckpt.trainer.staging import Piece
+from ckpt.trainer.state import Piece
 
 SECTION = {"namespace": "ns", "ram": {"every_steps": 1, "keep": 2}, "peers": {"scheme": "partner"}}
 

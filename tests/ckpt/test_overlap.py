@@ -1,0 +1,217 @@
+"""Copies from an accelerator go on while training does: nothing that training does meanwhile reaches the checkpoint.
+
+The device here is a thread that copies when the test lets it. What CUDA does of all this is in ckpt/trainer/cuda.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainer_kit import LIMIT_S, Node
+
+from ckpt import Checkpointer
+from ckpt.trainer.overlap import Background
+from ckpt.trainer.staging import Stager
+
+
+class Lane:
+    """A device whose stream is a thread, which does nothing while it is stopped; it holds all of 1000 elements."""
+
+    def __init__(self) -> None:
+        self.runs = threading.Event()
+        self.runs.set()
+        self.error: RuntimeError | None = None
+        self.refuses: RuntimeError | None = None
+        self.copied: list[bool] = []  # for each tensor, whether beside the compute stream
+        self._todo: queue.Queue[Callable[[], object]] = queue.Queue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.numel() == 1000
+
+    def pin(self, memory: Any) -> None:
+        return None
+
+    def begin(self, tensors: list[torch.Tensor]) -> None:
+        if self.refuses:
+            raise self.refuses
+
+    def copy(self, views: list[torch.Tensor], tensors: list[torch.Tensor], *, aside: bool) -> None:
+        for view, tensor in zip(views, tensors, strict=True):
+            self.copied.append(aside)
+            if aside:
+                self._todo.put(partial(view.copy_, tensor))
+            else:
+                view.copy_(tensor)  # training runs no ahead of its calls here
+
+    def mark(self) -> LaneMark:
+        mark = LaneMark(self)
+        self._todo.put(mark.reached.set)
+        return mark
+
+    def _run(self) -> None:
+        while True:
+            work = self._todo.get()
+            self.runs.wait()
+            with torch.no_grad():
+                work()
+
+
+class LaneMark:
+    def __init__(self, lane: Lane) -> None:
+        self.reached = threading.Event()
+        self._lane = lane
+
+    def hold_back(self) -> None:
+        assert self.reached.wait(LIMIT_S)
+
+    def wait(self) -> None:
+        assert self.reached.wait(LIMIT_S)
+        if self._lane.error:
+            raise self._lane.error
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.stop()
+
+
+def start(node: Node) -> tuple[Checkpointer, Lane]:
+    ckpt, lane = node.start(), Lane()
+    ckpt._stager = Stager(device=lane)
+    return ckpt, lane
+
+
+def training() -> tuple[dict[str, Any], torch.optim.Optimizer]:
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.arange(1000.0))
+    model.register_buffer("running", torch.zeros(1000))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+    model.weight.grad = torch.ones(1000)
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer, "average": torch.zeros(1000), "small": torch.zeros(3)}, optimizer
+
+
+def restored(node: Node) -> tuple[int, dict[str, Any]]:
+    state, _ = training()
+    with node.start() as ckpt:
+        return ckpt.load(state), state
+
+
+def test_training_goes_on_while_copies_run_and_the_next_step_waits_for_them(node: Node) -> None:
+    state, optimizer = training()
+    model = state["model"]
+    saved = model.weight.detach().clone()
+    ckpt, lane = start(node)
+    with ckpt:
+        lane.runs.clear()
+        ckpt.save(1, state)  # returns although no byte of the parameters is copied
+        assert sorted(lane.copied) == [False, False, True, True]
+        model.running += 1  # as a forward does
+        state["average"] += 1
+        state["small"] += 1
+        step = threading.Thread(target=optimizer.step)
+        step.start()
+        step.join(0.2)
+        assert step.is_alive() and torch.equal(model.weight, saved), "the step waits for the copies"
+        assert ckpt._connect()._sealing.busy
+        lane.runs.set()
+        step.join(LIMIT_S)
+        assert not torch.equal(model.weight, saved)
+        ckpt.close()
+        assert ckpt.failed_saves == 0
+    step_of, found = restored(node)
+    assert step_of == 1 and torch.equal(found["model"].weight, saved)
+    assert torch.equal(found["optimizer"].state_dict()["state"][0]["momentum_buffer"], torch.ones(1000))
+    assert not found["model"].running.any() and not found["average"].any() and not found["small"].any()
+
+
+def test_a_second_save_goes_to_another_slot_while_the_first_is_copied(node: Node) -> None:
+    state, optimizer = training()
+    ckpt, lane = start(node)
+    with ckpt:
+        lane.runs.clear()
+        ckpt.save(1, state)
+        state["average"] += 5
+        ckpt.save(2, state)
+        ckpt.save(3, state)  # no slot is free: skipped, and training goes on
+        assert ckpt.failed_saves == 1
+        lane.runs.set()
+        optimizer.step()
+        ckpt.close()
+    step, found = restored(node)
+    assert step == 2 and found["average"].eq(5).all()
+
+
+def test_a_parameter_changed_by_other_means_than_a_step_fails_the_save(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    state, optimizer = training()
+    ckpt, lane = start(node)
+    with ckpt:
+        lane.runs.clear()
+        ckpt.save(1, state)
+        with torch.no_grad():
+            state["model"].weight.clamp_(max=5)
+        lane.runs.set()
+        optimizer.step()
+        ckpt._connect().flush()
+        assert ckpt.failed_saves == 1
+        assert "model/weight was changed while it was copied" in caplog.text
+        ckpt.save(2, state)
+        ckpt.close()
+    assert restored(node)[0] == 2
+
+
+@pytest.mark.parametrize("where", ["error", "refuses"])
+def test_a_device_that_fails_fails_the_save_and_not_the_training(
+    node: Node, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    state, optimizer = training()
+    ckpt, lane = start(node)
+    with ckpt:
+        setattr(lane, where, RuntimeError("device-side assert\nmore"))
+        ckpt.save(1, state)
+        optimizer.step()
+        ckpt._connect().flush()
+        assert ckpt.failed_saves == 1
+        assert "step 1 is not saved: copying from the device failed: device-side assert" in caplog.text
+        setattr(lane, where, None)
+        ckpt.save(2, state)
+        ckpt.close()
+    assert restored(node)[0] == 2
+
+
+def test_no_optimizer_waits_for_a_checkpointer_that_is_closed(node: Node) -> None:
+    from torch.optim import optimizer as hooks
+
+    before = len(hooks._global_optimizer_pre_hooks)
+    state, _ = training()
+    ckpt, _ = start(node)
+    with ckpt:
+        ckpt.save(1, state)
+        assert len(hooks._global_optimizer_pre_hooks) == before + 1
+    assert len(hooks._global_optimizer_pre_hooks) == before
+
+
+def test_work_in_the_background_is_done_in_order_and_survives_what_it_raises(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[int] = []
+    background, gate = Background("ckpt-test"), threading.Event()
+    background.do(gate.wait)
+    background.do(lambda: done.append(1 // 0))
+    background.do(lambda: done.append(2))
+    assert background.busy and not background.settle(0.01)
+    gate.set()
+    assert background.settle(LIMIT_S) and done == [2]
+    with caplog.at_level(logging.ERROR):
+        assert "ZeroDivisionError" in caplog.text

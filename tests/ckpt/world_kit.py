@@ -1,0 +1,67 @@
+"""Several ranks in processes of their own, with real process groups, on one node with a real agent."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from trainer_kit import FAST, LIMIT_S, Node, processes
+
+from ckpt import Checkpointer
+from ckpt.config import CheckpointConfig, Place
+
+
+class World(Node):
+    """One node with several ranks, real process groups, real agents."""
+
+    ranks = 1
+
+    def run(self, size: int, work: Callable[[Checkpointer, int], Any], **options: Any) -> list[Any]:
+        """Runs `work` on every rank of a new attempt of `size` ranks; returns what each returned.
+
+        Options are Checkpointer's.
+        """
+        self.ranks = size
+        self.start().close(flush=False)
+        results = processes.Queue()
+        store = self.ram_dir.parent / f"store-{self.attempt}"
+        ranks = [
+            processes.Process(target=_rank, args=(rank, size, store, self.place, self.section, work, results, options))
+            for rank in range(size)
+        ]
+        for process in ranks:
+            process.start()
+        try:
+            by_rank = dict(pickle.loads(results.get(timeout=LIMIT_S)) for _ in ranks)
+        finally:
+            for process in ranks:
+                process.join(5)
+                process.kill()
+        failures = [f"rank {rank}: {result}" for rank, result in by_rank.items() if isinstance(result, Exception)]
+        assert not failures, "\n".join(failures)
+        return [by_rank[rank] for rank in range(size)]
+
+    @property
+    def place(self) -> Place:
+        return replace(super().place, ranks_per_node=self.ranks)
+
+
+def _rank(
+    rank: int, size: int, store: Path, place: Place, section: dict[str, Any], work: Any, results: Any, options: Any
+) -> None:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+        config = CheckpointConfig.from_mapping(section)
+        with Checkpointer(config=config, place=place, rank=rank, local_rank=rank, deadlines=FAST, **options) as ckpt:
+            result = work(ckpt, rank)
+            dist.barrier()
+        dist.destroy_process_group()
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        result = RuntimeError(f"{type(error).__name__}: {error}")
+    results.put(pickle.dumps((rank, result)))  # bytes: torch would pass file descriptors of a process that ends
