@@ -12,7 +12,7 @@
     config, errors, cli, verbs
 
 Public names:
-    Checkpointer     load, due, save, stop_requested for a training script (needs torch)
+    Checkpointer     load, due, save, stop_requested for a training script
     CheckpointError  base of all errors raised here
     Board            the workers' rows on a node, as its runner reads them
     Monitor          a node's runner's connection to its checkpoint agent

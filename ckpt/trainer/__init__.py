@@ -1,6 +1,7 @@
 """What runs inside the training process.
 
 session       this worker's link with its node's agent, and its slots
+state         a live state taken apart: values, and the tensors between them
 staging       from live state to a slot: the only time that training waits
 replicas      what ranks hold alike, and who stores which part of it
 overlap       copies from a GPU that go on while training does, and the gate before the next optimizer step
@@ -9,6 +10,7 @@ restore       from a saved step to live state
 tensor_reads  which parts of which shards fill a live tensor
 saved         one saved step's shards, verified as they are read
 verified      copies and checksums in one pass, by several threads
+torch_or_not  torch, imported only where a state holds something of it
 leaves        what counts as a tensor, and which box of it this rank holds
 cadence       which steps are saved, and where all ranks stop
 journal       what rank 0 says of all this, on its console and in a file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from agent_kit import RUN_ID, World, config, content, lose, run, until
 
 from ckpt.agent.deadlines import Deadlines
+from ckpt.agent.exchange import Exchange
 from ckpt.record.blocks import BLOCK_BYTES
 from ckpt.record.shard import SaveId, read_record, write_record
 from ckpt.tiers.posix import SharedTier
@@ -473,5 +475,30 @@ def test_after_a_restore_into_another_world_size_another_node_may_be_lost_at_onc
             plan = await world.plan()
             assert (plan["step"], plan["tier"]) == (10, "memory")
             assert await world.contents(4) == expected(4, 10)
+
+    run(test)
+
+
+def test_other_nodes_load_while_a_lost_shard_is_still_on_its_way(tmp_path, monkeypatch):
+    """Degraded read: what survives is served before what was lost is back."""
+
+    async def test():
+        async with World(tmp_path, NODES, 0, config()) as world:
+            await world.save(10, 0)
+        lose(tmp_path, "c")
+        go, pull = asyncio.Event(), Exchange.pull
+
+        async def slow(self, *args):
+            await go.wait()
+            return await pull(self, *args)
+
+        monkeypatch.setattr(Exchange, "pull", slow)
+        async with World(tmp_path, ["a", "b", "spare", "d"], 1, config()) as world:
+            assert (await world.workers[0].request("plan"))["step"] == 10
+            assert [await world.workers[3].read(rank) for rank in range(4)] == expected(4, 10)
+            assert not world.monitors[2].seen("rebuilt")
+            go.set()
+            await world.monitors[2].event("rebuilt", rank=2)
+            assert await world.workers[2].read(2) == expected(4, 10)[2]
 
     run(test)
