@@ -36,7 +36,7 @@ from launcher.supervisor.supervisor import Supervisor
 
 CLIENT_PROCESSES = 2
 SPARES = 2  # one for each fault that is made
-DEADLINE_S = 120.0
+DEADLINE_S = 60.0
 _CONNECTING_AT_ONCE = 200  # of one process; more would wait in the listen queue, not in the supervisor
 
 

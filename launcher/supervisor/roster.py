@@ -20,18 +20,22 @@ class Roster:
     def __init__(self, nodes: Iterable[str], size: int, out: Mapping[str, str]) -> None:
         self.nodes = tuple(nodes)
         self._size = size
-        self._out = {node: reason for node, reason in out.items() if node in self.nodes}
+        self._members = frozenset(self.nodes)
+        self._out = {node: reason for node, reason in out.items() if node in self._members}
         self._ready: set[str] = set()
+        self._absent = dict.fromkeys(node for node in self.nodes if node not in self._out)  # in order
         self._positions: tuple[str, ...] = ()
 
     def add_ready(self, node: str) -> None:
         """A node's runner has come. Ignored for a node that is out."""
-        if node in self.nodes and node not in self._out:
+        if node in self._members and node not in self._out:
             self._ready.add(node)
+            self._absent.pop(node, None)
 
     def put_out(self, node: str, reason: str) -> None:
         """Excludes a node for the job's life; the first reason stays."""
         self._ready.discard(node)
+        self._absent.pop(node, None)
         self._out.setdefault(node, reason)
 
     @property
@@ -47,12 +51,18 @@ class Roster:
     @property
     def absent(self) -> list[str]:
         """Nodes that have not come yet, in allocation order."""
-        return [node for node in self.nodes if node not in self._ready and node not in self._out]
+        return list(self._absent)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no node is absent."""
+        return not self._absent
 
     @property
     def spares(self) -> list[str]:
         """Ready nodes beyond those chosen last."""
-        return [node for node in self.ready if node not in self._positions]
+        chosen = frozenset(self._positions)
+        return [node for node in self.ready if node not in chosen]
 
     @property
     def is_enough(self) -> bool:
@@ -62,7 +72,7 @@ class Roster:
     @property
     def can_suffice(self) -> bool:
         """Whether enough nodes are ready or may still come."""
-        return len(self._ready) + len(self.absent) >= self._size
+        return len(self._ready) + len(self._absent) >= self._size
 
     def choose(self) -> tuple[str, ...] | None:
         """The nodes of the next attempt in node-rank order; None when too few are ready."""

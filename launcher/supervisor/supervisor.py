@@ -227,7 +227,7 @@ class Supervisor:
         roster = self._roster
         begun_s = time.monotonic()
         enough_s: float | None = None
-        while roster.absent and roster.can_suffice and not self.requests.any:
+        while not roster.is_complete and roster.can_suffice and not self.requests.any:
             now_s = time.monotonic()
             deadline_s = begun_s + NODE_START_TIMEOUT_S
             if roster.is_enough:
