@@ -57,6 +57,7 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/holdfast ckpt bench
 	@$(BIN)/python benchmarks/recovery.py
 	@$(BIN)/python benchmarks/redundancy.py
+	@$(BIN)/python benchmarks/supervisor.py
 
 bench-faults: $(VENV)/.installed-dev
 	@tests/install_slurm.sh

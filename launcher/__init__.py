@@ -2,14 +2,16 @@
 
     cli            the `holdfast` command; progress.py is its live view
     executor       submitit's way in
-    submission/    handing a job to Slurm or to the local cluster
+    submission/    handing a job to Slurm or to the local cluster; or running it inside the job that we are in
     supervisor/    decides: one per job
     clusters/      starts runners and agents, on Slurm or on this machine
     runner/        one per node: heartbeat, warm process, workers
     history/       events.jsonl, the single record, and its readers
     registry       where this user's jobs are
     jobfile        what to run; strict_yaml.py reads it
-    channel        authenticated frames between supervisor and runners
+    channel        authenticated frames between supervisor and runners; half_open.py bounds strangers
+    fabric         NCCL over EFA: what to set, what its log says; environment.py and node_env.py lint what is set
+    containers     which options of a job belong to its steps
     errors
 
 Public names:

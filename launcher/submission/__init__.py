@@ -2,5 +2,6 @@
 
 slurm.py    submitit's Slurm executor, its job and how its state is asked
 local.py    submitit's local executor and its job
+inside.py   a job that runs inside the job that somebody else submitted
 process.py  a local job's process, found again from any other
 """

@@ -67,6 +67,8 @@ def test_each_template_runs_to_its_end(slurm_cluster: Any, folder: Path) -> None
     heat = sbatch(slurm_cluster, folder, *heat_options, "mpi.sbatch", "heat.py", "--steps", "40")
     nccl = sbatch(slurm_cluster, folder, "--nodes=1", "--ntasks-per-node=1", "nccl_tests.sbatch")
 
+    deep = sbatch(slurm_cluster, folder, "--nodes=2", "deep_check.sbatch")
+
     code, said = ended(slurm_cluster, spares, folder)
     assert code == "0:0", said
     attempt = json.loads(next(line for line in _events(folder, spares) if '"attempt_start"' in line))
@@ -77,6 +79,11 @@ def test_each_template_runs_to_its_end(slurm_cluster: Any, folder: Path) -> None
     assert code == "0:0" and "2 ranks on 2 nodes" in said, said
     code, said = ended(slurm_cluster, heat, folder)
     assert code == "0:0" and "started at step 0, done at step 40, heat" in said, said
+
+    code, said = ended(slurm_cluster, deep, folder)
+    lines = said.splitlines()
+    assert {line[0] for line in lines if "check " in line} == {"0", "1"}, said  # --label: both nodes told
+    assert code == "0:0" or any("critical" in line for line in lines), said
 
     if shutil.which("nvidia-smi") is None:
         code, said = ended(slurm_cluster, nccl, folder)
