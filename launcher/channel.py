@@ -36,6 +36,8 @@ _CLIENT, _SERVER = b"c", b"s"
 _BACKLOG = 4096  # all runners of a large job connect at once; the kernel caps it at net.core.somaxconn
 _REFUSALS_LOGGED_EVERY_S = 10.0  # anybody can cause one: they must not fill the log
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # made once: json.dumps would make one for each frame
+
 log = logging.getLogger(__name__)
 
 Message = dict[str, Any]
@@ -94,7 +96,7 @@ class Channel:
         Raises:
             ValueError: the message is larger than MAX_PAYLOAD_BYTES as JSON; the first one: than HELLO_BYTES.
         """
-        payload = json.dumps(message, separators=(",", ":")).encode()
+        payload = _ENCODER.encode(message).encode()
         limit = MAX_PAYLOAD_BYTES if self._sent else HELLO_BYTES
         if len(payload) > limit:
             raise ValueError(f"message of {len(payload)} bytes, expected {limit} at most")

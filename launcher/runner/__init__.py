@@ -27,7 +27,7 @@ Messages (JSON objects on launcher.channel), runner -> supervisor:
     signal {name}                            the runner got this signal
     broken {reason}                          this node cannot start workers at all
 supervisor -> runner:
-    welcome {} · ack {}                      answers to hello and heartbeat
+    welcome {} · ack {}                      answers to hello and, about once a second, heartbeat
     start {attempt, node_rank, nodes, master_addr, master_port, agent}     begin the attempt; nodes: a hostlist;
         agent: whether one is coming up
     stop {attempt}                           ask all ranks to stop at one step boundary

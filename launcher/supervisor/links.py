@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 SILENCE_S = 2.5  # heartbeats come every 0.5 s
 _TICK_S = 0.1
+_ACK_EVERY_S = 0.9  # every other heartbeat; a runner gives us up after 5 s
 _CLOSE_TIMEOUT_S = 3.0
 _OTHER_FILES = 256  # logs, pipes and sockets of the process beside the runners' connections
 
@@ -40,6 +41,7 @@ class _Link:
         self.channel = channel
         self.state = hello  # of the last heartbeat
         self.heard_s = time.monotonic()
+        self.acked_s = 0.0
 
 
 class Links:
@@ -128,7 +130,9 @@ class Links:
                 link.heard_s = time.monotonic()
                 if message["op"] == "heartbeat":
                     link.state = message
-                    channel.send({"op": "ack"})
+                    if link.heard_s - link.acked_s >= _ACK_EVERY_S:
+                        link.acked_s = link.heard_s
+                        channel.send({"op": "ack"})
                 self._inbox.put_nowait(Notice(kind=message["op"], node=node, body=message))
         except ChannelError:
             self._lose(node, link, "the connection to its runner closed", 0.0)
