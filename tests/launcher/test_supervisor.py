@@ -396,3 +396,20 @@ def test_rank_that_blocks_is_found_by_silence_where_no_steps_are_told(make_job: 
     assert "all_reduce" in waiting.read_text() and "script.py" in waiting.read_text()
     assert "in take_the_lock" in locked.read_text()
     assert len(job.events("attempt_start")) == 2
+
+
+def test_the_warning_of_the_time_limit_sent_to_every_process_ends_none(make_job: Callable[..., Job]) -> None:
+    """As Slurm sends it for a job submitted with --signal=USR2@90, without the B: that spares the steps."""
+    job = make_job(WAIT, spares=0)
+
+    def warn() -> None:
+        job.wait_for("up-0-0", "up-0-1")
+        pids = pids_with_environment({"HOLDFAST_RUN_ID": local_run_id(job.dir)})
+        assert len(pids) >= 6  # runners, warm processes, workers
+        for pid in pids:
+            os.kill(pid, signal.SIGUSR2)
+        (job.dir / "go-0").touch()
+
+    job.meanwhile(warn)
+    assert job.supervise().name == "done"
+    assert not job.events("fault") and len(job.events("attempt_start")) == 1
