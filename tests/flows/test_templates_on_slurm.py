@@ -67,7 +67,7 @@ def test_each_template_runs_to_its_end(slurm_cluster: Any, folder: Path) -> None
     heat = sbatch(slurm_cluster, folder, *heat_options, "mpi.sbatch", "heat.py", "--steps", "40")
     nccl = sbatch(slurm_cluster, folder, "--nodes=1", "--ntasks-per-node=1", "nccl_tests.sbatch")
 
-    deep = sbatch(slurm_cluster, folder, "--nodes=2", "deep_check.sbatch")
+    deep = sbatch(slurm_cluster, folder, "--nodes=2", "--export=ALL,LEVEL=prolog", "deep_check.sbatch")
 
     code, said = ended(slurm_cluster, spares, folder)
     assert code == "0:0", said
