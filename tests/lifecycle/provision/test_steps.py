@@ -1,0 +1,183 @@
+"""Single steps: what they run, and what they say when the node does not become as it should."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from provision_kit import Killed, Programs, bare, node_of
+
+from lifecycle.provision.plan import choose
+from lifecycle.provision.step import Node
+from lifecycle.provision.walk import Ending, Outcome, walk
+from lifecycle.versions import pin, table
+from slurm.command import run
+
+_EFA = pin().efa
+
+
+def _archive(path: Path, files: dict[str, str]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(text.encode()), 0o755
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return path
+
+
+class _Installing(Programs):
+    """tar is the real one; Amazon's installer leaves what it leaves."""
+
+    def __init__(self, root: Path, version: str = _EFA) -> None:
+        super().__init__(root)
+        self.root, self.version = root, version
+
+    def _answer(self, words: tuple[str, ...], cwd: str | Path | None) -> tuple[int, str]:
+        if words[0] == "tar":
+            run(words)
+        if words[0] == "bash":
+            for name in ("efa/bin/fi_info", "ofi-nccl/lib/libnccl-net-ofi.so"):
+                path = self.root / "opt/amazon" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+            text = f"# EFA installer version: {self.version}\n"
+            (self.root / "opt/amazon/efa_installed_packages").write_text(text)
+        return super()._answer(words, cwd)
+
+
+def _efa_node(tmp_path: Path, programs: Programs, script: str = "efa_installer.sh", **site: Any) -> Node:
+    node = node_of(tmp_path, programs, **{"instance": "p5.48xlarge", **site})
+    archive = _archive(tmp_path / "efa.tar.gz", {f"aws-efa-installer/{script}": "#!/bin/bash\n"})
+    return Node(root=node.root, site=node.site, run=programs, fetch=lambda *_, **__: archive)
+
+
+def _one(name: str, node: Node) -> Outcome:
+    return walk(choose([name]), node)[0]
+
+
+@pytest.mark.parametrize("container", [False, True])
+def test_the_kernel_module_is_left_to_the_host_in_a_container_and_only_there(tmp_path: Path, container: bool) -> None:
+    programs = _Installing(bare(tmp_path))
+    node = _efa_node(tmp_path, programs, container=container)
+    assert _one("efa", node).ending is Ending.DONE
+    (installer,) = [argv for argv in programs.ran if argv[0] == "bash"]
+    assert ("--skip-kmod" in installer) is container and "-y" in installer and "--skip-limit-conf" in installer
+    assert any(argv[0].endswith("fi_info") for argv in programs.ran) is not container
+    assert _one("efa", node).ending is Ending.NOTHING_TO_DO
+    assert _one("ofi-nccl", node).ending is Ending.DONE
+    assert (tmp_path / "etc/ld.so.conf.d/90-holdfast-ofi-nccl.conf").read_text() == "/opt/amazon/ofi-nccl/lib\n"
+
+
+def test_an_installer_that_left_another_version_is_a_failure(tmp_path: Path) -> None:
+    outcome = _one("efa", _efa_node(bare(tmp_path), _Installing(tmp_path, "1.1.0")))
+    assert outcome.ending is Ending.FAILED and f"got version 1.1.0, expected {_EFA}" in outcome.reason
+
+
+def test_devices_that_do_not_answer_after_the_installation_ask_for_a_reboot(tmp_path: Path) -> None:
+    programs = _Installing(bare(tmp_path))
+    programs.answers[("/opt/amazon/efa/bin/fi_info",)] = (61, "")
+    outcome = _one("efa", _efa_node(tmp_path, programs))
+    assert outcome.ending is Ending.FAILED and "reboot, then run again" in outcome.reason
+
+
+def test_an_archive_that_is_not_amazons_is_refused(tmp_path: Path) -> None:
+    outcome = _one("efa", _efa_node(bare(tmp_path), _Installing(tmp_path), script="setup.sh"))
+    assert outcome.ending is Ending.FAILED and "expected Amazon's installer" in outcome.reason
+
+
+def test_an_installer_without_the_plugin_is_a_failure_and_not_a_fall_back_to_sockets(tmp_path: Path) -> None:
+    outcome = _one("ofi-nccl", node_of(bare(tmp_path), instance="p5.48xlarge"))
+    assert outcome.ending is Ending.FAILED and "run the efa step again" in outcome.reason
+
+
+def test_a_machine_without_efa_or_gpu_skips_what_needs_them(tmp_path: Path) -> None:
+    outcomes = walk(choose(["efa", "ofi-nccl", "nccl", "nccl-tests", "gdrcopy"]), node_of(bare(tmp_path)))
+    assert {outcome.ending for outcome in outcomes} == {Ending.SKIPPED}
+    assert all(outcome.reason for outcome in outcomes)
+
+
+def test_nccl_is_the_one_of_the_sites_torch(tmp_path: Path) -> None:
+    programs = Programs(bare(tmp_path))
+    assert _one("nccl", node_of(tmp_path, programs, instance="p5.48xlarge", torch="2.9.1")).ending is Ending.DONE
+    assert programs.packages == {"libnccl2": "2.27.5-1+cuda12.8", "libnccl-dev": "2.27.5-1+cuda12.8"}
+    newer = node_of(tmp_path, programs, instance="p5.48xlarge", torch="2.11.0")
+    assert _one("nccl", newer).ending is Ending.DONE, "another torch, another NCCL"
+    assert programs.packages["libnccl2"] == "2.28.9-1+cuda13.0"
+
+
+_MAKEFILE = "all:\n\tmkdir -p build\n\techo '#!/bin/sh' > build/all_reduce_perf\n"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_nccl_tests_are_built_whole_or_not_at_all(tmp_path: Path) -> None:
+    """With the real tar and make; killed in the middle of make, nothing half-made is in their place."""
+    (bare(tmp_path) / "usr/local/cuda").mkdir(parents=True)
+    archive = _archive(tmp_path / "nccl-tests.tar.gz", {"nccl-tests-2/Makefile": _MAKEFILE})
+    described = node_of(tmp_path, instance="p5.48xlarge")
+
+    def dies(argv: Any, **options: Any) -> Any:
+        result = run(argv, **options)
+        if argv[0] == "make":
+            raise Killed
+        return result
+
+    def node(runner: Any) -> Node:
+        return Node(root=tmp_path, site=described.site, run=runner, fetch=lambda *_, **__: archive)
+
+    with pytest.raises(Killed):
+        _one("nccl-tests", node(dies))
+    assert not (tmp_path / "opt/nccl-tests").exists()
+    assert _one("nccl-tests", node(run)).ending is Ending.DONE
+    assert (tmp_path / "opt/nccl-tests/build/all_reduce_perf").exists()
+    version = table()["artifacts"]["nccl-tests"]["version"]
+    assert (tmp_path / "opt/nccl-tests/VERSION").read_text() == f"{version}\n"
+    assert _one("nccl-tests", node(run)).ending is Ending.NOTHING_TO_DO
+    (tmp_path / "opt/nccl-tests/VERSION").write_text("1.0\n")
+    assert _one("nccl-tests", node(run)).ending is Ending.DONE, "an older one is replaced"
+
+
+def test_lustre_without_a_client_for_the_kernel_names_the_kernel(tmp_path: Path) -> None:
+    import platform
+
+    programs = Programs(bare(tmp_path))
+    programs.answers[("modprobe",)] = (1, "")
+    programs.answers[("apt-get", "-y", "-q", "-o", "DPkg::Lock::Timeout=300")] = (100, "E: Unable to locate package")
+    outcome = _one("lustre", node_of(tmp_path, programs, fsx={"dns": "fs", "mountname": "m"}))
+    assert outcome.ending is Ending.FAILED
+    assert platform.release() in outcome.reason and "E: Unable to locate package" in outcome.reason
+    assert "lustre" not in (tmp_path / "etc/fstab").read_text()
+
+
+def test_another_file_system_at_lustres_place_is_left_alone(tmp_path: Path) -> None:
+    with (bare(tmp_path) / "proc/mounts").open("a") as mounts:
+        mounts.write("other@tcp:/x /fsx lustre rw 0 0\n")
+    outcome = _one("lustre", node_of(tmp_path, fsx={"dns": "fs", "mountname": "m"}))
+    assert outcome.ending is Ending.FAILED and "got other@tcp:/x mounted there" in outcome.reason
+
+
+def test_buckets_are_read_through_a_cache_on_the_nodes_own_disk(tmp_path: Path) -> None:
+    (bare(tmp_path) / "usr/bin").mkdir(parents=True)
+    (tmp_path / "usr/bin/mount-s3").touch()
+    node = node_of(tmp_path, s3=[{"bucket": "data", "mount": "/s3/data", "prefix": "train/"}])
+    assert _one("mountpoint", node).ending is Ending.DONE
+    line = (tmp_path / "etc/fstab").read_text().splitlines()[-1]
+    assert line.startswith("s3://data/ /s3/data mount-s3 ") and "prefix=train/" in line and "read-only" in line
+    assert "cache=/local/.mount-s3/data,max-cache-size=102400" in line
+    assert (tmp_path / "local/.mount-s3/data").stat().st_mode & 0o077 == 0
+
+
+def test_a_munge_key_that_cannot_be_read_is_said_before_slurmd_is_touched(tmp_path: Path) -> None:
+    outcome = _one("slurmd", node_of(bare(tmp_path), slurm={"munge_key": "/srv/none"}))
+    assert outcome.ending is Ending.FAILED and "munge's key cannot be read" in outcome.reason
+
+
+def test_slurmd_that_does_not_come_up_is_a_failure_with_the_way_to_its_log(tmp_path: Path) -> None:
+    programs = Programs(bare(tmp_path))
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    programs.answers[("systemctl", "is-active", "slurmd")] = (3, "failed\n")
+    outcome = _one("slurmd", node_of(tmp_path, programs))
+    assert outcome.ending is Ending.FAILED and "journalctl -u slurmd" in outcome.reason
