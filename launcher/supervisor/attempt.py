@@ -142,7 +142,7 @@ class Attempt:
             nodes = await asyncio.to_thread(self._cluster.unusable, self._nodes)
         except SlurmError as error:
             reason = f"checkpoint agents not started: {error}"
-            evidence.faults.insert(0, Fault(kind=SCHEDULER_LOST, node=None, reason=reason))
+            evidence.faults[0] = Fault(kind=SCHEDULER_LOST, node=None, reason=reason)
             return
         if nodes:
             evidence.faults.clear()
