@@ -107,7 +107,7 @@ def test_a_killed_checkpoint_agent(job: BrokenJob) -> None:
 
 
 def test_a_controller_that_is_away(job: BrokenJob) -> None:
-    """Training needs no slurmctld; a restart needs it and waits for it, or for a requeue if Slurm starts no step here."""
+    """Training needs no slurmctld. A restart waits for it; where it then starts no step here, the job is requeued."""
     job.cluster.kill_daemon("ctl")
     job.trains_to(max(job.digests()) + 2 * EVERY)
 
