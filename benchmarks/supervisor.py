@@ -22,12 +22,12 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from launcher.channel import Channel, ChannelError, connect
-from launcher.clusters.cluster import AgentsHandle
+from launcher.clusters.local import LocalCluster
 from launcher.history.events import EventLog, read_events
 from launcher.jobfile import JobSpec
 from launcher.runner.runner import HEARTBEAT_S
@@ -40,18 +40,11 @@ DEADLINE_S = 60.0
 _CONNECTING_AT_ONCE = 200  # of one process; more would wait in the listen queue, not in the supervisor
 
 
-class Fleet:
-    """A Cluster whose runners are connections from a few processes."""
+class Fleet(LocalCluster):
+    """Runners that are connections from a few processes."""
 
-    name = "local"
-    listen_host = host = "127.0.0.1"
-    restart_count = 0
-    can_requeue = False
-    run_id = "benchmark"
-
-    def __init__(self, count: int, job_dir: Path) -> None:
-        self.nodes = tuple(f"node{number:05d}" for number in range(count))
-        self._job_dir = job_dir
+    def __init__(self, spec: JobSpec, job_dir: Path) -> None:
+        super().__init__(spec, job_dir)
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
 
@@ -67,18 +60,10 @@ class Fleet:
             self._processes.append(process)
             self._pipes.append(ours)
 
-    async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
-        raise NotImplementedError("the benchmark's job keeps no checkpoints")
-
-    def requeue(self, exclude: Collection[str] = ()) -> None:
-        raise NotImplementedError("the benchmark's job is never requeued")
-
-    def why_terminated(self) -> str:
-        return "cancel"
-
     async def close(self, *, forget: bool) -> None:
         for process in self._processes:
             process.terminate()
+        await super().close(forget=forget)
 
     def ask(self, what: str, node: str | None = None) -> Any:
         """Has the process of a node, or the first one, do something; returns its answer."""
@@ -181,7 +166,7 @@ def measure(count: int, seconds: float) -> dict[str, float]:
         spec = JobSpec(name="benchmark", script=Path(__file__), nodes=count - SPARES, spares=SPARES)
         prepare(spec, job_dir)
         events = EventLog(job_dir / "events.jsonl")
-        fleet = Fleet(count, job_dir)
+        fleet = Fleet(spec, job_dir)
         figures: dict[str, float] = {"nodes": count}
         driver = threading.Thread(target=_drive, args=(fleet, job_dir, seconds, figures), daemon=True)
         driver.start()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.channel import ChannelError, connect
+from launcher.clusters.local import LocalCluster
 from launcher.history.events import EventLog, read_events
 from launcher.jobfile import JobSpec
 from launcher.supervisor.folder import make_folders, prepare, read_secret
@@ -17,16 +18,13 @@ from launcher.supervisor.supervisor import Supervisor
 PROBLEM = "NCCL uses network Socket, expected libfabric over EFA"
 
 
-class Talkers:
-    """A Cluster whose runners are tasks of this process: the last one speaks of its network, then all are done."""
+class Talkers(LocalCluster):
+    """Runners that are tasks of this process: the last one speaks of its network, then all are done."""
 
-    name, listen_host, host, run_id = "slurm", "127.0.0.1", "127.0.0.1", "talkers"
-    nodes = ("n1", "n2")
-    restart_count = 0
     can_requeue = True
 
-    def __init__(self, job_dir: Path, *, required: bool) -> None:
-        self._job_dir = job_dir
+    def __init__(self, spec: JobSpec, job_dir: Path, *, required: bool) -> None:
+        super().__init__(spec, job_dir)
         self._required = required
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -53,17 +51,12 @@ class Talkers:
         finally:
             await channel.close()
 
-    async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> Any:
-        raise AssertionError("a job without checkpoints has no agents")
-
     def requeue(self, exclude: Collection[str] = ()) -> None:
         raise AssertionError("a wrong fabric is no reason to requeue")
 
-    def why_terminated(self) -> str:
-        return "cancel"
-
     async def close(self, *, forget: bool) -> None:
         await asyncio.wait(self._tasks, timeout=5)
+        await super().close(forget=forget)
 
 
 def supervised(folder: Path, *, required: bool) -> tuple[Outcome, list[dict[str, Any]]]:
@@ -72,7 +65,8 @@ def supervised(folder: Path, *, required: bool) -> tuple[Outcome, list[dict[str,
     make_folders(folder / "job")
     prepare(spec, folder / "job")
     events = EventLog(folder / "job" / "events.jsonl")
-    outcome = asyncio.run(Supervisor(spec, folder / "job", Talkers(folder / "job", required=required), events).run())
+    talkers = Talkers(spec, folder / "job", required=required)
+    outcome = asyncio.run(Supervisor(spec, folder / "job", talkers, events).run())
     events.close()
     return outcome, read_events(folder / "job" / "events.jsonl")
 
@@ -80,9 +74,9 @@ def supervised(folder: Path, *, required: bool) -> tuple[Outcome, list[dict[str,
 def test_where_it_is_required_the_job_stops_at_once_and_says_why(tmp_path: Path) -> None:
     outcome, events = supervised(tmp_path, required=True)
     assert (outcome.name, outcome.exit_code) == ("fabric", 14)
-    assert PROBLEM in outcome.reason and "n2" in outcome.reason and "fabric: require" in outcome.reason
+    assert PROBLEM in outcome.reason and "node1" in outcome.reason and "fabric: require" in outcome.reason
     (fault,) = (event for event in events if event["event"] == "fault")
-    assert (fault["kind"], fault["node"]) == ("fabric", "n2")
+    assert (fault["kind"], fault["node"]) == ("fabric", "node1")
     assert sum(event["event"] == "attempt_start" for event in events) == 1
 
 
@@ -90,4 +84,4 @@ def test_where_it_is_preferred_the_job_goes_on_and_the_problem_is_told(tmp_path:
     outcome, events = supervised(tmp_path, required=False)
     assert outcome.name == "done"
     (problem,) = (event for event in events if event["event"] == "problem")
-    assert (problem["node"], problem["detail"]) == ("n2", PROBLEM)
+    assert (problem["node"], problem["detail"]) == ("node1", PROBLEM)
