@@ -19,7 +19,7 @@ from ckpt.agent.tenure import Tenure
 from ckpt.agent.threads import in_thread
 from ckpt.config import LowerTier
 from ckpt.errors import AgentError, CheckpointError
-from ckpt.record.manifest import ShardPlace
+from ckpt.record.manifest import ShardPlace, merge, pack
 from ckpt.record.shard import SaveId
 from ckpt.tiers.tier import Tier
 
@@ -55,7 +55,7 @@ class DrainPart:
         if tier.node_local:
             self._written[name] = (step, places)
             return {}
-        return {"places": [place.to_json() for place in places]}
+        return {"places": pack(self._context.save_id(step), places)}
 
     def _write(self, name: str, tier: Tier, step: int, shards: list[Any]) -> list[ShardPlace]:
         """In its own thread, which may outlive the deadline: `_writing` says so."""
@@ -163,8 +163,9 @@ class DrainLead:
         await self._in_time(name, tier.prepare)
         await self._in_time(name, tier.begin, save)
         answers = await self._call("drain", name, step, self._deadlines.drain_s)
-        places = [ShardPlace.from_json(value) for answer in answers for value in answer["places"]]
-        await self._in_time(name, tier.commit, save, self._context.place.world_size, places)
+        world_size, packs = self._context.place.world_size, [answer["places"] for answer in answers]
+        shards = await in_thread(merge, save, self._context.config.namespace, world_size, packs)
+        await self._in_time(name, tier.commit, save, world_size, shards)
 
     async def _drain_locally(self, name: str, step: int) -> None:
         """Everybody writes, then everybody commits: a node commits nothing that another could not write."""

@@ -5,6 +5,7 @@ saving   what a save costs training
 loading  what a load from the node's own memory costs
 draining bytes per second to a directory
 growth   what many saves leave behind
+scale    what a manifest of thousands of ranks costs
 node     one node with an agent of its own
 plain    the floor: plain copies, plain writes
 figures  the results, as a table and as JSON

@@ -14,6 +14,7 @@ from ckpt.bench.growth import growth
 from ckpt.bench.loading import loads
 from ckpt.bench.node import BenchNode
 from ckpt.bench.saving import stalls
+from ckpt.bench.scale import scale
 
 _TENSORS = 48  # of four sizes, as a model with its optimizer has them
 _WEIGHTS = (1, 2, 4, 8)
@@ -40,6 +41,7 @@ def run(*, size_mib: int, repeat: int, directory: Path) -> list[Figure]:
             figures += loads(node, state, Path(memory), repeat)
             figures += growth(node, state)
             figures += drains(node, state, Path(shared), repeat)
+            figures += scale(Path(shared))
         finally:
             node.close()
     return figures

@@ -4,6 +4,7 @@ layout    which bytes of a shard belong to which tensor, and the state's structu
 blocks    checksums over fixed-size blocks of a shard
 shard     the record beside a shard: who wrote it, for which step, its layout and checksums
 manifest  one committed step in a lower tier: every shard and where its bytes lie
+packing   what a manifest's shards have in common, stored once
 values    Python values as JSON and back
 boxes     which parts of which chunks make up a box
 spread    which other ranks hold parts of a tensor

@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from ckpt.errors import CorruptError
 from ckpt.record.files import durable_write
-from ckpt.record.shard import FORMAT, SaveId, ShardRecord, seal_json, unseal_json
+from ckpt.record.packing import Packed, Packer
+from ckpt.record.shard import SaveId, ShardRecord, seal_json, unseal_json
 
+FORMAT = 2
 NAME = "manifest.json"
 MAX_BYTES = 1 << 30
 _FILE = re.compile(r"node-[0-9]{5}\.data")
@@ -32,28 +34,34 @@ class ShardPlace:
     offset: int  # of the shard's first byte in that file
     record: ShardRecord
 
-    def to_json(self) -> dict[str, Any]:
-        return {"rank": self.rank, "file": self.file, "offset": self.offset, "record": self.record.to_json()}
 
-    @classmethod
-    def from_json(cls, value: Any) -> ShardPlace:
-        """Raises CorruptError when a field is missing or malformed, or the file is not a plain node file name."""
-        try:
-            place = cls(
-                rank=value["rank"],
-                file=value["file"],
-                offset=value["offset"],
-                record=ShardRecord.from_json(value["record"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise CorruptError(f"manifest: missing or malformed field {error}") from None
-        if not isinstance(place.file, str) or not _FILE.fullmatch(place.file):
-            raise CorruptError(f"manifest: file {place.file!r:.100}, expected node-NNNNN.data")
-        if type(place.offset) is not int or not 0 <= place.offset < 1 << 62 or place.rank != place.record.rank:
-            raise CorruptError(
-                f"manifest: rank {place.rank!r:.20} at offset {place.offset!r:.20} does not fit its record"
-            )
-        return place
+class Shards(Sequence[ShardPlace]):
+    """The shards of a manifest that was read, in order of rank; each is made from its row when it is asked for.
+
+    Asking raises CorruptError for one whose layout is malformed.
+    """
+
+    def __init__(self, packed: Packed, save: SaveId, namespace: str, world_size: int) -> None:
+        self.packed = packed
+        self.namespace = namespace
+        self._of = (save, namespace, world_size)
+
+    @overload
+    def __getitem__(self, index: int) -> ShardPlace: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ShardPlace]: ...
+    def __getitem__(self, index: int | slice) -> ShardPlace | list[ShardPlace]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        row = self.packed.rows[index]
+        record = self.packed.record(row, *self._of)
+        return ShardPlace(rank=row.rank, file=self.packed.files[row.file], offset=row.offset, record=record)
+
+    def __iter__(self) -> Iterator[ShardPlace]:
+        return (self[i] for i in range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self.packed.rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,39 +72,36 @@ class Manifest:
     namespace: str
     world_size: int
     created_s: float  # CLOCK_REALTIME of the commit
-    shards: tuple[ShardPlace, ...]  # in order of rank: exactly one for each rank, or (partial) at most one
+    nbytes: int  # of all shards together
+    shards: Sequence[ShardPlace]  # in order of rank: exactly one for each rank, or (partial) at most one
     partial: bool = False
 
-    @property
-    def nbytes(self) -> int:
-        """Of all shards together."""
-        return sum(place.record.layout.nbytes for place in self.shards)
-
     def to_json(self) -> dict[str, Any]:
+        packed = self.shards.packed if isinstance(self.shards, Shards) else _pack(self.shards)
         return {
             "format": FORMAT, "namespace": self.namespace, **self.save.to_json(), "world_size": self.world_size,
             "created": self.created_s, "nbytes": self.nbytes, **({"partial": True} if self.partial else {}),
-            "shards": [place.to_json() for place in self.shards],
+            **packed.to_json(),
         }  # fmt: skip
 
     @classmethod
     def from_json(cls, value: Any) -> Manifest:
-        """Raises CorruptError unless the shards are one of each rank (partial: of some), all of this save."""
+        """Raises CorruptError unless the shards are one of each rank (partial: of some), in files beside it."""
         try:
             if value["format"] != FORMAT:
                 raise CorruptError(f"manifest: format {value['format']!r:.20}, expected {FORMAT}")
-            manifest = cls(
-                save=SaveId.from_json(value),
-                namespace=str(value["namespace"]),
-                world_size=value["world_size"],
-                created_s=float(value["created"]),
-                shards=tuple(map(ShardPlace.from_json, value["shards"])),
-                partial=value.get("partial", False) is True,
-            )
+            save, namespace, world_size = SaveId.from_json(value), str(value["namespace"]), value["world_size"]
+            packed, partial = Packed.from_json(value), value.get("partial", False) is True
+            created_s = float(value["created"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptError(f"manifest: missing or malformed field: {error}") from None
-        _check_shards(manifest)
-        return manifest
+        for file in packed.files:
+            _check_file(file)
+        _check_ranks([row.rank for row in packed.rows], world_size, partial)
+        return cls(
+            save=save, namespace=namespace, world_size=world_size, created_s=created_s, partial=partial,
+            nbytes=sum(row.nbytes for row in packed.rows), shards=Shards(packed, save, namespace, world_size),
+        )  # fmt: skip
 
 
 def new_manifest(
@@ -107,13 +112,42 @@ def new_manifest(
     Raises:
         CorruptError: the shards are not exactly one of each rank (partial: of some ranks), all of this save.
     """
+    if isinstance(shards, Shards):
+        _check_ranks([row.rank for row in shards.packed.rows], world_size, partial)
+        nbytes = sum(row.nbytes for row in shards.packed.rows)
+        return Manifest(
+            save=save, namespace=shards.namespace, world_size=world_size, created_s=created_s, partial=partial,
+            nbytes=nbytes, shards=shards,
+        )  # fmt: skip
     ordered = tuple(sorted(shards, key=lambda place: place.rank))
     namespace = ordered[0].record.namespace if ordered else ""
-    manifest = Manifest(
-        save=save, namespace=namespace, world_size=world_size, created_s=created_s, shards=ordered, partial=partial
-    )
-    _check_shards(manifest)
-    return manifest
+    _check_ranks([place.rank for place in ordered], world_size, partial)
+    for place in ordered:
+        record = place.record
+        if (record.save, record.world_size, record.namespace) != (save, world_size, namespace):
+            raise CorruptError(f"manifest: the record of rank {place.rank} is of another save")
+    return Manifest(
+        save=save, namespace=namespace, world_size=world_size, created_s=created_s, shards=ordered, partial=partial,
+        nbytes=sum(place.record.nbytes for place in ordered),
+    )  # fmt: skip
+
+
+def pack(save: SaveId, places: Sequence[ShardPlace]) -> dict[str, Any]:
+    """What a node tells of the shards that it has written, for `merge`; raises CorruptError for one of another save."""
+    for place in places:
+        if place.record.save != save:
+            raise CorruptError(f"manifest: the record of rank {place.rank} is of another save")
+    return _pack(places).to_json()
+
+
+def merge(save: SaveId, namespace: str, world_size: int, packs: Sequence[Any]) -> Shards:
+    """The shards of all nodes, in order of rank, from what each has packed; raises CorruptError."""
+    packer = Packer()
+    rows = [row for value in packs for row in packer.add(Packed.from_json(value))]
+    for file in packer.files:
+        _check_file(file)
+    rows.sort(key=lambda row: row.rank)
+    return Shards(Packed(files=packer.files, parts=packer.parts, rows=rows), save, namespace, world_size)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -156,20 +190,21 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
-def _check_shards(manifest: Manifest) -> None:
-    ranks = [place.rank for place in manifest.shards]
-    world_size, partial = manifest.world_size, manifest.partial
+def _pack(places: Sequence[ShardPlace]) -> Packed:
+    packer = Packer()
+    rows = [packer.row(place.record, place.file, place.offset) for place in places]
+    return Packed(files=packer.files, parts=packer.parts, rows=rows)
+
+
+def _check_file(name: Any) -> None:
+    if not isinstance(name, str) or not _FILE.fullmatch(name):
+        raise CorruptError(f"manifest: file {name!r:.100}, expected node-NNNNN.data")
+
+
+def _check_ranks(ranks: list[int], world_size: Any, partial: bool) -> None:
     if type(world_size) is not int or world_size < 1 or (not partial and ranks != list(range(world_size))):
         raise CorruptError(
             f"manifest: {len(ranks)} shards, expected one of each rank 0 to world size {world_size!r:.20}"
         )
     if partial and (not ranks or ranks != sorted(set(ranks)) or ranks[-1] >= world_size):
         raise CorruptError(f"manifest: ranks {ranks!r:.60}, expected distinct ranks of {world_size}, in order")
-    for place in manifest.shards:
-        record = place.record
-        if (record.save, record.world_size, record.namespace) != (
-            manifest.save,
-            world_size,
-            manifest.namespace,
-        ):
-            raise CorruptError(f"manifest: the record of rank {place.rank} is of another save")

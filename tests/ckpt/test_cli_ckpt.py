@@ -116,7 +116,7 @@ def test_a_damaged_manifest_is_shown_and_fails_verify(tier: SharedTier) -> None:
 def test_a_hostile_manifest_never_leads_out_of_its_directory(tier: SharedTier, file: str) -> None:
     save = save_id(9)
     value = new_manifest(save, 4, 0.0, write(tier, save)).to_json()
-    value["shards"][0]["file"] = file
+    value["files"][0] = file
     tier.data_path(save, "manifest.json").write_bytes(seal_json(value))
     result = run("verify", tier.path)
     assert result.exit_code == 1 and "expected node-NNNNN.data" in result.stdout

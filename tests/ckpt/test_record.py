@@ -19,7 +19,7 @@ from ckpt.record.blocks import BLOCK_BYTES, bad_blocks, blocks_of_range, checksu
 from ckpt.record.boxes import Box, cover, intersect, subtract
 from ckpt.record.files import durable_write
 from ckpt.record.layout import ALIGN_BYTES, Chunk, Layout, align
-from ckpt.record.manifest import ShardPlace, new_manifest, read_manifest, write_manifest
+from ckpt.record.manifest import ShardPlace, merge, new_manifest, pack, read_manifest, write_manifest
 from ckpt.record.shard import SaveId, ShardRecord, read_record, seal_json, unseal_json, write_record
 
 SAVE = SaveId(step=7, attempt=2, run_id="run")
@@ -207,10 +207,65 @@ def test_deep_nesting_is_refused() -> None:
 # manifests
 
 
+def test_what_ranks_have_in_common_is_stored_once_and_every_record_comes_back(tmp_path: Path) -> None:
+    """FSDP's rows, an uneven last rank, a scalar, an empty box, offsets that are no multiple of sizes."""
+    world_size = 5
+
+    def sharded(rank: int) -> ShardPlace:
+        rows = 8 if rank < world_size - 1 else 3
+        boxes = [((35, 4), (8 * rank, 0), (rows, 4)), ((), (), ()), ((9,), (9,), (0,)), ((10,), (3,), (7,))]
+        chunks, start = [], 0
+        for i, (shape, offsets, sizes) in enumerate(boxes * 20):
+            nbytes = 4 * math.prod(sizes)
+            chunks.append(Chunk(key=f"layer{i}", dtype="float32", shape=shape, offsets=offsets, sizes=sizes,
+                                start=start, nbytes=nbytes))  # fmt: skip
+            start += align(nbytes)
+        layout = Layout(chunks=tuple(chunks), tree={"rng": rank // 2}, nbytes=start)
+        record = ShardRecord(save=SAVE, namespace="gpt", rank=rank, world_size=world_size, layout=layout,
+                             blocks=checksums(memoryview(bytes([rank]) * start)), drain=rank == 2)  # fmt: skip
+        return ShardPlace(rank=rank, file=f"node-{rank // 2:05d}.data", offset=4096 * (rank % 2), record=record)
+
+    places = [sharded(rank) for rank in range(world_size)]
+    manifest = new_manifest(SAVE, world_size, 1.5, places)
+    write_manifest(tmp_path, manifest)
+    found = read_manifest(tmp_path)
+    assert list(found.shards) == places and found.shards[1:3] == places[1:3]
+    parts_of_nodes = [pack(SAVE, places[3:]), pack(SAVE, places[:3])]
+    merged = new_manifest(SAVE, world_size, 1.5, merge(SAVE, "gpt", world_size, parts_of_nodes))
+    assert list(merged.shards) == places and merged.nbytes == manifest.nbytes
+    with pytest.raises(CorruptError):
+        new_manifest(SAVE, world_size, 1.5, merge(SAVE, "gpt", world_size, parts_of_nodes[:1]))
+    with pytest.raises(CorruptError):
+        pack(SaveId(step=8, attempt=2, run_id="run"), places)
+    assert found.nbytes == manifest.nbytes == sum(place.record.nbytes for place in places)
+    parts = manifest.to_json()["parts"]
+    assert sum(isinstance(part, dict) for part in parts) == 3 and sum("layer0" in str(part) for part in parts) == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(0, 7), (1, 9), (3, 5 << 20), (5, 9), (7, 1), (8, "00"), (8, 5), (4, "x"), (2, True)]
+)
+def test_a_manifest_with_a_malformed_row_is_refused(tmp_path: Path, field: int, value: object) -> None:
+    content = new_manifest(SAVE, 1, 0.0, [place(0, 1)]).to_json()
+    content["rows"][0][field] = value
+    (tmp_path / "manifest.json").write_bytes(seal_json(content))
+    with pytest.raises(CorruptError):
+        list(read_manifest(tmp_path).shards)
+
+
+@pytest.mark.parametrize("runs", [[[2, [0], 1]], [], [[1, [0, 0], 1]], [[1, [-1], 1]], [[1, ["x"], 0]], [["x"]], 5])
+def test_a_record_whose_parts_do_not_fit_together_is_refused(tmp_path: Path, runs: object) -> None:
+    content = new_manifest(SAVE, 1, 0.0, [place(0, 1)]).to_json()
+    content["parts"][content["rows"][0][7]] = runs
+    (tmp_path / "manifest.json").write_bytes(seal_json(content))
+    with pytest.raises(CorruptError):
+        list(read_manifest(tmp_path).shards)
+
+
 def test_a_manifest_round_trips_in_order_of_rank(tmp_path: Path) -> None:
     manifest = new_manifest(SAVE, 3, 1.5, [place(2, 3), place(0, 3), place(1, 3)])
     write_manifest(tmp_path, manifest)
-    assert read_manifest(tmp_path) == manifest
+    assert list(read_manifest(tmp_path).shards) == list(manifest.shards)
     assert [shard.rank for shard in manifest.shards] == [0, 1, 2]
     assert manifest.nbytes == 300
 
@@ -233,7 +288,7 @@ def test_a_manifest_with_a_shard_of_another_save_is_refused() -> None:
 )
 def test_a_manifest_that_names_another_file_is_refused(tmp_path: Path, file: object) -> None:
     value = new_manifest(SAVE, 1, 0.0, [place(0, 1)]).to_json()
-    value["shards"][0]["file"] = file
+    value["files"][0] = file
     (tmp_path / "manifest.json").write_bytes(seal_json(value))
     with pytest.raises(CorruptError, match="file"):
         read_manifest(tmp_path)
@@ -242,7 +297,7 @@ def test_a_manifest_that_names_another_file_is_refused(tmp_path: Path, file: obj
 @pytest.mark.parametrize("offset", [-1, 1 << 62, 1.0, "0", None])
 def test_a_manifest_with_a_bad_offset_is_refused(tmp_path: Path, offset: object) -> None:
     value = new_manifest(SAVE, 1, 0.0, [place(0, 1)]).to_json()
-    value["shards"][0]["offset"] = offset
+    value["rows"][0][2] = offset
     (tmp_path / "manifest.json").write_bytes(seal_json(value))
     with pytest.raises(CorruptError):
         read_manifest(tmp_path)
