@@ -28,7 +28,8 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_every_figure_stands_beside_its_peers(figures: dict[str, Any]) -> None:
-    assert {name: list(figure["peer"]) for name, figure in figures.items() if "100 saves" not in name} == {
+    assert {name: list(figure["peer"]) for name, figure in figures.items()
+            if "100 saves" not in name and not name.startswith("manifest")} == {
         "save() blocks": [
             "plain copy_ into mapped memory", "dcp.async_save, own stager", "dcp.async_save, default stager",
             "dcp.save to /dev/shm", "torch.save to /dev/shm",
@@ -38,6 +39,11 @@ def test_every_figure_stands_beside_its_peers(figures: dict[str, Any]) -> None:
         "drain to the shared tier": list(figures["drain to the shared tier"]["peer"]),
     }  # fmt: skip
     assert all(set(figure) == {"value", "unit", "peer", "ratio"} for figure in figures.values())
+
+
+def test_the_manifest_grows_no_faster_than_the_world(figures: dict[str, Any]) -> None:
+    sizes = [figures[f"manifest of {world:,} ranks x 500 tensors: size"]["value"] for world in (1024, 4096, 16384)]
+    assert sizes[1] < 4.1 * sizes[0] and sizes[2] < 4.1 * sizes[1] and sizes[2] < 50  # MB; 30 are checksums
 
 
 def test_100_saves_leave_no_descriptors_and_no_memory_behind(figures: dict[str, Any]) -> None:
