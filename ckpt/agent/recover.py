@@ -128,7 +128,7 @@ class RecoverLead:
 
     async def _steps(self, name: str, tier: Tier, timeout_s: float) -> list[SaveId] | str:
         try:
-            return await asyncio.wait_for(in_thread(tier.steps), timeout_s)
+            return await asyncio.wait_for(in_thread(_own_steps, tier), timeout_s)
         except asyncio.TimeoutError:
             reason = f"no answer within {timeout_s:g} s"
         except (CheckpointError, OSError) as error:
@@ -235,6 +235,11 @@ class RecoverLead:
 def _in_one_memory(plan: Plan) -> list[tuple[int, list[int]]]:
     """The ranks whose shard lies in the memory of one node and nowhere else."""
     return [(rank, nodes) for rank, nodes in plan.holders.items() if len(nodes) == 1 and rank not in plan.nvme]
+
+
+def _own_steps(tier: Tier) -> list[SaveId]:
+    tier.check()
+    return tier.steps()
 
 
 def _newest_first(memory: dict[SaveId, Any], stored: list[SaveId], run_id: str) -> list[SaveId]:

@@ -34,9 +34,8 @@ class Entry:
         return self.manifest.save if self.manifest else None
 
     @property
-    def order(self) -> tuple[int, float, int]:
-        """Newer is greater: by step, then by when it was committed, then by attempt."""
-        return (self.step, self.manifest.created_s if self.manifest else 0.0, self.attempt)
+    def created_s(self) -> float:
+        return self.manifest.created_s if self.manifest else 0.0
 
 
 def list_steps(folder: Path, namespace: str, *, partial: bool = False) -> list[Entry]:
@@ -75,7 +74,16 @@ def entries_of(names: Iterable[str], namespace: str, read: Callable[[str], Manif
             damaged. Whatever else it raises goes to the caller.
     """
     found = [_entry(match, namespace, read) for match in map(_STEP.fullmatch, names) if match]
-    return sorted(found, key=lambda entry: entry.order, reverse=True)
+    last_s: dict[tuple[int, str], float] = {}  # when each run last committed a step
+    for entry in found:
+        key = entry.step, entry.run_tag
+        last_s[key] = max(last_s.get(key, 0.0), entry.created_s)
+
+    def order(entry: Entry) -> tuple[int, float, str, int]:
+        """By step; of one step by run; of one run by attempt, because clocks may go back between its nodes."""
+        return entry.step, last_s[entry.step, entry.run_tag], entry.run_tag, entry.attempt
+
+    return sorted(found, key=order, reverse=True)
 
 
 def directory_name(save: SaveId) -> str:

@@ -30,6 +30,7 @@ from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
 
 SHARD_ALIGN_BYTES = 4096  # so that a shard can be mapped where it lies
+_SQUASHED = 65534  # whom NFS takes root for
 _TRASH = ".trash-"
 _WRITE_BYTES = 16 << 20  # large enough for any disk, small enough for a steady rate limit
 
@@ -69,6 +70,11 @@ class SharedTier:
         if not (self.folder / MARK).exists():
             durable_write(self.folder / MARK, new_mark(self.namespace, uid=os.getuid(), node=self.node))
         return read_mark(self.folder).created_s
+
+    def check(self) -> None:
+        """By the mark, and by who owns the folder."""
+        if (self.folder / MARK).exists():
+            _check_folder(self.folder, self.namespace)
 
     def read_claim(self) -> Claim | None:
         """The claim beside the mark."""
@@ -219,7 +225,7 @@ def check_shared(path: Path | str, namespace: str) -> None:
             f"{path}: is itself the folder of namespace {read_mark(path).namespace!r:.100}; give its parent"
         )
     if (folder / MARK).exists():
-        check_mark(read_mark(folder), str(folder), namespace, by_user=True)
+        _check_folder(folder, namespace)
     elif folder.is_dir() and any(not name.startswith(".") for name in os.listdir(folder)):
         raise NamespaceError(f"{folder}: holds other files and no {MARK}; choose another path or namespace")
     nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
@@ -227,6 +233,14 @@ def check_shared(path: Path | str, namespace: str) -> None:
         raise ConfigError(f"{nearest}: is a file, expected a directory; choose another checkpoint path")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(f"{nearest}: is not writable for uid {os.getuid()}; choose another checkpoint path")
+
+
+def _check_folder(folder: Path, namespace: str) -> None:
+    """Who may write above it can have made the folder, and its mark: the owner decides."""
+    check_mark(read_mark(folder), str(folder), namespace, by_user=True)
+    owner, user = folder.stat().st_uid, os.getuid()
+    if owner != user and not (user == 0 and owner == _SQUASHED):
+        raise NamespaceError(f"{folder}: belongs to uid {owner}, we are uid {user}; choose another path")
 
 
 def read_mark(folder: Path) -> Mark:

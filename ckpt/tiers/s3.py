@@ -11,13 +11,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 from ckpt.errors import CheckpointError, CorruptError, NamespaceError
 from ckpt.record.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, parse_manifest
 from ckpt.record.shard import SaveId, ShardRecord, seal_json
 from ckpt.tiers.catalog import Entry, directory_name, entries_of
 from ckpt.tiers.claim import CLAIM, Claim, parse_claim
-from ckpt.tiers.mark import MARK, check_mark, new_mark, parse_mark
+from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.posix import node_places
 from ckpt.tiers.quarantine import REASON, aside_name, is_aside, parse_reason, reason_json
 from ckpt.tiers.retention import superfluous
@@ -65,10 +66,13 @@ class S3Tier:
                     ) from None
                 data = new_mark(self.namespace)
                 self._bucket.put(self._key(MARK), data)
-            mark = parse_mark(data, f"{self.url}/{MARK}")
-            check_mark(mark, self.url, self.namespace, by_user=False)
-            self._created_s = mark.created_s
+            self._created_s = self._check(data).created_s
         return self._created_s
+
+    def check(self) -> None:
+        """By the mark; who may read and write there is for the bucket to say."""
+        with suppress(FileNotFoundError):
+            self._check(self._bucket.get(self._key(MARK)))
 
     def read_claim(self) -> Claim | None:
         """The claim beside the mark."""
@@ -171,6 +175,11 @@ class S3Tier:
                 if key.startswith(inside):
                     self._bucket.abort(key, upload)
         return [entry.name for entry in gone]
+
+    def _check(self, mark_data: bytes) -> Mark:
+        mark = parse_mark(mark_data, f"{self.url}/{MARK}")
+        check_mark(mark, self.url, self.namespace, by_user=False)
+        return mark
 
     def _reason(self, name: str) -> str:
         try:

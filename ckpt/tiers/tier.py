@@ -37,6 +37,9 @@ class Tier(Protocol):
             NamespaceError: it is another's.
         """
 
+    def check(self) -> None:
+        """Raises NamespaceError when what is there is another's; changes nothing."""
+
     def read_claim(self) -> Claim | None:
         """Which run the namespace belongs to, None when none has claimed it. Raises CorruptError."""
 

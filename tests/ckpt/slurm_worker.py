@@ -28,6 +28,7 @@ def work(attempt: int) -> None:
         worker.send("sealed", slot=0, step=STEP, rank=rank, layout=layout(len(data)).to_json(), drain=False)
         while not any(event["event"] == "committed" for event in worker.events(60)):
             pass
+        worker.request("flush", timeout_s=60)
     else:
         for saved in range(plan["world_size"]):
             reply = worker.request("open", timeout_s=60, rank=saved, blocks=None)
