@@ -17,5 +17,5 @@ class Deadlines:
     restore_s: float = 1800.0  # all nodes take up a restore plan, lost shards made again
     world_s: float = 120.0  # all agents of the attempt come together
     beat_s: float = 10.0  # between two signs of life in the tiers that hold our claim
-    quiet_s: float = 35.0  # without a sign of life of another run: its claim counts no more
+    quiet_s: float = 75.0  # without a sign of life of another run it is dead; NFS may show old names for 60 s
     leave_s: float = 5.0  # all agents leave together at the end
