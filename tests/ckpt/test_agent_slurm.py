@@ -62,7 +62,7 @@ attempt 1
 
 @pytest.mark.slurm
 @pytest.mark.faults
-def test_one_memory_lost_comes_back_by_parity_two_from_the_nodes_disks_and_with_those_gone_from_s3(
+def test_a_lost_node_comes_back_by_parity_two_memories_from_their_disks_and_two_lost_nodes_from_s3(
     slurm_cluster: TestCluster,
 ) -> None:
     """The S3 server runs on the fourth node."""
@@ -79,11 +79,11 @@ server=$!
 trap 'kill $server; wait; {EVERYWHERE} rm -rf $HOLDFAST_RAM_DIR {nvme}; on $S3_HOST "rm -r /dev/shm/s3"' EXIT
 on ${{nodes[0]}} 'timeout 30 bash -c "until echo > /dev/tcp/$S3_HOST/9000; do sleep 0.1; done" 2> /dev/null'
 attempt 0
-on ${{nodes[1]}} '{WIPE}'
+on ${{nodes[1]}} '{WIPE}; rm -r {nvme}'
 attempt 1
-for node in ${{nodes[0]}} ${{nodes[1]}}; do on $node '{WIPE}'; done
+for node in ${{nodes[0]}} ${{nodes[2]}}; do on $node '{WIPE}'; done
 attempt 2
-for node in ${{nodes[0]}} ${{nodes[1]}}; do on $node '{WIPE}; rm -r {nvme}'; done
+for node in ${{nodes[0]}} ${{nodes[1]}}; do on $node '{WIPE}; rm -rf {nvme}'; done
 attempt 3
 """
     s3 = {"url": f"s3://{BUCKET}/run", "endpoint_url": f"http://{slurm_cluster.nodes[3]}:9000", "region": "us-east-1"}
