@@ -57,7 +57,7 @@ def allreduce(node: Node) -> Finding:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    measured = read_measured(_run(node, [*_PROGRAM, "--port", str(port)]))
+    measured = read_measured(_run(node, [*_PROGRAM, "--node-rank", "0", "--port", str(port)]))
     return judge_node(measured, node.expected.allreduce_gb_s if node.expected else None)
 
 
@@ -189,6 +189,8 @@ def _in_all(pairs: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _allocated(environment: Mapping[str, str]) -> list[str]:
+    if int(environment.get("SLURM_STEP_NUM_NODES", "1")) > 1:
+        raise NotHere("one of several checks in one Slurm step; pairs are measured once, from the batch script")
     if "SLURM_JOB_ID" not in environment or "SLURM_JOB_NODELIST" not in environment:
         raise NotHere("not in a Slurm allocation of several nodes")
     nodes = expand(environment["SLURM_JOB_NODELIST"])

@@ -33,7 +33,8 @@ def test_a_loopback_without_libfabric_is_skipped(tmp_path: Path) -> None:
     assert loopback.tcp_loopback.run(node_of(tmp_path)).status is Status.SKIPPED
 
 
-def test_an_all_reduce_on_this_machine_is_right_and_timed() -> None:
+def test_an_all_reduce_on_this_machine_is_right_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "1")  # as on the second node of a step that checks each node for itself
     finding = collective.allreduce.run(Node())
     assert finding.status is Status.OK and "2 ranks, gloo" in finding.measured
 
@@ -43,6 +44,19 @@ def test_every_pair_of_an_allocation_is_measured(slurm_cluster: object) -> None:
     command = [sys.executable, "-m", "launcher", "node", "check", "--only", "allreduce_pairs", "--json"]
     done = slurm_cluster.run_as_user(["salloc", "-N3", "-t5", *command], timeout_s=120)  # type: ignore[attr-defined]
     assert '"status": "ok"' in done.stdout and "3 pairs, slowest" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({}, "not in a Slurm allocation"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}, "one node"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_STEP_NUM_NODES": "4"}, "from the batch script"),
+    ],
+)
+def test_pairs_are_measured_once_for_an_allocation(environment: dict[str, str], why: str) -> None:
+    finding = collective.allreduce_pairs.run(Node(environment=environment))
+    assert finding.status is Status.SKIPPED and why in finding.measured
 
 
 def test_each_node_is_in_two_pairs_and_never_in_two_at_once() -> None:
