@@ -141,7 +141,7 @@ class Attempt:
         try:
             nodes = await asyncio.to_thread(self._cluster.unusable, self._nodes)
         except SlurmError as error:
-            reason = f"checkpoint agents not started: {error}"
+            reason = f"the scheduler does not answer, so no checkpoint agent starts; the job waits for it: {error}"
             evidence.faults[0] = Fault(kind=SCHEDULER_LOST, node=None, reason=reason)
             return
         if nodes:
