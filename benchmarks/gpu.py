@@ -1,6 +1,6 @@
 """What saving costs training on one GPU: milliseconds blocked, and the step time with and without saves.
 
-    python benchmarks/gpu.py [--gib 12] [--steps 60] [--every 10]
+    PYTHONPATH=. python benchmarks/gpu.py [--gib 12] [--steps 60] [--every 10]
 
 Trains layers of 64 MiB with AdamW until weights and optimizer state are `--gib` together, and saves them to memory
 every `--every` steps: by Checkpointer.save, and by torch's dcp.async_save with a pinned stager. Prints JSON:

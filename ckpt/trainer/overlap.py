@@ -8,6 +8,7 @@ else changes in place meanwhile is noticed by its version, and the save fails.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -86,7 +87,7 @@ class Overlap:
         """Enqueues copies of tensors that the device holds.
 
         Raises:
-            CopyError: the device refused.
+            CopyError: the device refused; nothing is being copied then.
         """
         if self._hook is None:
             from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -99,6 +100,8 @@ class Overlap:
                 self._device.copy([job.view for job in now], [job.tensor for job in now], aside=aside)
             copies = Copies(self._device.mark(), [job for job in jobs if job.stepped])
         except RuntimeError as error:
+            with contextlib.suppress(RuntimeError):  # a device that has failed for good writes nothing any more
+                self._device.mark().wait()
             raise CopyError(f"copying from the device failed: {str(error).splitlines()[0]}") from None
         self._running.append(copies)
         return copies

@@ -190,7 +190,8 @@ class Session:
             self._lose(error)
 
     def close(self) -> None:
-        """Says goodbye, so that a stop does not wait for this rank."""
+        """Says goodbye, so that a stop does not wait for this rank; copies that still run have a moment to end."""
+        self._sealing.settle(self._deadlines.slot_s)
         with self._lock:
             self._closed = True
             self._send("bye")

@@ -290,3 +290,26 @@ def test_a_load_into_another_layout_opens_only_the_records_it_needs(known: bool)
     reads._plan({"#dtensor": "w"}, Box((30, 0), (9, 3)), torch.empty(9, 3), lambda *_: None, ("w",))
     assert [read.rank for read in reads.reads] == [7, 8, 9]
     assert set(saved.opened) == ({2, 7, 8, 9} if known else set(range(2, 10)))
+
+
+def hybrid(fill: float, shape: tuple[int, int]) -> DTensor:
+    """Sharded by rows within a group of ranks, the same in every group."""
+    mesh = init_device_mesh("cpu", shape)
+    return distribute_tensor(torch.arange(50_001.0).reshape(7143, 7) + fill, mesh, [Replicate(), Shard(0)])
+
+
+def save_hybrid(ckpt: Checkpointer, rank: int) -> None:
+    ckpt.save(1, {"w": hybrid(0, (2, 2))})
+
+
+def load_hybrid(ckpt: Checkpointer, rank: int) -> bool:
+    state = {"w": hybrid(5, (1, dist.get_world_size()))}
+    ckpt.load(state)
+    return torch.equal(state["w"].full_tensor(), torch.arange(50_001.0).reshape(7143, 7))
+
+
+def test_a_tensor_sharded_in_groups_that_are_the_same_is_stored_once(world: World) -> None:
+    world.run(4, save_hybrid)
+    chunks = [read_record(world.ram_dir, f"own-{rank}-0").layout.chunks[0] for rank in range(4)]
+    assert sum(chunk.nbytes for chunk in chunks) == 4 * 50_001 and all(chunk.nbytes > 40_000 for chunk in chunks)
+    assert world.run(3, load_hybrid) == [True] * 3
