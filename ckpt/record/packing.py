@@ -1,9 +1,9 @@
 """A manifest's shards as rows: what ranks have in common is stored once, a rank's record is made when it is asked for.
 
 Thousands of ranks have the same tensors with other offsets. So a layout is taken apart into its table (key, dtype,
-shape, sizes, start and bytes of every chunk), its tree of values and its offsets; each is stored once for all ranks
-that have the same. Offsets are runs of (how many chunks, offsets in units of the chunk's sizes), which for FSDP is one
-run for each rank.
+shape, sizes, start, bytes and spread of every chunk), its tree of values and its offsets; each is stored once for all
+ranks that have the same. Offsets are runs of (how many chunks, offsets in units of the chunk's sizes), which for FSDP
+is one run for each rank.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Packer:
     def row(self, record: ShardRecord, file: str, offset: int) -> Row:
         """The row of one shard; what is new in it joins `parts` and `files`."""
         chunks = record.layout.chunks
-        table = [[c.key, c.dtype, list(c.shape), list(c.sizes), c.start, c.nbytes] for c in chunks]
+        rows = [[c.key, c.dtype, list(c.shape), list(c.sizes), c.start, c.nbytes, *c.to_list()[7:]] for c in chunks]
+        table = [[spread.to_json() for spread in record.layout.spreads], rows]
         return Row(
             rank=record.rank, file=self._file(file), offset=offset, nbytes=record.nbytes, drain=record.drain,
             table=self._part(table), tree=self._part(record.layout.tree), offsets=self._part(_runs(chunks)),
@@ -112,7 +113,8 @@ class Packed:
         """The record of one shard; raises CorruptError unless its parts fit together."""
         blocks = row.blocks
         try:
-            chunks = list(_chunks(self.parts[row.table], self.parts[row.offsets]))
+            spreads, table = self.parts[row.table]
+            chunks = list(_chunks(table, self.parts[row.offsets]))
         except (TypeError, ValueError) as error:
             raise CorruptError(f"manifest: the layout of rank {row.rank} does not fit together: {error}") from None
         return ShardRecord.from_json(
@@ -120,7 +122,7 @@ class Packed:
                 "format": FORMAT, **save.to_json(), "namespace": namespace, "rank": row.rank, "world_size": world_size,
                 "drain": row.drain, "block_bytes": BLOCK_BYTES,
                 "blocks": [blocks[i : i + _CHECKSUM_DIGITS] for i in range(0, len(blocks), _CHECKSUM_DIGITS)],
-                "layout": {"nbytes": row.nbytes, "chunks": chunks, "tree": self.parts[row.tree]},
+                "layout": {"nbytes": row.nbytes, "chunks": chunks, "tree": self.parts[row.tree], "spreads": spreads},
             }
         )  # fmt: skip
 
@@ -156,8 +158,8 @@ def _chunks(table: list[Any], runs: list[Any]) -> Iterator[list[Any]]:
             row = next(rows, None)
             if row is None:
                 raise ValueError("more offsets than chunks")
-            key, dtype, shape, sizes, start, nbytes = row
+            key, dtype, shape, sizes, start, nbytes, *spread = row
             offsets = [n * size for n, size in zip(numbers, sizes, strict=True)] if unit else numbers
-            yield [key, dtype, shape, offsets, sizes, start, nbytes]
+            yield [key, dtype, shape, offsets, sizes, start, nbytes, *spread]
     if next(rows, None) is not None:
         raise ValueError("fewer offsets than chunks")

@@ -21,6 +21,7 @@ from ckpt.record.files import durable_write
 from ckpt.record.layout import ALIGN_BYTES, Chunk, Layout, align
 from ckpt.record.manifest import ShardPlace, merge, new_manifest, pack, read_manifest, write_manifest
 from ckpt.record.shard import SaveId, ShardRecord, read_record, seal_json, unseal_json, write_record
+from ckpt.record.spread import Spread
 
 SAVE = SaveId(step=7, attempt=2, run_id="run")
 
@@ -268,6 +269,24 @@ def test_a_manifest_round_trips_in_order_of_rank(tmp_path: Path) -> None:
     assert list(read_manifest(tmp_path).shards) == list(manifest.shards)
     assert [shard.rank for shard in manifest.shards] == [0, 1, 2]
     assert manifest.nbytes == 300
+
+
+def test_a_manifest_keeps_over_which_ranks_tensors_are_spread(tmp_path: Path) -> None:
+    spreads = (Spread(shape=(2,), ranks=range(2), splits=(None,)), Spread(shape=(2,), ranks=(1, 0), splits=(0,)))
+
+    def shared(rank: int) -> ShardPlace:
+        own = Chunk(key="own", dtype="uint8", shape=(7,), offsets=(0,), sizes=(7,), start=0, nbytes=7)
+        replica = Chunk(key="w", dtype="uint8", shape=(9,), offsets=(5 * rank,), sizes=(5 - rank,), start=64,
+                        nbytes=5 - rank, spread=0, owners=(0, 1))  # fmt: skip
+        nothing = Chunk(key="v", dtype="uint8", shape=(9,), offsets=(0,), sizes=(0,), start=128, nbytes=0, spread=1)
+        layout = Layout(chunks=(own, replica, nothing), tree={}, nbytes=128, spreads=spreads)
+        record = ShardRecord(save=SAVE, namespace="gpt", rank=rank, world_size=2, layout=layout,
+                             blocks=checksums(memoryview(bytes(128))))  # fmt: skip
+        return ShardPlace(rank=rank, file="node-00000.data", offset=4096 * rank, record=record)
+
+    places = [shared(0), shared(1)]
+    write_manifest(tmp_path, new_manifest(SAVE, 2, 1.5, merge(SAVE, "gpt", 2, [pack(SAVE, places)])))
+    assert list(read_manifest(tmp_path).shards) == places
 
 
 @pytest.mark.parametrize("ranks", [[0], [0, 0], [0, 1, 1], [1, 2], []])
