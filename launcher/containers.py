@@ -1,7 +1,8 @@
 """Containers through pyxis, NVIDIA's plugin for Slurm: its options belong to the steps that run the job's processes.
 
 On the batch script they would do nothing (pyxis acts on steps), or put the supervisor, which calls Slurm, into the
-container. Slurm's own `container` (an OCI bundle) is an sbatch option like any other.
+container. The steps call the supervisor's Python by its path, so the image or a mount has to have it there. Slurm's own
+`container` (an OCI bundle) is an sbatch option like any other.
 """
 
 from __future__ import annotations
