@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from launcher.node_env import env
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -51,9 +49,12 @@ class _NodeVerbs(_RoomVerbs):
     """`holdfast node`."""
 
     def _verbs(self) -> Any:
+        from launcher.node_env import app as env
         from lifecycle.cli import app as verbs
 
-        return typer.main.get_group(verbs)
+        group = typer.main.get_group(verbs)
+        group.add_command(typer.main.get_command(env), "env")
+        return group
 
 
 _OPTIONS: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "pretty_exceptions_enable": False}
@@ -61,7 +62,6 @@ app = typer.Typer(**_OPTIONS, help="Keeps PyTorch training on Slurm running thro
 cluster_app = typer.Typer(**_OPTIONS, help="A real Slurm of several nodes on this one machine (needs root).")
 app.add_typer(typer.Typer(**_OPTIONS, cls=_CheckpointVerbs, help="List and verify checkpoints."), name="ckpt")
 node_app = typer.Typer(**_OPTIONS, cls=_NodeVerbs, help="Check and provision the node this runs on.")
-node_app.command("env", short_help="Print and lint the environment for NCCL and the fabric.")(env)
 app.add_typer(node_app, name="node")
 app.add_typer(cluster_app, name="cluster")
 

@@ -15,6 +15,8 @@ from launcher.errors import UsageError
 from launcher.fabric import MODES, efa_devices, fabric_environment, plugin_path, read_nccl_log, wrong
 from lifecycle import expected, instance_type
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
 # What is shown beside the remarks: the settings of the libraries that training rests on.
 _SHOWN = (
     "NCCL_",
@@ -30,6 +32,7 @@ _SHOWN = (
 )
 
 
+@app.command("env", short_help="Print and lint the environment for NCCL and the fabric.")
 def env(
     fabric: Annotated[str, typer.Option(help="As in the job file: require, prefer or any.")] = "prefer",
     nccl_log: Annotated[
