@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 _TABLE = Path(__file__).with_name("versions.yaml")
 _VENDOR = "sys/class/dmi/id/sys_vendor"
 _PRODUCT = "sys/class/dmi/id/product_name"  # on EC2's Nitro machines this is the instance type
@@ -57,6 +55,8 @@ def instance_type(root: Path = Path("/")) -> str | None:
 
 @cache
 def _instances() -> dict[str, dict[str, Any]]:
+    import yaml  # here: the package is imported where nobody reads a table
+
     return dict(yaml.safe_load(_TABLE.read_text())["instances"])
 
 

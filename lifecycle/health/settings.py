@@ -7,8 +7,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lifecycle.errors import UsageError
 
 SETTINGS_FILE = Path("/etc/holdfast/health.yaml")
@@ -41,6 +39,8 @@ class Settings:
         Raises:
             UsageError: it cannot be read or is not such a file.
         """
+        import yaml  # here: the package is imported where nobody reads settings
+
         try:
             found = yaml.safe_load(path.read_text())
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
