@@ -45,8 +45,9 @@ fi
 
 mkdir -p /etc/holdfast
 if [[ -f $resources ]]; then
-    [[ -f $here/provisioning_parameters.json ]] && cp "$here/provisioning_parameters.json" /etc/holdfast/
-    set -- --resource-config "$resources" --parameters /etc/holdfast/provisioning_parameters.json "$@"
+    given=$here/provisioning_parameters.json kept=/etc/holdfast/provisioning_parameters.json
+    [[ ! -f $given ]] || cmp -s "$given" "$kept" || cp "$given" "$kept"
+    set -- --resource-config "$resources" --parameters "$kept" "$@"
     mkdir -p /var/log/provision # HyperPod sends what is here to CloudWatch
     "$home/bin/holdfast" node provision "$@" 2>&1 | tee -a /var/log/provision/provisioning.log
 else
