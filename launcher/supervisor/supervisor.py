@@ -247,7 +247,7 @@ class Supervisor:
         why = await until_written(lambda: probe(log_dir), timeout_s=0.0, give_up=lambda: True)
         if why is None or self.requests.any:
             return None
-        what = f"the job's folder cannot be written ({why}): no attempt starts before it can"
+        what = f"the job's folder cannot be written ({why}); no attempt starts before: make room in {self._job_dir}"
         self.record("problem", what=what)
         why = await self._until_written(lambda: probe(log_dir))
         if why is None or self.requests.any:
