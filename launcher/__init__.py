@@ -5,6 +5,8 @@
     submission/    handing a job to Slurm or to the local cluster; or running it inside the job that we are in
     supervisor/    decides: one per job
     clusters/      starts runners and agents, on Slurm or on this machine
+    standby        takes over from a supervisor that is lost
+    terms          who supervises a job: terms and the lease
     runner/        one per node: heartbeat, warm process, workers
     history/       events.jsonl, the single record, and its readers
     registry       where this user's jobs are

@@ -31,6 +31,7 @@ class Cluster(Protocol):
         restart_count: how often the job was requeued.
         listen_host: where the supervisor's server listens.
         host: the address by which runners reach it.
+        node: the node that it runs on; None where it runs beside them.
         can_requeue: whether `requeue` can bring the job other nodes.
     """
 
@@ -40,6 +41,7 @@ class Cluster(Protocol):
     restart_count: int
     listen_host: str
     host: str
+    node: str | None
     can_requeue: bool
 
     async def start_runners(self, environment: Mapping[str, str]) -> None:
@@ -85,6 +87,15 @@ class Cluster(Protocol):
             "cancel": the job is to end for good. "requeue": it is being ended to start again, or will be started
             again by whoever ends it. "preempted": it has to go, and starts again only if we requeue it.
         """
+
+    def adopt_agents(self) -> AgentsHandle:
+        """The agents that an earlier supervisor started; they are told to end, and killed, through their runners."""
+
+    def let_go(self) -> None:
+        """Others may have taken over: what was started here must not act on their nodes any more; runners go on."""
+
+    def end_job(self) -> None:
+        """The outcome is written: sees to it that the scheduler lets the job end. Blocks; it may end us as well."""
 
     async def close(self, *, forget: bool) -> None:
         """Ends whatever was started here and still runs; kills what does not end by itself.

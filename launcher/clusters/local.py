@@ -29,6 +29,7 @@ class LocalCluster:
     name = "local"
     restart_count = 0
     listen_host = host = "127.0.0.1"
+    node: str | None = None
     can_requeue = False
 
     def __init__(self, spec: JobSpec, job_dir: Path) -> None:
@@ -56,6 +57,15 @@ class LocalCluster:
             argv += [":"] * (index > 0) + ["-n", "1", "env", *own, *agent_launch.command()]
         mpi = agent_launch.environment(loopback=True) | _private_mpi(self._mpi_dir)
         return await Spawned.start(argv, {**environment, **mpi}, log_path)
+
+    def adopt_agents(self) -> AgentsHandle:
+        raise UsageError("on the local cluster nodes end with their supervisor; start the job again in the same folder")
+
+    def let_go(self) -> None:
+        """Nobody takes over on the local cluster."""
+
+    def end_job(self) -> None:
+        """Nothing to do: the job ends with this process."""
 
     def requeue(self, exclude: Collection[str] = ()) -> None:
         raise UsageError("the local cluster has no queue; start the job again in the same folder to go on")

@@ -3,9 +3,10 @@
 Every srun names its nodes: after a node has died, SLURM_JOB_NODELIST is stale and a plain srun fails. Both steps get
 --no-kill of their own, or the loss of one node would end them everywhere. The exit code of such an srun says nothing.
 
-Once the runners are there, their srun is killed, with its helper, and the step goes on. A srun that lives ends the step
-on all nodes ("Aborting, io error and missing step on node") when a node crashes and is back within SlurmdTimeout (seen
-on 22.05).
+A step goes on without its srun, but srun has a helper that cancels the step when srun alone is killed, and srun cancels
+it on a SIGTERM, and on a node that crashes and is back within SlurmdTimeout ("Aborting, io error and missing step on
+node"; all seen on 22.05). So once the runners are there, their srun is killed with its helper. Until then, and for the
+agents, it outlives a supervisor that dies; where another node may have taken over it is killed likewise.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TypeVar
 
 import ckpt.agent.launch as agent_launch
 from launcher.clusters.cluster import AgentsHandle
-from launcher.clusters.spawned import Spawned
+from launcher.clusters.spawned import Adopted, Spawned
 from launcher.containers import of_the_steps
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
@@ -36,6 +37,7 @@ T = TypeVar("T")
 _CLOSE_TIMEOUT_S = 2.0
 _CONNECT_TIMEOUT_S = 2.0
 _ASK_TIMES = 5
+_SCRIPT_ENDS_S = 5.0
 _ASK_AGAIN_S = 0.3
 
 
@@ -64,16 +66,19 @@ class SlurmCluster:
         self._job_dir = job_dir
         self._slurm = slurm or Slurm()
         self._runners: Spawned | None = None
+        self._agents: Spawned | None = None
         self.run_id = f"slurm-{job.cluster}-{job.job_id}"
         self.nodes = job.nodes
         self.restart_count = job.restart_count
         self.host = socket.gethostname()
+        self.node: str | None = job.node
 
     async def start_runners(self, environment: Mapping[str, str]) -> None:
         output = self._job_dir / "log" / "runner-%N.log"
         argv = self._srun(list(self.nodes), "--mpi=none", f"--output={output}", "--open-mode=append")
         argv += [sys.executable, "-m", "launcher.runner"]
-        self._runners = await Spawned.start(argv, environment, self._job_dir / "log" / "srun-runners.log")
+        log_path = self._job_dir / "log" / "srun-runners.log"
+        self._runners = await Spawned.start(argv, environment, log_path, outlives_us=True)
 
     async def release_runners(self) -> None:
         if self._runners is not None:
@@ -82,7 +87,31 @@ class SlurmCluster:
     async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
         argv = [*self._srun(nodes, "--mpi=pmix"), *agent_launch.command()]
         own = agent_launch.environment() | {"HOLDFAST_RAM_DIR": str(memory_dir(self.run_id))}
-        return await Spawned.start(argv, {**environment, **own}, log_path)
+        self._agents = await Spawned.start(argv, {**environment, **own}, log_path, outlives_us=True)
+        return self._agents
+
+    def adopt_agents(self) -> AgentsHandle:
+        return Adopted()
+
+    def let_go(self) -> None:
+        for step in (self._runners, self._agents):
+            if step is not None:
+                step.let_go()
+
+    def end_job(self) -> None:
+        """The batch script ends the job when it sees the outcome. Where it is lost with its host, scancel has to."""
+        try:
+            deadline_s = time.monotonic() + _SCRIPT_ENDS_S
+            while (job := self._insist(lambda: self._slurm.job(self._job_id))) is not None and job.state == "RUNNING":
+                if job.batch_host == self.node:
+                    return
+                if time.monotonic() > deadline_s:
+                    log.info("job %s has lost its batch script: cancelled, its outcome is in the folder", self._job_id)
+                    self._insist(lambda: self._slurm.cancel(self._job_id))
+                    return
+                time.sleep(_ASK_AGAIN_S)
+        except SlurmError as error:
+            log.error("job %s has ended but Slurm could not be told: %s; scancel it", self._job_id, error)
 
     def unusable(self, nodes: Collection[str]) -> dict[str, str]:
         job = self._slurm.job(self._job_id)

@@ -1,4 +1,4 @@
-"""A program that a cluster started and answers for."""
+"""A program that a cluster started and answers for, or that an earlier supervisor did."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from launcher.runner.processes import die_with_parent
 
 
 class Spawned:
-    """A child in a session of its own, which the kernel ends with us. An AgentsHandle."""
+    """A child in a session of its own. An AgentsHandle."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self._let_go: asyncio.Event | None = None
 
     @classmethod
-    async def start(cls, argv: Sequence[str], environment: Mapping[str, str], log_path: Path) -> Spawned:
+    async def start(
+        cls, argv: Sequence[str], environment: Mapping[str, str], log_path: Path, *, outlives_us: bool = False
+    ) -> Spawned:
         """Starts a program.
 
         Args:
             argv: the program and its arguments.
             environment: added to ours.
             log_path: its output is appended there.
+            outlives_us: whether it goes on without us; otherwise the kernel ends it with us.
 
         Raises:
             OSError: it cannot be started, or the log cannot be written.
@@ -40,7 +44,7 @@ class Spawned:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=lambda: die_with_parent(me),
+                preexec_fn=None if outlives_us else lambda: die_with_parent(me),
             )
         finally:
             os.close(log)
@@ -48,15 +52,43 @@ class Spawned:
 
     async def wait(self) -> None:
         await self._process.wait()
+        if self._let_go is not None:
+            await self._let_go.wait()
+
+    def let_go(self) -> None:
+        """Ends the launcher without its helpers' doing anything; what it launched elsewhere goes on.
+
+        wait() returns only after kill().
+        """
+        self._let_go = self._let_go or asyncio.Event()
+        self._kill_at_once()
 
     async def kill(self) -> None:
+        self._kill_at_once()
+        if self._let_go is not None:
+            self._let_go.set()
+        await self._process.wait()
+
+    def _kill_at_once(self) -> None:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
 
     async def end(self, timeout_s: float) -> None:
         """Gives it `timeout_s` to end by itself, then kills it."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), timeout_s)
         await self.kill()
+
+
+class Adopted:
+    """What an earlier supervisor started on other nodes. Nothing of it is here to wait for. An AgentsHandle."""
+
+    def __init__(self) -> None:
+        self._let_go = asyncio.Event()
+
+    async def wait(self) -> None:
+        await self._let_go.wait()
+
+    async def kill(self) -> None:
+        self._let_go.set()

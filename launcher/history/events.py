@@ -30,15 +30,18 @@ class EventLog:
 
     Args:
         path: the file; made 0600 if missing.
+        lock: whether to refuse a file that another process writes. On Slurm the job's terms say who writes, on all
+            nodes.
 
     Raises:
         LauncherError: another process writes it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, lock: bool = True) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._fd)
             raise LauncherError(f"{path}: another supervisor runs this job; wait for its end or cancel it") from None

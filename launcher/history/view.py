@@ -67,6 +67,9 @@ def describe(event: Event) -> str:
             return f"start: {plural(event.get('nodes_requested'), 'node')} + {plural(event.get('spares'), 'spare')}"
         case "node_ready":
             return f"{node} ready"
+        case "takeover":
+            lost = f" from {event['predecessor']}" if event.get("predecessor") else ""
+            return f"supervisor taken over by {node}{lost} (term {event.get('term')})"
         case "attempt_start":
             return f"attempt {event.get('attempt')} ({event.get('rung')}) on {' '.join(event.get('nodes') or ())}"
         case "restore":

@@ -1,6 +1,8 @@
 """One per node: holds the node's workers and speaks for it.
 
     runner.py      the process `python -m launcher.runner`: connection to the supervisor, heartbeat, fencing
+    succession.py  which supervisor rules; starts a standby when there is none
+    memo.py        what a supervisor that takes over has to be told again
     watch.py       one attempt as seen on this node: the workers' board, the ckpt agent's events
     workers.py     the runner's handle on the warm process; ends workers for certain
     warm.py        the warm process, the only module here that imports torch: forks an elastic agent for each attempt
@@ -12,7 +14,8 @@
     processes.py   finding and ending processes
 
 Messages (JSON objects on launcher.channel), runner -> supervisor:
-    hello {node, pid, warm, port, problem}   first; problem: why this node cannot train, or null
+    hello {node, pid, attempt, warm, port, problem}    first; attempt: what runs here, or null; problem: why this node
+        cannot train, or null. Then once more what it has told of the attempt: another supervisor may have heard that
     heartbeat {attempt, step, slowest, activity, warm, port}    twice a second and on change; step: the furthest of
         the node's ranks; slowest: of those still training; activity: grows while they do anything that can be seen;
         port: free for the next rendezvous
@@ -21,13 +24,15 @@ Messages (JSON objects on launcher.channel), runner -> supervisor:
     first_step {attempt, step, time}         the first step boundary beyond the restored step
     monitor {attempt, event}                 what the ckpt agent told
     agent_lost {attempt, reason}             the ckpt agent did not come up, or went away
+    agent_ended {attempt}                    the ckpt agent has ended after it was released
     ended {attempt, ok, step, failures: [{rank, exit_code, time, error, traceback}], reason}
     killed {attempt, step, left}             nothing of the attempt runs here any more, but for the pids in left
     stacks {attempt, ranks: [{rank, state, boundary, frames}]}    where each worker is; the files are written
     signal {name}                            the runner got this signal
     broken {reason}                          this node cannot start workers at all
 supervisor -> runner:
-    welcome {} · ack {}                      answers to hello and, about once a second, heartbeat
+    welcome {term, turn}                     answers hello; turn: the node's place in the succession, or null
+    ack {turn}                               answers, about once a second, a heartbeat
     start {attempt, node_rank, nodes, master_addr, master_port, agent}     begin the attempt; nodes: a hostlist;
         agent: whether one is coming up
     stop {attempt}                           ask all ranks to stop at one step boundary

@@ -1,8 +1,9 @@
 """The runner of a node: `python -m launcher.runner`.
 
 Connects to the supervisor, says twice a second that it lives, starts and ends what the supervisor asks for. Without a
-supervisor it ends its workers after FENCE_S, so that a node that is cut off cannot go on writing, and leaves after
-LEAVE_S. The messages are listed in the package's docstring.
+supervisor it looks for the next one, or starts it when its turn has come (succession.py). It ends its workers after
+FENCE_S, so that a node that is cut off cannot go on writing, and leaves after LEAVE_S. The messages are listed in the
+package's docstring.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from launcher.errors import LauncherError
 from launcher.fabric import fabric_environment
 from launcher.jobfile import JobSpec
 from launcher.runner.activity import Activity
+from launcher.runner.memo import Memo
 from launcher.runner.memory import MEMORY_ROOT, make_memory_dir, memory_dir, remove_memory_dir
 from launcher.runner.network import NetworkWatch, nccl_log_pattern
 from launcher.runner.processes import die_with_parent, end_all, environment_of, pids_with_environment
 from launcher.runner.stacks import Worker, dump
+from launcher.runner.succession import Succession
 from launcher.runner.watch import Watch
 from launcher.runner.workers import Workers
 from lifecycle import Status, expected, instance_type, preflight
@@ -44,6 +47,7 @@ LEAVE_S = 120.0
 KILL_TIMEOUT_S = 2.0
 
 _RECONNECT_S = 0.5
+_LOOK_S = 0.2
 _RENDEZVOUS_TIMEOUT_S = 120
 # Below the range from which Linux takes ports for outgoing connections, so nothing takes one by chance before we do.
 _PORTS = range(20000, 32000)
@@ -95,6 +99,8 @@ class Runner:
 
     def __init__(self, config: RunnerConfig) -> None:
         self._config = config
+        self._succession = Succession(config.job_dir)
+        self._memo = Memo()
         self._workers = Workers(self._on_workers)
         self._channel: Channel | None = None
         self._watch: Watch | None = None
@@ -122,13 +128,17 @@ class Runner:
         heard_s = time.monotonic()
         try:
             while not self._leaving:
-                if await self._session():
+                rules = self._address()
+                if await self._session() or self._address() != rules:  # one that has just begun gets its time
                     heard_s = time.monotonic()
+                if not self._leaving:
+                    await self._succession.step_in()
                 gone_s = time.monotonic() - heard_s
                 if gone_s > FENCE_S:
                     await self._end_attempt()
                 if gone_s > LEAVE_S:
                     log.error("no supervisor at %s:%s for %s s: leaving", *self._address(), LEAVE_S)
+                    await self._succession.abandon()
                     return
                 if not self._leaving:
                     await asyncio.sleep(_RECONNECT_S)
@@ -136,6 +146,7 @@ class Runner:
             warm.cancel()
             await self._end_attempt()
             await self._workers.close(KILL_TIMEOUT_S)
+            await self._succession.close()
 
     def _preflight(self) -> None:
         """Finds out whether this node can train; the supervisor hears of a problem in the first message."""
@@ -156,12 +167,19 @@ class Runner:
         """One connection to the supervisor, from hello to its end; False if none could be made."""
         try:
             secret = bytes.fromhex((self._config.job_dir / "secret").read_text())
-            hello = {"op": "hello", "node": self._config.node, "pid": os.getpid(), "problem": self._problem}
-            channel, answer = await connect(*self._address(), secret, hello | self._state())
+            found = await self._connect(secret)
         except (ChannelError, OSError, ValueError) as error:
             log.warning("supervisor not reached: %s", error)
             return False
+        if found is None:
+            return False
+        channel, answer = found
+        if answer["op"] == "welcome" and not self._succession.welcome(answer["term"], answer["turn"]):
+            await channel.close()
+            return False
         self._channel = channel
+        for told in self._memo.messages():
+            self._send(told)
         beat = asyncio.create_task(self._heartbeat())
         try:
             message: Message = answer
@@ -177,6 +195,23 @@ class Runner:
             self._channel = None
             await channel.close()
         return True
+
+    async def _connect(self, secret: bytes) -> tuple[Channel, Message] | None:
+        """To the supervisor that rules; None if another comes to rule meanwhile: the old one may never answer."""
+        host, port = address = self._address()
+        hello = {"op": "hello", "node": self._config.node, "pid": os.getpid(), "problem": self._problem}
+        hello |= {"attempt": self._attempt} | self._state()
+        connecting = asyncio.create_task(connect(host, port, secret, hello))
+        try:
+            while not connecting.done():
+                await asyncio.wait({connecting}, timeout=_LOOK_S)
+                if not connecting.done() and self._address() != address:
+                    return None
+                if not connecting.done() and self._succession.term:
+                    await self._succession.step_in()
+            return connecting.result()
+        finally:
+            connecting.cancel()
 
     async def _heartbeat(self) -> None:
         while True:
@@ -202,6 +237,8 @@ class Runner:
             self._in_background(self._kill(message["attempt"]))
         elif op == "dump" and self._is_current(message):
             self._in_background(self._dump(message["attempt"]))
+        elif op == "ack":
+            self._succession.turn = message["turn"]
         elif op == "leave":
             self._leaving = True
             await self._end_attempt()
@@ -212,6 +249,7 @@ class Runner:
         spec = self._spec
         if spec is None:
             raise RuntimeError(f"{self._config.node}: start of an attempt on a node that failed its preflight")
+        self._memo.clear()
         self._attempt = message["attempt"]
         self._first_rank = message["node_rank"] * spec.workers_per_node
         log_dir = self._log_dir(self._attempt)
@@ -316,6 +354,8 @@ class Runner:
             self._watch.stop()
 
     def _send(self, message: Message) -> None:
+        if self._attempt is not None and message.get("attempt") == self._attempt:
+            self._memo.note(message)
         if self._channel is not None:
             try:
                 self._channel.send(message)
@@ -337,7 +377,9 @@ class Runner:
         return message["attempt"] == self._attempt
 
     def _address(self) -> tuple[str, int]:
-        return self._config.host, self._config.port
+        """Of the supervisor that rules; until the first term can be read, the one that started us."""
+        ruling = self._succession.ruling()
+        return (ruling.host, ruling.port) if ruling is not None else (self._config.host, self._config.port)
 
 
 def worker_environment(spec: JobSpec, config: RunnerConfig, attempt: int, nodes: list[str]) -> dict[str, str]:

@@ -32,7 +32,7 @@ class Watch:
         attempt: its number.
         node_rank: this node's rank in it.
         ram_dir: the node's memory directory.
-        send: takes the messages "monitor", "agent_lost" and "first_step".
+        send: takes the messages "monitor", "agent_lost", "agent_ended" and "first_step".
     """
 
     def __init__(self, attempt: int, node_rank: int, ram_dir: Path, send: Send) -> None:
@@ -140,6 +140,8 @@ class Watch:
 
     def _lose_agent(self, reason: str) -> None:
         self.leave_agent()
-        if not self._released:
+        if self._released:
+            self._send({"op": "agent_ended", "attempt": self.attempt})
+        else:
             log.warning("attempt %s: checkpoint agent lost: %s", self.attempt, reason)
             self._send({"op": "agent_lost", "attempt": self.attempt, "reason": reason})

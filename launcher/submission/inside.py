@@ -22,6 +22,7 @@ from submitit.core.utils import JobPaths
 from launcher.channel import ChannelError, connect
 from launcher.errors import JobFailed, LauncherError
 from launcher.jobfile import JobSpec
+from launcher.terms import newest
 from slurm import JobEnvironment
 
 START_TIMEOUT_S = 120.0  # until task 0 supervises; and for its outcome once it has ended
@@ -131,10 +132,12 @@ def _follow(job_dir: Path, earlier: dict[str, Any] | None) -> dict[str, Any]:
 async def _stay(job_dir: Path) -> bool:
     """Keeps a connection to the supervisor for as long as it answers; False if there was none."""
     try:
-        at = json.loads((job_dir / "supervisor.json").read_text())
+        term = newest(job_dir)
+        if term is None:
+            return False
         secret = bytes.fromhex((job_dir / "secret").read_text())
         hello = {"op": "follow", "host": socket.gethostname()}
-        channel, _ = await connect(at["host"], at["port"], secret, hello)
+        channel, _ = await connect(term.host, term.port, secret, hello)
     except (ChannelError, OSError, ValueError):
         return False
     try:

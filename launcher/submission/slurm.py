@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import shutil
 import time
@@ -95,6 +96,19 @@ class SupervisedSlurmJob(SlurmJob):
         deadline_s = time.monotonic() + _RELEASE_DEADLINE_S
         while not self.watcher.is_done(self.job_id, mode="force") and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
+
+    def _get_outcome_and_result(self) -> tuple[str, Any]:
+        """A job whose batch host was lost left no pickle; its outcome is in the folder all the same."""
+        if not self.paths.result_pickle.exists():
+            try:
+                outcome = json.loads((self.paths.folder / "result.json").read_text())
+            except FileNotFoundError:
+                return super()._get_outcome_and_result()
+            del outcome["run_id"]
+            if outcome["exit_code"]:
+                return "error", f"{outcome['name']}: {outcome['reason']}"
+            return "success", outcome
+        return super()._get_outcome_and_result()
 
     def cancel(self, check: bool = True) -> None:
         """Ends the job at once; a supervisor that runs notes the outcome first.

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from launcher.clusters.cluster import AgentsHandle, Cluster
 from launcher.errors import LauncherError
+from launcher.history.events import Event
 from launcher.supervisor.clearing import clear
 from launcher.supervisor.evidence import Evidence
-from launcher.supervisor.faults import AGENT_LOST, HANG, SCHEDULER_LOST, START_TIMEOUT, Fault, root_cause
+from launcher.supervisor.faults import AGENT_LOST, HANG, NODE_LOST, SCHEDULER_LOST, START_TIMEOUT, Fault, root_cause
 from launcher.supervisor.hang import CHECK_S, HangDetector, Stall, suspect
 from launcher.supervisor.host import Host
 from launcher.supervisor.links import Links, Notice
@@ -21,6 +22,8 @@ from slurm import SlurmError
 from slurm.hostlist import compress
 
 START_TIMEOUT_S = 300.0  # until workers run everywhere; a cold import of torch from a shared file system is slow
+RETURN_S = 6.0  # after a take-over: a runner believes for 5 s in a supervisor that is cut off
+PREDECESSOR_S = 1.0
 STOP_TIMEOUT_S = {"time_limit": 75.0}  # sbatch --signal=B:USR2@90 leaves 90 s
 DEFAULT_STOP_TIMEOUT_S = 25.0  # Slurm's KillWait, 30 s by default, runs from the SIGTERM that makes us stop
 AGENT_PATIENCE_S = 10.0  # they need two; those that wait for one that cannot start would wait for a minute
@@ -72,6 +75,20 @@ class Attempt:
         self._stop_passed_on = False
         self._evidence = Evidence(number, nodes, host, hang, log_dir)
 
+    async def resume(self, history: Sequence[Event], predecessor: str | None) -> Ending:
+        """Goes on with an attempt that another supervisor began, and that runs; instead of run().
+
+        Args:
+            history: the job's events.
+            predecessor: that supervisor's node, which may be lost with it.
+        """
+        self._evidence.resume(history)
+        self._evidence.started.update(self._nodes)
+        if self._agent_environment is not None:
+            self._adopt(self._cluster.adopt_agents())
+        await self._wait_for_return(predecessor)
+        return await self._finish()
+
     async def run(self) -> Ending:
         evidence = self._evidence
         await self._begin()
@@ -81,6 +98,11 @@ class Attempt:
                 self._host.record("workers_started", attempt=self._number, seconds=evidence.seconds)
             else:
                 self._blame_late_start()
+        return await self._finish()
+
+    async def _finish(self) -> Ending:
+        """From the workers' start to the end."""
+        evidence = self._evidence
         await self._train()
         if evidence.failures and not evidence.faults:
             await self._find_cause()
@@ -122,8 +144,12 @@ class Attempt:
         except (LauncherError, OSError) as error:
             self._evidence.fault(Fault(kind=AGENT_LOST, node=None, reason=f"checkpoint agents not started: {error}"))
             return
-        self._agents_waiter = asyncio.create_task(self._wait_for_agents(self._agents))
+        self._adopt(self._agents)
         self._asking = asyncio.create_task(self._ask_after_agents())
+
+    def _adopt(self, agents: AgentsHandle) -> None:
+        self._agents = agents
+        self._agents_waiter = asyncio.create_task(self._wait_for_agents(agents))
 
     async def _ask_after_agents(self) -> None:
         """Finds out whether agents that are late can come up at all: the nodes themselves may be in best health."""
@@ -151,6 +177,28 @@ class Attempt:
     async def _wait_for_agents(self, agents: AgentsHandle) -> None:
         await agents.wait()
         self._host.post(Notice(kind="agents_ended", body={"attempt": self._number}))
+
+    async def _wait_for_return(self, predecessor: str | None) -> None:
+        """Until the runners have found us; that of our predecessor's node gets little time once all others have."""
+        evidence, nodes = self._evidence, set(self._nodes)
+        begun_s = time.monotonic()
+        others_s: float | None = None
+        while missing := nodes - evidence.returned - evidence.lost:
+            now_s = time.monotonic()
+            if others_s is None and missing <= {predecessor}:
+                others_s = now_s
+            deadline_s = begun_s + RETURN_S if others_s is None else min(begun_s + RETURN_S, others_s + PREDECESSOR_S)
+            if now_s >= deadline_s or self._host.requests.cancelled:
+                break
+            notice = await self._host.next_notice(deadline_s - now_s)
+            if notice is not None:
+                evidence.take(notice)
+        for node in self._nodes:
+            if node in missing:
+                reason = "lost with the supervisor it ran" if node == predecessor else "its runner did not come back"
+                self._host.put_out(node, reason)
+                evidence.lost.add(node)
+                evidence.fault(Fault(kind=NODE_LOST, node=node, reason=reason, detect_s=0.0))
 
     async def _train(self) -> None:
         """Until the attempt is over; workers that hang end it."""

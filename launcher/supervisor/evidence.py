@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ class Evidence:
         faults: what else ends the attempt, in the order it was heard.
         fault_time_s: when the first of it was noticed (epoch); 0 before that.
         restored: whether the agents have come up and agreed from where to go on.
-        agents_ended: whether the agents' launcher has ended.
+        returned: nodes whose runners have come (back) during the attempt.
+        agents_ended: whether the agents' launcher has ended, or, with nobody to tell that, every node's agent.
         stacks: what nodes have told of their workers' stacks.
     """
 
@@ -53,7 +54,11 @@ class Evidence:
         self.failures: list[WorkerFailure] = []
         self.faults: list[Fault] = []
         self.fault_time_s = 0.0
+        self.returned: set[str] = set()
         self.agents_ended = False
+        self._agents_gone: set[str] = set()
+        self._has_no_launcher = False
+        self._committed: dict[Any, int] = {}  # tier -> step, before we came
         self.stacks: dict[str, list[RankStack]] = {}
 
     @property
@@ -75,6 +80,24 @@ class Evidence:
         """Since the attempt began."""
         return round(time.time() - self._begun_s, 3)
 
+    def resume(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """The attempt was begun by an earlier supervisor; runners will tell again what it may not have heard.
+
+        Args:
+            events: what that one has recorded, the attempt's among them.
+        """
+        self._has_no_launcher = True
+        for event in events:
+            if event.get("attempt") != self._number:
+                continue
+            name = event["event"]
+            if name == "attempt_start":
+                self._begun_s = event["time"]
+            self.restored |= name == "restore"
+            self._first_step_seen |= name == "first_step"
+            if name == "commit":
+                self._committed[event.get("tier")] = event["step"]
+
     def fault(self, fault: Fault) -> None:
         """Something that ends the attempt."""
         self.faults.append(fault)
@@ -89,6 +112,10 @@ class Evidence:
         elif notice.kind == "broken" and node in self._nodes:
             self.lost.add(node)
             self.fault(Fault(kind=RUNNER_LOST, node=node, reason=body["reason"]))
+        elif notice.kind == "hello" and node is not None and node in self._nodes:
+            self._take_return(node, body)
+        elif notice.kind == "isolated":
+            self._has_no_launcher = True  # of the agents: it was let go
         elif body.get("attempt") != self._number:
             return
         elif notice.kind == "unusable":
@@ -116,6 +143,9 @@ class Evidence:
             self._take_agent_event(node, body["event"])
         elif kind == "agent_lost":
             self._judge_agent_loss_later(Notice(kind=kind, node=node, body=body))
+        elif kind == "agent_ended" and self._has_no_launcher:
+            self._agents_gone.add(node)
+            self.agents_ended |= self._agents_gone >= self._nodes
         elif kind == "ended":
             self._take_end(node, body)
         elif kind == "killed":
@@ -124,6 +154,12 @@ class Evidence:
             self._take_network(node, body["problem"], required=body["required"])
         elif kind == "stacks":
             self.stacks[node] = [RankStack.from_report(node, rank) for rank in body["ranks"]]
+
+    def _take_return(self, node: str, body: dict[str, Any]) -> None:
+        self.returned.add(node)
+        if body.get("attempt") != self._number:
+            reason = f"{node}: its workers were ended: no supervisor was heard in time"
+            self.fault(Fault(kind=PROCESS_EXIT, node=node, reason=reason))
 
     def _take_end(self, node: str, body: dict[str, Any]) -> None:
         self._host.see_step(body["step"])
@@ -153,9 +189,13 @@ class Evidence:
         name = event.get("event")
         fields = {key: value for key, value in event.items() if key != "event"} | {"attempt": self._number}
         if name == "restore_plan":
+            if self.restored:
+                return  # told again
             self.restored = True
             self._host.record("restore", **fields)
         elif name == "commit":
+            if event["step"] <= self._committed.get(event.get("tier"), -1):
+                return  # told again
             self._host.see_step(event.get("step"))
             self._host.record("commit", **fields)
         elif name in ("problem", "rebuilt", "stop_agreed"):

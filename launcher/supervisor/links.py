@@ -15,6 +15,8 @@ from launcher.channel import MAX_HALF_OPEN, Channel, ChannelError, Message, serv
 log = logging.getLogger(__name__)
 
 SILENCE_S = 2.5  # heartbeats come every 0.5 s
+SUSPECT_S = 1.5
+ISOLATED_S = 20.0  # most nodes silent at once: time for others to take over, before we believe that they are gone
 _TICK_S = 0.1
 _ACK_EVERY_S = 0.9  # every other heartbeat; a runner gives us up after 5 s
 _CLOSE_TIMEOUT_S = 3.0
@@ -26,7 +28,8 @@ class Notice:
     """Something that the supervisor has to hear of.
 
     Attributes:
-        kind: a runner's message by its `op`; "lost" (body: reason, detect_s); or what others put into the inbox.
+        kind: a runner's message by its `op`; "lost" (body: reason, detect_s); "isolated": most nodes are silent at
+            once; or what others put into the inbox.
         node: whose.
         body: the message.
     """
@@ -50,15 +53,22 @@ class Links:
     Args:
         nodes: the nodes whose runners are served.
         secret: the job's secret.
+        successors: nodes that may take over, in this order.
         inbox: takes a Notice for each message, and one of kind "lost" for each runner that goes.
     """
 
-    def __init__(self, nodes: Iterable[str], secret: bytes, inbox: asyncio.Queue[Notice]) -> None:
+    def __init__(
+        self, nodes: Iterable[str], secret: bytes, inbox: asyncio.Queue[Notice], successors: Iterable[str] = ()
+    ) -> None:
         self._nodes = frozenset(nodes)
+        self._successors = tuple(successors)
+        self._turns: dict[str, int] | None = None  # of those that are left; made when it is asked for
+        self._isolated_s: float | None = None  # since when most nodes have been silent
         self._secret = secret
         self._inbox = inbox
         self._links: dict[str, _Link] = {}
         self._dismissed: dict[str, bool] = {}  # node -> whether it forgets its memory
+        self.term = 0  # of the supervisor; told to every runner
         self._server: asyncio.Server | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -94,19 +104,30 @@ class Links:
             forget: whether it removes its memory directory.
         """
         self._dismissed[node] = forget
+        self._turns = None
         self.send(node, {"op": "leave", "forget": forget})
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether most nodes are silent at once: then it may be us who are cut off."""
+        return self._isolated_s is not None
+
+    def abort(self) -> None:
+        """Drops every connection and tells nobody anything."""
+        self._dismissed = dict.fromkeys(self._nodes, False)
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._server is not None:
+            self._server.close()
+        for link in list(self._links.values()):
+            link.channel.abort()
 
     async def close(self) -> None:
         """Waits for the runners that were dismissed to go, then closes every connection."""
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         while self._links and time.monotonic() < deadline:
             await asyncio.sleep(_TICK_S / 5)
-        if self._watching is not None:
-            self._watching.cancel()
-        if self._server is not None:
-            self._server.close()
-        for link in self._links.values():
-            link.channel.abort()
+        self.abort()
 
     async def _accept(self, channel: Channel, hello: Message) -> None:
         if hello.get("op") == "follow":
@@ -122,7 +143,7 @@ class Links:
         if node in self._links:
             self._links[node].channel.abort()
         link = self._links[node] = _Link(channel, hello)
-        channel.send({"op": "welcome"})
+        channel.send({"op": "welcome", "term": self.term, "turn": self._turn(node)})
         self._inbox.put_nowait(Notice(kind="hello", node=node, body=hello))
         try:
             while True:
@@ -132,7 +153,7 @@ class Links:
                     link.state = message
                     if link.heard_s - link.acked_s >= _ACK_EVERY_S:
                         link.acked_s = link.heard_s
-                        channel.send({"op": "ack"})
+                        channel.send({"op": "ack", "turn": self._turn(node)})
                 self._inbox.put_nowait(Notice(kind=message["op"], node=node, body=message))
         except ChannelError:
             self._lose(node, link, "the connection to its runner closed", 0.0)
@@ -152,13 +173,34 @@ class Links:
             now_s = time.monotonic()
             lag_s = now_s - last_s - _TICK_S
             last_s = now_s
-            for node, link in list(self._links.items()):
-                if lag_s > _TICK_S:  # we were not running: what came meanwhile has not been read yet
+            if lag_s > _TICK_S:  # we were not running: what came meanwhile has not been read yet
+                for link in self._links.values():
                     link.heard_s += lag_s
+            if self._may_be_cut_off(now_s):
+                continue
+            for node, link in list(self._links.items()):
                 silent_s = now_s - link.heard_s
                 if silent_s > SILENCE_S:
                     self._lose(node, link, f"silent for {silent_s:.1f} s", silent_s)
                     link.channel.abort()
+
+    def _turn(self, node: str) -> int | None:
+        """A node's place in the succession."""
+        if self._turns is None:
+            left = (other for other in self._successors if other not in self._dismissed)
+            self._turns = {other: turn for turn, other in enumerate(left)}
+        return self._turns.get(node)
+
+    def _may_be_cut_off(self, now_s: float) -> bool:
+        """Whether to doubt ourselves rather than the nodes. Two nodes cannot tell which of them it is."""
+        silent = sum(now_s - link.heard_s > SUSPECT_S for link in self._links.values())
+        if not self._successors or 2 * silent <= len(self._links):
+            self._isolated_s = None
+            return False
+        if self._isolated_s is None:
+            self._isolated_s = now_s
+            self._inbox.put_nowait(Notice(kind="isolated"))
+        return now_s - self._isolated_s < ISOLATED_S
 
     def _lose(self, node: str, link: _Link, reason: str, detect_s: float) -> None:
         if self._links.get(node) is link:

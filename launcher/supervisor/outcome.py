@@ -9,6 +9,7 @@ from launcher.supervisor.faults import Fault
 EXIT_CODES = {
     "done": 0,
     "stopped": 0,
+    "superseded": 0,
     "internal": 1,
     "user_error": 10,
     "no_progress": 11,
@@ -29,7 +30,7 @@ class Outcome:
 
     Attributes:
         name: done, stopped (to go on after a requeue), user_error, no_progress, too_few_nodes, cancelled, fabric or
-            internal.
+            internal; superseded: another supervisor decides.
         step: the newest finished step; None if none is known.
         exit_code: the exit code that says so.
         reason: why, in words; empty for done.

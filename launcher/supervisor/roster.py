@@ -38,6 +38,10 @@ class Roster:
         self._absent.pop(node, None)
         self._out.setdefault(node, reason)
 
+    def resume(self, positions: Iterable[str]) -> None:
+        """The attempt that runs was begun by another supervisor, on these nodes."""
+        self._positions = tuple(positions)
+
     @property
     def out(self) -> dict[str, str]:
         """Nodes that are out, with the reason."""

@@ -14,6 +14,8 @@ import pytest
 import yaml
 from main_job import Watch
 
+from launcher.terms import newest
+
 pytestmark = pytest.mark.slurm
 
 STRANGER = "games"
@@ -122,7 +124,8 @@ def probe(cluster: Any, node: str, user: str, wanted: dict[str, Any]) -> dict[st
 
 
 def test_another_user_on_the_node_is_shut_out_of_the_job(slurm_cluster: Any, job: Watch) -> None:
-    supervisor = json.loads((job.job_dir / "supervisor.json").read_text())
+    supervisor = newest(job.job_dir)
+    assert supervisor is not None
     secret = (job.job_dir / "secret").read_text()
     node = job.events("attempt_start")[0]["nodes"][1]  # not the batch host: its runner and its agent
     memory = slurm_cluster.run_on_node(
@@ -139,7 +142,7 @@ def test_another_user_on_the_node_is_shut_out_of_the_job(slurm_cluster: Any, job
     wanted = {
         "paths": [*map(str, folders), *map(str, files), *steady],
         "pids": pids,
-        "supervisor": [supervisor["host"], supervisor["port"]],
+        "supervisor": [supervisor.host, supervisor.port],
         "secret": str(job.job_dir / "secret"),
         "node": "n9",  # no node of the job: whoever is let in does no harm
         "greet": True,

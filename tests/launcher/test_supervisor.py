@@ -116,7 +116,7 @@ sys.exit()
         job.dir,
         job.dir / "secret",
         job.dir / "events.jsonl",
-        job.dir / "supervisor.json",
+        job.dir / "lease",
         job.dir / "result.json",
     ]
     assert [path.stat().st_mode & 0o077 for path in private] == [0] * len(private)

@@ -1,0 +1,30 @@
+"""What a runner has told of its attempt, for a supervisor that was not there to hear it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_KEPT = frozenset(("started", "first_step", "agent_lost", "agent_ended", "ended"))
+
+
+class Memo:
+    """Keeps one attempt's messages that still mean something; of the agent's, how it restored and its last commits."""
+
+    def __init__(self) -> None:
+        self._messages: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def clear(self) -> None:
+        """A new attempt begins."""
+        self._messages.clear()
+
+    def note(self, message: dict[str, Any]) -> None:
+        """Takes note of a message, whether or not it could be sent."""
+        op = message["op"]
+        if op in _KEPT:
+            self._messages[(op,)] = message
+        elif op == "monitor" and (event := message["event"]).get("event") in ("restore_plan", "commit"):
+            self._messages[(op, event["event"], str(event.get("tier")))] = message
+
+    def messages(self) -> list[dict[str, Any]]:
+        """In the order in which they were first told; the end last."""
+        return sorted(self._messages.values(), key=lambda message: message["op"] == "ended")

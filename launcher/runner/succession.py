@@ -1,0 +1,94 @@
+"""A runner's part in the succession: which supervisor rules, and, when it is our turn, a standby that takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+from launcher.runner.processes import die_with_parent
+from launcher.terms import LEASE_S, LeaseWatch, Term, newest
+from slurm import JobEnvironment, Slurm, SlurmError
+
+log = logging.getLogger(__name__)
+
+STAGGER_S = 2.0  # between one candidate and the next: the first needs so long to be up and seen
+_MAX_TURN = 8  # from here on nobody waits longer: claiming a term is safe for any number at once
+# Of the step that we run in; a supervisor starts steps of its own.
+_STEP_VARIABLES = ("SLURM_STEP", "SLURM_TASK", "SLURM_CPU_BIND", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_DISTRIBUTION",
+                   "SLURM_PROCID", "SLURM_LOCALID", "SLURM_SRUN", "SLURM_LAUNCH", "SLURM_UMASK", "PMI")  # fmt: skip
+
+
+class Succession:
+    """Follows the terms of one job.
+
+    Args:
+        job_dir: the job's folder.
+    """
+
+    def __init__(self, job_dir: Path) -> None:
+        self._job_dir = job_dir
+        self._standby: asyncio.subprocess.Process | None = None
+        self._lost_s: float | None = None
+        self.term = 0  # the highest that we have obeyed
+        self.turn: int | None = None  # our place in the succession; None: there is none
+
+    def welcome(self, term: int, turn: int | None) -> bool:
+        """A supervisor has taken us on; False if a higher one has before: we do not obey it."""
+        if term < self.term:
+            log.warning("supervisor of term %s refused: we obey term %s", term, self.term)
+            return False
+        self.term, self.turn, self._lost_s = term, turn, None
+        return True
+
+    def ruling(self) -> Term | None:
+        """The newest term, if it can be read."""
+        try:
+            return newest(self._job_dir)
+        except (OSError, ValueError) as error:
+            log.warning("terms not read: %s", error)
+            return None
+
+    async def step_in(self) -> None:
+        """Called again and again while there is no supervisor: starts a standby when our turn has come."""
+        now_s = time.monotonic()
+        self._lost_s = now_s if self._lost_s is None else self._lost_s
+        if self.turn is None or self._stands_by or now_s < self._lost_s + STAGGER_S * min(self.turn, _MAX_TURN):
+            return
+        self._lost_s = now_s  # and again after a while, should this one come to nothing
+        me = os.getpid()
+        log.info("no supervisor: standing by for term %s", self.term + 1)
+        self._standby = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "launcher.standby", str(self._job_dir), str(self.term)),
+            env={name: value for name, value in os.environ.items() if not name.startswith(_STEP_VARIABLES)},
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(me),
+        )
+
+    async def abandon(self) -> None:
+        """Nobody supervises the job, and nobody will: has Slurm end it rather than leave it running and empty.
+
+        A node that is cut off does not get through to Slurm, or sees that the lease is renewed.
+        """
+        if self.turn is None:
+            return
+        try:
+            lease = LeaseWatch(self._job_dir)
+            await asyncio.sleep(2 * LEASE_S)
+            if lease.quiet_s() > LEASE_S:
+                await asyncio.to_thread(Slurm().cancel, JobEnvironment.from_env(os.environ).job_id)
+        except (SlurmError, OSError) as error:
+            log.error("the job has no supervisor and could not be cancelled: %s", error)
+
+    async def close(self) -> None:
+        """Waits for the supervisor that we started, which ends with us."""
+        if self._standby is not None:
+            await self._standby.wait()
+
+    @property
+    def _stands_by(self) -> bool:
+        return self._standby is not None and self._standby.returncode is None

@@ -1,0 +1,118 @@
+"""The batch script's process: keeps a supervisor on the batch host, and the job alive while another host supervises it.
+
+Slurm ends a job with its batch script. So the supervisor is a child of the script's process: when it is killed the next
+one starts at once, and when another node has taken over the script waits for the outcome that will be written there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from launcher.runner.processes import die_with_parent
+from launcher.supervisor.outcome import Outcome
+from launcher.terms import LeaseWatch, newest_number
+
+log = logging.getLogger(__name__)
+
+MAX_DEATHS = 5  # of supervisors in a row here; then it is not by accident
+_ORPHANED_S = 60.0  # nobody has renewed the lease for so long: we take the job back
+_POLL_S = 0.2
+_PASSED_ON = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+
+Work = Callable[[int | None], Outcome]
+
+
+class Keeper:
+    """Keeps one job supervised.
+
+    Args:
+        work: a supervisor's whole life; its argument is the term it takes over, None for a first start.
+        job_dir: the job's folder.
+    """
+
+    def __init__(self, work: Work, job_dir: Path) -> None:
+        self._work = work
+        self._job_dir = job_dir
+        self._child: int | None = None
+
+    def run(self) -> Outcome:
+        """Blocks until the job's outcome is known, whoever decides it."""
+        after: int | None = None
+        deaths = 0
+        with self._signals():
+            while True:
+                outcome = self._supervise(after)
+                if outcome is None:
+                    deaths += 1
+                    print(f"holdfast: the supervisor was killed ({deaths} of {MAX_DEATHS} times at most)", flush=True)
+                elif outcome.name != "superseded":
+                    return outcome
+                if outcome is not None or deaths >= MAX_DEATHS:
+                    decided = self._await_result()
+                    if decided is not None:
+                        return decided
+                after = newest_number(self._job_dir) or None
+
+    def _supervise(self, after: int | None) -> Outcome | None:
+        """A supervisor's life in a child; None if it was killed."""
+        reads, writes = os.pipe()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+        me = os.getpid()
+        self._child = os.fork()
+        if self._child == 0:
+            code = 1
+            try:
+                die_with_parent(me)
+                os.close(reads)
+                for number in _PASSED_ON:
+                    signal.signal(number, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                os.write(writes, _outcome_line(self._work, after))
+                code = 0
+            finally:
+                os._exit(code)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(writes)
+        with os.fdopen(reads, "rb") as pipe:
+            line = pipe.read()
+        os.waitpid(self._child, 0)
+        self._child = None
+        return None if not line else Outcome(**json.loads(line))
+
+    def _await_result(self) -> Outcome | None:
+        """What the other supervisor writes at the end; None if it is gone as well."""
+        lease = LeaseWatch(self._job_dir)
+        while lease.quiet_s() < _ORPHANED_S:
+            with contextlib.suppress(FileNotFoundError):
+                result = json.loads((self._job_dir / "result.json").read_text())
+                return Outcome(**{key: value for key, value in result.items() if key != "run_id"})
+            time.sleep(_POLL_S)
+        return None
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Passes on what Slurm tells the batch script. Without a child, the supervisor elsewhere hears of it itself."""
+
+        def pass_on(number: int, frame: object) -> None:
+            if self._child:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._child, number)
+
+        before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _outcome_line(work: Work, after: int | None) -> bytes:
+    return json.dumps(asdict(work(after))).encode()

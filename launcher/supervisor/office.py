@@ -1,0 +1,104 @@
+"""A supervisor's hold on its job: the term it took, the lease it renews, and whether somebody has taken over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.clusters.cluster import Cluster
+from launcher.errors import LauncherError
+from launcher.terms import RENEW_S, Term, claim, newest_number, renew
+
+log = logging.getLogger(__name__)
+
+_CHECK_S = 0.2
+
+
+class Superseded(LauncherError):
+    """Another supervisor has a higher term: this one writes nothing more, tells nobody anything, and ends."""
+
+
+class Office:
+    """Taken once, checked before everything that is written or asked of others.
+
+    Args:
+        job_dir: the job's folder.
+        cluster: where we run.
+    """
+
+    def __init__(self, job_dir: Path, cluster: Cluster) -> None:
+        self._job_dir = job_dir
+        self._cluster = cluster
+        self._checked_s = 0.0
+        self._count = 0
+        self.term = 0
+
+    def take(self, port: int, after: int | None) -> None:
+        """Takes the next term.
+
+        Args:
+            port: where runners reach us.
+            after: the term that is taken over, and no other; None takes whichever is next.
+
+        Raises:
+            Superseded: somebody else took over.
+            OSError: the folder cannot be written.
+        """
+        while True:
+            number = newest_number(self._job_dir) + 1
+            if after is not None and number != after + 1:
+                raise Superseded(f"term {after + 1} was taken by another supervisor")
+            cluster = self._cluster
+            term = Term(
+                number=number,
+                run_id=cluster.run_id,
+                node=cluster.node,
+                host=cluster.host,
+                port=port,
+                pid=os.getpid(),
+            )
+            if claim(self._job_dir, term):
+                self.term = number
+                renew(self._job_dir, number, 0)
+                return
+
+    def check(self) -> None:
+        """
+        Raises:
+            Superseded: there is a higher term than ours.
+        """
+        now_s = time.monotonic()
+        if not self.term or now_s - self._checked_s < _CHECK_S:
+            return
+        try:
+            number = newest_number(self._job_dir)
+        except OSError as error:  # nobody can take over through a folder that cannot be read
+            log.warning("terms of %s not read: %s", self._job_dir, error)
+            return
+        if number > self.term:
+            raise Superseded(f"term {number} rules, ours is {self.term}")
+        self._checked_s = now_s
+
+    async def hold(self, is_heard: Callable[[], bool], lost: Callable[[], None]) -> None:
+        """Renews the lease for as long as the runners hear us; returns when we are superseded.
+
+        Args:
+            is_heard: whether most runners answer. If not we may be the one who is cut off, and let others take over.
+            lost: called when somebody did.
+        """
+        while True:
+            try:
+                self.check()
+                if is_heard():
+                    self._count += 1
+                    await asyncio.to_thread(renew, self._job_dir, self.term, self._count)
+            except Superseded:
+                lost()
+                return
+            except OSError as error:  # training does not depend on it, and runners that hear us look at no lease
+                log.warning("lease of %s not renewed: %s", self._job_dir, error)
+            await asyncio.sleep(RENEW_S)

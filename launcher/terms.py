@@ -1,0 +1,124 @@
+"""Who supervises a job: terms, taken one after another in the job's folder, and the lease that the holder renews.
+
+`terms/<number>.json` is made by link(2), which one process alone can do, on NFS too: a number has one holder for ever,
+and the highest number rules. A supervisor that finds a higher one stops. The lease is a count that grows while
+the holder of the newest term lives and is heard by its runners; how old it is each reader measures by its own clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+RENEW_S = 0.5
+LEASE_S = 2.0  # a lease that has not changed for so long has run out
+
+_NAME = re.compile(r"(\d{6})\.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """One supervisor's time.
+
+    Attributes:
+        number: from 1; the highest rules.
+        run_id: the run that it supervises.
+        node: the node on which it runs; None on the local cluster.
+        host, port: where runners reach it.
+        pid: its process.
+    """
+
+    number: int
+    run_id: str
+    node: str | None
+    host: str
+    port: int
+    pid: int
+
+
+def newest_number(job_dir: Path) -> int:
+    """The highest term taken so far; 0 for none."""
+    try:
+        names = os.listdir(job_dir / "terms")
+    except FileNotFoundError:
+        return 0
+    return max((int(match[1]) for name in names if (match := _NAME.fullmatch(name))), default=0)
+
+
+def newest(job_dir: Path) -> Term | None:
+    """The highest term taken so far.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    number = newest_number(job_dir)
+    return Term(**json.loads(_path(job_dir, number).read_text())) if number else None
+
+
+def claim(job_dir: Path, term: Term) -> bool:
+    """Takes a term; False if somebody else has that number."""
+    directory = job_dir / "terms"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    draft = directory / f".{term.number}-{term.host}-{os.getpid()}"
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, json.dumps(asdict(term)).encode())
+        os.fsync(fd)
+        os.link(draft, _path(job_dir, term.number))
+    except FileExistsError:
+        return False
+    finally:
+        os.close(fd)
+        draft.unlink()
+    return True
+
+
+def renew(job_dir: Path, number: int, count: int) -> None:
+    """Shows that the holder of a term lives. A lease cannot be torn: it is written by one short pwrite."""
+    fd = os.open(job_dir / "lease", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(fd, f"{number:6} {count:12}\n".encode(), 0)
+    finally:
+        os.close(fd)
+
+
+class LeaseWatch:
+    """How long the lease has not changed, as seen from here. Look at it often.
+
+    Args:
+        job_dir: the job's folder.
+        clock: monotonic seconds.
+
+    Attributes:
+        has_changed: whether it was renewed since the watch began.
+    """
+
+    def __init__(self, job_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = job_dir / "lease"
+        self._clock = clock
+        self._seen = self._read()
+        self._since_s = clock()
+        self.has_changed = False
+
+    def quiet_s(self) -> float:
+        """Since the last change seen, or since the watch began."""
+        seen = self._read()
+        if seen != self._seen:
+            self._seen, self._since_s = seen, self._clock()
+            self.has_changed = True
+        return self._clock() - self._since_s
+
+    def _read(self) -> bytes:
+        with contextlib.suppress(FileNotFoundError):
+            return self._path.read_bytes()
+        return b""
+
+
+def _path(job_dir: Path, number: int) -> Path:
+    return job_dir / "terms" / f"{number:06}.json"

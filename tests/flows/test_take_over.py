@@ -1,0 +1,138 @@
+"""The supervisor is lost, with its host or alone: another takes the job over in place, on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broken_job import EVERY, BrokenJob
+from main_job import Event
+from slurm_kit import ends_as, status
+
+from launcher.terms import Term, newest
+
+pytestmark = [pytest.mark.slurm, pytest.mark.faults]
+
+TAKE_OVER_S = 60.0  # longer than any take-over takes on a machine that does much else
+
+
+class SupervisedJob(BrokenJob):
+    """A job whose supervisors are lost: 2 nodes and 3 spares, one of which is the batch host."""
+
+    def __init__(self, cluster: Any, folder: Path) -> None:
+        super().__init__(cluster, folder, spares=3)
+
+    @property
+    def term(self) -> Term:
+        """The newest supervisor's."""
+        term = newest(self.watch.job_dir)
+        assert term is not None and term.node is not None
+        return term
+
+    def signal_supervisor(self, name: str, term: Term) -> None:
+        self.cluster.run_on_node(term.node, ["kill", f"-{name}", str(term.pid)])
+
+    def taken_over(self, lose: Callable[[], object]) -> Event:
+        """Loses the supervisor and waits for the next one, and for a commit that it has heard of."""
+        before = len(self.watch.events())
+        number = self.term.number
+        lose()
+        takeover = self.watch.wait_for("takeover", TAKE_OVER_S, term=number + 1)
+
+        def committed() -> bool | None:
+            events = self.watch.events()[before:]
+            after = events[events.index(takeover) :]
+            return True if any(event["event"] == "commit" for event in after) else None
+
+        self.watch.until(committed, TAKE_OVER_S, "commit after the take-over")
+        return takeover
+
+    @property
+    def attempts(self) -> int:
+        return len(self.watch.events("attempt_start"))
+
+    @property
+    def supervisor_log(self) -> str:
+        return (self.watch.job_dir / "log" / "supervisor.log").read_text()
+
+
+def given_up(cluster: Any, node: str) -> bool | None:
+    """Whether Slurm has set a node down."""
+    return True if "down" in cluster.run_as_user(["sinfo", "-h", "-o", "%T", "-n", node]).stdout else None
+
+
+@pytest.fixture
+def job(fault_cluster: Any, small_share: Path, request: pytest.FixtureRequest) -> SupervisedJob:
+    """A job in mid-training, on a cluster with all its nodes."""
+    fault_cluster.restore()
+    job = SupervisedJob(fault_cluster, small_share / request.node.name[5:40])
+    job.settle()
+    return job
+
+
+def test_killed_then_frozen_supervisor(job: SupervisedJob, steady_digests: dict[int, str]) -> None:
+    first = job.term
+    takeover = job.taken_over(lambda: job.signal_supervisor("KILL", first))
+    assert takeover["node"] == first.node, job.watch.story()  # its host lives: the batch script starts the next one
+
+    frozen = job.term
+    takeover = job.taken_over(lambda: job.signal_supervisor("STOP", frozen))
+    assert takeover["node"] != frozen.node and takeover["predecessor"] == frozen.node, job.watch.story()
+    job.signal_supervisor("CONT", frozen)
+    told = "leaving the job to another supervisor"
+    job.watch.until(lambda: told in job.supervisor_log or None, 30, "end of the supervisor that was frozen")
+    job.trains_to(max(job.digests()) + 3 * EVERY)
+
+    job.finish(steady_digests)
+    assert not job.watch.events("fault") and not job.watch.events("node_out"), job.watch.story()
+    assert job.attempts == 1 and len(job.watch.events("job_end")) == 1
+    job.watch.until(ends_as(job.cluster, job.job_id, "COMPLETED"), 60, "job that its batch script has ended")
+
+
+def test_batch_host_lost_and_then_the_host_of_its_successor(job: SupervisedJob, steady_digests: dict[int, str]) -> None:
+    batch_host = job.term.node
+    assert batch_host in job.attempt["spares"], "the batch host trains last"
+    takeover = job.taken_over(lambda: job.cluster.crash_node(batch_host))
+    assert takeover["predecessor"] == batch_host and job.attempts == 1, job.watch.story()
+    assert not job.watch.events("fault"), job.watch.story()  # the workers never noticed
+    job.watch.wait_for("node_out", 30, node=batch_host)
+
+    second = job.term.node
+    assert second in job.attempt["nodes"]
+    comeback = job.recover(lambda: job.cluster.crash_node(second))
+    assert (comeback.fault["kind"], comeback.fault["node"]) == ("node_lost", second), job.watch.story()
+    assert (comeback.recovery.rung, comeback.recovery.restored_from) == ("spare", "memory"), job.watch.story()
+    assert 0 <= comeback.lost_steps < 2 * EVERY, job.watch.story()  # a save may have been under way
+    assert job.term.number == 3 and job.term.node not in (batch_host, second)
+
+    job.finish(steady_digests)
+    job.watch.until(ends_as(job.cluster, job.job_id, "CANCELLED"), 60, "job that its supervisor has ended")
+    assert status(job.cluster, job.job_id)["state"] == "done"
+
+
+def test_batch_host_that_was_cut_off_does_no_harm_when_it_comes_back(
+    job: SupervisedJob, steady_digests: dict[int, str]
+) -> None:
+    batch_host = job.term.node
+    job.taken_over(lambda: job.cluster.node_down(batch_host))
+    told = "leaving the job to another supervisor"
+    job.watch.until(lambda: told in job.supervisor_log or None, 30, "end of the supervisor that was cut off")
+    job.watch.wait_for("node_out", 30, node=batch_host)
+    job.watch.until(
+        partial(given_up, job.cluster, batch_host),
+        60,
+        "node that Slurm has given up: it ends what is left there when it comes back",
+    )
+    job.cluster.node_up(batch_host)
+    job.trains_to(max(job.digests()) + 10 * EVERY)
+
+    job.finish(steady_digests)
+    assert not job.watch.events("fault") and not job.watch.events("problem"), job.watch.story()
+    assert job.attempts == 1
+    assert [event["node"] for event in job.watch.events("node_out")] == [batch_host], job.watch.story()
+    assert len(job.watch.events("job_end")) == 1
+    assert json.loads((job.watch.job_dir / "result.json").read_text())["name"] == "done"
