@@ -10,6 +10,8 @@
     hang.py         whether the workers hang, and which rank is at fault
     faults.py       what ended an attempt
     links.py        the runners' connections
+    keeper.py       the batch script's process: a supervisor as its child, or a wait for the one elsewhere
+    office.py       the supervisor's term and lease; whether another has taken over
     outcome.py      how a job ends, and its exit codes
     folder.py       the job's folder and the supervisor's log
 

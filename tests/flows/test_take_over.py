@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +57,6 @@ class SupervisedJob(BrokenJob):
     @property
     def supervisor_log(self) -> str:
         return (self.watch.job_dir / "log" / "supervisor.log").read_text()
-
-
-def given_up(cluster: Any, node: str) -> bool | None:
-    """Whether Slurm has set a node down."""
-    return True if "down" in cluster.run_as_user(["sinfo", "-h", "-o", "%T", "-n", node]).stdout else None
 
 
 @pytest.fixture
@@ -122,11 +116,6 @@ def test_batch_host_that_was_cut_off_does_no_harm_when_it_comes_back(
     told = "leaving the job to another supervisor"
     job.watch.until(lambda: told in job.supervisor_log or None, 30, "end of the supervisor that was cut off")
     job.watch.wait_for("node_out", 30, node=batch_host)
-    job.watch.until(
-        partial(given_up, job.cluster, batch_host),
-        60,
-        "node that Slurm has given up: it ends what is left there when it comes back",
-    )
     job.cluster.node_up(batch_host)
     job.trains_to(max(job.digests()) + 10 * EVERY)
 

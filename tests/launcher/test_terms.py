@@ -1,0 +1,90 @@
+"""Terms and the lease: who supervises, decided by files alone; clocks are injected."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from launcher.standby import may_take_over
+from launcher.supervisor.office import Office, Superseded
+from launcher.terms import LEASE_S, LeaseWatch, Term, claim, newest, newest_number, renew
+
+
+def term(number: int, node: str = "n1") -> Term:
+    return Term(number=number, run_id="run", node=node, host=node, port=7, pid=1)
+
+
+class Clock:
+    """Seconds that pass only in sleep(); `meanwhile` is called before each."""
+
+    def __init__(self, meanwhile: Any = lambda now_s: None) -> None:
+        self.now_s = 0.0
+        self._meanwhile = meanwhile
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self._meanwhile(self.now_s)
+
+
+def test_of_many_who_claim_a_term_one_has_it(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        won = list(pool.map(lambda index: claim(tmp_path, term(1, f"n{index}")), range(64)))
+    assert won.count(True) == 1
+    ruling = newest(tmp_path)
+    assert ruling is not None and ruling.node == f"n{won.index(True)}"
+    assert [path.name for path in (tmp_path / "terms").iterdir()] == ["000001.json"]
+
+
+def test_standby_takes_over_when_the_lease_has_stood_still_long_enough(tmp_path: Path) -> None:
+    claim(tmp_path, term(1))
+    renew(tmp_path, 1, 5)
+    clock = Clock()
+    assert may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), clock.sleep)
+    assert clock.now_s >= LEASE_S
+
+
+def test_standby_leaves_a_supervisor_alone_that_renews_its_lease(tmp_path: Path) -> None:
+    claim(tmp_path, term(1))
+    renew(tmp_path, 1, 5)
+    clock = Clock(lambda now_s: renew(tmp_path, 1, 6) if now_s > LEASE_S / 2 else None)
+    assert not may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), clock.sleep)
+
+
+@pytest.mark.parametrize("what", ["another took over", "the job has ended"])
+def test_standby_leaves_when_there_is_nothing_to_take_over(tmp_path: Path, what: str) -> None:
+    claim(tmp_path, term(1))
+
+    def meanwhile(now_s: float) -> None:
+        if what == "the job has ended":
+            (tmp_path / "result.json").touch()
+        elif newest_number(tmp_path) == 1:
+            claim(tmp_path, term(2))
+
+    clock = Clock(meanwhile)
+    assert not may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), clock.sleep)
+
+
+def office(job_dir: Path, node: str) -> Office:
+    return Office(job_dir, cast(Any, SimpleNamespace(run_id="run", node=node, host=node)))
+
+
+def test_supervisor_that_finds_a_higher_term_is_superseded(tmp_path: Path) -> None:
+    first, second = office(tmp_path, "n1"), office(tmp_path, "n2")
+    first.take(1, after=None)
+    first.check()
+    second.take(2, after=1)
+    second.check()
+    late = office(tmp_path, "n3")
+    with pytest.raises(Superseded, match="term 2 was taken"):
+        late.take(3, after=1)
+    frozen = office(tmp_path, "n1")  # checks at once, as one does that has been stopped for a while
+    frozen.term = 1
+    with pytest.raises(Superseded, match="term 2 rules, ours is 1"):
+        frozen.check()
