@@ -158,7 +158,10 @@ def test_steps_name_their_nodes_and_survive_the_loss_of_one(spec: JobSpec, monke
 
     class Recorded:
         @classmethod
-        async def start(cls, argv: list[str], environment: dict[str, str], log_path: Path) -> None:
+        async def start(
+            cls, argv: list[str], environment: dict[str, str], log_path: Path, *, outlives_us: bool
+        ) -> None:
+            assert outlives_us  # or the step ends with the supervisor, and nobody could take over
             started.append((argv, environment))
 
     monkeypatch.setattr(slurm_cluster, "Spawned", Recorded)
@@ -180,7 +183,10 @@ def test_steps_run_in_the_jobs_container(tmp_path: Path, monkeypatch: pytest.Mon
 
     class Recorded:
         @classmethod
-        async def start(cls, argv: list[str], environment: dict[str, str], log_path: Path) -> None:
+        async def start(
+            cls, argv: list[str], environment: dict[str, str], log_path: Path, *, outlives_us: bool
+        ) -> None:
+            assert outlives_us  # or the step ends with the supervisor, and nobody could take over
             started.append(argv)
 
     monkeypatch.setattr(slurm_cluster, "Spawned", Recorded)
