@@ -313,3 +313,15 @@ def test_a_tensor_sharded_in_groups_that_are_the_same_is_stored_once(world: Worl
     chunks = [read_record(world.ram_dir, f"own-{rank}-0").layout.chunks[0] for rank in range(4)]
     assert sum(chunk.nbytes for chunk in chunks) == 4 * 50_001 and all(chunk.nbytes > 40_000 for chunk in chunks)
     assert world.run(3, load_hybrid) == [True] * 3
+
+
+def test_what_is_stored_once_comes_back_from_disk_too(tmp_path: Path) -> None:
+    world = World(tmp_path, shared={"path": str(tmp_path / "shared"), "every_steps": 1})
+    try:
+        world.run(4, save_hybrid)
+        world.stop()
+        for path in world.ram_dir.iterdir():
+            path.unlink()
+        assert world.run(2, load_hybrid) == [True] * 2
+    finally:
+        world.stop()
