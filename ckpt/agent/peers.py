@@ -122,10 +122,18 @@ class Peers:
 
     async def moved(self, node: int, moving: Moving) -> None:
         """Waits for a range to or from a node; raises PeerError when nothing moves for STALL_S."""
-        try:
-            await asyncio.wait_for(asyncio.shield(moving[1]), STALL_S)
-        except asyncio.TimeoutError:
-            raise PeerError(f"node {self.nodes[node]}: no bytes moved for {STALL_S:g} s") from None
+        waiter = moving[1]
+        if not waiter.done():  # asyncio.wait_for would cost more than the copy of a piece
+            alarm = asyncio.get_running_loop().call_later(STALL_S, self._stalled, node, waiter)
+            try:
+                await asyncio.shield(waiter)
+            finally:
+                alarm.cancel()
+        waiter.result()
+
+    def _stalled(self, node: int, waiter: asyncio.Future[None]) -> None:
+        if not waiter.done():
+            waiter.set_exception(PeerError(f"node {self.nodes[node]}: no bytes moved for {STALL_S:g} s"))
 
     async def run(self) -> None:
         """Serves the transport until cancelled, or until it breaks (then `broken` says why, and every call fails)."""
