@@ -14,6 +14,7 @@ from slurm.client import Slurm
 from slurm.command import CommandError, Result, Runner
 from slurm.testbed import host, namespaces
 from slurm.testbed.daemons import SYSTEM_PATH, slurm_daemon, write_configuration
+from slurm.testbed.hooks import write_settings
 from slurm.testbed.namespaces import last_lines, wait_until
 from slurm.testbed.plan import CONTROLLER, RUN_ROOT, Plan, TestbedError, check_name, check_size, load_plan
 
@@ -34,13 +35,14 @@ class TestCluster:
         self._run = run
 
     @classmethod
-    def up(cls, name: str = "default", nodes: int = 4, *, user: str | None = None) -> TestCluster:
+    def up(cls, name: str = "default", nodes: int = 4, *, user: str | None = None, hooks: bool = False) -> TestCluster:
         """Build a cluster and wait until all its nodes are idle.
 
         Args:
             name: what it is called; several clusters may stand side by side.
             nodes: number of nodes.
             user: the ordinary user for whom jobs run; None for the user behind sudo, or `nobody`.
+            hooks: whether Slurm calls this project's hooks on its nodes; see `set_hooks`.
 
         Raises:
             TestbedError: it exists already, this machine cannot hold it, or a part did not start. What was built is
@@ -49,7 +51,7 @@ class TestCluster:
         user = user or host.default_user()
         cls.check(user)
         with host.lock():
-            cluster = cls(host.describe(check_name(name), check_size(nodes), user))
+            cluster = cls(host.describe(check_name(name), check_size(nodes), user, hooks))
             try:
                 cluster._build()
             except BaseException:
@@ -177,6 +179,14 @@ class TestCluster:
             CommandError: as `slurm.command.run`.
         """
         return self._run_on(self._known(node), argv, timeout_s=timeout_s, check=check)
+
+    def set_hooks(self, node: str, **settings: str | float) -> Path:
+        """Sets what the site would in a node's /etc/holdfast/hooks.yaml, beside what the testbed needs.
+
+        Returns:
+            What stands for "/" in the files of the node's hooks.
+        """
+        return write_settings(self._plan, self._known(node), settings)
 
     def node_down(self, node: str) -> None:
         """Cut a node off the network. Nothing on it ends and no connection is closed: it is just silent."""

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 from slurm.command import Runner
+from slurm.testbed.hooks import install_hooks
 from slurm.testbed.plan import CONTROLLER, Plan, TestbedError
 
 PROGRAMS = ("slurmctld", "slurmd", "scontrol", "srun", "sbatch", "munged", "ip", "unshare", "nsenter", "setpriv")
@@ -43,7 +44,7 @@ SlurmdTimeout=30
 KillWait=30
 MinJobAge=3600
 SlurmdParameters=config_overrides
-SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1,nohold_on_prolog_fail
 TreeWidth=64
 MailProg=/bin/true
 PropagateResourceLimits=NONE
@@ -70,6 +71,7 @@ def write_configuration(plan: Plan, run: Runner) -> None:
             data_dir=plan.data_dir,
             nodes="\n".join(nodes),
         )
+        + "".join(f"{line}\n" for line in install_hooks(plan))
     )
     plan.slurm_conf.with_name("cgroup.conf").write_text(f"CgroupPlugin={_cgroup_plugin(slurm_version(run))}\n")
     addresses = [(plan.address(machine), machine) for machine in plan.machines]

@@ -29,14 +29,15 @@ def clusters() -> tuple[str, ...]:
     return ()
 
 
-def describe(name: str, size: int, user: str) -> Plan:
+def describe(name: str, size: int, user: str, hooks: bool) -> Plan:
     """Choose what is free on this machine and put it on record, before anything is made."""
     target = RUN_ROOT / name
     if target.exists():
         raise TestbedError(f"cluster {name!r} exists, or its up died: holdfast cluster down --name {name} removes it")
     taken = {plan.index for other in clusters() if (plan := load_plan(RUN_ROOT / other))}
     present = links(command.run)
-    plans = (Plan(name=name, index=index, size=size, user=user) for index in range(MAX_CLUSTERS) if index not in taken)
+    free = (index for index in range(MAX_CLUSTERS) if index not in taken)
+    plans = (Plan(name=name, index=index, size=size, user=user, hooks=hooks) for index in free)
     plan = next((plan for plan in plans if plan.bridge not in present), None)
     if plan is None:
         raise TestbedError(f"there are {MAX_CLUSTERS} clusters on this machine; take one down first")

@@ -37,12 +37,14 @@ class Plan:
         index: number of the cluster on this machine; gives its bridge and its subnet 10.213.<index>.0/24.
         size: number of nodes; they are called n1, n2, ...
         user: the ordinary user for whom jobs run.
+        hooks: whether Slurm calls this project's hooks.
     """
 
     name: str
     index: int
     size: int
     user: str
+    hooks: bool = False
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -120,6 +122,15 @@ class Plan:
     def machine_dir(self, machine: str) -> Path:
         """What survives a machine's crash: its disk."""
         return self.data_dir / "machines" / machine
+
+    @property
+    def hooks_dir(self) -> Path:
+        """The scripts that slurm.conf names."""
+        return self.run_dir / "hooks"
+
+    def hooks_root(self, machine: str) -> Path:
+        """Stands for "/" in the hooks' files: the machines share one disk."""
+        return self.machine_dir(machine) / "root"
 
     def log(self, machine: str) -> Path:
         return self.log_dir / f"{machine}.log"

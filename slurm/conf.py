@@ -1,0 +1,188 @@
+"""The lines of slurm.conf that the hooks need, and what in a site's slurm.conf stands against them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm.hooks.entry import DIRECTORY, HOOKS
+
+_HEALTH_INTERVAL_S = 300
+_HOOK_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remark:
+    """Something in a slurm.conf that should be otherwise.
+
+    Attributes:
+        line: its number, from 1; 0 where the parameter is not set at all.
+        parameter: of slurm.conf.
+        got: its value; empty where it is not set.
+        expected: what it should be, as a line for the file.
+        why: what happens otherwise.
+        needed: whether the hooks do not work without; else it is advice.
+    """
+
+    line: int
+    parameter: str
+    got: str
+    expected: str
+    why: str
+    needed: bool
+
+
+def hook_lines(directory: Path = DIRECTORY, interval_s: int = _HEALTH_INTERVAL_S) -> list[str]:
+    """The lines for slurm.conf.
+
+    Args:
+        directory: where the hooks' scripts are, the same on every node.
+        interval_s: seconds between two health checks of a node.
+    """
+    return [
+        *(f"{parameter}={directory / name}.sh" for parameter, name in HOOKS.items()),
+        f"HealthCheckInterval={interval_s}",
+        "HealthCheckNodeState=ANY",
+        "PrologFlags=Alloc",
+        f"PrologEpilogTimeout={_HOOK_TIMEOUT_S}",
+        "SchedulerParameters=nohold_on_prolog_fail",
+    ]
+
+
+def lint(text: str, directory: Path = DIRECTORY) -> list[Remark]:
+    """What in a slurm.conf stands against the hooks and against coming back quickly.
+
+    Args:
+        text: the file's content; what it includes has to be linted by itself.
+        directory: where the hooks' scripts are.
+    """
+    found = _parse(text)
+    return [remark for rule in _rules(directory) if (remark := rule(found)) is not None]
+
+
+@dataclass(frozen=True)
+class _Set:
+    """A parameter as the file has it."""
+
+    line: int
+    value: str
+
+
+_Found = Mapping[str, _Set]
+_Rule = Callable[[_Found], "Remark | None"]
+
+
+def _parse(text: str) -> dict[str, _Set]:
+    """Parameter in lower case (Slurm ignores case) -> its last setting. Lines of nodes and partitions are left out."""
+    found: dict[str, _Set] = {}
+    number, whole = 0, ""
+    for index, line in enumerate(text.splitlines(), 1):
+        number = number if whole else index
+        whole += re.split(r"(?<!\\)#", line)[0].rstrip()
+        if whole.endswith("\\"):
+            whole = whole[:-1]
+            continue
+        name, equals, value = whole.strip().partition("=")
+        whole = ""
+        if equals and name.strip().lower() not in ("nodename", "partitionname", "downnodes", "frontendname"):
+            found[name.strip().lower()] = _Set(number, value.strip().strip('"'))
+    return found
+
+
+def _rules(directory: Path) -> Iterator[_Rule]:
+    for parameter, name in HOOKS.items():
+        yield _is_called(parameter, f"{directory / name}.sh")
+    yield _has_word(
+        "PrologFlags",
+        "alloc",
+        "the prolog would run only at a job's first step on a node, and a job that cannot start "
+        "there would be noticed too late",
+    )
+    yield _has_word(
+        "SchedulerParameters",
+        "nohold_on_prolog_fail",
+        "a job that met an unfit node would be held, and wait for an admin, instead of starting elsewhere",
+    )
+    yield _number("HealthCheckInterval", 60, 3600, _HEALTH_INTERVAL_S, needed=True, why="0 (the default) means never")
+    yield _number(
+        "PrologEpilogTimeout",
+        60,
+        600,
+        _HOOK_TIMEOUT_S,
+        why="the hooks end by themselves within 50 s; Slurm's default is to wait for a hung one for ever",
+    )
+    yield _number(
+        "SlurmdTimeout",
+        30,
+        300,
+        60,
+        why="holdfast notices a lost node in seconds by itself; Slurm gives the node's "
+        "jobs up, and takes the node out, only after this time",
+    )
+    yield _number(
+        "ReturnToService",
+        0,
+        1,
+        1,
+        why="with 2 a node that Slurm set down returns as soon as it registers, checked or not",
+    )
+    yield _number(
+        "ResumeTimeout",
+        600,
+        3600,
+        900,
+        why="a node that `scontrol reboot` reboots is set down if it takes longer; GPU nodes take several minutes",
+    )
+
+
+def _is_called(parameter: str, script: str) -> _Rule:
+    def rule(found: _Found) -> Remark | None:
+        now = found.get(parameter.lower())
+        if now is not None and script in re.split(r"[,\s]+", now.value):
+            return None
+        why = "the hook is not called"
+        if now is not None and now.value not in ("", "(null)"):
+            if parameter in ("Prolog", "Epilog"):
+                why += "; several are allowed: add a line, Slurm runs them in reverse alphabetical order"
+            else:
+                why += "; there can be one only: have yours call it"
+        return _remark(now, parameter, script, why, needed=parameter not in ("TaskProlog", "RebootProgram"))
+
+    return rule
+
+
+def _has_word(parameter: str, word: str, why: str) -> _Rule:
+    def rule(found: _Found) -> Remark | None:
+        now = found.get(parameter.lower())
+        words = [each.strip() for each in now.value.split(",")] if now is not None and now.value else []
+        if word in (each.lower() for each in words):
+            return None
+        expected = ",".join([*words, "Alloc" if word == "alloc" else word])
+        return _remark(now, parameter, expected, why, needed=True)
+
+    return rule
+
+
+def _number(parameter: str, least: int, most: int, advised: int, *, why: str, needed: bool = False) -> _Rule:
+    def rule(found: _Found) -> Remark | None:
+        now = found.get(parameter.lower())
+        default = {"slurmdtimeout": 300, "returntoservice": 0, "resumetimeout": 60}.get(parameter.lower(), 0)
+        text = str(default) if now is None else now.value
+        if text.isdigit() and least <= int(text) <= most:
+            return None
+        return _remark(now, parameter, str(advised), why, needed=needed)
+
+    return rule
+
+
+def _remark(now: _Set | None, parameter: str, expected: str, why: str, *, needed: bool) -> Remark:
+    return Remark(
+        line=now.line if now else 0,
+        parameter=parameter,
+        got=now.value if now else "",
+        expected=f"{parameter}={expected}",
+        why=why,
+        needed=needed,
+    )

@@ -1,0 +1,20 @@
+"""What Slurm calls: on every node as root (prolog, epilog, health check, reboot), and in every task as its user.
+
+Standard library only, and nothing of lifecycle: what its checks found is read from the verdict file. As root, a hook
+follows no symbolic link, trusts no name, path or environment value that a user can set, and ends within its limit
+whatever hangs. What stays on the node is described in docs/on_disk.md.
+
+hook.py          the frame: limit, log, environment
+prolog.py        before a job: is the node fit? memory and disk directories for the job
+epilog.py        after it: strays, memory kept for a requeue, the kernel's complaints
+task_prolog.py   in each task: where the directories are
+health.py        HealthCheckProgram: looks again, drains where the admin allows it
+reboot.py        RebootProgram
+verdict.py       what the checks last said of this node
+directories.py   a job's directories, made and removed as its user
+ledger.py        which jobs have memory on this node, and until when
+strays.py        processes that outlived their job
+incidents.py     what the kernel said while a job ran
+places.py        where all of this is; the site's settings
+entry.py         the scripts named in slurm.conf
+"""

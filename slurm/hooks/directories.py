@@ -1,0 +1,191 @@
+"""A job's directories on its node: `<memory>/holdfast-<uid>/<job id>` and, with a local disk, `<disk>/holdfast-<uid>`.
+
+Root makes only the first level, in a directory that belongs to root, through descriptors that follow no link. Below it
+everything is done by a child that has become the user: it can do no more than the user could.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import select
+import shutil
+import signal
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm.errors import SlurmError
+from slurm.hooks.hook import HookJob
+
+log = logging.getLogger("holdfast.hooks")
+
+
+class DirectoryError(SlurmError):
+    """A job's directory could not be made or removed safely."""
+
+
+def user_dir_name(uid: int) -> str:
+    """Name of a user's directory, as the launcher and ckpt have it."""
+    return f"holdfast-{uid}"
+
+
+def make_user_dir(parent: Path, job: HookJob) -> None:
+    """Makes a user's own directory, 0700, in one that belongs to root.
+
+    What another user planted under that name is moved away, and stays for the admin to look at.
+
+    Raises:
+        DirectoryError: the parent is not root's, or the directory cannot be made.
+    """
+    name = user_dir_name(job.uid)
+    try:
+        above = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise DirectoryError(f"{parent}: {error.strerror}, expected a directory") from None
+    try:
+        facts = os.fstat(above)
+        if facts.st_uid != os.geteuid() or (facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX):
+            raise DirectoryError(
+                f"{parent}: mode {facts.st_mode & 0o7777:o} of uid {facts.st_uid}, expected root's own, sticky where "
+                "others may write"
+            )
+        for _ in range(3):  # somebody may plant a name again as often as we move it away
+            with contextlib.suppress(FileExistsError):
+                _make(name, above, job)
+                return
+            if _is_private(name, above, job.uid):
+                return
+            aside = f".holdfast-planted-{secrets.token_hex(4)}"
+            os.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)
+            log.warning("%s/%s was not user %d's own: moved to %s", parent, name, job.uid, aside)
+        raise DirectoryError(f"{parent / name}: planted again each time it was moved away")
+    except OSError as error:
+        raise DirectoryError(f"{parent / name}: {error.strerror}") from None
+    finally:
+        os.close(above)
+
+
+def make_job_dir(memory: Path, job: HookJob, limit_s: float) -> None:
+    """Makes the job's memory directory, as its user; one that is there stays (the job was requeued)."""
+    path = memory / user_dir_name(job.uid) / str(job.job_id)
+
+    def make() -> None:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        facts = path.lstat()
+        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+            raise DirectoryError(f"{path}: not a directory of uid {os.geteuid()}")
+
+    as_user(job, make, limit_s, f"make {path}")
+
+
+def remove_job_dir(memory: Path, job: HookJob, limit_s: float) -> None:
+    """Removes the job's memory directory, as its user, and the user's if that leaves it empty."""
+    path = memory / user_dir_name(job.uid) / str(job.job_id)
+
+    def remove() -> None:
+        if path.is_symlink():
+            path.unlink()
+        elif path.exists():
+            shutil.rmtree(path)
+
+    as_user(job, remove, limit_s, f"remove {path}")
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()  # no link is followed: rmdir refuses one
+
+
+def holds_memory(memory: Path, job: HookJob, limit_s: float) -> bool:
+    """Whether anything is in the job's memory directory; an empty one is removed, as its user."""
+    if job.uid == 0:
+        return False
+    path = memory / user_dir_name(job.uid) / str(job.job_id)
+
+    def remove_empty() -> None:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+    as_user(job, remove_empty, limit_s, f"look into {path}")
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def as_user(job: HookJob, act: Callable[[], None], limit_s: float, what: str) -> None:
+    """Does something in a child that has given up root for good, within a limit.
+
+    Raises:
+        DirectoryError: it failed or did not end; a child that cannot be killed is left behind.
+    """
+    if job.uid == 0:
+        raise DirectoryError(f"{what}: not done for jobs of root")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(job.gid)
+            os.setuid(job.uid)
+            act()
+            code = 0
+        except (OSError, SlurmError) as error:
+            log.error("%s: %s", what, error)
+        finally:
+            os._exit(code)
+    watch = os.pidfd_open(child)
+    try:
+        if not select.select([watch], [], [], limit_s)[0]:
+            signal.pidfd_send_signal(watch, signal.SIGKILL)
+            raise DirectoryError(f"{what}: not done within {limit_s:g} s")
+        status = os.waitid(os.P_PIDFD, watch, os.WEXITED)
+        if status is None or status.si_status != 0:
+            raise DirectoryError(f"{what}: failed, see the line above")
+    finally:
+        os.close(watch)
+
+
+def _make(name: str, above: int, job: HookJob) -> None:
+    """Makes it under a name nobody can know, so that it has its owner before it has its name."""
+    fresh = f".holdfast-new-{secrets.token_hex(8)}"
+    os.mkdir(fresh, 0o700, dir_fd=above)
+    try:
+        descriptor = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+        try:
+            os.fchown(descriptor, job.uid, job.gid)
+        finally:
+            os.close(descriptor)
+        if _is_there(name, above):
+            raise FileExistsError
+        os.rename(fresh, name, src_dir_fd=above, dst_dir_fd=above)  # onto an empty directory at most, never through one
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.rmdir(fresh, dir_fd=above)
+        raise
+
+
+def _is_there(name: str, above: int) -> bool:
+    try:
+        os.lstat(name, dir_fd=above)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _is_private(name: str, above: int, uid: int) -> bool:
+    """Whether it is the user's own directory that nobody else can enter; too wide a mode is mended."""
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    except OSError:
+        return False
+    try:
+        facts = os.fstat(descriptor)
+        if facts.st_uid != uid:
+            return False
+        if facts.st_mode & 0o077:
+            os.fchmod(descriptor, 0o700)
+        return True
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,97 @@
+"""The scripts that slurm.conf names: one line of bash each, into Python by absolute paths.
+
+#!/bin/bash
+exec /opt/holdfast/bin/python -I -m slurm.hooks prolog
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm.errors import SlurmError
+
+HOOKS: Mapping[str, str] = {
+    "Prolog": "prolog",
+    "Epilog": "epilog",
+    "TaskProlog": "task_prolog",
+    "HealthCheckProgram": "health",
+    "RebootProgram": "reboot",
+}
+"""Parameter of slurm.conf -> name of the hook."""
+
+DIRECTORY = Path("/etc/slurm/holdfast")
+
+_SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+_SCRIPT = """\
+#!/bin/bash
+# {parameter} of slurm.conf, written by `holdfast node provision --only hooks`: changes are lost.
+set -euo pipefail
+export PATH={path}{slurm_conf}
+exec {python} -I -m slurm.hooks {arguments}
+"""
+
+
+class EntryError(SlurmError):
+    """A hook would run as root what others can change."""
+
+
+def install(
+    directory: Path = DIRECTORY, *, python: Path | None = None, root: str = "", slurm_conf: Path | None = None
+) -> list[Path]:
+    """Writes the scripts. slurmd gives hooks no PATH: they get the system's and that of Slurm's commands.
+
+    Args:
+        directory: where slurm.conf will name them.
+        python: the interpreter that has this project; ours by default.
+        root: instead of "/" for the hooks' files; `%n` stands for the host's name.
+        slurm_conf: the cluster's, where it is not where Slurm looks by itself.
+
+    Returns:
+        The scripts.
+    """
+    interpreter = Path(os.path.abspath(python or sys.executable))
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    scontrol = shutil.which("scontrol")
+    places = dict.fromkeys([str(Path(scontrol).parent)] if scontrol else []) | dict.fromkeys(_SYSTEM_PATH)
+    conf = f"\nexport SLURM_CONF={shlex.quote(str(slurm_conf))}" if slurm_conf else ""
+    scripts = []
+    for parameter, name in HOOKS.items():
+        arguments = shlex.join([name, root] if root else [name])
+        script = directory / f"{name}.sh"
+        temporary = script.with_suffix(".new")
+        temporary.write_text(
+            _SCRIPT.format(
+                parameter=parameter,
+                path=shlex.quote(":".join(places)),
+                slurm_conf=conf,
+                python=shlex.quote(str(interpreter)),
+                arguments=arguments,
+            )
+        )
+        temporary.chmod(0o755)
+        os.replace(temporary, script)
+        scripts.append(script)
+    return scripts
+
+
+def check_trusted(*paths: Path) -> None:
+    """Root will run what lies there: only root may be able to change it, at every level.
+
+    Raises:
+        EntryError: others can.
+    """
+    for path in paths:
+        absolute, real = Path(os.path.abspath(path)), path.resolve()
+        for level in (real, *real.parents, *absolute.parents):
+            facts = level.stat()
+            if facts.st_uid != 0 or (facts.st_mode & 0o022 and not facts.st_mode & 0o1000):
+                raise EntryError(
+                    f"{level}: mode {facts.st_mode & 0o7777:o} of uid {facts.st_uid}: others could change what Slurm "
+                    "runs as root; install holdfast where only root can write, for example in /opt/holdfast"
+                )

@@ -1,0 +1,38 @@
+"""Epilog: after a job has left this node, however it ended."""
+
+from __future__ import annotations
+
+import logging
+
+from slurm.hooks.directories import holds_memory
+from slurm.hooks.hook import FIT, UNFIT, Hook
+from slurm.hooks.incidents import record_incidents
+from slurm.hooks.ledger import Ledger
+from slurm.hooks.prolog import free_memory
+from slurm.hooks.strays import kill_strays
+
+log = logging.getLogger("holdfast.hooks")
+
+
+def epilog(hook: Hook) -> int:
+    """Ends what the job left running, keeps its memory for a requeue, notes the kernel's complaints.
+
+    Returns:
+        UNFIT where processes of the job cannot be killed: they hang in the kernel and hold memory and GPUs.
+    """
+    job = hook.job
+    left = kill_strays(job, hook.left_s / 2)
+    ledger = Ledger(hook.places.ledger)
+    entry = ledger.entry(job)
+    if entry is not None:
+        if holds_memory(hook.places.memory, job, hook.left_s / 2):
+            ledger.end(entry, hook.settings.keep_memory_s)
+            log.info("job %d: memory kept for %g s", job.job_id, hook.settings.keep_memory_s)
+        else:
+            ledger.forget(entry)
+        record_incidents(hook.places.incidents, hook.node, job, entry.started_s)
+    free_memory(hook)
+    if left:
+        log.error("job %d: processes %s hang in the kernel; reboot the node", job.job_id, left[:20])
+        return UNFIT
+    return FIT

@@ -1,0 +1,197 @@
+"""The frame around every hook that runs as root: a limit on its time, a log, an environment that is not believed.
+
+The body runs in a child. If it hangs (a dead mount, a stuck kernel) the child is killed where that is possible, left
+behind where it is not, and the hook ends with the exit code that does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import logging.handlers
+import os
+import re
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from slurm.errors import SlurmError
+from slurm.hooks.places import Places, Settings, SettingsError
+
+FIT = 0
+UNFIT = 1  # Slurm drains the node
+_LOG_BYTES = 4 << 20
+_MAX_JOB_ID = 0x7FFFFFFF
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+
+log = logging.getLogger("holdfast.hooks")
+
+
+class EnvironmentRefused(SlurmError):
+    """A value that Slurm hands to a hook is not what it can be; nothing is done with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookJob:
+    """The job a hook is called for.
+
+    Attributes:
+        job_id: its number; of an array or heterogeneous job the part's own.
+        uid: its user.
+        gid: the user's group.
+    """
+
+    job_id: int
+    uid: int
+    gid: int
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> HookJob:
+        """Reads what slurmd sets. Names, comments and paths, which users choose, are not read at all.
+
+        Raises:
+            EnvironmentRefused: a number is missing or not a number.
+        """
+        return cls(
+            job_id=_number(env, "SLURM_JOB_ID", _MAX_JOB_ID),
+            uid=_number(env, "SLURM_JOB_UID", 0xFFFFFFFE),
+            gid=_number(env, "SLURM_JOB_GID", 0xFFFFFFFE) if "SLURM_JOB_GID" in env else _group_of(env),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hook:
+    """What the body of a hook is given.
+
+    Attributes:
+        places: where its files are.
+        settings: what the site set.
+        env: Slurm's environment; read it through `job` and `node`.
+        deadline_s: on the monotonic clock: when the hook is ended.
+    """
+
+    places: Places
+    settings: Settings
+    env: Mapping[str, str]
+    deadline_s: float
+
+    @property
+    def job(self) -> HookJob:
+        return HookJob.from_env(self.env)
+
+    @property
+    def node(self) -> str:
+        """The node's name in Slurm."""
+        name = self.env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+        if not _NODE.fullmatch(name):
+            raise EnvironmentRefused(f"node name: got {name!r}, expected letters, digits, '.', '_' and '-'")
+        return name
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.deadline_s - time.monotonic())
+
+
+def run_hook(name: str, body: Callable[[Hook], int], *, places: Places, env: Mapping[str, str], limit_s: float) -> int:
+    """Runs a hook's body to its end or to its limit.
+
+    Args:
+        name: as the log has it.
+        body: what to do; returns FIT or UNFIT.
+        places: where its files are.
+        env: what Slurm set.
+        limit_s: seconds; below Slurm's own limit for this hook.
+
+    Returns:
+        What the body returned; FIT where it failed or did not end: what could not be observed drains no node.
+    """
+    deadline_s = time.monotonic() + limit_s
+    said, says = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        _hold_only(says)
+        _be_child(name, body, places, env, deadline_s)
+    os.close(says)
+    watch = os.pidfd_open(child)
+    try:
+        if select.select([watch], [], [], limit_s)[0]:
+            status = os.waitid(os.P_PIDFD, watch, os.WEXITED)
+            ended = status is not None and status.si_code == os.CLD_EXITED
+            return status.si_status if status is not None and ended else FIT
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        print(f"holdfast {name}: did not end within {limit_s:g} s: given up", file=sys.stderr)
+        return FIT
+    finally:
+        os.close(watch)
+        with contextlib.suppress(BlockingIOError):
+            sys.stderr.write(os.read(said, 1 << 16).decode(errors="replace"))
+        os.close(said)
+
+
+def _hold_only(says: int) -> None:
+    """Lets go of slurmd's pipes: it would wait for a child that is left behind."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, source in ((0, null), (1, says), (2, says)):
+        os.dup2(source, descriptor)
+
+
+def _be_child(
+    name: str, body: Callable[[Hook], int], places: Places, env: Mapping[str, str], deadline_s: float
+) -> None:
+    code = FIT
+    try:
+        os.setsid()
+        os.umask(0o022)
+        _log_to(places, name)
+        try:
+            settings = places.settings()
+        except SettingsError as error:
+            log.error("%s; the defaults apply", error)
+            settings = Settings()
+        code = body(Hook(places=places, settings=settings, env=env, deadline_s=deadline_s))
+    except SlurmError as error:
+        log.error("%s", error)
+    except BaseException:
+        log.exception("the hook itself failed")
+    finally:
+        logging.shutdown()
+        os._exit(code)
+
+
+def _log_to(places: Places, name: str) -> None:
+    """To the hooks' log, and to stderr, which slurmd logs."""
+    line = logging.Formatter(f"%(asctime)s {name}[%(process)d] %(levelname)s %(message)s")
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    try:
+        places.log.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        handlers.append(logging.handlers.RotatingFileHandler(places.log, maxBytes=_LOG_BYTES, backupCount=1))
+    except OSError as error:
+        print(f"holdfast {name}: {places.log} cannot be written: {error.strerror}", file=sys.stderr)
+    for handler in handlers:
+        handler.setFormatter(line)
+        log.addHandler(handler)
+    log.setLevel(logging.INFO)
+
+
+def _number(env: Mapping[str, str], name: str, most: int) -> int:
+    text = env.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= most):
+        raise EnvironmentRefused(
+            f"{name}: got {text[:64]!r}, expected a number up to {most}; is this called by slurmd?"
+        )
+    return int(text)
+
+
+def _group_of(env: Mapping[str, str]) -> int:
+    """The group of the job's user as the node knows it; Slurm sets none in older releases."""
+    import pwd  # asks the site's directory service, which may be slow: only where it has to be
+
+    uid = _number(env, "SLURM_JOB_UID", 0xFFFFFFFE)
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return uid

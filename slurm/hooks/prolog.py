@@ -1,0 +1,77 @@
+"""Prolog: before a job begins on this node. Calls no Slurm command; all but the verdict is local."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from slurm.hooks.directories import DirectoryError, make_job_dir, make_user_dir, remove_job_dir
+from slurm.hooks.hook import FIT, UNFIT, Hook
+from slurm.hooks.ledger import Ledger
+from slurm.hooks.verdict import read_verdict
+
+log = logging.getLogger("holdfast.hooks")
+
+_LEAST_FREE = 0.02  # of the memory file system
+
+
+def prolog(hook: Hook) -> int:
+    """Keeps the job away from a node that failed its checks; else makes its directories.
+
+    Returns:
+        UNFIT where a check that is recent enough failed, or the memory or the local disk cannot be used, and the admin
+        allows draining; with `drain: off` this is logged alone.
+    """
+    job = hook.job
+    free_memory(hook)
+    reason = _against(hook)
+    if reason:
+        log.error("job %d: this node is not fit: %s", job.job_id, reason)
+        if hook.settings.drain == "on":
+            return UNFIT
+        log.warning("the job starts all the same: `drain: on` in %s keeps jobs away", hook.places.settings_file)
+    Ledger(hook.places.ledger).begin(job)
+    if job.uid == 0:
+        return FIT
+    make_user_dir(hook.places.memory, job)
+    make_job_dir(hook.places.memory, job, hook.left_s)
+    if hook.settings.local_disk:
+        make_user_dir(Path(hook.settings.local_disk), job)
+    log.info("job %d of uid %d: ready", job.job_id, job.uid)
+    return FIT
+
+
+def free_memory(hook: Hook) -> None:
+    """Removes the memory of jobs that left the node and were not requeued onto it in time."""
+    ledger = Ledger(hook.places.ledger)
+    for entry in ledger:
+        if not entry.is_due:
+            continue
+        try:
+            remove_job_dir(hook.places.memory, entry.job, hook.left_s / 2)
+        except DirectoryError as error:
+            log.error("%s; tried again before the next job", error)
+            continue
+        ledger.forget(entry)
+        log.info("memory of job %d, uid %d: freed", entry.job_id, entry.uid)
+
+
+def _against(hook: Hook) -> str:
+    """What speaks against this node; empty when nothing that could be observed does."""
+    verdict = read_verdict(hook.places)
+    if verdict.status == "critical" and verdict.age_s <= hook.settings.verdict_age_s:
+        return verdict.reason
+    if verdict.status in ("critical", "unknown"):
+        log.info(
+            "verdict: %s", verdict.reason if verdict.status == "unknown" else f"{verdict.age_s:.0f} s old, ignored"
+        )
+    memory = os.statvfs(hook.places.memory)
+    if memory.f_bavail < _LEAST_FREE * memory.f_blocks:
+        return f"{hook.places.memory}: {memory.f_bavail * memory.f_frsize >> 20} MiB free; remove what dead jobs left"
+    disk = hook.settings.local_disk
+    if disk and not os.path.ismount(disk):
+        return f"{disk}: no file system is mounted there"
+    if disk and os.statvfs(disk).f_flag & os.ST_RDONLY:
+        return f"{disk}: read-only"
+    return ""

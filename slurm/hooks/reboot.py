@@ -1,0 +1,33 @@
+"""RebootProgram: called by slurmd once no job is left on the node (`scontrol reboot`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+from slurm.command import CommandError, run
+from slurm.hooks.hook import FIT, Hook
+
+log = logging.getLogger("holdfast.hooks")
+
+WAYS: Sequence[Sequence[str]] = (
+    ("/usr/bin/systemctl", "reboot"),
+    ("/sbin/shutdown", "-r", "now"),
+    ("/sbin/reboot", "-f"),  # where the init system itself hangs
+)
+
+
+def reboot(hook: Hook) -> int:
+    """Reboots: by the admin's program if there is one, else asks the init system, then the kernel."""
+    log.info("rebooting node %s", hook.node)
+    for argv in [(hook.settings.reboot,)] if hook.settings.reboot else WAYS:
+        if not os.access(argv[0], os.X_OK):
+            continue
+        try:
+            run(argv, timeout_s=max(1.0, hook.left_s / 2))
+            return FIT
+        except CommandError as error:
+            log.error("%s", error)
+    log.error("this node does not reboot by itself; power-cycle it")
+    return FIT

@@ -1,0 +1,93 @@
+"""Processes that outlived their job: of its user, with its number in their environment."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from slurm.hooks.hook import HookJob
+
+log = logging.getLogger("holdfast.hooks")
+
+_PROC = Path("/proc")
+
+
+def kill_strays(job: HookJob, limit_s: float) -> list[int]:
+    """Kills every process that the job left behind, and those that these start meanwhile.
+
+    A process is one of them if all its user ids are the job's user and SLURM_JOB_ID in the environment it was started
+    with is the job: a user can so bring about the end of processes of his own, and of no others. Root's stay.
+
+    Returns:
+        Those that still live after `limit_s` seconds: they hang in the kernel, only a reboot ends them.
+    """
+    end_s = time.monotonic() + limit_s
+    killed: dict[int, int] = {}
+    try:
+        while time.monotonic() < end_s:
+            found = [pid for pid in _strays(job) if pid not in killed]
+            for pid in found:
+                if (descriptor := _kill(pid, job)) is not None:
+                    killed[pid] = descriptor
+            ended = _ended(killed.values(), 0)
+            alive = [descriptor for descriptor in killed.values() if descriptor not in ended]
+            if not alive and not found:
+                break
+            if alive:
+                _ended(alive, 0.2)
+        ended = _ended(killed.values(), 0)
+        left = [pid for pid, descriptor in killed.items() if descriptor not in ended]
+    finally:
+        for descriptor in killed.values():
+            os.close(descriptor)
+    if killed:
+        log.info("job %d left %d processes behind; killed, %d still live", job.job_id, len(killed), len(left))
+    return left
+
+
+def _strays(job: HookJob) -> Iterator[int]:
+    if job.uid == 0:
+        return
+    for entry in os.scandir(_PROC):
+        if entry.name.isdigit() and _belongs(int(entry.name), job):
+            yield int(entry.name)
+
+
+def _belongs(pid: int, job: HookJob) -> bool:
+    try:
+        status = (_PROC / str(pid) / "status").read_text(errors="replace")
+        uids = next(line.split()[1:] for line in status.splitlines() if line.startswith("Uid:"))
+        if set(uids) != {str(job.uid)}:
+            return False
+        with open(_PROC / str(pid) / "environ", "rb") as file:
+            return b"SLURM_JOB_ID=%d" % job.job_id in file.read(1 << 21).split(b"\0")
+    except (OSError, StopIteration):
+        return False  # it has ended
+
+
+def _kill(pid: int, job: HookJob) -> int | None:
+    """Kills the process if it is still the one we mean; its descriptor, readable once it has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return None
+    if not _belongs(pid, job):
+        os.close(descriptor)
+        return None
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    return descriptor
+
+
+def _ended(descriptors: Iterable[int], wait_s: float) -> set[int]:
+    """Those whose processes have ended, as soon as there is one, at most `wait_s` seconds later."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(wait_s * 1000)}

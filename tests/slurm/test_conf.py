@@ -1,0 +1,52 @@
+"""slurm.conf: the lines that the hooks need, and what is found in a site's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm.conf import hook_lines, lint
+
+GOOD = "ClusterName=a\nSlurmdTimeout=60\nReturnToService=1\nResumeTimeout=900\nNodeName=n[1-4] CPUs=8\n"
+
+
+def test_a_file_with_the_lines_has_no_remarks() -> None:
+    assert lint(GOOD + "\n".join(hook_lines())) == []
+
+
+def test_case_comments_and_continuations_are_read_as_slurm_reads_them() -> None:
+    text = GOOD + "\n".join(hook_lines()).replace("PrologFlags=Alloc", "prologflags = contain, \\\n  ALLOC # both")
+    assert lint(text) == []
+
+
+def test_every_missing_line_is_told_with_what_happens_without_it() -> None:
+    remarks = {remark.parameter: remark for remark in lint("ClusterName=a\n")}
+    needed = {name for name, remark in remarks.items() if remark.needed}
+    assert needed == {
+        "Prolog", "Epilog", "HealthCheckProgram", "HealthCheckInterval", "PrologFlags", "SchedulerParameters"
+    }  # fmt: skip
+    assert remarks["PrologFlags"].expected == "PrologFlags=Alloc"
+    assert "instead of starting elsewhere" in remarks["SchedulerParameters"].why
+
+
+def test_words_that_are_set_already_are_kept() -> None:
+    text = "PrologFlags=Contain,X11\nSchedulerParameters=bf_max_job_test=100\n"
+    remarks = {remark.parameter: remark for remark in lint(text)}
+    assert remarks["PrologFlags"].expected == "PrologFlags=Contain,X11,Alloc"
+    assert (remarks["PrologFlags"].line, remarks["PrologFlags"].got) == (1, "Contain,X11")
+    assert remarks["SchedulerParameters"].expected == "SchedulerParameters=bf_max_job_test=100,nohold_on_prolog_fail"
+    assert remarks["SchedulerParameters"].line == 2
+
+
+def test_a_prolog_of_the_sites_own_may_stand_beside_ours() -> None:
+    remarks = {r.parameter: r for r in lint("Prolog=/etc/slurm/prolog.sh\nTaskProlog=/etc/slurm/task.sh\n")}
+    assert "several are allowed" in remarks["Prolog"].why
+    assert "have yours call it" in remarks["TaskProlog"].why
+    both = lint("Prolog=/etc/slurm/prolog.sh,/hooks/prolog.sh\n", Path("/hooks"))
+    assert "Prolog" not in {remark.parameter for remark in both}
+
+
+def test_timeouts_that_cost_hours_are_told() -> None:
+    remarks = {r.parameter: r for r in lint("SlurmdTimeout=3600\nReturnToService=2\n")}
+    assert remarks["SlurmdTimeout"].got == "3600" and remarks["SlurmdTimeout"].expected == "SlurmdTimeout=60"
+    assert remarks["ReturnToService"].expected == "ReturnToService=1"
+    assert not remarks["SlurmdTimeout"].needed

@@ -1,0 +1,350 @@
+"""Slurm's hooks as root, as slurmd calls them, on directories of the test: hostile names, links, files and hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm.hooks.directories import DirectoryError, make_user_dir
+from slurm.hooks.entry import HOOKS, EntryError, check_trusted, install
+from slurm.hooks.epilog import epilog
+from slurm.hooks.hook import FIT, UNFIT, EnvironmentRefused, Hook, HookJob, run_hook
+from slurm.hooks.incidents import kernel_messages, record_incidents
+from slurm.hooks.ledger import Ledger
+from slurm.hooks.places import Places, SettingsError
+from slurm.hooks.prolog import prolog
+from slurm.hooks.verdict import read_verdict
+from slurm.testbed.plan import account
+
+USER, OTHER = account("nobody").pw_uid, account("daemon").pw_uid
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+as_root = pytest.mark.slurm  # hooks become other users: they need root, as the clusters of the other tests do
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    memory.chmod(0o1777)
+    for level in (tmp_path, *tmp_path.parents[:2]):
+        level.chmod(0o755)
+    return Places(root=tmp_path / "root", memory=memory)
+
+
+@pytest.fixture
+def job() -> HookJob:
+    return HookJob(job_id=77, uid=USER, gid=account("nobody").pw_gid)
+
+
+def environment(job: HookJob, **more: str) -> dict[str, str]:
+    return {"SLURM_JOB_ID": str(job.job_id), "SLURM_JOB_UID": str(job.uid), "SLURM_JOB_GID": str(job.gid), **more}
+
+
+def settings(places: Places, text: str) -> None:
+    places.settings_file.parent.mkdir(parents=True, exist_ok=True)
+    places.settings_file.write_text(text)
+
+
+def verdict(places: Places, status: str, **changes: object) -> None:
+    check = {"name": "gpu_count", "status": status, "measured": "7", "expected": "8", "advice": "replace"}
+    content = {
+        "version": 1,
+        "node": "n1",
+        "time_s": time.time(),
+        "boot_id": BOOT_ID,
+        "level": "quick",
+        "status": status,
+    }
+    places.verdict.parent.mkdir(parents=True, exist_ok=True)
+    places.verdict.write_text(json.dumps(content | {"checks": [check]} | changes))
+
+
+def run(name: str, places: Places, env: dict[str, str], limit_s: float = 20.0) -> int:
+    return run_hook(name, {"prolog": prolog, "epilog": epilog}[name], places=places, env=env, limit_s=limit_s)
+
+
+def memory_of(places: Places, job: HookJob) -> Path:
+    return places.memory / f"holdfast-{job.uid}" / str(job.job_id)
+
+
+def as_user(uid: int, code: str, **env: str) -> subprocess.Popen[bytes]:
+    """A Python program of another user, which says when it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", code], user=uid, group=uid, extra_groups=[], env=env, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    return process
+
+
+SLEEP = "import sys, time; print('ready', flush=True); time.sleep(60)"
+
+
+@as_root
+class TestProlog:
+    def test_the_jobs_memory_directory_is_its_users_alone(self, places: Places, job: HookJob) -> None:
+        assert run("prolog", places, environment(job)) == FIT
+        for level in (memory_of(places, job), memory_of(places, job).parent):
+            facts = level.lstat()
+            assert (facts.st_uid, facts.st_mode & 0o7777) == (USER, 0o700)
+
+    def test_what_is_there_stays_for_a_requeued_job(self, places: Places, job: HookJob) -> None:
+        run("prolog", places, environment(job))
+        (memory_of(places, job) / "shard").write_text("state")
+        run("epilog", places, environment(job))
+        assert run("prolog", places, environment(job)) == FIT
+        assert (memory_of(places, job) / "shard").read_text() == "state"
+        assert [entry.keep_until_s for entry in Ledger(places.ledger)] == [None]
+
+    @pytest.mark.parametrize("planted", ["link", "file", "directory of another user"])
+    def test_what_another_user_planted_is_moved_away_and_not_followed(
+        self, places: Places, job: HookJob, tmp_path: Path, planted: str
+    ) -> None:
+        target = tmp_path / "etc"
+        target.mkdir(mode=0o755)
+        place = memory_of(places, job).parent
+        if planted == "link":
+            place.symlink_to(target)
+            os.lchown(place, OTHER, OTHER)
+        elif planted == "file":
+            place.write_text("x")
+            os.chown(place, OTHER, OTHER)
+        else:
+            place.mkdir()
+            os.chown(place, OTHER, OTHER)
+        assert run("prolog", places, environment(job)) == FIT
+        assert memory_of(places, job).is_dir() and place.lstat().st_uid == USER
+        assert list(target.iterdir()) == [] and target.stat().st_uid == 0
+        assert "moved to .holdfast-planted-" in places.log.read_text()
+
+    def test_a_link_that_the_user_put_for_his_job_is_left_alone(
+        self, places: Places, job: HookJob, tmp_path: Path
+    ) -> None:
+        target = tmp_path / "etc"
+        target.mkdir(mode=0o755)
+        make_user_dir(places.memory, job)
+        memory_of(places, job).symlink_to(target)
+        assert run("prolog", places, environment(job)) == FIT
+        assert list(target.iterdir()) == [] and target.stat().st_uid == 0
+        assert "not a directory" in places.log.read_text()
+
+    def test_a_parent_that_is_not_roots_is_refused(self, places: Places, job: HookJob) -> None:
+        os.chown(places.memory, OTHER, OTHER)
+        with pytest.raises(DirectoryError, match="expected root's own"):
+            make_user_dir(places.memory, job)
+
+    @pytest.mark.parametrize(
+        ("changes", "code"),
+        [
+            ({}, UNFIT),
+            ({"time_s": time.time() - 100_000}, FIT),  # too old to act on
+            ({"boot_id": "another"}, FIT),
+            ({"version": 2}, FIT),
+            ({"checks": None}, FIT),
+        ],
+    )
+    def test_a_node_that_failed_a_recent_check_takes_no_job(
+        self, places: Places, job: HookJob, changes: dict[str, object], code: int
+    ) -> None:
+        settings(places, "drain: on\n")
+        verdict(places, "critical", **changes)
+        assert run("prolog", places, environment(job)) == code
+        assert memory_of(places, job).is_dir() == (code == FIT)
+
+    @pytest.mark.parametrize("status", ["ok", "warning", "unknown", "skipped"])
+    def test_only_what_was_observed_to_fail_keeps_a_job_away(self, places: Places, job: HookJob, status: str) -> None:
+        settings(places, "drain: on\n")
+        verdict(places, status)
+        assert run("prolog", places, environment(job)) == FIT
+
+    def test_by_default_a_failure_is_only_told(self, places: Places, job: HookJob) -> None:
+        verdict(places, "critical")
+        assert run("prolog", places, environment(job)) == FIT
+        assert "not fit: gpu_count: 7, expected 8" in places.log.read_text()
+
+    def test_a_verdict_that_a_user_could_have_written_is_not_believed(self, places: Places, job: HookJob) -> None:
+        settings(places, "drain: on\n")
+        verdict(places, "critical")
+        os.chown(places.verdict, OTHER, OTHER)
+        assert read_verdict(places).status == "unknown"
+        assert run("prolog", places, environment(job)) == FIT
+
+    def test_a_local_disk_that_is_not_mounted_keeps_jobs_away(
+        self, places: Places, job: HookJob, tmp_path: Path
+    ) -> None:
+        settings(places, f"drain: on\nlocal_disk: {tmp_path}\n")
+        assert run("prolog", places, environment(job)) == UNFIT
+        assert f"{tmp_path}: no file system is mounted there" in places.log.read_text()
+
+
+@as_root
+class TestEpilog:
+    def test_what_the_job_left_running_ends_and_nothing_else(self, places: Places, job: HookJob) -> None:
+        number = str(job.job_id)
+        stray = as_user(USER, SLEEP, SLURM_JOB_ID=number)
+        other_user = as_user(OTHER, SLEEP, SLURM_JOB_ID=number)
+        other_job = as_user(USER, SLEEP, SLURM_JOB_ID="78")
+        try:
+            assert run("epilog", places, environment(job)) == FIT
+            assert stray.wait(10) == -9
+            assert other_user.poll() is None and other_job.poll() is None
+        finally:
+            for process in (stray, other_user, other_job):
+                process.kill()
+                process.communicate()
+
+    def test_a_process_that_goes_on_forking_ends_too(self, places: Places, job: HookJob) -> None:
+        forks = (
+            "import os, time; print('ready', flush=True)\n"
+            "while True:\n    time.sleep(0.01)\n    if os.fork(): os._exit(0)\n"
+        )
+        first = as_user(USER, forks, SLURM_JOB_ID=str(job.job_id))
+        try:
+            assert run("epilog", places, environment(job)) == FIT
+            assert not [entry for entry in _processes_of(USER) if f"SLURM_JOB_ID={job.job_id}" in entry]
+        finally:
+            first.kill()
+            first.communicate()
+
+    def test_memory_is_kept_for_a_requeue_and_freed_when_its_time_is_over(self, places: Places, job: HookJob) -> None:
+        settings(places, "keep_memory_s: 0\n")
+        run("prolog", places, environment(job))
+        (memory_of(places, job) / "shard").write_text("state")
+        settings(places, "keep_memory_s: 600\n")
+        run("epilog", places, environment(job))
+        next_job = HookJob(job_id=78, uid=OTHER, gid=OTHER)
+        run("prolog", places, environment(next_job))
+        assert (memory_of(places, job) / "shard").exists()
+
+        settings(places, "keep_memory_s: 0\n")
+        run("epilog", places, environment(job))
+        run("prolog", places, environment(next_job))
+        assert not memory_of(places, job).parent.exists()
+        assert memory_of(places, next_job).is_dir()
+
+    def test_freeing_follows_no_link_out_of_the_users_reach(self, places: Places, job: HookJob, tmp_path: Path) -> None:
+        precious = tmp_path / "precious"
+        precious.mkdir()
+        (precious / "77").mkdir()
+        (precious / "77" / "file").write_text("x")
+        settings(places, "keep_memory_s: 0\n")
+        run("prolog", places, environment(job))
+        (memory_of(places, job) / "inner").symlink_to(precious)
+        run("epilog", places, environment(job))
+        assert (precious / "77" / "file").exists()
+
+        run("prolog", places, environment(job))  # now the user's own level becomes a link
+        user_dir = memory_of(places, job).parent
+        user_dir.rename(user_dir.with_name("elsewhere"))
+        user_dir.symlink_to(precious)
+        run("epilog", places, environment(job))
+        run("prolog", places, environment(HookJob(job_id=78, uid=OTHER, gid=OTHER)))
+        assert (precious / "77" / "file").exists()
+
+    def test_what_the_kernel_said_of_a_gpu_is_kept_against_the_node(self, tmp_path: Path, job: HookJob) -> None:
+        kmsg = tmp_path / "kmsg"
+        kmsg.write_text(
+            "4,1,1000000,-;NVRM: Xid (PCI:0000:4f:00): 31, pid=9, name=python, Ch 00000008\n"
+            "6,2,5000000,-;eth0: link becomes ready\n"
+            " SUBSYSTEM=net\n"
+            "4,3,6000000,-;NVRM: Xid (PCI:0000:4f:00): 79, pid=1234, GPU has fallen off the bus.\n"
+            "4,4,6000001,-;NVRM: Xid (PCI:0000:4f:00): 79, pid=1234, GPU has fallen off the bus.\n"
+        )
+        file = tmp_path / "incidents.jsonl"
+        record_incidents(file, "n1", job, since_s=2.0, kmsg=kmsg)
+        (row,) = map(json.loads, file.read_text().splitlines())
+        assert (row["node"], row["job"], row["uid"]) == ("n1", 77, USER)
+        assert "Xid (PCI:0000:4f:00): 79" in row["what"]
+
+
+@as_root
+class TestFrame:
+    def test_a_hook_that_hangs_is_given_up_and_drains_no_node(self, places: Places, capfd) -> None:
+        def hang(hook: Hook) -> int:
+            time.sleep(60)
+            return UNFIT
+
+        assert run_hook("prolog", hang, places=places, env={}, limit_s=0.3) == FIT
+        assert "did not end within 0.3 s" in capfd.readouterr().err
+
+    def test_a_hook_that_fails_itself_drains_no_node(self, places: Places) -> None:
+        def broken(hook: Hook) -> int:
+            raise ZeroDivisionError
+
+        assert run_hook("prolog", broken, places=places, env={}, limit_s=5) == FIT
+        assert "ZeroDivisionError" in places.log.read_text()
+
+    def test_settings_that_others_can_write_are_not_taken(self, places: Places, job: HookJob) -> None:
+        settings(places, "drain: on\n")
+        places.settings_file.chmod(0o666)
+        verdict(places, "critical")
+        assert run("prolog", places, environment(job)) == FIT
+        assert "expected a file that only root can write; the defaults apply" in places.log.read_text()
+
+
+@pytest.mark.parametrize("line", ["drian: on", "keep_memory_s: soon", "no colon"])
+def test_a_setting_that_is_not_understood_is_named_with_its_line(places: Places, line: str) -> None:
+    settings(places, f"# ours\n{line}\n")
+    with pytest.raises(SettingsError, match=r"hooks.yaml:2: got .*expected a line 'key: value' with one of drain"):
+        places.settings()
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"SLURM_JOB_ID": "../../etc"},
+        {"SLURM_JOB_ID": "7\n8"},
+        {"SLURM_JOB_ID": "٧"},
+        {"SLURM_JOB_ID": ""},
+        {"SLURM_JOB_ID": "99999999999"},
+        {"SLURM_JOB_UID": "-1"},
+        {"SLURM_JOB_UID": "0x0"},
+    ],
+)
+def test_numbers_that_are_none_are_refused(env: dict[str, str], job: HookJob) -> None:
+    with pytest.raises(EnvironmentRefused, match="expected a number"):
+        HookJob.from_env(environment(job) | env)
+
+
+def test_a_node_name_that_is_none_is_refused(places: Places) -> None:
+    hook = Hook(places=places, settings=places.settings(), env={"SLURMD_NODENAME": "../n1"}, deadline_s=0)
+    with pytest.raises(EnvironmentRefused, match="node name"):
+        _ = hook.node
+
+
+def test_the_kernels_log_is_read_without_waiting_for_more() -> None:
+    times = [at_s for at_s, _ in kernel_messages()]
+    assert times == sorted(times)
+
+
+def test_the_scripts_are_one_line_into_python(tmp_path: Path) -> None:
+    scripts = install(tmp_path / "hooks", python=Path("/opt/holdfast/bin/python"), slurm_conf=Path("/etc/s l.conf"))
+    assert [script.stem for script in scripts] == list(HOOKS.values())
+    text = scripts[0].read_text()
+    assert "export SLURM_CONF='/etc/s l.conf'" in text
+    assert text.splitlines()[-1] == "exec /opt/holdfast/bin/python -I -m slurm.hooks prolog"
+    assert all(os.access(script, os.X_OK) for script in scripts)
+
+
+def test_root_runs_nothing_that_others_can_change(tmp_path: Path) -> None:
+    script = tmp_path / "prolog.sh"
+    script.write_text("")
+    script.chmod(0o777)
+    with pytest.raises(EntryError, match="others could change"):
+        check_trusted(script)
+
+
+def _processes_of(uid: int) -> Iterator[str]:
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if path.stat().st_uid == uid:
+                yield (path / "environ").read_text(errors="replace")
+        except OSError:
+            continue
