@@ -18,6 +18,7 @@ log = logging.getLogger("holdfast.hooks")
 
 TAG = "holdfast:"  # begins the reason of every drain of ours: who may undo it sees whose it was
 _RESERVE_S = 6.0  # for Slurm's answers, and to free memory
+_REBOOTS = {"REBOOT_ISSUED", "REBOOT_REQUESTED"}  # drained by Slurm for the reboot, to be resumed after it
 _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
 
 
@@ -38,7 +39,7 @@ def health(hook: Hook) -> int:
     verdict = read_verdict(hook.places)
     if verdict.status == "unknown":
         log.info("verdict: %s", verdict.reason)
-    if verdict.status != "critical" or "DRAIN" in node.flags:
+    if verdict.status != "critical" or ("DRAIN" in node.flags and not node.flags & _REBOOTS):
         return FIT
     if hook.settings.drain != "on":
         log.warning("not fit: %s; `drain: on` in %s would drain it", verdict.reason, hook.places.settings_file)

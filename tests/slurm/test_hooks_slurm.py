@@ -1,0 +1,116 @@
+"""The hooks on a real Slurm: unfit nodes are drained, jobs start elsewhere, strays end, reboots come back checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm.client import Slurm
+from slurm.records import Node
+from slurm.testbed import TestCluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.faults]
+
+WAIT_S = 60.0  # far longer than anything here takes
+
+
+@pytest.fixture(scope="module")
+def hooked() -> Iterator[TestCluster]:
+    cluster = TestCluster.up(f"pytest-{os.getpid()}-hooks", nodes=2, hooks=True)
+    yield cluster
+    cluster.down()
+
+
+@pytest.fixture
+def cluster(hooked: TestCluster) -> Iterator[TestCluster]:
+    yield hooked
+    for node in hooked.nodes:
+        verdict(hooked, node).unlink(missing_ok=True)
+        if "DRAIN" in state(hooked, node).flags:
+            hooked.run_on_node(node, ["scontrol", "update", f"NodeName={node}", "State=RESUME"])
+        until(lambda node=node: state(hooked, node).is_idle, f"{node} idle")
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {WAIT_S} s for {what}"
+        time.sleep(0.1)
+
+
+def state(cluster: TestCluster, name: str) -> Node:
+    return next(node for node in Slurm(env=os.environ | cluster.env).nodes() if node.name == name)
+
+
+def verdict(cluster: TestCluster, node: str, drain: str = "off") -> Path:
+    return cluster.set_hooks(node, drain=drain) / "var/lib/holdfast/verdict.json"
+
+
+def fail_a_check(cluster: TestCluster, node: str, drain: str = "on") -> None:
+    """What a deep check would have left: it stays until a run as deep looks again."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    now_s = time.time()
+    row = {"name": "gpu_count", "status": "critical", "measured": "7", "expected": "8", "advice": "", "seconds": 0.1}
+    content = {"version": 1, "node": node, "time_s": now_s, "boot_id": boot_id, "level": "deep", "status": "critical"}
+    path = verdict(cluster, node, drain)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content | {"checks": [row | {"time_s": now_s, "level": "deep"}]}))
+
+
+def test_a_task_is_told_where_its_memory_is(cluster: TestCluster) -> None:
+    said = cluster.run_as_user(["srun", "-N1", "sh", "-c", "cd $HOLDFAST_MEMORY_DIR && touch mine && pwd"]).stdout
+    assert said.startswith("/dev/shm/holdfast-")
+
+
+def test_what_a_job_left_running_ends_with_it(cluster: TestCluster) -> None:
+    leave = "setsid sh -c '(exec -a stray-of-mine sleep 600) &' </dev/null >/dev/null 2>&1; pgrep -f stray-of-mine"
+    assert cluster.run_as_user(["srun", "-w", "n1", "bash", "-c", leave]).stdout.strip()
+    gone = ["sh", "-c", "! pgrep -f [s]tray-of-mine"]
+    until(lambda: cluster.run_on_node("n1", gone, check=False).returncode == 0, "the end of the stray")
+
+
+def test_a_job_that_meets_an_unfit_node_starts_elsewhere(cluster: TestCluster) -> None:
+    """The prolog refuses, Slurm drains the node and queues the job again, not held."""
+    fail_a_check(cluster, "n1")
+    output = cluster.home / "elsewhere"
+    cluster.run_as_user(["sbatch", "-N1", "-o", str(output), "--wrap", "hostname"])
+    until(lambda: output.exists() and output.read_text().strip(), "the job's output")
+    assert output.read_text().strip() == "n2"
+    until(lambda: "DRAIN" in state(cluster, "n1").flags, "n1 drained")
+
+
+def test_an_idle_node_that_fails_its_checks_is_drained_with_the_reason(cluster: TestCluster) -> None:
+    fail_a_check(cluster, "n1")
+    until(lambda: "DRAIN" in state(cluster, "n1").flags, "n1 drained")
+    assert state(cluster, "n1").reason.startswith("holdfast: gpu_count: 7, expected 8")
+    assert state(cluster, "n2").is_idle
+
+
+def test_by_default_a_node_that_fails_its_checks_is_only_spoken_of(cluster: TestCluster) -> None:
+    log = verdict(cluster, "n1").parents[2] / "log/holdfast/hooks.log"
+    fail_a_check(cluster, "n1", drain="off")
+    until(lambda: "would drain it" in log.read_text(), "a line in the log")
+    assert state(cluster, "n1").is_idle
+
+
+def test_a_rebooted_node_returns_when_it_is_fit_and_not_before(cluster: TestCluster) -> None:
+    reboot = ["scontrol", "reboot", "ASAP", "nextstate=RESUME", "reason=holdfast: test"]
+    slurmd = ["pgrep", "-x", "slurmd"]
+    before = cluster.run_on_node("n2", slurmd).stdout
+    cluster.run_on_node("n1", [*reboot, "n2"])
+    until(lambda: cluster.run_on_node("n2", slurmd, check=False).stdout not in ("", before), "slurmd anew")
+    until(lambda: state(cluster, "n2").is_idle, "n2 back")
+
+    fail_a_check(cluster, "n2")
+    cluster.run_on_node("n1", [*reboot, "n2"])
+    again = "rebooting node n2"
+    log = verdict(cluster, "n2", drain="on").parents[2] / "log/holdfast/hooks.log"
+    until(lambda: log.read_text().count(again) == 2, "the second reboot")
+    until(lambda: "drained" in log.read_text().rpartition(again)[2], "the check after it")
+    until(lambda: state(cluster, "n2").reason.startswith("holdfast: gpu_count"), "n2 drained again")
+    assert "DRAIN" in state(cluster, "n2").flags
