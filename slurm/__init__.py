@@ -5,7 +5,9 @@ client.py       Slurm's commands as methods
 records.py      jobs, nodes and partitions as Slurm prints them
 hostlist.py     n[1-4] and back
 command.py      the one place that runs a program
+conf.py         the lines of slurm.conf that the hooks need, printed and linted
 errors.py       the base of all errors
+hooks/          what Slurm calls on every node
 testbed/        a real Slurm of several nodes on this one machine
 """
 

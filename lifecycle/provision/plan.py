@@ -11,6 +11,7 @@ from lifecycle.provision.steps.chrony import Chrony
 from lifecycle.provision.steps.containers import Containers
 from lifecycle.provision.steps.efa import Efa
 from lifecycle.provision.steps.gpu import GdrCopy, Nccl, NcclTests
+from lifecycle.provision.steps.hooks import Hooks
 from lifecycle.provision.steps.limits import HugePages, Limits
 from lifecycle.provision.steps.lustre import Lustre
 from lifecycle.provision.steps.mountpoint import Mountpoint
@@ -39,6 +40,7 @@ STEPS: tuple[Step, ...] = (
     Mountpoint(),
     Containers(),
     Chrony(),
+    Hooks(),
     Slurmd(),
 )
 

@@ -41,43 +41,27 @@ class EntryError(SlurmError):
     """A hook would run as root what others can change."""
 
 
-def install(
-    directory: Path = DIRECTORY, *, python: Path | None = None, root: str = "", slurm_conf: Path | None = None
-) -> list[Path]:
-    """Writes the scripts. slurmd gives hooks no PATH: they get the system's and that of Slurm's commands.
+def scripts(*, python: Path | None = None, root: str = "", slurm_conf: Path | None = None) -> dict[str, str]:
+    """The scripts: file name -> text. slurmd gives hooks no PATH: they get the system's and that of Slurm's commands.
 
     Args:
-        directory: where slurm.conf will name them.
         python: the interpreter that has this project; ours by default.
         root: instead of "/" for the hooks' files; `%n` stands for the host's name.
         slurm_conf: the cluster's, where it is not where Slurm looks by itself.
-
-    Returns:
-        The scripts.
     """
-    interpreter = Path(os.path.abspath(python or sys.executable))
-    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    interpreter = os.path.abspath(python or sys.executable)
     scontrol = shutil.which("scontrol")
-    places = dict.fromkeys([str(Path(scontrol).parent)] if scontrol else []) | dict.fromkeys(_SYSTEM_PATH)
-    conf = f"\nexport SLURM_CONF={shlex.quote(str(slurm_conf))}" if slurm_conf else ""
-    scripts = []
-    for parameter, name in HOOKS.items():
-        arguments = shlex.join([name, root] if root else [name])
-        script = directory / f"{name}.sh"
-        temporary = script.with_suffix(".new")
-        temporary.write_text(
-            _SCRIPT.format(
-                parameter=parameter,
-                path=shlex.quote(":".join(places)),
-                slurm_conf=conf,
-                python=shlex.quote(str(interpreter)),
-                arguments=arguments,
-            )
+    places = dict.fromkeys([*([str(Path(scontrol).parent)] if scontrol else []), *_SYSTEM_PATH])
+    return {
+        f"{name}.sh": _SCRIPT.format(
+            parameter=parameter,
+            path=shlex.quote(":".join(places)),
+            slurm_conf=f"\nexport SLURM_CONF={shlex.quote(str(slurm_conf))}" if slurm_conf else "",
+            python=shlex.quote(interpreter),
+            arguments=shlex.join([name, root] if root else [name]),
         )
-        temporary.chmod(0o755)
-        os.replace(temporary, script)
-        scripts.append(script)
-    return scripts
+        for parameter, name in HOOKS.items()
+    }
 
 
 def check_trusted(*paths: Path) -> None:

@@ -11,11 +11,13 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from slurm.hooks.directories import as_user
 from slurm.hooks.hook import HookJob
 
 log = logging.getLogger("holdfast.hooks")
 
 _PROC = Path("/proc")
+_EMPTY_SCANS = 5  # one may miss a process that forks and ends while it is read
 
 
 def kill_strays(job: HookJob, limit_s: float) -> list[int]:
@@ -29,15 +31,18 @@ def kill_strays(job: HookJob, limit_s: float) -> list[int]:
     """
     end_s = time.monotonic() + limit_s
     killed: dict[int, int] = {}
+    empty_scans = 0
     try:
         while time.monotonic() < end_s:
             found = [pid for pid in _strays(job) if pid not in killed]
             for pid in found:
                 if (descriptor := _kill(pid, job)) is not None:
                     killed[pid] = descriptor
+            _kill_groups(found, job)
             ended = _ended(killed.values(), 0)
             alive = [descriptor for descriptor in killed.values() if descriptor not in ended]
-            if not alive and not found:
+            empty_scans = 0 if found else empty_scans + 1
+            if not alive and empty_scans == _EMPTY_SCANS:
                 break
             if alive:
                 _ended(alive, 0.2)
@@ -83,6 +88,25 @@ def _kill(pid: int, job: HookJob) -> int | None:
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     return descriptor
+
+
+def _kill_groups(pids: Iterable[int], job: HookJob) -> None:
+    """Kills the process groups of these: in one go, so that a process that forks all the time does not get away.
+
+    As the user: a group number that now means something else is out of reach.
+    """
+    groups = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            groups.add(os.getpgid(pid))
+
+    def kill() -> None:
+        for group in groups - {0, 1}:
+            with contextlib.suppress(OSError):
+                os.killpg(group, signal.SIGKILL)
+
+    if groups:
+        as_user(job, kill, 5.0, f"kill what job {job.job_id} left behind")
 
 
 def _ended(descriptors: Iterable[int], wait_s: float) -> set[int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm.conf import hook_lines
-from slurm.hooks.entry import install
+from slurm.hooks.entry import scripts
 from slurm.hooks.places import Places
 from slurm.testbed.plan import Plan
 
@@ -31,10 +31,12 @@ def install_hooks(plan: Plan) -> list[str]:
     """Writes the scripts and the nodes' settings; the lines for slurm.conf. Nothing for a cluster without hooks."""
     if not plan.hooks:
         return []
-    install(plan.hooks_dir, root=str(plan.hooks_root("%n")), slurm_conf=plan.slurm_conf)
-    script = _reboot_script(plan)
-    script.write_text(_REBOOT)
-    script.chmod(0o755)
+    plan.hooks_dir.mkdir()
+    texts = scripts(root=str(plan.hooks_root("%n")), slurm_conf=plan.slurm_conf)
+    for name, text in (texts | {_reboot_script(plan).name: _REBOOT}).items():
+        script = plan.hooks_dir / name
+        script.write_text(text)
+        script.chmod(0o755)
     for node in plan.nodes:
         write_settings(plan, node, {})
     lines = hook_lines(plan.hooks_dir, HEALTH_INTERVAL_S)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm.hooks.directories import DirectoryError, make_user_dir
-from slurm.hooks.entry import HOOKS, EntryError, check_trusted, install
+from slurm.hooks.entry import HOOKS, EntryError, check_trusted, scripts
 from slurm.hooks.epilog import epilog
 from slurm.hooks.hook import FIT, UNFIT, EnvironmentRefused, Hook, HookJob, run_hook
 from slurm.hooks.incidents import kernel_messages, record_incidents
@@ -78,7 +78,13 @@ def memory_of(places: Places, job: HookJob) -> Path:
 def as_user(uid: int, code: str, **env: str) -> subprocess.Popen[bytes]:
     """A Python program of another user, which says when it is ready."""
     process = subprocess.Popen(
-        [sys.executable, "-S", "-c", code], user=uid, group=uid, extra_groups=[], env=env, stdout=subprocess.PIPE
+        [sys.executable, "-S", "-c", code],
+        user=uid,
+        group=uid,
+        extra_groups=[],
+        env=env,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
     assert process.stdout is not None and process.stdout.readline() == b"ready\n"
     return process
@@ -210,8 +216,8 @@ class TestEpilog:
             assert run("epilog", places, environment(job)) == FIT
             assert not [entry for entry in _processes_of(USER) if f"SLURM_JOB_ID={job.job_id}" in entry]
         finally:
-            first.kill()
-            first.communicate()
+            first.wait(10)  # it ended with its first fork
+            first.stdout.close()
 
     def test_memory_is_kept_for_a_requeue_and_freed_when_its_time_is_over(self, places: Places, job: HookJob) -> None:
         settings(places, "keep_memory_s: 0\n")
@@ -324,13 +330,12 @@ def test_the_kernels_log_is_read_without_waiting_for_more() -> None:
     assert times == sorted(times)
 
 
-def test_the_scripts_are_one_line_into_python(tmp_path: Path) -> None:
-    scripts = install(tmp_path / "hooks", python=Path("/opt/holdfast/bin/python"), slurm_conf=Path("/etc/s l.conf"))
-    assert [script.stem for script in scripts] == list(HOOKS.values())
-    text = scripts[0].read_text()
+def test_the_scripts_are_one_line_into_python() -> None:
+    texts = scripts(python=Path("/opt/holdfast/bin/python"), slurm_conf=Path("/etc/s l.conf"))
+    assert list(texts) == [f"{name}.sh" for name in HOOKS.values()]
+    text = texts["prolog.sh"]
     assert "export SLURM_CONF='/etc/s l.conf'" in text
     assert text.splitlines()[-1] == "exec /opt/holdfast/bin/python -I -m slurm.hooks prolog"
-    assert all(os.access(script, os.X_OK) for script in scripts)
 
 
 def test_root_runs_nothing_that_others_can_change(tmp_path: Path) -> None:

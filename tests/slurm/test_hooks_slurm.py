@@ -68,9 +68,10 @@ def test_a_task_is_told_where_its_memory_is(cluster: TestCluster) -> None:
 
 
 def test_what_a_job_left_running_ends_with_it(cluster: TestCluster) -> None:
-    leave = "setsid sh -c '(exec -a stray-of-mine sleep 600) &' </dev/null >/dev/null 2>&1; pgrep -f stray-of-mine"
+    stray = "setsid bash -c 'exec -a stray-of-mine sleep 600' </dev/null >/dev/null 2>&1 &"
+    leave = f"{stray} until pgrep -x -f 'stray-of-mine 600'; do :; done"
     assert cluster.run_as_user(["srun", "-w", "n1", "bash", "-c", leave]).stdout.strip()
-    gone = ["sh", "-c", "! pgrep -f [s]tray-of-mine"]
+    gone = ["sh", "-c", "! pgrep -x -f 'stray-of-mine 600'"]
     until(lambda: cluster.run_on_node("n1", gone, check=False).returncode == 0, "the end of the stray")
 
 

@@ -1,0 +1,50 @@
+"""What Slurm calls on this node: the scripts that slurm.conf names, and the hooks' settings."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import slurm.hooks
+from lifecycle.provision.step import Node, Step, StepError
+from slurm.errors import SlurmError
+from slurm.hooks.entry import DIRECTORY, check_trusted, scripts
+from slurm.hooks.places import Places
+
+_SETTINGS = "# Settings of holdfast's Slurm hooks: docs/admin.md. What is not set has its default.\n"
+
+
+class Hooks(Step):
+    """The scripts in /etc/slurm/holdfast; the lines for slurm.conf are printed by `holdfast node slurm-conf`."""
+
+    name = "hooks"
+
+    def goal(self, node: Node) -> str:
+        return f"Slurm's hooks in {DIRECTORY} (slurm.conf: holdfast node slurm-conf)"
+
+    def skip(self, node: Node) -> str:
+        if node.in_container:
+            return "Slurm is the host's"
+        return "" if node.site.role == "compute" else f"a {node.site.role} runs no jobs"
+
+    def is_done(self, node: Node) -> bool:
+        same = all(node.text(f"{DIRECTORY}/{name}") == text for name, text in scripts().items())
+        return same and self._settings(node).exists()
+
+    def apply(self, node: Node) -> None:
+        if node.root == Path("/"):
+            try:
+                check_trusted(Path(sys.executable), Path(slurm.hooks.__file__))
+            except SlurmError as error:
+                raise StepError(str(error)) from None
+        for name, text in scripts().items():
+            node.write(f"{DIRECTORY}/{name}", text, mode=0o755)
+        settings = self._settings(node)
+        if not settings.exists():  # the admin's own stay
+            mount = node.site.nvme.mount
+            text = _SETTINGS + (f"local_disk: {mount}\n" if node.mounted(mount) else "")
+            node.write("/" + str(settings.relative_to(node.root)), text)
+
+    @staticmethod
+    def _settings(node: Node) -> Path:
+        return Places(node.root).settings_file

@@ -1,0 +1,57 @@
+"""`holdfast node slurm-conf`: the lines of slurm.conf that the hooks need, or what a slurm.conf lacks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lifecycle.errors import UsageError
+from slurm.conf import Remark, hook_lines, lint
+from slurm.hooks.entry import DIRECTORY
+
+_MAX_BYTES = 16 << 20
+
+
+def slurm_conf(
+    lint_file: Annotated[
+        Path | None, typer.Option("--lint", help="Say what this slurm.conf lacks, and why.", metavar="FILE")
+    ] = None,
+    directory: Annotated[Path, typer.Option(help="Where the hooks' scripts are on every node.")] = DIRECTORY,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the lines that slurm.conf needs for the hooks; with --lint, what a slurm.conf has against them.
+
+    Exit code 1: with --lint, a line is missing or wrong without which the hooks do not work.
+    """
+    if lint_file is None:
+        lines = hook_lines(directory)
+        typer.echo(json.dumps(lines, indent=2) if as_json else "\n".join(lines))
+        return
+    remarks = lint(_read(lint_file), directory)
+    if as_json:
+        typer.echo(json.dumps([asdict(remark) for remark in remarks], indent=2))
+    else:
+        for remark in remarks:
+            typer.echo(_text(lint_file, remark))
+        if not remarks:
+            typer.echo(f"{lint_file}: all the hooks need is there")
+    raise typer.Exit(1 if any(remark.needed for remark in remarks) else 0)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise UsageError(f"--lint {path}: {error.strerror}; name the cluster's slurm.conf") from None
+
+
+def _text(path: Path, remark: Remark) -> str:
+    kind = "needed" if remark.needed else "advice"
+    place = f"{path}:{remark.line}" if remark.line else str(path)
+    got = f"got {remark.parameter}={remark.got}" if remark.line else f"{remark.parameter} is not set"
+    return f"{place}: {kind}: {got}, expected {remark.expected}\n    {remark.why}"
