@@ -1,4 +1,6 @@
-"""A job's directories on its node: `<memory>/holdfast-<uid>/<job id>` and, with a local disk, `<disk>/holdfast-<uid>`.
+"""A job's directories on its node: its memory, and its user's place on the local disk.
+
+`<memory>/holdfast-<uid>/slurm-<cluster>-<job id>`; with a local disk, `<disk>/holdfast-<uid>`.
 
 Root makes only the first level, in a directory that belongs to root, through descriptors that follow no link. Below it
 everything is done by a child that has become the user: it can do no more than the user could.
@@ -70,7 +72,7 @@ def make_user_dir(parent: Path, job: HookJob) -> None:
 
 def make_job_dir(memory: Path, job: HookJob, limit_s: float) -> None:
     """Makes the job's memory directory, as its user; one that is there stays (the job was requeued)."""
-    path = memory / user_dir_name(job.uid) / str(job.job_id)
+    path = memory / user_dir_name(job.uid) / job.run
 
     def make() -> None:
         with contextlib.suppress(FileExistsError):
@@ -84,7 +86,7 @@ def make_job_dir(memory: Path, job: HookJob, limit_s: float) -> None:
 
 def remove_job_dir(memory: Path, job: HookJob, limit_s: float) -> None:
     """Removes the job's memory directory, as its user, and the user's if that leaves it empty."""
-    path = memory / user_dir_name(job.uid) / str(job.job_id)
+    path = memory / user_dir_name(job.uid) / job.run
 
     def remove() -> None:
         if path.is_symlink():
@@ -101,7 +103,7 @@ def holds_memory(memory: Path, job: HookJob, limit_s: float) -> bool:
     """Whether anything is in the job's memory directory; an empty one is removed, as its user."""
     if job.uid == 0:
         return False
-    path = memory / user_dir_name(job.uid) / str(job.job_id)
+    path = memory / user_dir_name(job.uid) / job.run
 
     def remove_empty() -> None:
         with contextlib.suppress(OSError):

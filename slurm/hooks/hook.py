@@ -25,7 +25,7 @@ FIT = 0
 UNFIT = 1  # Slurm drains the node
 _LOG_BYTES = 4 << 20
 _MAX_JOB_ID = 0x7FFFFFFF
-_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 log = logging.getLogger("holdfast.hooks")
 
@@ -42,20 +42,31 @@ class HookJob:
         job_id: its number; of an array or heterogeneous job the part's own.
         uid: its user.
         gid: the user's group.
+        cluster: Slurm's name of the cluster.
     """
 
     job_id: int
     uid: int
     gid: int
+    cluster: str
+
+    @property
+    def run(self) -> str:
+        """The job's name among its user's directories, as the launcher has it: the same through all requeues."""
+        return f"slurm-{self.cluster}-{self.job_id}"
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> HookJob:
         """Reads what slurmd sets. Names, comments and paths, which users choose, are not read at all.
 
         Raises:
-            EnvironmentRefused: a number is missing or not a number.
+            EnvironmentRefused: a number or the cluster's name is missing or cannot be one.
         """
+        cluster = env.get("SLURM_CLUSTER_NAME", "")
+        if not _NAME.fullmatch(cluster):
+            raise EnvironmentRefused(f"SLURM_CLUSTER_NAME: got {cluster[:64]!r}, expected letters, digits, '-' and '_'")
         return cls(
+            cluster=cluster,
             job_id=_number(env, "SLURM_JOB_ID", _MAX_JOB_ID),
             uid=_number(env, "SLURM_JOB_UID", 0xFFFFFFFE),
             gid=_number(env, "SLURM_JOB_GID", 0xFFFFFFFE) if "SLURM_JOB_GID" in env else _group_of(env),
@@ -86,7 +97,7 @@ class Hook:
     def node(self) -> str:
         """The node's name in Slurm."""
         name = self.env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-        if not _NODE.fullmatch(name):
+        if not _NAME.fullmatch(name):
             raise EnvironmentRefused(f"node name: got {name!r}, expected letters, digits, '.', '_' and '-'")
         return name
 

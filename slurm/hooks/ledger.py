@@ -24,7 +24,7 @@ class Entry:
     """A job on this node.
 
     Attributes:
-        job_id, uid, gid: the job.
+        job_id, uid, gid, cluster: the job.
         started_s: when its prolog ran, seconds since boot.
         keep_until_s: when its memory may go, seconds since boot; None while it runs.
     """
@@ -32,12 +32,13 @@ class Entry:
     job_id: int
     uid: int
     gid: int
+    cluster: str
     started_s: float
     keep_until_s: float | None = None
 
     @property
     def job(self) -> HookJob:
-        return HookJob(job_id=self.job_id, uid=self.uid, gid=self.gid)
+        return HookJob(job_id=self.job_id, uid=self.uid, gid=self.gid, cluster=self.cluster)
 
     @property
     def is_due(self) -> bool:
@@ -53,7 +54,7 @@ class Ledger:
 
     def begin(self, job: HookJob) -> None:
         """The job runs here, for the first time or again."""
-        self._write(Entry(job_id=job.job_id, uid=job.uid, gid=job.gid, started_s=now_s()))
+        self._write(Entry(**vars(job), started_s=now_s()))
 
     def end(self, entry: Entry, keep_s: float) -> None:
         """The job has left the node; its memory stays for a while."""

@@ -9,10 +9,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from slurm.hooks.directories import DirectoryError, make_user_dir
+from launcher.clusters.slurm import SlurmCluster
+from launcher.runner.memory import memory_dir
+from slurm.hooks.directories import DirectoryError, make_user_dir, user_dir_name
 from slurm.hooks.entry import HOOKS, EntryError, check_trusted, scripts
 from slurm.hooks.epilog import epilog
 from slurm.hooks.hook import FIT, UNFIT, EnvironmentRefused, Hook, HookJob, run_hook
@@ -41,11 +44,12 @@ def places(tmp_path: Path) -> Places:
 
 @pytest.fixture
 def job() -> HookJob:
-    return HookJob(job_id=77, uid=USER, gid=account("nobody").pw_gid)
+    return HookJob(job_id=77, uid=USER, gid=account("nobody").pw_gid, cluster="c")
 
 
 def environment(job: HookJob, **more: str) -> dict[str, str]:
-    return {"SLURM_JOB_ID": str(job.job_id), "SLURM_JOB_UID": str(job.uid), "SLURM_JOB_GID": str(job.gid), **more}
+    numbers = {"SLURM_JOB_ID": str(job.job_id), "SLURM_JOB_UID": str(job.uid), "SLURM_JOB_GID": str(job.gid)}
+    return {**numbers, "SLURM_CLUSTER_NAME": job.cluster, **more}
 
 
 def settings(places: Places, text: str) -> None:
@@ -72,7 +76,7 @@ def run(name: str, places: Places, env: dict[str, str], limit_s: float = 20.0) -
 
 
 def memory_of(places: Places, job: HookJob) -> Path:
-    return places.memory / f"holdfast-{job.uid}" / str(job.job_id)
+    return places.memory / f"holdfast-{job.uid}" / job.run
 
 
 def as_user(uid: int, code: str, **env: str) -> subprocess.Popen[bytes]:
@@ -225,7 +229,7 @@ class TestEpilog:
         (memory_of(places, job) / "shard").write_text("state")
         settings(places, "keep_memory_s: 600\n")
         run("epilog", places, environment(job))
-        next_job = HookJob(job_id=78, uid=OTHER, gid=OTHER)
+        next_job = HookJob(job_id=78, uid=OTHER, gid=OTHER, cluster="c")
         run("prolog", places, environment(next_job))
         assert (memory_of(places, job) / "shard").exists()
 
@@ -238,21 +242,21 @@ class TestEpilog:
     def test_freeing_follows_no_link_out_of_the_users_reach(self, places: Places, job: HookJob, tmp_path: Path) -> None:
         precious = tmp_path / "precious"
         precious.mkdir()
-        (precious / "77").mkdir()
-        (precious / "77" / "file").write_text("x")
+        (precious / job.run).mkdir()
+        (precious / job.run / "file").write_text("x")
         settings(places, "keep_memory_s: 0\n")
         run("prolog", places, environment(job))
         (memory_of(places, job) / "inner").symlink_to(precious)
         run("epilog", places, environment(job))
-        assert (precious / "77" / "file").exists()
+        assert (precious / job.run / "file").exists()
 
         run("prolog", places, environment(job))  # now the user's own level becomes a link
         user_dir = memory_of(places, job).parent
         user_dir.rename(user_dir.with_name("elsewhere"))
         user_dir.symlink_to(precious)
         run("epilog", places, environment(job))
-        run("prolog", places, environment(HookJob(job_id=78, uid=OTHER, gid=OTHER)))
-        assert (precious / "77" / "file").exists()
+        run("prolog", places, environment(HookJob(job_id=78, uid=OTHER, gid=OTHER, cluster="c")))
+        assert (precious / job.run / "file").exists()
 
     def test_what_the_kernel_said_of_a_gpu_is_kept_against_the_node(self, tmp_path: Path, job: HookJob) -> None:
         kmsg = tmp_path / "kmsg"
@@ -312,10 +316,12 @@ def test_a_setting_that_is_not_understood_is_named_with_its_line(places: Places,
         {"SLURM_JOB_ID": "99999999999"},
         {"SLURM_JOB_UID": "-1"},
         {"SLURM_JOB_UID": "0x0"},
+        {"SLURM_CLUSTER_NAME": "../../etc"},
+        {"SLURM_CLUSTER_NAME": ""},
     ],
 )
-def test_numbers_that_are_none_are_refused(env: dict[str, str], job: HookJob) -> None:
-    with pytest.raises(EnvironmentRefused, match="expected a number"):
+def test_what_names_no_job_is_refused(env: dict[str, str], job: HookJob) -> None:
+    with pytest.raises(EnvironmentRefused, match=r"expected (a number|letters)"):
         HookJob.from_env(environment(job) | env)
 
 
@@ -353,3 +359,11 @@ def _processes_of(uid: int) -> Iterator[str]:
                 yield (path / "environ").read_text(errors="replace")
         except OSError:
             continue
+
+
+def test_the_hooks_and_the_launcher_mean_the_same_directory(job: HookJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: job.uid)
+    env = {"SLURM_JOB_PARTITION": "p", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1", "SLURM_NODEID": "0"}
+    spec = SimpleNamespace(nodes=1, spares=0, slurm={})
+    cluster = SlurmCluster(spec, Path("/nowhere"), env=environment(job, **env))  # type: ignore[arg-type]
+    assert memory_dir(cluster.run_id) == Places().memory / user_dir_name(job.uid) / job.run
