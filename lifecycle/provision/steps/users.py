@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 from lifecycle.provision.site import User
 from lifecycle.provision.step import Node, Step, StepError
 
@@ -18,20 +20,36 @@ class Users(Step):
         return "" if node.site.users else "no `users` in node.yaml"
 
     def is_done(self, node: Node) -> bool:
-        return all(self._is_there(node, user) for user in node.site.users)
+        return all(self._is_there(node, user) and node.path(_home(user)).is_dir() for user in node.site.users)
 
     def apply(self, node: Node) -> None:
         groups = {int(line.split(":")[2]) for line in node.text("/etc/group").splitlines() if line.count(":") == 3}
         for user in node.site.users:
-            if self._is_there(node, user):
-                continue
             gid = user.uid if user.gid is None else user.gid
             if gid not in groups:
                 node.run(("groupadd", "--gid", str(gid), user.name if user.gid is None else f"g{gid}"))
                 groups.add(gid)
-            home = user.home or f"/home/{user.name}"
-            numbers = ("--uid", str(user.uid), "--gid", str(gid))
-            node.run(("useradd", *numbers, "--home-dir", home, "--create-home", "--shell", "/bin/bash", user.name))
+            if not self._is_there(node, user):
+                numbers = ("--uid", str(user.uid), "--gid", str(gid))
+                home = ("--home-dir", _home(user), "--no-create-home")
+                node.run(("useradd", *numbers, *home, "--shell", "/bin/bash", user.name))
+            if not node.path(_home(user)).is_dir():
+                self._make_home(node, user, gid)
+
+    def _make_home(self, node: Node, user: User, gid: int) -> None:
+        """Whole or not at all: useradd itself, killed, leaves a user without a home, or with one of root's."""
+        home = node.path(_home(user))
+        home.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        part = home.with_name(f".{home.name}.holdfast")
+        shutil.rmtree(part, ignore_errors=True)
+        skeleton = node.path("/etc/skel")
+        if skeleton.is_dir():
+            shutil.copytree(skeleton, part, symlinks=True)
+        else:
+            part.mkdir()
+        part.chmod(0o700)
+        node.run(("chown", "-R", f"{user.uid}:{gid}", str(part)), timeout_s=120)
+        part.rename(home)
 
     def _is_there(self, node: Node, user: User) -> bool:
         for line in node.text("/etc/passwd").splitlines():
@@ -44,3 +62,7 @@ class Users(Step):
                     "the numbers must be the same on all nodes: change it by hand, or node.yaml"
                 )
         return False
+
+
+def _home(user: User) -> str:
+    return user.home or f"/home/{user.name}"

@@ -181,3 +181,17 @@ def test_slurmd_that_does_not_come_up_is_a_failure_with_the_way_to_its_log(tmp_p
     programs.answers[("systemctl", "is-active", "slurmd")] = (3, "failed\n")
     outcome = _one("slurmd", node_of(tmp_path, programs))
     assert outcome.ending is Ending.FAILED and "journalctl -u slurmd" in outcome.reason
+
+
+def test_a_user_that_was_made_without_a_home_gets_it(tmp_path: Path) -> None:
+    """As a useradd leaves it that is killed between the two."""
+    (bare(tmp_path) / "etc/skel").mkdir()
+    (tmp_path / "etc/skel/.profile").write_text("umask 077\n")
+    with (tmp_path / "etc/passwd").open("a") as passwd:
+        passwd.write("ann:x:2001:2001::/home/ann:/bin/bash\n")
+    programs = Programs(tmp_path)
+    node = node_of(tmp_path, programs, users=[{"name": "ann", "uid": 2001}])
+    assert _one("users", node).ending is Ending.DONE
+    assert (tmp_path / "home/ann/.profile").exists()
+    assert [argv[0] for argv in programs.ran] == ["groupadd", "chown"]
+    assert _one("users", node).ending is Ending.NOTHING_TO_DO
