@@ -49,7 +49,7 @@ def main() -> int:
     job_dir, term = Path(sys.argv[1]), int(sys.argv[2])
     lease = LeaseWatch(job_dir)
     from launcher.jobfile import JobSpec  # while the lease runs out: this takes a while
-    from launcher.supervisor.supervisor import supervise_here
+    from launcher.supervisor.entry import supervise_here
 
     spec = JobSpec.from_mapping(json.loads((job_dir / "job.json").read_text()), job_dir)
     if not may_take_over(job_dir, term, lease):

@@ -1,6 +1,9 @@
 """Supervises one job on its batch host: decides, and has the runners do it.
 
+    entry.py        a supervisor's life from outside: start, take-over, what it leaves
     supervisor.py   the state machine: nodes, attempts, the end
+    past.py         what the events tell one that goes on with a job
+    readiness.py    what has to be there before an attempt can start
     requests.py     what somebody outside asks for: signals, preemption, cancel
     attempt.py      one attempt's life; host.py is what it needs of the supervisor
     evidence.py     what has been heard of an attempt
@@ -18,7 +21,7 @@
 Public names: supervise, Outcome.
 """
 
+from launcher.supervisor.entry import supervise
 from launcher.supervisor.outcome import Outcome
-from launcher.supervisor.supervisor import supervise
 
 __all__ = ["Outcome", "supervise"]

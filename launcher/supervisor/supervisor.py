@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launcher.clusters import open_cluster
 from launcher.clusters.cluster import Cluster
 from launcher.errors import LauncherError
 from launcher.history.events import Event, EventLog, read_events
@@ -23,13 +22,14 @@ from launcher.jobfile import JobSpec
 from launcher.runner.runner import attempt_environment
 from launcher.supervisor.attempt import RETURN_S, Attempt
 from launcher.supervisor.faults import PREFLIGHT, SCHEDULER_LOST, START_TIMEOUT, Fault
-from launcher.supervisor.folder import log_to, make_folders, prepare, probe, read_secret, until_written, write_json
+from launcher.supervisor.folder import read_secret, write_json
 from launcher.supervisor.hang import HangDetector
-from launcher.supervisor.keeper import Keeper
 from launcher.supervisor.ladder import Decision, Ladder
 from launcher.supervisor.links import Links, Notice
 from launcher.supervisor.office import Office, Superseded
 from launcher.supervisor.outcome import EXIT_CODES, REASONS, Ending, Outcome
+from launcher.supervisor.past import Past
+from launcher.supervisor.readiness import Readiness
 from launcher.supervisor.requests import Requests
 from launcher.supervisor.roster import Roster
 from launcher.terms import newest
@@ -37,60 +37,11 @@ from slurm import SlurmError
 
 log = logging.getLogger(__name__)
 
-NODE_START_TIMEOUT_S = 120.0
-FOLDER_TIMEOUT_S = 600.0  # a shared file system may be full, or fail over, for a while
-SCHEDULER_TIMEOUT_S = 1800.0  # a controller is restarted, or its backup takes over
-SCHEDULER_SETTLE_S = 5.0  # a controller that is back refuses steps until its nodes have registered (seen on 22.05)
-_ASK_AGAIN_S = 1.0
 _NOT_LOGGED = ("time", "event", "traceback", "sources")
-_ALL_NODES_GRACE_S = 3.0  # once enough nodes have come, how long to wait for the others before choosing
-
-
-def supervise(spec: JobSpec, job_dir: Path, cluster: str) -> Outcome:
-    """Runs a job to its end. Blocks; call it in the main thread, where it handles SIGTERM, SIGUSR2 and SIGINT.
-
-    SIGINT ends the job at once. SIGTERM (Slurm requeues or preempts the job) and SIGUSR2 (its time limit is near) have
-    all ranks stop at one step boundary and save; after SIGUSR2 the job is then requeued from here.
-
-    Args:
-        spec: the job.
-        job_dir: its folder; made if missing, continued if it holds a job already.
-        cluster: "slurm" or "local".
-
-    Raises:
-        LauncherError, SlurmError: the job could not be begun; nothing was started.
-    """
-    job_dir = job_dir.absolute()
-    make_folders(job_dir)
-    if cluster != "slurm":
-        return supervise_here(spec, job_dir, cluster)
-    open_cluster(cluster, spec, job_dir)  # raises here what it has to
-    return Keeper(lambda after: supervise_here(spec, job_dir, cluster, take_over=after), job_dir).run()
-
-
-def supervise_here(spec: JobSpec, job_dir: Path, cluster: str, *, take_over: int | None = None) -> Outcome:
-    """A supervisor's life in this process.
-
-    Args:
-        spec, job_dir, cluster: as for `supervise`; the folder is there.
-        take_over: the term of the supervisor that is gone; None starts the job, or goes on with it after a requeue.
-
-    Returns:
-        The outcome; "superseded" where another supervisor has taken over.
-    """
-    events = EventLog(job_dir / "events.jsonl", lock=cluster != "slurm")
-    try:
-        if take_over is None:
-            prepare(spec, job_dir)
-        with log_to(job_dir / "log" / "supervisor.log"):
-            supervisor = Supervisor(spec, job_dir, open_cluster(cluster, spec, job_dir), events, take_over)
-            return asyncio.run(supervisor.run())
-    finally:
-        events.close()
 
 
 class Supervisor:
-    """The state machine. Made and run by `supervise`; the Host of its attempts."""
+    """The state machine. Made and run by entry.py; the Host of its attempts."""
 
     def __init__(
         self, spec: JobSpec, job_dir: Path, cluster: Cluster, events: EventLog, take_over: int | None = None
@@ -110,17 +61,18 @@ class Supervisor:
         self._links = Links(cluster.nodes, read_secret(job_dir), self._inbox, successors)
         self._ladder = Ladder(spec.restart, cluster.can_requeue)
         self._hang = HangDetector(spec.restart.hang_timeout_s, has_checkpoint=spec.checkpoint is not None)
-        self._history = history = read_events(job_dir / "events.jsonl")
-        for event in history:
+        self._past = Past(read_events(job_dir / "events.jsonl"), take_over=take_over is not None)
+        for event in self._past.events:
             self._ladder.observe(event)
             self._hang.observe(event)
         # The local cluster's nodes are new each time; a Slurm node that failed stays out for the job's life.
-        self._out = {e["node"]: e["reason"] for e in history if e["event"] == "node_out" and cluster.can_requeue}
+        self._out = self._past.out if cluster.can_requeue else {}
         # Where there is a spare it is the supervisor's node: the job then outlives its loss without a fault.
         in_order = sorted(cluster.nodes, key=lambda node: node == cluster.node)
         self._roster = Roster(in_order, spec.nodes, self._out)
-        self._number = max((e["attempt"] + 1 for e in history if e["event"] == "attempt_start"), default=0)
-        self._step: int | None = max((e["step"] or 0 for e in history if e["event"] == "commit"), default=None)
+        self._readiness = Readiness(self, self._roster, cluster, job_dir)
+        self._number = self._past.next_attempt
+        self._step = self._past.step
         self._attempt_step: int | None = None
         self._warm: set[str] = set()
         self._requeue = False  # whether the scheduler is to start the job again
@@ -152,8 +104,8 @@ class Supervisor:
             self._has_ended = True
             self.record("job_end", **told, step=outcome.step, seconds=outcome.seconds)
             result = asdict(outcome) | {"run_id": self._cluster.run_id}
-            await self._until_written(lambda: write_json(self._job_dir / "result.json", result))
-        await self._until_written(self._events.flush)
+            await self._readiness.written(lambda: write_json(self._job_dir / "result.json", result))
+        await self._readiness.written(self._events.flush)
         if outcome.name != "stopped":
             await asyncio.to_thread(self._cluster.end_job)
         return outcome
@@ -200,7 +152,8 @@ class Supervisor:
         """Takes office: starts the server and, unless they run already, the runners."""
         cluster, spec = self._cluster, self._spec
         port = await self._links.open(cluster.listen_host)
-        self._predecessor = self._find_predecessor()
+        if self._take_over is not None and (term := newest(self._job_dir)) is not None and term.node != cluster.node:
+            self._predecessor = term.node
         self._office.take(port, self._take_over)
         self._links.term = self._office.term
         self._holding = asyncio.create_task(self._office.hold(lambda: not self._links.is_isolated, self._on_superseded))
@@ -208,7 +161,7 @@ class Supervisor:
             self._links.dismiss(node, forget=True)
         if self._take_over is not None:
             self.record("takeover", node=cluster.node, term=self._office.term, predecessor=self._predecessor)
-            if any(event["event"] == "node_ready" for event in self._last_run()):
+            if self._past.has_runners:
                 asyncio.get_running_loop().call_later(RETURN_S, self.post, Notice(kind="roll_call"))
                 return
         self.record(
@@ -228,34 +181,16 @@ class Supervisor:
             }
         )
 
-    def _find_predecessor(self) -> str | None:
-        """The node of the supervisor before us, where it is not ours."""
-        term = newest(self._job_dir) if self._take_over is not None else None
-        return term.node if term is not None and term.node != self._cluster.node else None
-
-    def _last_run(self) -> list[Event]:
-        """What has happened since the job was last started by the scheduler, before we came."""
-        starts = [index for index, event in enumerate(self._history) if event["event"] == "job_start"]
-        return self._history[starts[-1] :] if starts else []
-
-    def _running_attempt(self) -> Event | None:
-        """The attempt whose workers run while we take over."""
-        run = self._last_run() if self._take_over is not None else []
-        starts = [event for event in run if event["event"] == "attempt_start"]
-        since = [event["event"] for event in run if starts and event.get("attempt") == starts[-1]["attempt"]]
-        runs = "workers_started" in since and "attempt_end" not in since
-        return starts[-1] if runs and not set(starts[-1]["nodes"]) & set(self._out) else None
-
     async def _attempts(self) -> Outcome:
         """Attempt after attempt, until one ends the job or the ladder does."""
         rung = "takeover" if self._take_over else "requeue" if self._number else "start"
         patient = True
-        resumed = self._running_attempt()
+        resumed = self._past.running_attempt()
         while True:
-            if unwritable := await self._wait_for_folder():
+            if unwritable := await self._readiness.folder(self._log_dir(self._number)):
                 return self._outcome("internal", unwritable)
             if resumed is None:
-                await self._gather(patient)
+                await self._readiness.nodes(patient=patient)
             if not self._roster.absent:
                 await self._cluster.release_runners()
             patient = False
@@ -278,7 +213,7 @@ class Supervisor:
             if ending.outcome != "fault":
                 self._requeue = ending.outcome == "stopped" and self.requests.stop in ("time_limit", "preempted")
                 return self._outcome(ending.outcome, REASONS.get(ending.outcome, ""))
-            if ending.faults[0].kind == SCHEDULER_LOST and (silence := await self._wait_for_scheduler()):
+            if ending.faults[0].kind == SCHEDULER_LOST and (silence := await self._readiness.scheduler()):
                 return self._outcome("internal", silence)
             decision = self._decide(ending.faults[0], nodes or ())
             if decision.action == "stop":
@@ -298,55 +233,6 @@ class Supervisor:
         reason = fault.reason if named else f"{fault.node}: {fault.reason}"
         return self._ladder.decide(reason, nodes_suffice=roster.can_suffice, nodes_changed=changed)
 
-    async def _gather(self, patient: bool) -> None:
-        """Waits until enough nodes are ready; if patient, a moment longer for the others, to choose among all."""
-        roster = self._roster
-        begun_s = time.monotonic()
-        enough_s: float | None = None
-        while not roster.is_complete and roster.can_suffice and not self.requests.any:
-            now_s = time.monotonic()
-            deadline_s = begun_s + NODE_START_TIMEOUT_S
-            if roster.is_enough:
-                enough_s = now_s if enough_s is None else enough_s
-                deadline_s = enough_s + (_ALL_NODES_GRACE_S if patient else 0.0)
-            if now_s >= deadline_s:
-                if not roster.is_enough:
-                    for node in roster.absent:
-                        late = f"its runner did not report within {NODE_START_TIMEOUT_S:g} s; see log/runner-{node}.log"
-                        self.put_out(node, late)
-                break
-            await self.next_notice(deadline_s - now_s)
-
-    async def _wait_for_folder(self) -> str | None:
-        """Waits until the next attempt's logs can be written, as no worker starts without; why not, after too long."""
-        log_dir = self._log_dir(self._number)
-        why = await until_written(lambda: probe(log_dir), timeout_s=0.0, give_up=lambda: True)
-        if why is None or self.requests.any:
-            return None
-        what = f"the job's folder cannot be written ({why}); no attempt starts before: make room in {self._job_dir}"
-        self.record("problem", what=what)
-        why = await self._until_written(lambda: probe(log_dir))
-        if why is None or self.requests.any:
-            return None
-        return f"the job's folder could not be written for {FOLDER_TIMEOUT_S:g} s ({why}); make room, submit again"
-
-    async def _wait_for_scheduler(self) -> str | None:
-        """Waits until the scheduler can start processes again; what it last said, after too long."""
-        deadline_s = time.monotonic() + SCHEDULER_TIMEOUT_S
-        while not self.requests.any:
-            try:
-                await asyncio.to_thread(self._cluster.unusable, self._roster.ready)
-                await asyncio.sleep(SCHEDULER_SETTLE_S)
-                break
-            except SlurmError as error:
-                if time.monotonic() >= deadline_s:
-                    return f"the scheduler did not answer for {SCHEDULER_TIMEOUT_S:g} s: {error}; submit the job again"
-            await asyncio.sleep(_ASK_AGAIN_S)
-        return None
-
-    async def _until_written(self, write: Callable[[], None]) -> str | None:
-        return await until_written(write, timeout_s=FOLDER_TIMEOUT_S, give_up=lambda: self.requests.any)
-
     async def _attempt(self, nodes: tuple[str, ...], rung: str) -> Ending:
         number, self._number = self._number, self._number + 1
         self._attempt_step = None
@@ -358,7 +244,7 @@ class Supervisor:
         number, nodes = start["attempt"], tuple(start["nodes"])
         self._roster.resume(nodes)
         attempt = self._make_attempt(number, nodes)
-        return await self._end(number, attempt.resume(self._history, self._predecessor))
+        return await self._end(number, attempt.resume(self._past.events, self._predecessor))
 
     async def _end(self, number: int, life: Awaitable[Ending]) -> Ending:
         ending = await life
