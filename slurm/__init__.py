@@ -4,6 +4,7 @@ environment.py  what Slurm tells a process inside a job
 client.py       Slurm's commands as methods
 records.py      jobs, nodes and partitions as Slurm prints them
 hostlist.py     n[1-4] and back
+topology.py     which nodes hang on one switch
 command.py      the one place that runs a program
 conf.py         the lines of slurm.conf that the hooks need, printed and linted
 errors.py       the base of all errors
@@ -17,5 +18,6 @@ from slurm.environment import JobEnvironment
 from slurm.errors import SlurmError
 from slurm.hostlist import compress, expand
 from slurm.records import Job, Node
+from slurm.topology import Topology
 
-__all__ = ["CommandError", "Job", "JobEnvironment", "Node", "Slurm", "SlurmError", "compress", "expand"]
+__all__ = ["CommandError", "Job", "JobEnvironment", "Node", "Slurm", "SlurmError", "Topology", "compress", "expand"]

@@ -10,6 +10,7 @@ from slurm.command import CommandError, Runner
 from slurm.errors import SlurmError
 from slurm.hostlist import compress
 from slurm.records import Job, Node, Partition
+from slurm.topology import Topology
 
 JobId = int | str  # a task of a job array is "42_3": its own number may be the array's, which names all its tasks
 
@@ -61,6 +62,15 @@ class Slurm:
         """All partitions of the cluster."""
         text = self._scontrol("show", "partition", "--oneliner")
         return tuple(Partition.parse(line) for line in text.splitlines() if line)
+
+    def topology(self) -> Topology:
+        """The cluster's switches; none where the site has configured no topology."""
+        try:
+            return Topology.parse(self._scontrol("show", "topology"))
+        except CommandError as error:
+            if "No topology information" in error.result.stderr + error.result.stdout:
+                return Topology()
+            raise
 
     def cancel(self, job_id: JobId) -> None:
         """End a job for good."""

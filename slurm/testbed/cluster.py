@@ -35,7 +35,9 @@ class TestCluster:
         self._run = run
 
     @classmethod
-    def up(cls, name: str = "default", nodes: int = 4, *, user: str | None = None, hooks: bool = False) -> TestCluster:
+    def up(
+        cls, name: str = "default", nodes: int = 4, *, user: str | None = None, hooks: bool = False, switches: int = 0
+    ) -> TestCluster:
         """Build a cluster and wait until all its nodes are idle.
 
         Args:
@@ -43,6 +45,7 @@ class TestCluster:
             nodes: number of nodes.
             user: the ordinary user for whom jobs run; None for the user behind sudo, or `nobody`.
             hooks: whether Slurm calls this project's hooks on its nodes; see `set_hooks`.
+            switches: leaf switches of the topology that Slurm is told; the nodes are dealt to them in order. 0: none.
 
         Raises:
             TestbedError: it exists already, this machine cannot hold it, or a part did not start. What was built is
@@ -51,7 +54,7 @@ class TestCluster:
         user = user or host.default_user()
         cls.check(user)
         with host.lock():
-            cluster = cls(host.describe(check_name(name), check_size(nodes), user, hooks))
+            cluster = cls(host.describe(check_name(name), check_size(nodes), user, hooks, switches))
             try:
                 cluster._build()
             except BaseException:

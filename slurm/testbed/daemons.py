@@ -71,13 +71,25 @@ def write_configuration(plan: Plan, run: Runner) -> None:
             data_dir=plan.data_dir,
             nodes="\n".join(nodes),
         )
-        + "".join(f"{line}\n" for line in install_hooks(plan))
+        + "".join(f"{line}\n" for line in [*_topology(plan), *install_hooks(plan)])
     )
     plan.slurm_conf.with_name("cgroup.conf").write_text(f"CgroupPlugin={_cgroup_plugin(slurm_version(run))}\n")
     addresses = [(plan.address(machine), machine) for machine in plan.machines]
     hosts = [("127.0.0.1", "localhost"), *addresses, (plan.host_address, socket.gethostname())]
     plan.hosts_file.write_text("".join(f"{address} {name}\n" for address, name in hosts))
     _write_secret(plan.munge_key, os.urandom(1024))
+
+
+def _topology(plan: Plan) -> list[str]:
+    """Writes topology.conf: s1, s2, ... below one switch, the nodes dealt to them in order; the line for slurm.conf."""
+    if not plan.switches:
+        return []
+    each = -(-len(plan.nodes) // plan.switches)
+    leaves = [plan.nodes[start : start + each] for start in range(0, len(plan.nodes), each)]
+    lines = [f"SwitchName=s{number} Nodes={','.join(nodes)}\n" for number, nodes in enumerate(leaves, 1)]
+    lines.append(f"SwitchName=top Switches={','.join(f's{number}' for number in range(1, len(leaves) + 1))}\n")
+    plan.slurm_conf.with_name("topology.conf").write_text("".join(lines))
+    return ["TopologyPlugin=topology/tree"]
 
 
 def slurm_version(run: Runner) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import json
 import os
 import pwd
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from slurm.errors import SlurmError
@@ -38,6 +38,7 @@ class Plan:
         size: number of nodes; they are called n1, n2, ...
         user: the ordinary user for whom jobs run.
         hooks: whether Slurm calls this project's hooks.
+        switches: leaf switches that Slurm is told of, with equally many nodes each; 0 for no topology.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Plan:
     size: int
     user: str
     hooks: bool = False
+    switches: int = 0
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -155,10 +157,12 @@ def load_plan(directory: Path) -> Plan | None:
     """
     path = directory / "plan.json"
     try:
-        return Plan(**json.loads(path.read_text(encoding="utf-8")))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        known = {field.name for field in fields(Plan)}  # another version of this project may have written it
+        return Plan(**{key: value for key, value in found.items() if key in known})
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise TestbedError(f"{path} does not describe a cluster ({error}); remove {directory} by hand") from error
 
 

@@ -1,0 +1,60 @@
+"""The network as Slurm knows it: which nodes hang on one switch, and how far apart two nodes are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slurm.hostlist import expand
+
+_FIELD = re.compile(r"(\w+)=(\S*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch:
+    """A switch, or a block of topology/block.
+
+    Attributes:
+        name: its name.
+        level: 0 for a leaf, to which nodes are connected.
+        nodes: all nodes below it.
+    """
+
+    name: str
+    level: int
+    nodes: frozenset[str]
+
+
+class Topology:
+    """The switches of a cluster; without any, every node is alone and all are equally far apart."""
+
+    def __init__(self, switches: Iterable[Switch] = ()) -> None:
+        self._switches = sorted(switches, key=lambda switch: switch.level)
+        self._leaf: dict[str, str] = {}
+        for switch in self._switches:
+            for node in switch.nodes:
+                self._leaf.setdefault(node, switch.name)
+
+    @classmethod
+    def parse(cls, text: str) -> Topology:
+        """Reads `scontrol show topology`, of topology/tree or topology/block."""
+        switches = []
+        for line in text.splitlines():
+            fields = dict(_FIELD.findall(line))
+            name = fields.get("SwitchName") or fields.get("BlockName")
+            if name and fields.get("Nodes"):
+                level = int(fields.get("Level") or 0)
+                switches.append(Switch(name=name, level=level, nodes=frozenset(expand(fields["Nodes"]))))
+        return cls(switches)
+
+    def leaf(self, node: str) -> str:
+        """The switch that a node is connected to; "" where Slurm knows none."""
+        return self._leaf.get(node, "")
+
+    def distance(self, one: str, other: str) -> int:
+        """0 for the same node, 1 on the same leaf switch, 2 with one switch between, and so on."""
+        if one == other:
+            return 0
+        shared = (switch.level for switch in self._switches if one in switch.nodes and other in switch.nodes)
+        return 1 + next(shared, self._switches[-1].level + 1 if self._switches else 0)
