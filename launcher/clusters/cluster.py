@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from slurm import Topology
+
 
 class AgentsHandle(Protocol):
     """The ckpt agents of one attempt: one MPI world, started together."""
@@ -43,6 +45,10 @@ class Cluster(Protocol):
     host: str
     node: str | None
     can_requeue: bool
+
+    @property
+    def topology(self) -> Topology:
+        """Which of the nodes hang on one switch."""
 
     async def start_runners(self, environment: Mapping[str, str]) -> None:
         """Starts `python -m launcher.runner` on every node.

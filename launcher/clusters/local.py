@@ -18,6 +18,7 @@ from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
 from launcher.runner.memory import make_memory_dir, memory_dir, remove_memory_dir
 from launcher.runner.processes import end_all, pids_with_environment
+from slurm import Topology
 
 _CLOSE_TIMEOUT_S = 2.0
 _KILL_NODE_TIMEOUT_S = 10.0
@@ -31,6 +32,7 @@ class LocalCluster:
     listen_host = host = "127.0.0.1"
     node: str | None = None
     can_requeue = False
+    topology = Topology()
 
     def __init__(self, spec: JobSpec, job_dir: Path) -> None:
         self.run_id = local_run_id(job_dir)

@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,7 +29,7 @@ from launcher.containers import of_the_steps
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
 from launcher.runner.memory import memory_dir
-from slurm import JobEnvironment, Slurm, SlurmError
+from slurm import JobEnvironment, Slurm, SlurmError, Topology
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,15 @@ class SlurmCluster:
         self.restart_count = job.restart_count
         self.host = socket.gethostname()
         self.node: str | None = job.node
+
+    @cached_property
+    def topology(self) -> Topology:
+        """Which nodes hang on one switch; none where Slurm does not tell."""
+        try:
+            return self._slurm.topology()
+        except SlurmError as error:
+            log.warning("the network's switches are not known, all nodes count as equally near: %s", error)
+            return Topology()
 
     async def start_runners(self, environment: Mapping[str, str]) -> None:
         output = self._job_dir / "log" / "runner-%N.log"

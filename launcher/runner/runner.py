@@ -18,10 +18,11 @@ import signal
 import socket
 import time
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher import domains
 from launcher.channel import Channel, ChannelError, Message, connect
 from launcher.errors import LauncherError
 from launcher.fabric import fabric_environment
@@ -73,6 +74,7 @@ class RunnerConfig:
     host: str
     port: int
     parent_pid: int | None
+    switches: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> RunnerConfig:
@@ -91,6 +93,7 @@ class RunnerConfig:
             host=host,
             port=int(port),
             parent_pid=int(env["HOLDFAST_SUPERVISOR_PID"]) if "HOLDFAST_SUPERVISOR_PID" in env else None,
+            switches=domains.from_environment(env),
         )
 
 
@@ -384,11 +387,14 @@ class Runner:
 
 def worker_environment(spec: JobSpec, config: RunnerConfig, attempt: int, nodes: list[str]) -> dict[str, str]:
     """What a worker finds in its environment beside torchrun's variables and the job's own."""
-    environment = dict(spec.env) | attempt_environment(spec, config.run_id, config.job_dir, attempt, nodes)
+    same = attempt_environment(spec, config.run_id, config.job_dir, attempt, nodes, config.switches)
+    environment = dict(spec.env) | same
     return environment | {"HOLDFAST_NODE": config.node, "HOLDFAST_RAM_DIR": str(config.ram_dir)}
 
 
-def attempt_environment(spec: JobSpec, run_id: str, job_dir: Path, attempt: int, nodes: list[str]) -> dict[str, str]:
+def attempt_environment(
+    spec: JobSpec, run_id: str, job_dir: Path, attempt: int, nodes: list[str], switches: Mapping[str, str]
+) -> dict[str, str]:
     """The part that is the same on all nodes; ckpt agents get it too."""
     environment = {
         "HOLDFAST_RUN_ID": run_id,
@@ -399,7 +405,7 @@ def attempt_environment(spec: JobSpec, run_id: str, job_dir: Path, attempt: int,
     }
     if spec.checkpoint is not None:
         environment["HOLDFAST_CHECKPOINT"] = json.dumps(dict(spec.checkpoint))
-    return environment
+    return environment | domains.for_ckpt(spec.checkpoint, nodes, switches)
 
 
 def _free_port() -> int:

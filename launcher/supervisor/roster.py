@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 
 class Roster:
@@ -15,11 +15,19 @@ class Roster:
         nodes: all nodes in allocation order, spares included.
         size: how many of them train.
         out: nodes that are out already, with the reason (from before a requeue).
+        distance: how far apart two nodes are in the network; a spare takes the place of the node it is nearest to.
     """
 
-    def __init__(self, nodes: Iterable[str], size: int, out: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        nodes: Iterable[str],
+        size: int,
+        out: Mapping[str, str],
+        distance: Callable[[str, str], int] = lambda one, other: 1,
+    ) -> None:
         self.nodes = tuple(nodes)
         self._size = size
+        self._distance = distance
         self._members = frozenset(self.nodes)
         self._out = {node: reason for node, reason in out.items() if node in self._members}
         self._ready: set[str] = set()
@@ -82,7 +90,16 @@ class Roster:
         """The nodes of the next attempt in node-rank order; None when too few are ready."""
         if not self.is_enough:
             return None
-        spares = iter(self.spares)
-        kept = self._positions or (None,) * self._size
-        self._positions = tuple(node if node in self._ready else next(spares) for node in kept)
+        if not self._positions:
+            self._positions = tuple(self.ready[: self._size])
+        spares, lost = self.spares, [node for node in self._positions if node not in self._ready]
+        place = {node: node for node in self._positions}
+        while lost:  # the closest pair first; among equals the order of the allocation decides
+            node, spare = min(
+                ((node, spare) for node in lost for spare in spares), key=lambda pair: self._distance(*pair)
+            )
+            place[node] = spare
+            lost.remove(node)
+            spares.remove(spare)
+        self._positions = tuple(place[node] for node in self._positions)
         return self._positions

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from launcher import domains
 from launcher.clusters.cluster import Cluster
 from launcher.errors import LauncherError
 from launcher.history.events import Event, EventLog, read_events
@@ -69,8 +70,9 @@ class Supervisor:
         self._out = self._past.out if cluster.can_requeue else {}
         # Where there is a spare it is the supervisor's node: the job then outlives its loss without a fault.
         in_order = sorted(cluster.nodes, key=lambda node: node == cluster.node)
-        self._roster = Roster(in_order, spec.nodes, self._out)
+        self._roster = Roster(in_order, spec.nodes, self._out, cluster.topology.distance)
         self._readiness = Readiness(self, self._roster, cluster, job_dir)
+        self._switches = domains.switches_of(cluster.topology, cluster.nodes)
         self._number = self._past.next_attempt
         self._step = self._past.step
         self._attempt_step: int | None = None
@@ -172,12 +174,16 @@ class Supervisor:
             spares=len(cluster.nodes) - spec.nodes,
             restart_count=cluster.restart_count,
         )
+        if domains.wants_switches(spec.checkpoint) and len(self._switches) < len(cluster.nodes):
+            what = "failure_domain: switch, but Slurm knows no switch of every node: parity is spread over nodes alone"
+            self.record("problem", what=what)
         await cluster.start_runners(
             {
                 **spec.env,
                 "HOLDFAST_RUN_ID": cluster.run_id,
                 "HOLDFAST_JOB_DIR": str(self._job_dir),
                 "HOLDFAST_SUPERVISOR": f"{cluster.host}:{port}",
+                **domains.to_environment(self._switches),
             }
         )
 
@@ -254,7 +260,9 @@ class Supervisor:
     def _make_attempt(self, number: int, nodes: tuple[str, ...]) -> Attempt:
         agents = None
         if self._spec.checkpoint is not None:
-            agents = attempt_environment(self._spec, self._cluster.run_id, self._job_dir, number, list(nodes))
+            agents = attempt_environment(
+                self._spec, self._cluster.run_id, self._job_dir, number, list(nodes), self._switches
+            )
             agents["HOLDFAST_ROLE"] = "agent"
         return Attempt(
             number,

@@ -76,3 +76,16 @@ def test_survivors_keep_their_positions_whatever_is_lost(size: int, spares: int,
         assert all(was == now for was, now in zip(before, after, strict=True) if was not in roster.out)
         assert not set(after) & set(roster.out)
         before = after
+
+
+def test_the_spare_on_the_switch_of_the_lost_node_takes_its_place() -> None:
+    switches = {"n0": 0, "n1": 1, "n2": 2, "n3": 2, "n4": 1, "n5": 0}
+    roster = Roster(switches, 3, {}, lambda one, other: 1 if switches[one] == switches[other] else 2)
+    for node in switches:
+        roster.add_ready(node)
+    assert roster.choose() == ("n0", "n1", "n2")
+    roster.put_out("n1", "lost")
+    assert roster.choose() == ("n0", "n4", "n2")
+    roster.put_out("n0", "lost")
+    roster.put_out("n4", "lost")
+    assert roster.choose() == ("n5", "n3", "n2")  # n5 is near n0; what is left goes where it has to

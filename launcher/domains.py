@@ -1,0 +1,44 @@
+"""Failure domains: which switch each node hangs on, told by the supervisor to the runners, and by both to ckpt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from slurm import Topology
+from slurm.hostlist import compress, expand
+
+VARIABLE = "HOLDFAST_SWITCHES"
+
+
+def switches_of(topology: Topology, nodes: Iterable[str]) -> dict[str, str]:
+    """Node -> its leaf switch, of the nodes for which Slurm knows one."""
+    return {node: leaf for node in nodes if (leaf := topology.leaf(node))}
+
+
+def to_environment(switches: Mapping[str, str]) -> dict[str, str]:
+    """The runners' variable: JSON, switch -> hostlist; none where there are no switches."""
+    below: dict[str, list[str]] = {}
+    for node, switch in switches.items():
+        below.setdefault(switch, []).append(node)
+    return {VARIABLE: json.dumps({switch: compress(nodes) for switch, nodes in below.items()})} if below else {}
+
+
+def from_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Node -> switch, from the runners' variable."""
+    below: dict[str, str] = json.loads(env.get(VARIABLE, "{}"))
+    return {node: switch for switch, hostlist in below.items() for node in expand(hostlist)}
+
+
+def for_ckpt(checkpoint: Mapping[str, Any] | None, nodes: Sequence[str], switches: Mapping[str, str]) -> dict[str, str]:
+    """ckpt's variable, where the job wants sets across switches and every node's is known."""
+    if not wants_switches(checkpoint) or not all(node in switches for node in nodes):
+        return {}
+    return {"HOLDFAST_DOMAINS": ",".join(switches[node] for node in nodes)}
+
+
+def wants_switches(checkpoint: Mapping[str, Any] | None) -> bool:
+    """Whether the job's redundancy is to survive the loss of a switch."""
+    peers = (checkpoint or {}).get("peers") or {}
+    return bool(peers.get("failure_domain") == "switch")

@@ -1,0 +1,61 @@
+"""Switches as Slurm prints them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from slurm import Slurm, Topology
+from slurm.testbed import TestCluster
+
+# `scontrol show topology` of 22.05, four nodes on two switches of one rack beside a second rack
+TREE = """\
+SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-2]
+SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n[3-4]
+SwitchName=s3 Level=0 LinkSpeed=1 Nodes=n5
+SwitchName=rack1 Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=s[1-2]
+SwitchName=top Level=2 LinkSpeed=1 Nodes=n[1-5] Switches=rack1,s3
+"""
+# of topology/block (23.11 and later)
+BLOCKS = "BlockName=b1 BlockIndex=0 Nodes=n[1-2] BlockSize=2\nBlockName=b2 BlockIndex=1 Nodes=n[3-4] BlockSize=2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "one", "other", "distance"),
+    [
+        (TREE, "n1", "n1", 0),
+        (TREE, "n1", "n2", 1),
+        (TREE, "n1", "n3", 2),
+        (TREE, "n1", "n5", 3),
+        (TREE, "n1", "elsewhere", 4),
+        (BLOCKS, "n1", "n2", 1),
+        (BLOCKS, "n1", "n3", 2),
+        ("", "n1", "n2", 1),
+    ],
+)
+def test_nodes_are_as_far_apart_as_the_switches_between_them(text: str, one: str, other: str, distance: int) -> None:
+    assert Topology.parse(text).distance(one, other) == distance
+
+
+def test_a_node_hangs_on_its_lowest_switch() -> None:
+    topology = Topology.parse(TREE)
+    assert [topology.leaf(node) for node in ("n2", "n4", "n5", "elsewhere")] == ["s1", "s2", "s3", ""]
+
+
+@pytest.mark.slurm
+def test_a_cluster_without_switches_has_none(slurm_cluster: TestCluster) -> None:
+    topology = Slurm(env=os.environ | slurm_cluster.env).topology()
+    assert (topology.leaf("n1"), topology.distance("n1", "n2")) == ("", 1)
+
+
+@pytest.mark.slurm
+@pytest.mark.faults
+def test_the_switches_that_slurm_is_told_of_are_those_it_tells() -> None:
+    cluster = TestCluster.up(f"pytest-{os.getpid()}-switches", nodes=3, switches=2)
+    try:
+        topology = Slurm(env=os.environ | cluster.env).topology()
+    finally:
+        cluster.down()
+    assert [topology.leaf(node) for node in cluster.nodes] == ["s1", "s1", "s2"]
+    assert (topology.distance("n1", "n2"), topology.distance("n1", "n3")) == (1, 2)
