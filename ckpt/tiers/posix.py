@@ -23,16 +23,16 @@ from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.tiers.catalog import Entry, directory_name, list_steps
 from ckpt.tiers.claim import CLAIM, Claim, parse_claim
 from ckpt.tiers.claim import MAX_BYTES as CLAIM_BYTES
+from ckpt.tiers.direct import PAGE_BYTES, DirectFile
 from ckpt.tiers.lustre import on_lustre, set_stripe
 from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.quarantine import quarantine, quarantined
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
 
-SHARD_ALIGN_BYTES = 4096  # so that a shard can be mapped where it lies
+SHARD_ALIGN_BYTES = PAGE_BYTES  # a shard can be mapped where it lies, and written past the page cache
 _SQUASHED = 65534  # whom NFS takes root for
 _TRASH = ".trash-"
-_WRITE_BYTES = 16 << 20  # large enough for any disk, small enough for a steady rate limit
 
 log = logging.getLogger(__name__)
 
@@ -110,13 +110,13 @@ class SharedTier:
         temporary = directory / f".{file}.tmp"
         places = node_places(file, [record for record, _ in shards])
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            output = DirectFile(temporary, self._throttle.take)
             try:
                 for place, (_, data) in zip(places, shards, strict=True):
-                    self._write_at(descriptor, place.offset, data)
-                os.fsync(descriptor)
+                    output.write(place.offset, data)
+                output.finish()
             finally:
-                os.close(descriptor)
+                output.close()
             os.replace(temporary, directory / file)
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -176,13 +176,6 @@ class SharedTier:
         for trash in self.folder.glob(f"{_TRASH}*"):
             shutil.rmtree(trash)
         return names
-
-    def _write_at(self, descriptor: int, offset: int, data: memoryview) -> None:
-        done = 0
-        while done < len(data):
-            piece = data[done : done + _WRITE_BYTES]
-            self._throttle.take(len(piece))
-            done += os.pwrite(descriptor, piece, offset + done)
 
     def _directory(self, save: SaveId) -> Path:
         return self.folder / directory_name(save)
