@@ -1,12 +1,14 @@
 """`holdfast ckpt bench`: the engine beside plain copies and torch's own checkpoints, in one run on one machine.
 
-run      the whole benchmark: makes the state and the folders, calls the parts, cleans up
-saving   what a save costs training
-loading  what a load from the node's own memory costs
-draining bytes per second to a directory
-growth   what many saves leave behind
-scale    what a manifest of thousands of ranks costs
-node     one node with an agent of its own
-plain    the floor: plain copies, plain writes
-figures  the results, as a table and as JSON
+run       the whole benchmark: makes the state and the folders, calls the parts, cleans up
+saving    what a save costs training
+loading   what a load from the node's own memory costs
+draining  bytes per second to a disk
+objects   bytes per second to and from S3
+growth    what many saves leave behind
+scale     what a manifest of thousands of ranks costs
+node      one node with an agent of its own
+s3_server an S3 server of our own
+plain     the floor: plain copies, plain writes
+figures   the results, as a table and as JSON
 """

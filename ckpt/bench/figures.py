@@ -17,17 +17,19 @@ class Figure:
     """One measured value. The first peer is the one that `ratio` is against: value / peer."""
 
     name: str
-    value: float
+    value: float | None  # None: could not be measured here, `missing` says why
     unit: str
     peers: dict[str, float] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)  # why a peer is not among them
 
     @property
     def ratio(self) -> float | None:
         first = next(iter(self.peers.values()), 0.0)
-        return self.value / first if first else None
+        return self.value / first if first and self.value is not None else None
 
     def to_json(self) -> dict[str, Any]:
-        return {"value": self.value, "unit": self.unit, "peer": self.peers, "ratio": self.ratio}
+        row = {"value": self.value, "unit": self.unit, "peer": self.peers, "ratio": self.ratio}
+        return {**row, "missing": self.missing} if self.missing else row
 
 
 def timed_s(work: Callable[[], Any]) -> float:
@@ -56,12 +58,15 @@ def as_table(figures: Iterable[Figure], title: str) -> Table:
     for figure in figures:
         table.add_row(figure.name, _text(figure.value, figure.unit))
         for peer, value in figure.peers.items():
-            table.add_row(
-                f"  beside {peer}", "", _text(value, figure.unit), f"{figure.value / value:.2f}" if value else "-"
-            )
+            ratio = f"{figure.value / value:.2f}" if value and figure.value is not None else "-"
+            table.add_row(f"  beside {peer}", "", _text(value, figure.unit), ratio)
+        for peer, reason in figure.missing.items():
+            table.add_row(f"  no {peer}: {reason}")
     return table
 
 
-def _text(value: float, unit: str) -> str:
+def _text(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
     digits = 4 if unit == "s" else 0
     return f"{value:,.{digits}f} {unit}".rstrip()

@@ -36,22 +36,16 @@ class Footprint:
 class BenchNode:
     """Starts an agent and a Checkpointer for each attempt; memory stays from one to the next, as in a real run."""
 
-    def __init__(self, ram_dir: Path, shared: Path) -> None:
+    def __init__(self, ram_dir: Path, storage: Path) -> None:
         self._ram_dir = ram_dir
-        self._config = CheckpointConfig.from_mapping(
-            {
-                "namespace": "bench",
-                "ram": {"every_steps": 1},
-                "shared": {"path": str(shared), "every_steps": DRAIN_EVERY, "keep": 1},
-            }
-        )
+        self._storage = storage
         self._attempt = -1
         self._agent: subprocess.Popen[bytes] | None = None
         self._checkpointer: Checkpointer | None = None
         self._monitor: Monitor | None = None
 
-    def start(self) -> Checkpointer:
-        """A new attempt."""
+    def start(self, tier: str = "shared") -> Checkpointer:
+        """A new attempt, with one tier below memory: "shared" or "nvme"."""
         self.close()
         self._attempt += 1
         place = Place(
@@ -59,8 +53,8 @@ class BenchNode:
             ram_dir=self._ram_dir,
         )  # fmt: skip
         section = {
-            "namespace": self._config.namespace, "ram": {"every_steps": 1},
-            "shared": vars(self._config.shared) if self._config.shared else None,
+            "namespace": "bench", "ram": {"every_steps": 1},
+            tier: {"path": str(self._storage / tier), "every_steps": DRAIN_EVERY, "keep": 1},
         }  # fmt: skip
         environment = {
             **os.environ,
@@ -71,7 +65,9 @@ class BenchNode:
         with open(self._ram_dir.parent / "agent.log", "ab") as output:
             self._agent = subprocess.Popen(command(), env=environment, stderr=output)
         self._monitor = Monitor.connect(self._ram_dir, self._attempt, _ANSWER_S)
-        self._checkpointer = Checkpointer(config=self._config, place=place, rank=0, local_rank=0)
+        self._checkpointer = Checkpointer(
+            config=CheckpointConfig.from_mapping(section), place=place, rank=0, local_rank=0
+        )
         return self._checkpointer
 
     def wait_for(self, tier: str, step: int) -> dict[str, Any]:

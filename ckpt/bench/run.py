@@ -13,11 +13,13 @@ from ckpt.bench.figures import Figure
 from ckpt.bench.growth import growth
 from ckpt.bench.loading import loads
 from ckpt.bench.node import BenchNode
+from ckpt.bench.objects import objects
 from ckpt.bench.saving import stalls
 from ckpt.bench.scale import scale
 
 _TENSORS = 48  # of four sizes, as a model with its optimizer has them
 _WEIGHTS = (1, 2, 4, 8)
+_OBJECT_BYTES = 256 << 20  # at most
 
 
 def run(*, size_mib: int, repeat: int, directory: Path) -> list[Figure]:
@@ -26,14 +28,14 @@ def run(*, size_mib: int, repeat: int, directory: Path) -> list[Figure]:
     Args:
         size_mib: of the state.
         repeat: times that each figure is taken; the median counts.
-        directory: where the shared tier is to be; on the storage to measure.
+        directory: where the tiers below memory are to be; on the storage to measure.
     """
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir="/dev/shm") as memory,
         tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=directory) as shared,
     ):
         (ram_dir := Path(memory) / "ram").mkdir(mode=0o700)
-        node = BenchNode(ram_dir, Path(shared) / "tier")
+        node = BenchNode(ram_dir, Path(shared) / "tiers")
         state = make_state(size_mib << 20)
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is: one process
         try:
@@ -41,6 +43,7 @@ def run(*, size_mib: int, repeat: int, directory: Path) -> list[Figure]:
             figures += loads(node, state, Path(memory), repeat)
             figures += growth(node, state)
             figures += drains(node, state, Path(shared), repeat)
+            figures += objects(Path(memory) / "s3", min(size_mib << 20, _OBJECT_BYTES), repeat)
             figures += scale(Path(shared))
         finally:
             node.close()

@@ -9,10 +9,10 @@ from typing import Any
 
 from ckpt.errors import ConfigError, CorruptError
 from ckpt.tiers.parallel import in_parallel
-from ckpt.tiers.s3_client import CONNECTIONS, LazyClient, S3Options, telling
+from ckpt.tiers.s3_client import LazyClient, S3Options, connections, telling
 from ckpt.tiers.throttle import Throttle
 
-PART_BYTES = 16 << 20  # CONNECTIONS of them are in memory at once
+PART_BYTES = 16 << 20  # one for each connection is in memory at once
 RANGE_BYTES = 8 << 20  # of one GET
 _MAX_PARTS = 10_000
 _MAX_SMALL_BYTES = 1 << 20
@@ -69,7 +69,7 @@ class Bucket:
             return {"PartNumber": number, **sums}
 
         try:
-            parts = in_parallel(put_part, range(1, -(-size // part_bytes) + 1), CONNECTIONS)
+            parts = in_parallel(put_part, range(1, -(-size // part_bytes) + 1), connections())
             with telling(self._url(key)):
                 self._client.complete_multipart_upload(
                     Bucket=self._name, Key=key, UploadId=upload, MultipartUpload={"Parts": parts}
@@ -111,7 +111,7 @@ class Bucket:
                 )
             piece[:] = data
 
-        in_parallel(get_range, range(0, len(into), RANGE_BYTES), CONNECTIONS)
+        in_parallel(get_range, range(0, len(into), RANGE_BYTES), connections())
 
     def exists(self, key: str) -> bool:
         """Whether the server says that there is such an object; an error is no answer."""

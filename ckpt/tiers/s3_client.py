@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 from ckpt.errors import ConfigError, CorruptError
 
 ATTEMPTS = 8  # of one request, the first included; "adaptive" also slows all down when the server says 503 SlowDown
-CONNECTIONS = 6  # S3 gives each about 5 Gbit/s
+_CONNECTIONS = 6  # S3 gives each about 5 Gbit/s
 _CONNECT_S = 10
 _READ_S = 60
 
@@ -34,6 +35,11 @@ class S3Options:
         """Arguments of every call that makes an object."""
         given = {"ServerSideEncryption": self.sse, "SSEKMSKeyId": self.sse_kms_key_id}
         return {name: value for name, value in given.items() if value}
+
+
+def connections() -> int:
+    """How many to use at once: beyond the number of cores they only take turns, and each has a part in memory."""
+    return max(2, min(_CONNECTIONS, len(os.sched_getaffinity(0))))
 
 
 class LazyClient:
@@ -80,7 +86,7 @@ def _make(options: S3Options) -> Any:
         retries={"mode": "adaptive", "total_max_attempts": options.attempts},
         connect_timeout=_CONNECT_S,
         read_timeout=_READ_S,
-        max_pool_connections=2 * CONNECTIONS,  # a write and a read may go on at once
+        max_pool_connections=2 * connections(),  # a write and a read may go on at once
         s3={"addressing_style": "path" if options.path_style else "auto"},
         response_checksum_validation="when_required",  # of whole objects; every block read has our own checksum
     )
