@@ -93,3 +93,9 @@ def test_the_command_line_starts_without_torch_or_mpi() -> None:
     code = f"import sys, launcher.cli; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_modules_beside_the_tests_have_names_of_their_own() -> None:
+    """pytest imports them by their bare names, whatever the folder: the first of two would stand for both."""
+    names = [path.stem for path in (ROOT / "tests").rglob("*.py") if path.name not in ("conftest.py", "__init__.py")]
+    assert sorted(names) == sorted(set(names))

@@ -217,9 +217,10 @@ def check_shared(path: Path | str, namespace: str) -> None:
         raise NamespaceError(
             f"{path}: is itself the folder of namespace {read_mark(path).namespace!r:.100}; give its parent"
         )
+    names = os.listdir(folder) if folder.is_dir() else []  # before the mark: another agent may just be making it
     if (folder / MARK).exists():
         _check_folder(folder, namespace)
-    elif folder.is_dir() and any(not name.startswith(".") for name in os.listdir(folder)):
+    elif any(not name.startswith(".") for name in names):
         raise NamespaceError(f"{folder}: holds other files and no {MARK}; choose another path or namespace")
     nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not nearest.is_dir():

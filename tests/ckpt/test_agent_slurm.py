@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from agent_kit import NAMESPACE, RUN_ID
 from s3_kit import BUCKET, KEY, SECRET
-from slurm_kit import run_job
+from slurm_job import run_job
 
 from ckpt.agent.launch import command, environment
 from slurm.testbed import TestCluster
