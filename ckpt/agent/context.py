@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ckpt.agent.deadlines import Deadlines
@@ -9,6 +10,7 @@ from ckpt.agent.exchange import Exchange
 from ckpt.agent.holdings import Holdings
 from ckpt.agent.listener import Listener
 from ckpt.agent.peers import Peers
+from ckpt.agent.plan import Placement
 from ckpt.agent.shelf import Shelf
 from ckpt.config import CheckpointConfig, Place
 from ckpt.record.shard import SaveId
@@ -32,6 +34,11 @@ class Context:
     def save_id(self, step: int) -> SaveId:
         """This attempt's save of a step."""
         return SaveId(step=step, attempt=self.place.attempt, run_id=self.place.run_id)
+
+    def placement(self, members: Iterable[int]) -> Placement:
+        """Where this attempt's saves have the shards of some nodes: on the nodes where their ranks run."""
+        nodes = {rank: node for node in members for rank in self.ranks(node)}
+        return Placement(world_size=self.place.world_size, nodes=nodes)
 
     def ranks(self, node: int) -> range:
         """The ranks that run on a node in this attempt."""

@@ -12,6 +12,7 @@ from ckpt.agent.context import Context
 from ckpt.agent.exchange import save_to_json
 from ckpt.agent.holdings import Store
 from ckpt.agent.peers import PeerError
+from ckpt.agent.plan import Placement
 from ckpt.agent.relay import Hop, Part, Relay
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.blocks import bad_blocks, checksums
@@ -60,8 +61,13 @@ class Parities:
         self._peers.handle("verify_parity", self._on_verify)
         self._peers.handle("rebuild", self._on_rebuild)
 
-    async def make(self, save: SaveId, keep: Collection[SaveId] | None) -> int:
-        """Makes this node's parity of a save that all members hold, unless it is here; returns how many were made.
+    async def make(self, save: SaveId, keep: Collection[SaveId] | None, placement: Placement | None = None) -> int:
+        """Makes this node's parity of what all members hold of a save, unless it is here; returns how many were made.
+
+        Args:
+            save: which.
+            keep: saves whose parity must stay, as `free_name` takes it.
+            placement: which shards lie where; None: this attempt's.
 
         Raises:
             PeerError: a member does not have its shards, or did not send.
@@ -69,12 +75,15 @@ class Parities:
         """
         if not self._parity:
             return 0
+        placement = placement or self._context.placement(self._members)
         async with self._making:
-            over = await self._over(save)
+            over = await self._over(save, placement.of(self._members))
+            if not any(over.ranks):
+                return 0
             for name in self._holdings.find(save, over, self._index):
                 if await self._holdings.verify(name):
                     return 0
-            headers = await self._headers(save)
+            headers = await self._headers(save, over)
             name = self._holdings.free_name("parity", self._context.config.slots, keep)
             self._holdings.drop(name)
             stripes = over.stripes()
@@ -89,7 +98,7 @@ class Parities:
                 self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
                 raise
             record = ParityRecord(
-                save=save, namespace=self._context.config.namespace, world_size=self._place.world_size, over=over,
+                save=save, namespace=self._context.config.namespace, world_size=placement.world_size, over=over,
                 members=tuple(self._place.nodes[node] for node in self._members), index=self._index, headers=headers,
                 blocks=blocks,
             )  # fmt: skip
@@ -106,24 +115,27 @@ class Parities:
         records = self._holdings.shards().values()
         return [[save_to_json(r.save), r.over.to_json(), r.index, list(r.members)] for r in records]
 
-    async def _over(self, save: SaveId) -> ParitySet:
+    async def _over(self, save: SaveId, ranks: tuple[tuple[int, ...], ...]) -> ParitySet:
         """What the members put under parity: asked anew for each save, a shard's length may change."""
+        timeout_s, save_json = self._deadlines.answer_s, save_to_json(save)
         calls = [
-            self._peers.call(node, "lengths", timeout_s=self._deadlines.answer_s, save=save_to_json(save))
-            for node in self._members
+            self._peers.call(node, "lengths", timeout_s=timeout_s, save=save_json, ranks=list(own))
+            for node, own in zip(self._members, ranks, strict=True)
         ]
         answers = await asyncio.gather(*calls)
         return ParitySet(
             parity=self._parity,
-            ranks=tuple(tuple(self._context.ranks(node)) for node in self._members),
+            ranks=ranks,
             lengths=tuple(tuple(answer["lengths"]) for answer in answers),
         )
 
-    async def _headers(self, save: SaveId) -> tuple[ShardRecord, ...]:
+    async def _headers(self, save: SaveId, over: ParitySet) -> tuple[ShardRecord, ...]:
         """The records of the members before this one, one for each that may be lost."""
-        nodes = [self._members[self._index - i] for i in range(1, self._parity + 1)]
+        before = [self._index - i for i in range(1, self._parity + 1)]
         calls = [
-            self._context.exchange.record(node, save, rank) for node in nodes for rank in self._context.ranks(node)
+            self._context.exchange.record(self._members[member], save, rank)
+            for member in before
+            for rank in over.ranks[member]
         ]
         return tuple(await asyncio.gather(*calls))
 
@@ -149,7 +161,7 @@ class Parities:
 
     async def _on_lengths(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         save = SaveId.from_json(message["save"])
-        names = [(rank, self._shards.find(save, rank)) for rank in self._context.ranks(self._place.node_rank)]
+        names = [(rank, self._shards.find(save, rank)) for rank in message["ranks"]]
         if missing := [rank for rank, found in names if not found]:
             raise AgentError(f"rank {missing[0]} of step {save.step} is not held here")
         return {"lengths": [self._shards.record(found[0]).nbytes for _, found in names]}

@@ -44,6 +44,7 @@ class Peers:
         self._tasks: set[asyncio.Future[None]] = set()
         self._numbers = itertools.count(1)
         self._active_s = 0.0
+        self._in_use = asyncio.Event()  # bytes have been under way
 
     def handle(self, op: str, handler: Handler) -> None:
         """Serves calls of `op` from any node; what the handler raises becomes the caller's PeerError."""
@@ -138,7 +139,9 @@ class Peers:
     async def run(self) -> None:
         """Serves the transport until cancelled, or until it breaks (then `broken` says why, and every call fails)."""
         delay_s = 0.0
-        while not self.broken and self._transport.size > 1:
+        if self._transport.size == 1:
+            await self._in_use.wait()  # there is nothing to poll, unless this node sends itself something
+        while not self.broken:
             try:
                 moved = self._poll()
             except AgentError as error:
@@ -243,6 +246,7 @@ class Peers:
             raise TransportError(self.broken)
         moving = (begin(node, tag, data), asyncio.get_running_loop().create_future())
         self._transfers.append(moving)
+        self._in_use.set()
         return moving
 
     def _break(self, reason: str) -> None:

@@ -1,12 +1,37 @@
-"""What the agents of an attempt agree to restore, as every node knows it."""
+"""What the agents of an attempt agree to restore, as every node knows it, and where its shards lie then."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt.agent.exchange import save_to_json
 from ckpt.record.shard import SaveId
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """In which node's memory each shard of a save lies, as redundancy is made of it."""
+
+    world_size: int  # ranks that saved it
+    nodes: Mapping[int, int]  # by rank; those that no memory holds are left out
+
+    def to_json(self) -> list[Any]:
+        return [self.world_size, list(self.nodes.items())]
+
+    @classmethod
+    def from_json(cls, value: list[Any]) -> Placement:
+        world_size, nodes = value
+        return cls(world_size=world_size, nodes=dict(nodes))
+
+    def of(self, members: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+        """The ranks whose shards lie on each of some nodes, in order."""
+        found: dict[int, list[int]] = {member: [] for member in members}
+        for rank, node in sorted(self.nodes.items()):
+            if node in found:
+                found[node].append(rank)
+        return tuple(map(tuple, found.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +71,12 @@ class Plan:
     def step(self) -> int:
         """The step to go on from; 0 when there is nothing to restore."""
         return self.save.step if self.save else 0
+
+    @property
+    def placement(self) -> Placement:
+        """Where redundancy for it is made of: of each shard, what one node has in its memory."""
+        nodes = {rank: nodes[0] for rank, nodes in self.holders.items() if nodes and rank not in self.nvme}
+        return Placement(world_size=self.world_size, nodes=nodes)
 
     @property
     def attempt(self) -> int | None:

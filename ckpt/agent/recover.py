@@ -66,8 +66,9 @@ class RecoverLead:
         since_s = time.monotonic()
         if same_world and self._in_memory_now:
             answers = await self._tell("protect_newest")
-        elif held := [[rank, nodes[0]] for rank, nodes in _in_one_memory(plan)]:
-            answers = await self._tell("double_newest", held=held)
+        elif (placement := plan.placement).nodes:
+            alone = [rank for rank in placement.nodes if len(plan.holders[rank]) == 1]
+            answers = await self._tell("protect_moved", placement=placement.to_json(), alone=alone)
         else:
             return
         made = sum(answer["made"] for answer in answers)
@@ -230,11 +231,6 @@ class RecoverLead:
     async def _verify(self, node: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
         timeout_s = self._deadlines.verify_s
         return await self._peers.call(node, "verify", timeout_s=timeout_s, save=save_to_json(save), ranks=ranks)
-
-
-def _in_one_memory(plan: Plan) -> list[tuple[int, list[int]]]:
-    """The ranks whose shard lies in the memory of one node and nowhere else."""
-    return [(rank, nodes) for rank, nodes in plan.holders.items() if len(nodes) == 1 and rank not in plan.nvme]
 
 
 def _own_steps(tier: Tier) -> list[SaveId]:

@@ -10,7 +10,7 @@ from typing import Any
 from ckpt.agent.context import Context
 from ckpt.agent.exchange import save_to_json
 from ckpt.agent.peers import Handler
-from ckpt.agent.plan import Plan
+from ckpt.agent.plan import Placement, Plan
 from ckpt.agent.saves import Saves
 from ckpt.agent.threads import in_thread
 from ckpt.errors import AgentError, CheckpointError, CorruptError
@@ -37,7 +37,7 @@ class Restore:
         handlers: dict[str, Handler] = {
             "inventory": self._on_inventory, "verify": self._on_verify, "verify_stored": self._on_verify_stored,
             "restore": self._on_restore, "no_restore": self._on_no_restore, "protect_newest": self._on_protect_newest,
-            "double_newest": self._on_double_newest,
+            "protect_moved": self._on_protect_moved,
         }  # fmt: skip
         for op, handler in handlers.items():
             self._peers.handle(op, handler)
@@ -156,8 +156,9 @@ class Restore:
     async def _on_protect_newest(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         return {"made": await self._saves.protect_newest()}
 
-    async def _on_double_newest(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        return {"made": await self._saves.double_newest(message["held"])}
+    async def _on_protect_moved(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        placement = Placement.from_json(message["placement"])
+        return {"made": await self._saves.protect_moved(placement, message["alone"])}
 
     async def _rebuild(self, save: SaveId, rank: int, local_rank: int, holders: list[int]) -> None:
         """A lost shard of our own from another node's copy. When it fails, the load fetches it as it goes."""

@@ -16,6 +16,7 @@ from ckpt.agent.context import Context
 from ckpt.agent.listener import Client
 from ckpt.agent.parities import Parities
 from ckpt.agent.peers import PeerError
+from ckpt.agent.plan import Placement
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.blocks import checksums
 from ckpt.record.layout import Layout
@@ -124,23 +125,26 @@ class Saves:
         """Makes anew the redundancy that a restored save lacks on this node; returns how many were made."""
         return await self._redundancy(self.newest, keep=None) if self.newest else 0
 
-    async def double_newest(self, held: list[list[int]]) -> int:
-        """Copies shards of a restored save that one node alone holds, when this node holds that node's copies.
+    async def protect_moved(self, placement: Placement, alone: list[int]) -> int:
+        """Redundancy of a restored save for the sets of this attempt, in which its ranks lie on other nodes.
 
         Args:
-            held: rank that saved the shard, and the node that holds it.
+            placement: where its shards lie.
+            alone: the ranks whose shard no other node holds: with copies, those get one on the node's partner.
 
         Returns:
-            How many copies were made.
+            How many copies and parities were made here.
         """
-        made = 0
-        for rank, node in held if self.newest else ():
-            if node in self._sources and self.newest and not self._holdings.find(self.newest, rank):
+        save_id, made = self.newest, 0
+        if save_id is None:
+            return 0
+        for rank, node in ((rank, placement.nodes[rank]) for rank in alone):
+            if node in self._sources and not self._holdings.find(save_id, rank):
                 async with self._copying:
                     name = self._holdings.free_name(f"copy-{node}-0", self._slots, keep=None)
-                    await self._context.exchange.pull(node, self.newest, rank, name)
+                    await self._context.exchange.pull(node, save_id, rank, name)
                     made += 1
-        return made
+        return made + await self.parities.make(save_id, None, placement)
 
     def _begin(self, step: int) -> Save:
         save = self._in_flight.get(step)

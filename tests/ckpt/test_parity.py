@@ -163,6 +163,48 @@ def test_fewer_nodes_of_another_shape_bring_a_lost_one_back(tmp_path, nodes, ran
     run(test)
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "then", "left"),
+    [
+        ("xor", "abcd", "abc", "bc"),  # a has rank 0, and rank 3 of the lost d
+        ("xor", "abcd", "abc", "ab"),
+        ("rs", "abcd", "abc", "b"),
+        ("rs", "abcd", "acd", "dc"),
+        ("xor", "abc", "abcd", "bcd"),
+        ("xor", "abc", "cxyab", "xyab"),
+    ],
+)
+def test_after_a_restore_into_another_world_size_nodes_may_be_lost_at_once(tmp_path, name, first, then, left):
+    """Before the first save of the new world: the restored step has parity over the new world's sets."""
+
+    async def test():
+        await saved(tmp_path, of(name), list(first))
+        lose(tmp_path, *(set(first) - set(then)))
+        async with World(tmp_path, list(then), 1, of(name)) as world:
+            plan = await world.plan()
+            assert (plan["step"], plan["world_size"], plan["tier"]) == (20, 2 * len(first), "memory")
+            await until(lambda: all(tuple(then) in sets_of_newest(tmp_path / node) for node in then))
+        lose(tmp_path, *(set(then) - set(left)))
+        async with World(tmp_path, list(left), 2, of(name)) as world:
+            plan = await world.plan()
+            assert (plan["step"], plan["tier"], plan["skipped"]) == (20, "memory", [])
+            for worker in world.workers:
+                assert [await worker.read(rank) for rank in range(2 * len(first))] == expected(2 * len(first), 20)
+            again = [place.ram_dir for place in world.places if len(left) > 1]
+            await until(lambda: all(tuple(left) in sets_of_newest(ram_dir) for ram_dir in again))
+            await world.save(30, 0)  # a slot in which no shard of step 20 is
+            await world.save(40, 1)
+            assert all(len(parities(place.ram_dir)) <= 2 for place in world.places)
+
+    run(test)
+
+
+def sets_of_newest(ram_dir):
+    """The sets of nodes over which a memory directory has parity of step 20."""
+    found = [read_parity(ram_dir, path.stem) for path in ram_dir.glob("parity-*.json")]
+    return [record.members for record in found if record.save.step == 20]
+
+
 def test_a_damaged_shard_is_made_again_in_place_of_an_older_step(tmp_path):
     async def test():
         await saved(tmp_path, of("xor"))
@@ -339,7 +381,7 @@ def test_a_member_that_cannot_serve_is_named_with_its_chain(tmp_path):
             await world.save(10, 0)
             parity = world.agents[0]._saves.parities
             save = SaveId(step=10, attempt=0, run_id="run-1")
-            over = await parity._over(save)
+            over = await parity._over(save, ((0,), (1,), (2,)))
             hops = [
                 relay.Hop(node=n, coefficient=1, parts=(relay.Part(rank=rank, parity=False, start=0, nbytes=9, at=0),))
                 for n, rank in ((1, 7), (2, 2))

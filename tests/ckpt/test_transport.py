@@ -37,7 +37,8 @@ def test_mpi_conforms_whatever_its_order_of_ranks():
     assert sorted(done.stdout.split("\n"))[-3:] == [f"rank {rank} conforms" for rank in range(3)]
 
 
-def test_a_world_of_one_has_nobody_to_talk_to():
+def test_a_world_of_one_conforms_and_has_nobody_else_to_talk_to():
+    check(SoloTransport())
     solo = SoloTransport()
     assert (solo.rank, solo.size, solo.receive()) == (0, 1, None)
     with pytest.raises(TransportError, match="one node"):
