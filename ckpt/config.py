@@ -154,7 +154,10 @@ _LOWER: dict[str, type[LowerTier]] = {"nvme": NvmeTier, "shared": SharedTier, "s
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where this process stands: the run, the attempt, the node and its memory directory."""
+    """Where this process stands: the run, the attempt, the node and its memory directory.
+
+    `generation` counts, for agents, the worlds of an attempt: those above 0 took the place of lost ones.
+    """
 
     run_id: str
     attempt: int
@@ -164,6 +167,7 @@ class Place:
     ram_dir: Path
     domains: tuple[str, ...] = ()  # each node's failure domain, in the order of `nodes`; empty: nothing is known
     job: str = ""  # Slurm's number, for messages
+    generation: int = 0
 
     @property
     def node_rank(self) -> int:
@@ -196,6 +200,9 @@ class Place:
                 ram_dir=Path(_matching(env, "HOLDFAST_RAM_DIR", _ABSOLUTE, "an absolute path")),
                 domains=tuple(env["HOLDFAST_DOMAINS"].split(",")) if env.get("HOLDFAST_DOMAINS") else (),
                 job=env.get("SLURM_JOB_ID", ""),
+                generation=int(
+                    _matching({"HOLDFAST_GENERATION": "0", **env}, "HOLDFAST_GENERATION", _WHOLE, "a whole number")
+                ),
             )
         except KeyError as error:
             raise ConfigError(

@@ -49,11 +49,13 @@ class Coordinator:
         self._drain = drain
         self._gathering: dict[int, Gathering] = {}
         self._committed = -1
+        self._missed = -1  # up to here a rank has missed saves, as it had no agent
         self._dropped: set[int] = set()
         self._complete = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._peers.handle("sealed", self._on_sealed)
         self._peers.handle("failed", self._on_failed)
+        self._peers.handle("missed", self._on_missed)
 
     async def run(self) -> None:
         """Leads saves until cancelled."""
@@ -67,6 +69,8 @@ class Coordinator:
         step = message["step"]
         if step <= self._committed or step in self._dropped:
             raise AgentError(f"step {step} was dropped, or a newer one has committed")
+        if step <= self._missed:
+            raise AgentError(f"step {step} was missed by a rank that had no agent")
         save = self._gathering.get(step)
         if save is None:
             save = self._gathering[step] = Gathering(step=step)
@@ -84,6 +88,11 @@ class Coordinator:
         step = message["step"]
         if step > self._committed:
             self._spawn(self._drop(step, f"node {self._peers.nodes[source]}: {message['reason']}"))
+
+    async def _on_missed(self, source: int, message: dict[str, Any]) -> None:
+        self._missed = max(self._missed, message["step"])
+        for step in [step for step in self._gathering if step <= self._missed]:
+            self._spawn(self._drop(step, f"node {self._peers.nodes[source]}: a rank had no agent"))
 
     def _oldest_complete(self) -> Gathering | None:
         complete = [save for save in self._gathering.values() if len(save.nodes) == len(self._peers.nodes)]

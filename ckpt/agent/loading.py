@@ -64,7 +64,7 @@ class Loading:
         plan = await asyncio.shield(self._plan)
         return {
             "step": plan.step, "attempt": plan.attempt, "tier": plan.tier, "world_size": plan.world_size,
-            "skipped": plan.skipped_json(),
+            "skipped": plan.skipped_json(), "generation": self._place.generation,
         }  # fmt: skip
 
     async def open(self, rank: int, blocks: list[int] | None) -> dict[str, Any]:

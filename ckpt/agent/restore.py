@@ -45,9 +45,13 @@ class Restore:
     def fail(self, reason: str) -> None:
         """There will be no plan: workers that ask for it are told why."""
         if not self.plan.done():
-            self.plan.set_exception(AgentError(f"no restore could be agreed: {reason}"))
-            self.plan.exception()  # seen, even when no worker ever asks
+            self.refuse(f"no restore could be agreed: {reason}")
             self._listener.problem("no restore agreed", reason)
+
+    def refuse(self, reason: str) -> None:
+        """Nobody is restored here, and that is no problem."""
+        self.plan.set_exception(AgentError(reason))
+        self.plan.exception()  # seen, even when no worker ever asks
 
     async def _on_inventory(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         self._holdings.scan()

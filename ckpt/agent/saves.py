@@ -56,6 +56,7 @@ class Saves:
         self._deadlines = context.deadlines
         self._in_flight: dict[int, Save] = {}
         self._dropped: deque[int] = deque(maxlen=_REMEMBER)  # a worker may come late with one
+        self._missed_step = -1  # up to here a worker of this node has missed saves
         self._changed = asyncio.Condition()
         self._copying = asyncio.Lock()  # a name that is free stays so until its record is there
         self._sealing = [asyncio.Lock() for _ in range(self._place.ranks_per_node)]  # each rank's steps in order
@@ -74,8 +75,9 @@ class Saves:
         ranks = self._context.ranks(self._place.node_rank)
         if slot >= self._slots or not 0 <= local_rank < len(ranks) or rank != ranks[local_rank]:
             raise AgentError(f"sealed: slot {slot} of rank {rank} is not one of local rank {local_rank}")
-        if step in self._dropped or self._holdings.find(self._context.save_id(step), rank):
-            reason = "dropped already" if step in self._dropped else "saved already"
+        is_dropped = step in self._dropped or step <= self._missed_step
+        if is_dropped or self._holdings.find(self._context.save_id(step), rank):
+            reason = "dropped already" if is_dropped else "saved already"
             client.send({"event": "dropped", "step": step, "reason": reason})
             return
         save = self._begin(step)
@@ -94,6 +96,16 @@ class Saves:
         if step not in self._dropped:
             save = self._begin(step)
             self._start(save, self._give_up(save, reason))
+
+    async def missed(self, step: int, rank: int) -> None:
+        """A worker of this node was without an agent until after a step: no save up to there can become complete."""
+        self._missed_step = max(self._missed_step, step)
+        for save in [save for save in self._in_flight.values() if save.step <= step]:
+            self._start(save, self._give_up(save, f"rank {rank} was without an agent"))
+        try:
+            await self._peers.call(0, "missed", timeout_s=self._deadlines.answer_s, step=step)
+        except PeerError as error:
+            self._listener.problem("missed saves not told", str(error), step)
 
     async def flush(self) -> None:
         """Returns when nothing of this node's saves is in flight any more, or the other agents are lost."""
@@ -202,12 +214,16 @@ class Saves:
         save = self._in_flight.get(message["step"])
         if save is None:
             raise AgentError(f"step {message['step']} was dropped here")
-        keep = {self._context.save_id(save.step), *([self.newest] if self.newest else [])}
+        keep = None if self.newest is None and self._place.generation else self._kept(save)
         try:
             await self._start(save, self._redundancy(self._context.save_id(save.step), keep))
         except asyncio.CancelledError:
             raise AgentError(f"step {save.step} was dropped meanwhile") from None
         save.promised = True
+
+    def _kept(self, save: Save) -> set[SaveId]:
+        """What the redundancy of a save must not replace."""
+        return {self._context.save_id(save.step), *([self.newest] if self.newest else [])}
 
     async def _redundancy(self, save_id: SaveId, keep: set[SaveId] | None) -> int:
         """What this node holds for its set; returns how many copies and parities were made."""

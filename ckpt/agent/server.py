@@ -18,6 +18,7 @@ from ckpt.agent.listener import Client, Listener
 from ckpt.agent.loading import Loading
 from ckpt.agent.peers import Peers
 from ckpt.agent.recover import RecoverLead
+from ckpt.agent.rejoin import Rejoin, RejoinLead
 from ckpt.agent.restore import Restore
 from ckpt.agent.saves import Saves
 from ckpt.agent.shelf import Shelf
@@ -32,6 +33,8 @@ from ckpt.tiers.wiring import lower_tiers
 from ckpt.transport import Transport
 
 _PARENT_POLL_S = 1.0
+
+Lead = RecoverLead | RejoinLead | Coordinator | Tenure  # of node rank 0
 
 log = logging.getLogger(__name__)
 
@@ -55,16 +58,23 @@ class Agent:
         self._saves = Saves(context)
         self._restore = Restore(context, self._saves)
         self._loading = Loading(context, self._restore.plan)
-        self._board = Board.create(place.ram_dir, place.attempt)
+        board = Board.open(place.ram_dir) if place.generation else Board.create(place.ram_dir, place.attempt)
+        self._board = board
         self._stop = Stop(context, self._board)
+        self._rejoin = Rejoin(context, self._saves, self._stop)
+        if place.generation:
+            self._restore.refuse(
+                "the agents were lost and replaced before this worker had loaded; the next start loads"
+            )
         self._drain = DrainPart(context, self._saves)
-        self._leads: list[RecoverLead | Coordinator | Tenure] = []
+        self._leads: list[Lead] = []
         self._tenure: Tenure | None = None  # node rank 0's, for all
         self._finished = 0  # workers of this node that have taken their leave
         if place.node_rank == 0:
             self._tenure = Tenure(context)
             coordinator = Coordinator(context, DrainLead(context, self._tenure))
-            self._leads += [RecoverLead(context, self._tenure), coordinator, self._tenure]
+            first = RejoinLead(context, self._tenure) if place.generation else RecoverLead(context, self._tenure)
+            self._leads += [first, coordinator, self._tenure]
         members, scheme = members_at(place, config.peers), scheme_of(config.peers)
         survives, names = scheme.survives(members), ", ".join(place.nodes[node] for node in members)
         log.info("redundancy %s over %s: survives %d of %d nodes lost", scheme.name, names, survives, len(members))
@@ -95,13 +105,18 @@ class Agent:
             await self._listener.close()
             self._board.close()
 
-    async def _guard(self, lead: RecoverLead | Coordinator | Tenure) -> None:
-        """A fault in our own code must not be silent: saves or restores would wait for ever."""
+    async def _guard(self, lead: Lead) -> None:
+        """A fault in our own code must not be silent: saves or restores would wait for ever.
+
+        Without a rejoin no worker is served: who has started us tries again when we have gone.
+        """
         try:
             await lead.run()
         except Exception as error:
             log.exception("%s failed", type(lead).__name__)
             self._listener.problem(type(lead).__name__, f"{type(error).__name__}: {error}")
+            if isinstance(lead, RejoinLead):
+                self._ended.set()
 
     async def _follow_peers(self) -> None:
         """When the other agents are lost, what can no longer be committed is dropped; workers go on being served."""
@@ -109,6 +124,7 @@ class Agent:
         if self._peers.broken:
             self._listener.problem("the other agents are lost", self._peers.broken)
             self._restore.fail(self._peers.broken)
+            self._rejoin.fail(self._peers.broken)
             self._stop.world_lost()
             await self._saves.world_lost(f"the other agents are lost: {self._peers.broken}")
 
@@ -136,6 +152,8 @@ class Agent:
         match message.get("op"):
             case "plan":
                 return await self._loading.plan_for_worker()
+            case "rejoin":
+                return await self._rejoin.for_worker(int(message["generation"]))
             case "open":
                 return await self._loading.open(int(message["rank"]), message["blocks"])
             case "bad":
@@ -146,6 +164,8 @@ class Agent:
                 self._saves.sealed(client, message)
             case "skipped":
                 self._saves.failed(int(message["step"]), f"rank {message['rank']}: {message['reason']}")
+            case "missed":
+                await self._saves.missed(int(message["step"]), int(message["rank"]))
             case "flush":
                 await self._saves.flush()
             case "bye":

@@ -48,6 +48,22 @@ class Stop:
         """Whether the ranks stop at a boundary: the run goes on elsewhere or later."""
         return self._boundary > 0
 
+    @property
+    def boundary(self) -> int:
+        """The boundary that the agents before us agreed on, or we; 0 while none is."""
+        return self._board.stop_at
+
+    def resume(self, boundary: int) -> None:
+        """Goes on from what the agents before us agreed; 0: nothing, so nobody need wait for it.
+
+        Args:
+            boundary: the highest that any node has heard of.
+        """
+        if boundary:
+            self._decide(boundary)
+        else:
+            self._board.clear_gate()
+
     def world_lost(self) -> None:
         """The other agents are lost: no boundary will be agreed, so nobody need wait for one."""
         if not self._boundary:
@@ -79,6 +95,9 @@ class Stop:
         return {"boundary": self._board.boundary()}
 
     async def _on_stop_at(self, source: int, message: dict[str, Any]) -> None:
-        self._boundary = message["boundary"]
-        self._board.set_stop(self._boundary)
-        self._listener.to_monitors("stop_agreed", boundary=self._boundary)
+        self._decide(message["boundary"])
+
+    def _decide(self, boundary: int) -> None:
+        self._boundary = boundary
+        self._board.set_stop(boundary)
+        self._listener.to_monitors("stop_agreed", boundary=boundary)

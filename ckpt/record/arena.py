@@ -78,13 +78,30 @@ class Arena:
     def adopt(self, newest: SaveId | None) -> None:
         """Keeps the slots that hold shards of the newest restorable save until a newer one has committed."""
         for slot in self.slots:
-            try:
-                record = read_record(self._ram_dir, slot.name)
-            except (FileNotFoundError, CorruptError):
-                continue
-            slot.step = record.save.step
-            if record.save == newest:
+            save = self._save_in(slot)
+            if save is not None:
+                slot.step = save.step
+            if save is not None and save == newest:
                 slot.use = Use.COMMITTED
+
+    def rejoin(self, newest: SaveId | None) -> list[int]:
+        """Goes on with other agents, which know of one save alone; nobody writes to a slot meanwhile.
+
+        Args:
+            newest: the save that counts as committed; None: what was committed stays so.
+
+        Returns:
+            The steps that are given up: they were in flight.
+        """
+        given_up = []
+        for slot in self.slots:
+            was, slot.pinned = slot.use, False
+            if newest is not None and self._save_in(slot) == newest:
+                slot.use, slot.step = Use.COMMITTED, newest.step
+            elif was is Use.IN_FLIGHT or newest is not None:
+                slot.use = Use.FREE
+                given_up += [slot.step] if was is Use.IN_FLIGHT else []
+        return sorted(given_up)
 
     def grow(self, nbytes: int) -> None:
         """Reserves all slots ahead of time, for a thread of its own: the first touch of memory is slow.
@@ -134,6 +151,13 @@ class Arena:
             f"{slot.name} {slot.use.value}" + (f" (step {slot.step})" if slot.use is not Use.FREE else "")
             for slot in self.slots
         )
+
+    def _save_in(self, slot: Slot) -> SaveId | None:
+        """What the record beside a slot says."""
+        try:
+            return read_record(self._ram_dir, slot.name).save
+        except (FileNotFoundError, CorruptError):
+            return None
 
     def _holding(self, step: int) -> list[Slot]:
         """This attempt's slots in use for a step; the same step of an earlier attempt is another save."""

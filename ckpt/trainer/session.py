@@ -26,6 +26,7 @@ from ckpt.trainer.saved import SavedStep
 GROW_THREAD = "ckpt-grow"
 _REMEMBER = 64  # steps
 _FOLLOW_S = 1.0  # between looks for events that came beside the answer to a request
+_REJOIN_POLL_S = 0.05  # between looks for an agent in the place of the lost one
 
 Stage = Callable[[Slot], tuple[Layout, Copies | None]]  # the copies that still run when it returns
 
@@ -68,13 +69,16 @@ class Session:
         self._lost = False  # the agent is gone
         self._hopeless = ""  # why no save can come about any more
         self._skipped: deque[int] = deque(maxlen=_REMEMBER)  # steps of which no shard was staged here
-        self._closed = False
+        self._away_since_s = 0.0  # when the agent, or its world, was lost
+        self._missed_step = self._missed_saves = 0  # the last one that was not saved since, and how many
+        self._closed = threading.Event()
         self._lock = threading.RLock()  # around what the agent's events change
         self._agent = AgentClient.connect(
             place.socket_path, rank=identity.rank, local_rank=identity.local_rank, timeout_s=deadlines.connect_s
         )
         reply = self._agent.request("plan", timeout_s=deadlines.plan_s)
         self.plan = Plan(step=reply["step"], tier=reply["tier"], world_size=reply["world_size"])
+        self._generation = int(reply["generation"])
         for skipped in reply.get("skipped", []):
             log.warning("rank %d: step %s passed over: %s", identity.rank, skipped["step"], skipped["reason"])
         self._arena = Arena(place.ram_dir, identity.local_rank, config.slots)
@@ -151,19 +155,27 @@ class Session:
             raise
         message = {"slot": slot.index, "step": step, "rank": self._identity.rank, "layout": layout.to_json()}
         message |= {"tokens": tokens, "drain": drain}
-        seal = partial(self._seal, slot, copies, message, nbytes, started)
+        seal = partial(self._seal, self._agent, slot, copies, message, nbytes, started)
         if copies is not None or self._sealing.busy:
             self._sealing.do(seal)
         else:
             seal()
         self.prepare(nbytes)  # the other slots will be wanted too
 
-    def _seal(self, slot: Slot, copies: Copies | None, message: dict[str, Any], nbytes: int, started: float) -> None:
+    def _seal(
+        self,
+        agent: AgentClient,
+        slot: Slot,
+        copies: Copies | None,
+        message: dict[str, Any],
+        nbytes: int,
+        started: float,
+    ) -> None:
         """Hands a staged save to the agent, in whichever thread sees the end of its copies; without the lock."""
         try:
             if copies is not None:
                 copies.wait()
-            self._agent.send("sealed", **message)
+            agent.send("sealed", **message)
         except (AgentError, CopyError) as error:
             self._arena.give_back(slot)
             self._skip(message["step"], str(error))
@@ -193,17 +205,64 @@ class Session:
         """Says goodbye, so that a stop does not wait for this rank; copies that still run have a moment to end."""
         self._sealing.settle(self._deadlines.slot_s)
         with self._lock:
-            self._closed = True
+            self._closed.set()
             self._send("bye")
             self._agent.close()
 
     def _follow(self) -> None:
-        """Hears what becomes of saves as it happens, in a thread of its own: the next save may be far away."""
-        while True:
+        """Hears what becomes of saves as it happens, in a thread of its own: the next save may be far away.
+
+        The same thread finds the way back when the agent is lost, so that training never waits for it.
+        """
+        while not self._closed.is_set():
             self._agent.wait(_FOLLOW_S)
             with self._lock:
-                if self._closed or not self._handle_events(0.0):
-                    return
+                is_lost = not self._closed.is_set() and not self._handle_events(0.0)
+            if is_lost:
+                self._rejoin()
+
+    def _rejoin(self) -> None:
+        """Returns when an agent has come in the place of the lost one, or the session is closed."""
+        while not self._closed.wait(_REJOIN_POLL_S):
+            try:
+                agent = AgentClient.connect(
+                    self._place.socket_path,
+                    rank=self._identity.rank,
+                    local_rank=self._identity.local_rank,
+                    timeout_s=0.0,
+                )
+            except AgentError:
+                continue
+            try:
+                reply = agent.request("rejoin", timeout_s=self._deadlines.plan_s, generation=self._generation)
+                if not self._sealing.settle(self._deadlines.slot_s):
+                    raise AgentError(f"copies have not ended within {self._deadlines.slot_s:g} s")
+            except AgentError as error:
+                log.debug("rank %d: not back yet: %s", self._identity.rank, error)
+                agent.close()
+                continue
+            with self._lock:
+                if self._closed.is_set():
+                    agent.close()
+                else:
+                    self._take_up(agent, reply)
+            return
+
+    def _take_up(self, agent: AgentClient, reply: dict[str, Any]) -> None:
+        """Goes on with another agent; what was in flight with the lost one is given up."""
+        newest = SaveId(step=reply["step"], attempt=reply["attempt"], run_id=self._place.run_id)
+        for step in self._arena.rejoin(newest if newest.step else None):
+            self._count("step %d was dropped before it was committed: the agents were lost", step)
+        self._agent.close()
+        self._agent, self._generation = agent, reply["generation"]
+        self._lost, self._hopeless = False, ""
+        away_s = time.monotonic() - self._away_since_s
+        level = logging.WARNING if self._identity.rank == 0 else logging.DEBUG
+        text = "rank %d: saving goes on after %.1f s without an agent; %d saves were missed"
+        log.log(level, text, self._identity.rank, away_s, self._missed_saves)
+        if self._missed_saves:  # ranks that came back before us may have saved some of these, and wait for us
+            self._send("missed", step=self._missed_step, rank=self._identity.rank)
+            self._missed_saves = 0
 
     def _take(self, step: int) -> tuple[Slot | None, str]:
         """A free slot, waiting for one within the deadline; or why there is none."""
@@ -254,8 +313,7 @@ class Session:
                 if step not in self._skipped:  # else this is the echo of our own word
                     self._count("step %d was dropped before it was committed: %s", step, event.get("reason"))
             case "world_lost":
-                self._hopeless = str(event.get("reason"))
-                log.error("rank %d: saving stops, training goes on: %s", self._identity.rank, self._hopeless)
+                self._despair(str(event.get("reason")))
 
     def _report(self, where: str, event: dict[str, Any]) -> None:
         if self._identity.rank == 0 and "bytes" in event:
@@ -271,12 +329,24 @@ class Session:
         return not self._lost
 
     def _lose(self, error: AgentError) -> None:
-        log.error("rank %d: saving stops, training goes on: %s", self._identity.rank, error)
-        self._lost, self._hopeless = True, f"the agent of node {self._place.node} is gone"
+        self._lost = True
+        self._despair(f"the agent of node {self._place.node} is gone: {error}")
+
+    def _despair(self, reason: str) -> None:
+        """No save can come about until other agents are there: said once, not for each save that is missed."""
+        if not self._hopeless:
+            log.error("rank %d: saving stops, training goes on: %s", self._identity.rank, reason)
+            self._away_since_s = time.monotonic()
+        self._hopeless = reason
 
     def _skip(self, step: int, reason: str) -> None:
         self._skipped.append(step)
         self._send("skipped", step=step, rank=self._identity.rank, reason=reason)
+        if self._hopeless:
+            self._missed_step = step
+            self._missed_saves += 1
+            self.failed_saves += 1
+            return
         self._count("step %d is not saved: %s", step, reason)
 
     def _count(self, message: str, *args: object) -> None:

@@ -194,6 +194,12 @@ class History:
             self._failed_saves.add((event.get("attempt"), event.get("step"), event["failed"]))
             self._set(failed_saves=len(self._failed_saves))
 
+    def _on_agents_lost(self, event: Event) -> None:
+        self._set(reason="nothing is saved: the checkpoint agents were lost")
+
+    def _on_agents_back(self, event: Event) -> None:
+        self._set(reason=None)
+
     def _on_fault(self, event: Event) -> None:
         self._stopped_training(event)
         self._set(state="recovering", reason=event.get("reason"), faults=self._status.faults + 1)

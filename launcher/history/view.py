@@ -95,6 +95,12 @@ def describe(event: Event) -> str:
             return f"stop requested{because}"
         case "stop_agreed":
             return f"all ranks agreed to stop at boundary {event.get('boundary', '?')}"
+        case "agents_lost":
+            return (
+                f"checkpoint agents lost{f' on {node}' if node else ''}, nothing is saved until they are back{because}"
+            )
+        case "agents_back":
+            return f"checkpoint agents are back{taking} (generation {event.get('generation')})"
         case "problem":
             detail = " ".join(str(event.get("detail") or "").split())
             return f"problem: {event.get('what')}{at_step}{f': {detail}' if detail else ''}"
@@ -122,6 +128,8 @@ def event_style(event: Event) -> str:
         "fault": "red",
         "node_out": "red",
         "problem": "yellow",
+        "agents_lost": "yellow",
+        "agents_back": "cyan",
         "restore": "cyan",
         "rebuilt": "cyan",
         "first_step": "green",

@@ -23,7 +23,7 @@ Messages (JSON objects on launcher.channel), runner -> supervisor:
     started {attempt, pids}                  the workers run
     first_step {attempt, step, time}         the first step boundary beyond the restored step
     monitor {attempt, event}                 what the ckpt agent told
-    agent_lost {attempt, reason}             the ckpt agent did not come up, or went away
+    agent_lost {attempt, generation, reason} the ckpt agent did not come up, or went away
     agent_ended {attempt}                    the ckpt agent has ended after it was released
     ended {attempt, ok, step, failures: [{rank, exit_code, time, error, traceback}], reason}
     killed {attempt, step, left}             nothing of the attempt runs here any more, but for the pids in left
@@ -37,6 +37,7 @@ supervisor -> runner:
         agent: whether one is coming up
     stop {attempt}                           ask all ranks to stop at one step boundary
     release_agent {attempt}                  training is over: let the agent finish and end
+    renew_agents {attempt, generation}       end the node's agent; another is coming up
     dump {attempt}                           write the stacks of all workers
     kill {attempt}                           end the attempt's workers and agent now
     leave {forget}                           end; forget: remove the memory directory

@@ -22,7 +22,7 @@ class Memo:
         op = message["op"]
         if op in _KEPT:
             self._messages[(op,)] = message
-        elif op == "monitor" and (event := message["event"]).get("event") in ("restore_plan", "commit"):
+        elif op == "monitor" and (event := message["event"]).get("event") in ("restore_plan", "rejoined", "commit"):
             self._messages[(op, event["event"], str(event.get("tier")))] = message
 
     def messages(self) -> list[dict[str, Any]]:

@@ -108,6 +108,7 @@ class Runner:
         self._channel: Channel | None = None
         self._watch: Watch | None = None
         self._following: asyncio.Task[None] | None = None
+        self._rejoining: asyncio.Task[None] | None = None
         self._attempt: int | None = None
         self._first_rank = 0
         self._final_step: int | None = None  # of the attempt that ended last
@@ -236,6 +237,10 @@ class Runner:
             self._watch.stop()
         elif op == "release_agent" and self._is_current(message) and self._watch is not None:
             self._watch.release_agent()
+        elif op == "renew_agents" and self._is_current(message) and self._watch is not None:
+            if self._rejoining is not None:
+                self._rejoining.cancel()
+            self._rejoining = asyncio.create_task(self._renew_agent(self._watch, message["generation"]))
         elif op == "kill":
             self._in_background(self._kill(message["attempt"]))
         elif op == "dump" and self._is_current(message):
@@ -317,6 +322,14 @@ class Runner:
         step = self._final_step if is_current else None
         self._send({"op": "killed", "attempt": attempt, "step": step, "left": left})
 
+    async def _renew_agent(self, watch: Watch, generation: int) -> None:
+        """The node's agent makes way for another, which is coming up."""
+        watch.leave_agent()
+        left = await end_all(lambda: self._agent_pids(watch.attempt, generation), KILL_TIMEOUT_S)
+        if left:
+            log.error("checkpoint agent %s does not end (uninterruptible sleep); nothing is saved meanwhile", left)
+        await watch.rejoin(generation)
+
     async def _end_attempt(self, next_attempt: int | None = None) -> list[int]:
         """Ends the attempt's workers and the node's ckpt agents, but for those that are coming up for `next_attempt`.
 
@@ -326,9 +339,10 @@ class Runner:
         self._attempt = None
         self._pids = {}
         self._network = None
-        if self._following is not None:
-            self._following.cancel()
-            self._following = None
+        for task in (self._following, self._rejoining):
+            if task is not None:
+                task.cancel()
+        self._following = self._rejoining = None
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.leave_agent()
@@ -339,14 +353,16 @@ class Runner:
             watch.close()
         return left
 
-    def _agent_pids(self, next_attempt: int | None) -> list[int]:
+    def _agent_pids(self, spared_attempt: int | None, spared_generation: int = 0) -> list[int]:
+        """The node's ckpt agents, but for those of one generation of one attempt."""
+        spared = (str(spared_attempt), str(spared_generation))
         pids = pids_with_environment({"HOLDFAST_RUN_ID": self._config.run_id, "HOLDFAST_ROLE": "agent"})
         environments = ((pid, environment_of(pid)) for pid in pids)
         return [
             pid
             for pid, environment in environments
             if (environment.get("HOLDFAST_NODE") or environment.get("SLURMD_NODENAME")) == self._config.node
-            and environment.get("HOLDFAST_ATTEMPT") != str(next_attempt)
+            and (environment.get("HOLDFAST_ATTEMPT"), environment.get("HOLDFAST_GENERATION", "0")) != spared
         ]
 
     def _on_sigterm(self) -> None:

@@ -20,7 +20,7 @@ _CONNECT_POLL_S = 0.05
 _BOARD_POLL_S = 0.05
 
 # Every agent tells these; the supervisor needs them once.
-_TOLD_BY_NODE_RANK_0 = ("restore_plan", "commit", "stop_agreed")
+_TOLD_BY_NODE_RANK_0 = ("restore_plan", "rejoined", "commit", "stop_agreed")
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -33,6 +33,9 @@ class Watch:
         node_rank: this node's rank in it.
         ram_dir: the node's memory directory.
         send: takes the messages "monitor", "agent_lost", "agent_ended" and "first_step".
+
+    Attributes:
+        generation: of the agents that are followed: above 0 for those that took the place of lost ones.
     """
 
     def __init__(self, attempt: int, node_rank: int, ram_dir: Path, send: Send) -> None:
@@ -44,18 +47,36 @@ class Watch:
         self._board: Board | None = None
         self._restored: int | None = None  # the step from which this attempt went on
         self._stop_wanted = self._released = False
+        self._is_joining = True
+        self.generation = 0
 
     async def run(self) -> None:
         """Connects to the agent and follows it; then reports the first step and returns. Cancel it at any time."""
+        if await self._join():
+            await self._report_first_step()
+
+    async def rejoin(self, generation: int) -> None:
+        """Follows the agent that takes the place of the node's own. Cancel it at any time."""
+        self.generation = generation
+        await self._join()
+
+    async def _join(self) -> bool:
+        """Connects; asks for what was asked for meanwhile. False if the agent did not come up."""
+        self._is_joining = True
         try:
             self._monitor = await self._connect()
-            self._board = Board.open(self._ram_dir)
+            self._board = self._board or Board.open(self._ram_dir)  # the first agent has cleared it by now
             asyncio.get_running_loop().add_reader(self._monitor.fileno(), self._read_monitor)
-            if self._stop_wanted:
-                self._monitor.stop()
-            await self._report_first_step()
         except (CheckpointError, OSError) as error:
             self._lose_agent(str(error))
+            return False
+        finally:
+            self._is_joining = False
+        if self._stop_wanted:
+            self._ask(lambda monitor: monitor.stop())
+        if self._released:
+            self._ask(lambda monitor: monitor.shutdown())
+        return True
 
     def step(self) -> int | None:
         """The newest step that a worker of this attempt has finished; None before the first word of it."""
@@ -83,6 +104,8 @@ class Watch:
     def release_agent(self) -> None:
         """Training is over: the agent may finish its work and end."""
         self._released = True
+        if self._monitor is None and not self._is_joining:
+            self._send({"op": "agent_ended", "attempt": self.attempt})  # it was lost
         self._ask(lambda monitor: monitor.shutdown())
 
     def leave_agent(self) -> None:
@@ -144,4 +167,5 @@ class Watch:
             self._send({"op": "agent_ended", "attempt": self.attempt})
         else:
             log.warning("attempt %s: checkpoint agent lost: %s", self.attempt, reason)
-            self._send({"op": "agent_lost", "attempt": self.attempt, "reason": reason})
+            lost = {"op": "agent_lost", "attempt": self.attempt, "generation": self.generation}
+            self._send(lost | {"reason": reason})

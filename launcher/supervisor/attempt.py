@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from launcher.clusters.cluster import AgentsHandle, Cluster
-from launcher.errors import LauncherError
+from launcher.clusters.cluster import Cluster
 from launcher.history.events import Event
+from launcher.supervisor.agents import Agents
 from launcher.supervisor.clearing import clear
 from launcher.supervisor.evidence import Evidence
-from launcher.supervisor.faults import AGENT_LOST, HANG, NODE_LOST, SCHEDULER_LOST, START_TIMEOUT, Fault, root_cause
+from launcher.supervisor.faults import AGENT_LOST, HANG, NODE_LOST, START_TIMEOUT, Fault, root_cause
 from launcher.supervisor.hang import CHECK_S, HangDetector, Stall, suspect
 from launcher.supervisor.host import Host
-from launcher.supervisor.links import Links, Notice
+from launcher.supervisor.links import Links
 from launcher.supervisor.outcome import Ending
-from slurm import SlurmError
 from slurm.hostlist import compress
 
 START_TIMEOUT_S = 300.0  # until workers run everywhere; a cold import of torch from a shared file system is slow
@@ -26,7 +23,6 @@ RETURN_S = 6.0  # after a take-over: a runner believes for 5 s in a supervisor t
 PREDECESSOR_S = 1.0
 STOP_TIMEOUT_S = {"time_limit": 75.0}  # sbatch --signal=B:USR2@90 leaves 90 s
 DEFAULT_STOP_TIMEOUT_S = 25.0  # Slurm's KillWait, 30 s by default, runs from the SIGTERM that makes us stop
-AGENT_PATIENCE_S = 10.0  # they need two; those that wait for one that cannot start would wait for a minute
 STACKS_TIMEOUT_S = 12.0  # a runner gives its workers 2 s, and py-spy 5 s
 # After a worker's failure, wait this long for its cause: a lost node, or the first of several failures.
 CAUSE_WINDOW_S = 0.15
@@ -64,16 +60,22 @@ class Attempt:
         self._host = host
         self._links = links
         self._cluster = cluster
-        self._agent_environment = agent_environment
         self._log_dir = log_dir
         self._hang = hang
         self._stall: Stall | None = None
         self._watching = False  # whether a lack of progress is a fault now
-        self._agents: AgentsHandle | None = None
-        self._agents_waiter: asyncio.Task[None] | None = None
-        self._asking: asyncio.Task[None] | None = None
         self._stop_passed_on = False
         self._evidence = Evidence(number, nodes, host, hang, log_dir)
+        self._agents = Agents(
+            number,
+            nodes,
+            agent_environment,
+            host=host,
+            links=links,
+            cluster=cluster,
+            log_path=log_dir / "agents.log",
+            evidence=self._evidence,
+        )
 
     async def resume(self, history: Sequence[Event], predecessor: str | None) -> Ending:
         """Goes on with an attempt that another supervisor began, and that runs; instead of run().
@@ -84,8 +86,7 @@ class Attempt:
         """
         self._evidence.resume(history)
         self._evidence.started.update(self._nodes)
-        if self._agent_environment is not None:
-            self._adopt(self._cluster.adopt_agents())
+        self._agents.adopt()
         await self._wait_for_return(predecessor)
         return await self._finish()
 
@@ -107,7 +108,7 @@ class Attempt:
         if evidence.failures and not evidence.faults:
             await self._find_cause()
         if evidence.faults and evidence.faults[0].kind == AGENT_LOST:
-            await self._explain_agent_loss()
+            await self._agents.explain_loss()
         ending = self._ending()
         if ending.outcome == "stopped" and self._stop_is_overdue():
             what = f"not all ranks reached a common step boundary in time ({self._host.requests.stop}); they were ended"
@@ -120,7 +121,6 @@ class Attempt:
     async def _begin(self) -> None:
         """Sets agents and workers going, at the same time."""
         self._log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        has_agents = self._agent_environment is not None
         first = self._nodes[0]
         hostlist = compress(self._nodes)  # to every node the names of all: as a list that is 160 MB at 4096 nodes
         for rank, node in enumerate(self._nodes):
@@ -131,52 +131,10 @@ class Attempt:
                 "nodes": hostlist,
                 "master_addr": self._address(first),
                 "master_port": self._links.state(first)["port"],
-                "agent": has_agents,
+                "agent": self._agents.are_wanted,
             }
             self._links.send(node, start)
-        if self._agent_environment is not None:
-            await self._start_agents(self._agent_environment)
-
-    async def _start_agents(self, environment: dict[str, str]) -> None:
-        log_path = self._log_dir / "agents.log"
-        try:
-            self._agents = await self._cluster.start_agents(list(self._nodes), environment, log_path)
-        except (LauncherError, OSError) as error:
-            self._evidence.fault(Fault(kind=AGENT_LOST, node=None, reason=f"checkpoint agents not started: {error}"))
-            return
-        self._adopt(self._agents)
-        self._asking = asyncio.create_task(self._ask_after_agents())
-
-    def _adopt(self, agents: AgentsHandle) -> None:
-        self._agents = agents
-        self._agents_waiter = asyncio.create_task(self._wait_for_agents(agents))
-
-    async def _ask_after_agents(self) -> None:
-        """Finds out whether agents that are late can come up at all: the nodes themselves may be in best health."""
-        await asyncio.sleep(AGENT_PATIENCE_S)
-        if self._evidence.restored:
-            return
-        with contextlib.suppress(SlurmError):  # if it stays silent the agents' launcher will fail, and tell
-            nodes = await asyncio.to_thread(self._cluster.unusable, self._nodes)
-            if nodes and not self._evidence.restored:
-                self._host.post(Notice(kind="unusable", body={"attempt": self._number, "nodes": nodes}))
-
-    async def _explain_agent_loss(self) -> None:
-        """Tells agents that failed from nodes, or a scheduler, that cannot start any."""
-        evidence = self._evidence
-        try:
-            nodes = await asyncio.to_thread(self._cluster.unusable, self._nodes)
-        except SlurmError as error:
-            reason = f"the scheduler does not answer, so no checkpoint agent starts; the job waits for it: {error}"
-            evidence.faults[0] = Fault(kind=SCHEDULER_LOST, node=None, reason=reason)
-            return
-        if nodes:
-            evidence.faults.clear()
-            evidence.take_unusable(nodes)
-
-    async def _wait_for_agents(self, agents: AgentsHandle) -> None:
-        await agents.wait()
-        self._host.post(Notice(kind="agents_ended", body={"attempt": self._number}))
+        await self._agents.start()
 
     async def _wait_for_return(self, predecessor: str | None) -> None:
         """Until the runners have found us; that of our predecessor's node gets little time once all others have."""
@@ -257,11 +215,12 @@ class Attempt:
             notice = await self._host.next_notice(wait_s)
             if notice is not None:
                 self._evidence.take(notice)
+                await self._agents.tend()
             elif deadline is not None and time.monotonic() >= deadline:
                 return
 
     def _is_over(self) -> bool:
-        stop_without_agents = self._host.requests.stop is not None and self._agent_environment is None
+        stop_without_agents = self._host.requests.stop is not None and not self._agents.are_wanted
         return (
             self._host.requests.cancelled
             or self._evidence.is_decisive
@@ -322,10 +281,7 @@ class Attempt:
             agents=self._agents,
             evidence=self._evidence,
         )
-        if self._asking is not None:
-            self._asking.cancel()
-        if self._agents_waiter is not None:
-            await self._agents_waiter
+        await self._agents.close()
 
     def _blame_late_start(self) -> None:
         late = [node for node in self._nodes if node not in self._evidence.started]

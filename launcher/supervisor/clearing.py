@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from launcher.clusters.cluster import AgentsHandle
+from launcher.supervisor.agents import Agents
 from launcher.supervisor.evidence import Evidence
 from launcher.supervisor.host import Host
 from launcher.supervisor.links import Links
@@ -22,7 +22,7 @@ async def clear(
     outcome: str,
     host: Host,
     links: Links,
-    agents: AgentsHandle | None,
+    agents: Agents,
     evidence: Evidence,
 ) -> None:
     """Ends what runs of an attempt; a node that does not confirm it within KILL_CONFIRM_S is put out.
@@ -46,7 +46,7 @@ async def clear(
                 return False
         return True
 
-    if agents is not None:
+    if agents.are_wanted:
         if evidence.all_ended and outcome != "cancelled":
             for node in nodes:
                 links.send(node, {"op": "release_agent", "attempt": number})
@@ -55,7 +55,6 @@ async def clear(
                 what = f"checkpoint agents still at work {drain_s:g} s after training ended were killed"
                 host.record("problem", attempt=number, what=what)
         await agents.kill()
-        await agents.wait()
     for node in nodes:
         links.send(node, {"op": "kill", "attempt": number})
     everyone = set(nodes)

@@ -36,6 +36,7 @@ class Evidence:
         returned: nodes whose runners have come (back) during the attempt.
         agents_ended: whether the agents' launcher has ended, or, with nobody to tell that, every node's agent.
         stacks: what nodes have told of their workers' stacks.
+        generation: of the agents: above 0 for those that took the place of lost ones.
     """
 
     def __init__(self, number: int, nodes: tuple[str, ...], host: Host, hang: HangDetector, log_dir: Path) -> None:
@@ -45,7 +46,11 @@ class Evidence:
         self._hang = hang
         self._log_dir = log_dir
         self._begun_s = time.time()
-        self._first_step_seen = self._agent_problem = False
+        self._first_step_seen = False
+        self._agents_lost_s: float | None = None  # epoch; None while they are there
+        self._has_new_agent_loss = False
+        self._agents_back = 0  # the newest generation that came up
+        self.generation = 0
         self.restored = False
         self.started: set[str] = set()
         self.ended: set[str] = set()
@@ -57,6 +62,7 @@ class Evidence:
         self.returned: set[str] = set()
         self.agents_ended = False
         self._agents_gone: set[str] = set()
+        self._loss_judged = False  # that of the agents that were started last
         self._has_no_launcher = False
         self._committed: dict[Any, int] = {}  # tier -> step, before we came
         self.stacks: dict[str, list[RankStack]] = {}
@@ -97,6 +103,24 @@ class Evidence:
             self._first_step_seen |= name == "first_step"
             if name == "commit":
                 self._committed[event.get("tier")] = event["step"]
+            if name == "agents_lost":  # that supervisor may have started the next ones; ours are the ones after
+                self.generation, self._agents_lost_s = event["generation"] + 1, event["time"]
+            elif name == "agents_back":
+                self.generation = self._agents_back = event["generation"]
+                self._agents_lost_s = None
+        self._has_new_agent_loss = self._loss_judged = self._agents_lost_s is not None
+
+    def take_agent_loss(self) -> bool:
+        """Whether the agents were lost after the restore since this was asked last."""
+        is_new, self._has_new_agent_loss = self._has_new_agent_loss, False
+        return is_new
+
+    def renew_agents(self) -> int:
+        """Others are started in the place of lost agents; returns their generation."""
+        self.generation += 1
+        self.agents_ended = self._has_no_launcher = self._loss_judged = False
+        self._agents_gone.clear()
+        return self.generation
 
     def fault(self, fault: Fault) -> None:
         """Something that ends the attempt."""
@@ -120,10 +144,10 @@ class Evidence:
             return
         elif notice.kind == "unusable":
             self.take_unusable(body["nodes"])
-        elif notice.kind == "agents_ended":
+        elif notice.kind == "agents_ended" and body["generation"] == self.generation:
             self.agents_ended = True
             self._judge_agent_loss_later(notice)
-        elif notice.kind == "agent_loss":
+        elif notice.kind == "agent_loss" and body["generation"] == self.generation:
             self._take_agent_loss(node, body.get("reason") or "the checkpoint agents ended")
         elif node is not None:
             self._take_report(notice.kind, node, body)
@@ -193,6 +217,8 @@ class Evidence:
                 return  # told again
             self.restored = True
             self._host.record("restore", **fields)
+        elif name == "rejoined":
+            self._take_agents_back(event)
         elif name == "commit":
             if event["step"] <= self._committed.get(event.get("tier"), -1):
                 return  # told again
@@ -212,12 +238,24 @@ class Evidence:
         later = Notice(kind="agent_loss", node=notice.node, body=notice.body)
         asyncio.get_running_loop().call_later(AGENT_LOSS_WINDOW_S, self._host.post, later)
 
+    def _take_agents_back(self, event: Mapping[str, Any]) -> None:
+        generation = event["generation"]
+        if generation <= self._agents_back or generation != self.generation:
+            return  # told again, or lost again
+        self._agents_back = generation
+        since_s = self._agents_lost_s or time.time()
+        self._agents_lost_s = None
+        fields = {"step": event["step"], "seconds": round(time.time() - since_s, 3), "generation": generation}
+        self._host.record("agents_back", attempt=self._number, **fields)
+
     def _take_agent_loss(self, node: str | None, reason: str) -> None:
-        if self.is_decisive or self._agent_problem or self._host.requests.any:
+        if self.is_decisive or self._loss_judged or self._host.requests.any:
             return
-        self._agent_problem = True
-        if self.restored:  # training goes on; the next attempt brings new agents
-            what = "checkpoint agent lost: nothing is saved until the next attempt"
-            self._host.record("problem", attempt=self._number, node=node, what=what, detail=reason)
+        self._loss_judged = True
+        if self.restored:  # training goes on; others take their place
+            self._agents_lost_s = self._agents_lost_s or time.time()
+            lost = {"generation": self.generation, "reason": reason}
+            self._host.record("agents_lost", attempt=self._number, node=node, **lost)
+            self._has_new_agent_loss = True
         else:
             self.fault(Fault(kind=AGENT_LOST, node=node, reason=f"{reason} (see {self._log_dir / 'agents.log'})"))

@@ -231,6 +231,7 @@ class World:
         checkpoint: CheckpointConfig,
         ranks_per_node: int = 1,
         deadlines: Deadlines = DEADLINES,
+        generation: int = 0,
     ) -> None:
         self.fake = FakeWorld(len(nodes))
         self.places = []
@@ -244,7 +245,7 @@ class World:
             self.places.append(
                 Place(
                     run_id=RUN_ID, attempt=attempt, node=node, nodes=tuple(nodes), ranks_per_node=ranks_per_node,
-                    ram_dir=ram_dir,
+                    ram_dir=ram_dir, generation=generation,
                 )
             )  # fmt: skip
 
@@ -282,6 +283,19 @@ class World:
             worker.save(step, slot, drain=drain)
         for worker in self.workers:
             await worker.event("committed", step=step)
+
+    async def stop_before_protect(self, step: int, slot: int) -> None:
+        """All workers save; returns once all shards are sealed. No redundancy is ever made."""
+
+        async def never(source: int, message: dict[str, Any]) -> None:
+            await asyncio.Event().wait()
+
+        for agent in self.agents:
+            agent._peers.handle("protect", never)
+        for worker in self.workers:
+            worker.save(step, slot)
+        records = [place.ram_dir / f"own-0-{slot}.json" for place in self.places]
+        await until(lambda: all(record.exists() for record in records))
 
     async def plan(self) -> dict[str, Any]:
         """The plan, the same for every worker."""

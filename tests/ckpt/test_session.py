@@ -63,7 +63,6 @@ def test_once_the_other_agents_are_lost_no_save_waits_for_a_slot(
             await until(lambda: "saving stops, training goes on: the other agents are lost" in caplog.text)
             for step in (3, 4):
                 await in_thread(ckpt.save, step, {"x": np.zeros(1000)})
-                assert f"rank 1: step {step} is not saved: the other agents are lost" in caplog.text
                 await world.monitors[1].event("problem", step=step, failed="memory")
             assert ckpt.failed_saves == 2
             await in_thread(ckpt.close)

@@ -44,12 +44,23 @@ class Node:
 
     def start(self, **options: Any) -> Checkpointer:
         """A new attempt: its agent, and the worker's Checkpointer."""
-        self.stop()
         self.attempt += 1
+        self.start_agent(generation=0)
+        return self.checkpointer(**options)
+
+    def checkpointer(self, **options: Any) -> Checkpointer:
+        """A worker's of this attempt."""
+        config = CheckpointConfig.from_mapping(self.section)
+        return Checkpointer(config=config, place=self.place, deadlines=FAST, **options)
+
+    def start_agent(self, generation: int) -> None:
+        """This attempt's agent; above generation 0 one that takes the place of another."""
+        self.stop()
         environment = {
             **os.environ,
             "HOLDFAST_RUN_ID": "run",
             "HOLDFAST_ATTEMPT": str(self.attempt),
+            "HOLDFAST_GENERATION": str(generation),
             "HOLDFAST_NODE": "n0",
             "HOLDFAST_NODES": "n0",
             "HOLDFAST_RANKS_PER_NODE": str(self.place.ranks_per_node),
@@ -57,8 +68,6 @@ class Node:
             "HOLDFAST_CHECKPOINT": json.dumps(self.section),
         }
         self.process = subprocess.Popen(command(), env=environment, stderr=subprocess.DEVNULL)
-        config = CheckpointConfig.from_mapping(self.section)
-        return Checkpointer(config=config, place=self.place, deadlines=FAST, **options)
 
     def stop(self) -> None:
         if self.process:

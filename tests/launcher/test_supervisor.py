@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ckpt import Board
 from launcher.clusters.local import kill_node, local_run_id
 from launcher.errors import LauncherError
 from launcher.history.events import EventLog, read_events
@@ -57,6 +58,12 @@ class Job:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [event for event in read_events(self.dir / "events.jsonl") if event["event"] == name]
+
+    def wait_for_event(self, name: str, matches: Callable[[dict[str, Any]], bool] = lambda _: True) -> None:
+        deadline = time.monotonic() + 60
+        while not any(matches(event) for event in self.events(name)):
+            assert time.monotonic() < deadline, f"no {name}"
+            time.sleep(0.01)
 
     def log(self, attempt: int, rank: int) -> str:
         return (self.dir / "log" / f"attempt-{attempt}" / f"rank-{rank}.log").read_text()
@@ -305,22 +312,42 @@ PY_SPY = Path(sys.executable).parent / "py-spy"  # an optional part
 CHECKPOINT = {"namespace": "t", "ram": {"every_steps": 2, "keep": 2}, "peers": {"scheme": "partner"}}
 
 
-def test_lost_agent_does_not_stop_training(make_job: Callable[..., Job]) -> None:
-    job = make_job(CHECKPOINTED, nodes=1, spares=0, checkpoint=CHECKPOINT)
+def test_lost_agents_are_replaced_while_training_goes_on(make_job: Callable[..., Job]) -> None:
+    """Then a node is lost: what the new agents have saved is what the job goes on from."""
+    job = make_job(CHECKPOINTED, checkpoint=CHECKPOINT)
+    steps: dict[str, int] = {}
+    saved_again = 0
 
-    def lose_an_agent() -> None:
-        while not job.events("commit"):
-            time.sleep(0.01)
-        mine = {"HOLDFAST_RUN_ID": local_run_id(job.dir), "HOLDFAST_ROLE": "agent", "HOLDFAST_NODE": "node0"}
-        for pid in pids_with_environment(mine):
+    def step() -> int:
+        board = Board.open(memory_dir(local_run_id(job.dir), "node0"))
+        try:
+            return board.rows()[0].step
+        finally:
+            board.close()
+
+    def lose_an_agent_then_a_node() -> None:
+        nonlocal saved_again
+        job.wait_for_event("commit")
+        agent = {"HOLDFAST_RUN_ID": local_run_id(job.dir), "HOLDFAST_ROLE": "agent", "HOLDFAST_NODE": "node1"}
+        for pid in pids_with_environment(agent):
             os.kill(pid, signal.SIGKILL)
-        while not any("agent lost" in event["what"] for event in job.events("problem")):
-            time.sleep(0.01)
-        (job.dir / "go-0").touch()
+        for name in ("agents_lost", "agents_back"):
+            job.wait_for_event(name)
+            steps[name] = step()
+        back_s = job.events("agents_back")[0]["time"]
+        job.wait_for_event("commit", lambda event: event["time"] > back_s)
+        saved_again = job.events("commit")[-1]["step"]
+        kill_node(job.dir, "node1")
 
-    job.meanwhile(lose_an_agent)
+    job.meanwhile(lose_an_agent_then_a_node)
     assert job.supervise().name == "done"
-    assert job.events("fault") == [] and len(job.events("attempt_start")) == 1
+    (lost,), (back,) = job.events("agents_lost"), job.events("agents_back")
+    assert (lost["generation"], back["generation"]) == (0, 1) and back["seconds"] > 0
+    assert steps["agents_back"] > steps["agents_lost"]  # nobody waited for the agents
+    assert saved_again >= steps["agents_lost"]
+    assert [fault["kind"] for fault in job.events("fault")] == ["node_lost"]
+    assert [event["rung"] for event in job.events("attempt_start")] == ["start", "spare"]
+    assert job.events("restore")[1]["step"] >= saved_again
 
 
 def test_killed_worker_goes_on_from_memory_and_the_story_is_told(make_job: Callable[..., Job]) -> None:
