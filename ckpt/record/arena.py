@@ -38,6 +38,7 @@ class Slot:
         self.step = -1
         self.serial = 0  # counts the saves of this attempt; 0 for what an earlier attempt left
         self.pinned = False  # a drain reads it
+        self._inode = 0  # of the mapped file
         self._reserving = threading.Lock()
 
     def reserve(self, nbytes: int) -> mmap.mmap:
@@ -49,22 +50,49 @@ class Slot:
             OSError: no space left in memory.
         """
         with self._reserving:
-            if self.memory is not None and len(self.memory) >= nbytes:
-                return self.memory
+            if (memory := self._current(nbytes)) is not None:
+                return memory
             descriptor = self.open()
             try:
                 size = max(nbytes, os.fstat(descriptor).st_size, mmap.PAGESIZE)
                 os.posix_fallocate(descriptor, 0, size)  # a full tmpfs is an error here, not a SIGBUS later
-                memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
+                return self._map(descriptor, size)
             finally:
                 os.close(descriptor)
-            populate_for_writing(memory)
-            self.memory = memory
-            return memory
+
+    def map_ahead(self) -> None:
+        """Maps the file if it is there, as it is. It may be replaced until the node's agent has told its plan."""
+        with self._reserving, contextlib.suppress(OSError):
+            descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if size := os.fstat(descriptor).st_size:
+                    self._map(descriptor, size)
+            finally:
+                os.close(descriptor)
+
+    def mapped(self, nbytes: int) -> mmap.mmap | None:
+        """The mapping, where there is one of so many bytes of the file that is there now."""
+        with self._reserving:
+            return self._current(nbytes)
 
     def open(self) -> int:
         """A descriptor of the data file, which is made if need be."""
         return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def _current(self, nbytes: int) -> mmap.mmap | None:
+        if self.memory is None or len(self.memory) < nbytes:
+            return None
+        try:
+            status = os.lstat(self.path)
+        except FileNotFoundError:
+            return None
+        return self.memory if status.st_ino == self._inode else None
+
+    def _map(self, descriptor: int, size: int) -> mmap.mmap:
+        memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
+        populate_for_writing(memory)
+        self.memory, self._inode = memory, os.fstat(descriptor).st_ino
+        return memory
 
 
 class Arena:
@@ -102,6 +130,18 @@ class Arena:
                 slot.use = Use.FREE
                 given_up += [slot.step] if was is Use.IN_FLIGHT else []
         return sorted(given_up)
+
+    def map_ahead(self) -> None:
+        """Maps what is there, for a thread of its own: page tables of large slots take a while."""
+        for slot in self.slots:
+            slot.map_ahead()
+
+    def mapped(self, path: str, nbytes: int) -> memoryview | None:
+        """The first bytes of a file that is one of these slots, where that is mapped; not to be written to."""
+        for slot in self.slots:
+            if str(slot.path) == path and (memory := slot.mapped(nbytes)) is not None:
+                return memoryview(memory)[:nbytes]
+        return None
 
     def grow(self, nbytes: int) -> None:
         """Reserves all slots ahead of time, for a thread of its own: the first touch of memory is slow.

@@ -22,6 +22,8 @@ from ckpt.trainer.verified import Region, copy_verified
 
 _TRIES = 6  # own memory, a partner's copy, three lower tiers, and one to spare
 
+Mapped = Callable[[str, int], "memoryview | None"]  # a file's first bytes, where they are mapped already
+
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +53,20 @@ class Read:
 class SavedStep:
     """A step that the agents have agreed to restore."""
 
-    def __init__(self, agent: Agent, *, step: int, world_size: int, node: str, open_s: float, threads: int = 1) -> None:
+    def __init__(
+        self, agent: Agent, *, step: int, world_size: int, node: str, open_s: float, threads: int = 1,
+        mapped: Mapped = lambda path, nbytes: None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            agent: the connection to this node's agent.
+            step: the step agreed on.
+            world_size: of the run that saved it.
+            node: this node's name, for messages.
+            open_s: how long to wait for each shard.
+            threads: how many copy and verify at once.
+            mapped: finds bytes that this process has mapped already.
+        """
         self.step = step
         self.world_size = world_size
         self.bytes_read = 0
@@ -59,6 +74,7 @@ class SavedStep:
         self._node = node
         self._open_s = open_s
         self._threads = threads
+        self._mapped = mapped
         self._records: dict[int, ShardRecord] = {}
 
     def record(self, rank: int) -> ShardRecord:
@@ -90,7 +106,9 @@ class SavedStep:
         everything = len(blocks) == block_count(record.layout.nbytes)
         for _ in range(_TRIES):
             path, base, record = self._open(rank, None if everything else blocks)
-            data = _map(path, base, record.layout.nbytes)
+            data = None if base else self._mapped(path, record.layout.nbytes)
+            if data is None:
+                data = _map(path, base, record.layout.nbytes)
             regions = [Region(start=read.chunk.start, target=read.flat) for read in wanted if read.flat is not None]
             bad = blocks if data is None else copy_verified(data, record.blocks, blocks, regions, self._threads)
             if not bad and data is not None:

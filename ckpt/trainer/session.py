@@ -23,7 +23,7 @@ from ckpt.trainer.journal import rate
 from ckpt.trainer.overlap import Background, Copies
 from ckpt.trainer.saved import SavedStep
 
-GROW_THREAD = "ckpt-grow"
+GROW_THREAD, MAP_THREAD = "ckpt-grow", "ckpt-map"
 _REMEMBER = 64  # steps
 _FOLLOW_S = 1.0  # between looks for events that came beside the answer to a request
 _REJOIN_POLL_S = 0.05  # between looks for an agent in the place of the lost one
@@ -73,6 +73,8 @@ class Session:
         self._missed_step = self._missed_saves = 0  # the last one that was not saved since, and how many
         self._closed = threading.Event()
         self._lock = threading.RLock()  # around what the agent's events change
+        self._arena = Arena(place.ram_dir, identity.local_rank, config.slots)
+        threading.Thread(target=self._arena.map_ahead, name=MAP_THREAD, daemon=True).start()  # while the agents plan
         self._agent = AgentClient.connect(
             place.socket_path, rank=identity.rank, local_rank=identity.local_rank, timeout_s=deadlines.connect_s
         )
@@ -81,7 +83,6 @@ class Session:
         self._generation = int(reply["generation"])
         for skipped in reply.get("skipped", []):
             log.warning("rank %d: step %s passed over: %s", identity.rank, skipped["step"], skipped["reason"])
-        self._arena = Arena(place.ram_dir, identity.local_rank, config.slots)
         newest = SaveId(step=self.plan.step, attempt=reply["attempt"], run_id=place.run_id) if self.plan.step else None
         self._arena.adopt(newest)
         self._grown_bytes = 0
@@ -99,6 +100,7 @@ class Session:
             node=self._place.node,
             open_s=self._deadlines.open_s,
             threads=threads_per_rank(self._place.ranks_per_node),
+            mapped=self._arena.mapped,
         )
 
     def prepare(self, nbytes: int) -> None:

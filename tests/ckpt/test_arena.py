@@ -104,6 +104,33 @@ def test_reserving_grows_a_slot_and_never_shrinks_it(tmp_path: Path) -> None:
     assert len(Slot(tmp_path, 0, 0).reserve(1)) == 100_000
 
 
+def test_a_slot_mapped_ahead_is_read_where_it_is_and_not_mapped_again(tmp_path: Path) -> None:
+    memory = Slot(tmp_path, 0, 0).reserve(100_000)
+    memory[:5] = b"bytes"
+    arena = Arena(tmp_path, 0, 2)  # of a later process; the second slot was never made
+    arena.map_ahead()
+    found = arena.mapped(str(tmp_path / "own-0-0.data"), 5)
+    assert found == b"bytes"
+    assert arena.slots[0].reserve(100_000) is found.obj
+    assert arena.mapped(str(tmp_path / "own-0-0.data"), 100_001) is None
+    assert arena.mapped(str(tmp_path / "own-0-1.data"), 1) is None
+    assert not (tmp_path / "own-0-1.data").exists()
+
+
+def test_a_file_replaced_since_it_was_mapped_ahead_is_mapped_anew(tmp_path: Path) -> None:
+    """As a rebuild does that could not finish in the old one."""
+    path = tmp_path / "own-0-0.data"
+    path.write_bytes(b"old" * 5000)
+    arena = Arena(tmp_path, 0, 1)
+    arena.map_ahead()
+    path.unlink()
+    assert arena.mapped(str(path), 3) is None
+    path.write_bytes(b"new" * 5000)
+    assert arena.mapped(str(path), 3) is None
+    assert arena.slots[0].reserve(3)[:3] == b"new"
+    assert arena.mapped(str(path), 3) == b"new"
+
+
 @pytest.fixture
 def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "small"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,9 @@ from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError, CheckpointError, ConfigError, StateError
 from ckpt.record.shard import read_record
 from ckpt.tiers.posix import SharedTier
+from ckpt.trainer import saved as saved_module
 from ckpt.trainer.deadlines import Deadlines
+from ckpt.trainer.session import MAP_THREAD
 
 
 @pytest.fixture
@@ -35,6 +38,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def settle_threads(name: str) -> None:
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join(LIMIT_S)
 
 
 class Net(torch.nn.Module):
@@ -214,6 +223,22 @@ def test_a_load_makes_memory_ready_for_the_saves_to_come(node: Node) -> None:
     slots = [node.ram_dir / f"own-0-{slot}.data" for slot in range(3)]
     wait_until(lambda: all(path.exists() and path.stat().st_blocks * 512 >= 4 << 20 for path in slots))
     ckpt.close()
+
+
+def test_a_load_from_own_memory_reads_the_slot_where_the_session_has_mapped_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ckpt = node.start()
+    saved = {"x": torch.randn(1 << 16)}
+    ckpt.save(5, saved)
+    settle(ckpt)
+    ckpt = node.start()
+    assert ckpt.newest_step == 5
+    settle_threads(MAP_THREAD)
+    monkeypatch.setattr(saved_module, "_map", lambda *_: pytest.fail("mapped a second time"))
+    state = {"x": torch.zeros(1 << 16)}
+    assert ckpt.load(state) == 5
+    assert torch.equal(state["x"], saved["x"])
 
 
 def test_the_shared_tier_brings_back_what_memory_lost(node: Node) -> None:
