@@ -8,6 +8,7 @@
     record/        what is stored, and how it is trusted
     adapters/      torch's distributed checkpoint on the same shards; export and import
     sagemaker      the same by HyperPod's names: a script changes its import
+    planning       what a job's checkpoints will take, and what they survive
     bench/         the engine beside plain copies and torch's own checkpoints
     config, errors, cli, verbs
 

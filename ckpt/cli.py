@@ -18,6 +18,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
+from ckpt.cli_plan import show_plan as show_plan
 from ckpt.cli_rebuild import rebuild_lost
 from ckpt.errors import CheckpointError
 from ckpt.progress import Bar

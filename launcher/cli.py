@@ -41,8 +41,11 @@ class _CheckpointVerbs(_RoomVerbs):
 
     def _verbs(self) -> Any:
         from ckpt.cli import app as verbs
+        from launcher.checkpoint_plan import app as plan
 
-        return typer.main.get_command(verbs)
+        group = typer.main.get_group(verbs)
+        group.add_command(typer.main.get_command(plan), "plan")
+        return group
 
 
 class _NodeVerbs(_RoomVerbs):

@@ -12,13 +12,15 @@ offline  lost shards from the directories of the survivors, without agents
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ckpt.config import PeersTier, Place
 from ckpt.redundancy.erasure import Erasure
 from ckpt.redundancy.partner import Partner
 from ckpt.redundancy.scheme import NoScheme, Scheme
 from ckpt.redundancy.sets import Members, redundancy_sets, set_of
 
-__all__ = ["Scheme", "members_at", "scheme_of"]
+__all__ = ["Scheme", "members_at", "scheme_of", "sets_over"]
 
 
 def scheme_of(peers: PeersTier) -> Scheme:
@@ -33,8 +35,12 @@ def scheme_of(peers: PeersTier) -> Scheme:
     return NoScheme()
 
 
+def sets_over(nodes: int, peers: PeersTier, domains: Sequence[str]) -> tuple[Members, ...]:
+    """The redundancy sets over some nodes, of which `domains` are the switches where they are known."""
+    across = domains if peers.failure_domain == "switch" else ()
+    return redundancy_sets(nodes, peers.group_size, max(2, scheme_of(peers).promise + 1), across)
+
+
 def members_at(place: Place, peers: PeersTier) -> Members:
     """The redundancy set of a node."""
-    domains = place.domains if peers.failure_domain == "switch" else ()
-    smallest = max(2, scheme_of(peers).promise + 1)
-    return set_of(place.node_rank, redundancy_sets(len(place.nodes), peers.group_size, smallest, domains))
+    return set_of(place.node_rank, sets_over(len(place.nodes), peers, place.domains))
