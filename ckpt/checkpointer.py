@@ -18,6 +18,7 @@ from ckpt.record.copying import threads_per_rank
 from ckpt.trainer.cadence import Cadence
 from ckpt.trainer.deadlines import Deadlines
 from ckpt.trainer.journal import Journal, rate
+from ckpt.trainer.program import ProgramAgents
 from ckpt.trainer.replicas import World
 from ckpt.trainer.restore import restore
 from ckpt.trainer.saved import SavedStep
@@ -45,7 +46,8 @@ class Checkpointer:
 
     A state is a dict, nested as you like, of torch tensors, NumPy arrays, plain Python values, and objects with
     state_dict() and load_state_dict(). The same script runs under the launcher and by itself: without a launcher, on
-    one node, `Checkpointer(namespace="x", shared="./ckpt")` starts an agent of its own.
+    one node, `Checkpointer(namespace="x", shared="./ckpt")` starts an agent of its own; an MPI program's
+    `Checkpointer(comm, ...)` starts one on each node.
 
     Every rank makes the same calls in the same order. Nothing here is a collective operation.
     """
@@ -69,8 +71,8 @@ class Checkpointer:
         """Under the launcher, its environment says all and outweighs these arguments.
 
         Args:
-            comm: an mpi4py communicator that says which rank this is, for programs under mpirun or srun on one node.
-                Collective over it, and nothing after that is.
+            comm: an mpi4py communicator that says which rank this is, for programs under mpirun or srun: on one node,
+                or on several of a Slurm job. It starts an agent on each. Collective over it, and nothing after that is.
             namespace: name of the series of checkpoints; without `config`.
             shared: directory for checkpoints that outlive the node's memory; without `config`.
             every_steps: saves to memory; without `config`.
@@ -92,7 +94,7 @@ class Checkpointer:
             env = {**env, **world_of(comm)}
         self._identity = Identity(rank=_number(env, "RANK", rank), local_rank=_number(env, "LOCAL_RANK", local_rank))
         self._deadlines = deadlines or Deadlines()
-        self._solo: SoloAgent | None = None
+        self._own: SoloAgent | ProgramAgents | None = None  # agents that we have started ourselves
         if place is None and "HOLDFAST_RUN_ID" in env:
             place, config = Place.from_env(env), config_from_env(env)
         elif config is None:
@@ -102,8 +104,11 @@ class Checkpointer:
             config = CheckpointConfig.from_mapping(section, where="Checkpointer")
         self._config = config
         if place is None:
-            self._solo = SoloAgent(config, self._identity, env, self._deadlines.connect_s)
-            place = self._solo.place
+            if comm is not None:
+                self._own = ProgramAgents(comm, config, env, self._deadlines.connect_s)
+            else:
+                self._own = SoloAgent(config, self._identity, env, self._deadlines.connect_s)
+            place = self._own.place
         self._place = place
         if isinstance(replicated, str):
             raise ConfigError(f"Checkpointer: replicated={replicated!r}, expected a list of keys")
@@ -239,8 +244,8 @@ class Checkpointer:
                 self._cadence.close()
                 self._cadence = None
             self._stager.close()
-            if self._solo:
-                self._solo.close()
+            if self._own:
+                self._own.close()
             if self._journal:
                 self._journal.close()
 
@@ -251,7 +256,7 @@ class Checkpointer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # After an exception the agent finishes what it has by itself; an agent of our own would end with us.
-        self.close(flush=kind is None or self._solo is not None)
+        self.close(flush=kind is None or self._own is not None)
 
     def save_pieces(self, step: int, pieces: list[Piece], tree: Any, *, drain: bool = False) -> None:
         """For adapters: saves tensors that are taken apart already, under a tree of the adapter's own."""

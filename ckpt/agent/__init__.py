@@ -10,6 +10,7 @@ coordinator  node rank 0 leads each save: all sealed, all protected, commit
 saves        a save on one node: seal, copies for others, commit or drop
 drain        a committed save goes to the shared tier
 recover      node rank 0 leads a new attempt to one restore plan
+parting      agents that a program has started itself end with it
 tenure       this run's claim to its namespace, in the tiers that all nodes see
 restore      a node's part in it: inventory, verify, rebuild
 rejoin       instead of both, when agents are lost in mid-attempt and others take their place

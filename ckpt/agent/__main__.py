@@ -8,6 +8,7 @@ import signal
 import sys
 
 from ckpt.agent.deadlines import Deadlines
+from ckpt.agent.launch import UNTIL_UNUSED
 from ckpt.agent.lifetime import leave_within, lock_memory
 from ckpt.agent.server import run_agent
 from ckpt.config import Place, config_from_env
@@ -33,7 +34,7 @@ def main() -> int:
         if len(place.nodes) > 1:
             with leave_within(deadlines.world_s, f"agents of {', '.join(place.nodes)} to meet", exit_code=1):
                 transport = MpiTransport(place.nodes, place.node)
-        run_agent(place, config, transport, deadlines)
+        run_agent(place, config, transport, deadlines, until_unused=UNTIL_UNUSED in sys.argv[1:])
     except (CheckpointError, OSError) as error:
         print(f"ckpt.agent: {error}", file=sys.stderr, flush=True)
         return 1

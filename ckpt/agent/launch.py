@@ -4,12 +4,44 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+UNTIL_UNUSED = "--until-unused"
+
+# What Slurm, PMIx and Open MPI have told the process that we run in: said again to srun or to an agent's MPI, it would
+# make them part of that process's step and world. Settings (*_MCA_*, Slurm's configuration file) are the site's and
+# stay.
+_OF_OUR_STEP = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMI2_", "PMIX_", "PRTE_", "OMPI_", "HYDI_", "HYDRA_", "MPIEXEC_")
+_SETTINGS = ("SLURM_CONF", "OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
+_OF_MPIRUN = ("OMPI_MCA_ess", "OMPI_MCA_orte", "PRTE_MCA_ess", "PRTE_MCA_prte")
 
 
-def command() -> list[str]:
-    """The agent's command line, the same on every node. HOLDFAST_* in its environment say the rest."""
-    return [sys.executable, "-m", "ckpt.agent"]
+def command(*, until_unused: bool = False) -> list[str]:
+    """The agent's command line, the same on every node. HOLDFAST_* in its environment say the rest.
+
+    Args:
+        until_unused: nobody will tell the agents to end: they do so together when no process is connected any more.
+    """
+    return [sys.executable, "-m", "ckpt.agent", *([UNTIL_UNUSED] if until_unused else [])]
+
+
+def srun(job_id: int | str, nodes: Sequence[str], *options: str) -> list[str]:
+    """A step of one task on each of these nodes of a job, beside whatever runs there, that outlives the loss of one."""
+    count = len(nodes)
+    return [
+        *("srun", f"--jobid={job_id}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
+        *(f"--nodelist={','.join(nodes)}", "--no-kill", "--kill-on-bad-exit=0", "--overlap", "--export=ALL"),
+        *("--cpu-bind=none", "--wait=0", "--quiet", *options),
+    ]
+
+
+def outside_our_step(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment for agents that are started from within a step or an MPI program, and shall be neither's part."""
+    return {
+        name: value
+        for name, value in env.items()
+        if not name.startswith(_OF_OUR_STEP) or (name.startswith(_SETTINGS) and not name.startswith(_OF_MPIRUN))
+    }
 
 
 def mpirun_options() -> list[str]:

@@ -58,6 +58,7 @@ class Listener:
         """
         self.path = path
         self.clients: set[Client] = set()
+        self.used = False  # whether anybody has said hello yet
         self._serve = serve
         self._server: asyncio.Server | None = None
         self._backlog: deque[dict[str, Any]] = deque(maxlen=_BACKLOG)
@@ -153,6 +154,7 @@ class Listener:
         if role not in ("trainer", "monitor") or type(local_rank) is not int:
             raise AgentError(f"hello of role {role!r:.40}, expected trainer or monitor")
         client.role, client.local_rank = role, local_rank
+        self.used = True
         while role == "monitor" and self._backlog:
             client.send(self._backlog.popleft())
 

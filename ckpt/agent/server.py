@@ -16,6 +16,7 @@ from ckpt.agent.holdings import Holdings
 from ckpt.agent.lifetime import leave_within
 from ckpt.agent.listener import Client, Listener
 from ckpt.agent.loading import Loading
+from ckpt.agent.parting import Parting
 from ckpt.agent.peers import Peers
 from ckpt.agent.recover import RecoverLead
 from ckpt.agent.rejoin import Rejoin, RejoinLead
@@ -67,6 +68,7 @@ class Agent:
                 "the agents were lost and replaced before this worker had loaded; the next start loads"
             )
         self._drain = DrainPart(context, self._saves)
+        self._parting = Parting(context)
         self._leads: list[Lead] = []
         self._tenure: Tenure | None = None  # node rank 0's, for all
         self._finished = 0  # workers of this node that have taken their leave
@@ -86,14 +88,20 @@ class Agent:
         if config.peers.failure_domain == "switch" and (taken := most_in_one_domain(members, place.domains)) > survives:
             log.warning("redundancy %s: a lost switch takes %d of %s: more than survives", scheme.name, taken, names)
 
-    async def run(self) -> None:
-        """Serves until told to shut down, or until the process that started us has ended."""
+    async def run(self, *, until_unused: bool = False) -> None:
+        """Serves until told to shut down, or until the process that started us has ended.
+
+        Args:
+            until_unused: end as well, all agents together, once no process is connected to any of them any more.
+        """
         for stale in self._place.ram_dir.glob("agent-*.sock"):
             stale.unlink()  # of agents that were killed
         await self._listener.start()
         log.info("node %s listens on %s", self._place.node, self._place.socket_path)
         tasks = [asyncio.ensure_future(self._follow_peers()), asyncio.ensure_future(self._follow_parent())]
         tasks += [asyncio.ensure_future(self._guard(lead)) for lead in self._leads]
+        if until_unused:
+            tasks.append(asyncio.ensure_future(self._follow_program()))
         try:
             await self._ended.wait()
         finally:
@@ -136,6 +144,10 @@ class Agent:
         log.warning("the process that started this agent has ended: leaving")
         self._ended.set()
 
+    async def _follow_program(self) -> None:
+        await self._parting.run()
+        self._ended.set()
+
     async def _serve(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
         return await (self._serve_monitor(message) if client.role == "monitor" else self._serve_worker(client, message))
 
@@ -176,11 +188,13 @@ class Agent:
         return None
 
 
-def run_agent(place: Place, config: CheckpointConfig, transport: Transport, deadlines: Deadlines) -> None:
+def run_agent(
+    place: Place, config: CheckpointConfig, transport: Transport, deadlines: Deadlines, *, until_unused: bool = False
+) -> None:
     """Runs the agent to its end, then leaves the world. Does not wait longer than `leave_s` for the others to leave."""
 
     async def main() -> None:
-        await Agent(place, config, transport, deadlines).run()
+        await Agent(place, config, transport, deadlines).run(until_unused=until_unused)
 
     asyncio.run(main())
     with leave_within(deadlines.leave_s, "the other agents to leave", exit_code=0):

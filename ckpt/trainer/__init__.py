@@ -16,4 +16,6 @@ cadence       which steps are saved, and where all ranks stop
 journal       what rank 0 says of all this, on its console and in a file
 deadlines     how long to wait for others
 solo          a one-node agent of our own, where no launcher has started any
+program       an agent on each node of an MPI program that no launcher has started
+home          what both keep in a node's memory, and what the run is called
 """

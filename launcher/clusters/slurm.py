@@ -198,12 +198,7 @@ class SlurmCluster:
         return ask()
 
     def _srun(self, nodes: list[str], *options: str) -> list[str]:
-        count = len(nodes)
-        return [
-            *("srun", f"--jobid={self._job_id}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
-            *(f"--nodelist={','.join(nodes)}", "--no-kill", "--kill-on-bad-exit=0", "--overlap", "--export=ALL"),
-            *("--cpu-bind=none", "--wait=0", "--quiet", *self._in_container, *options),
-        ]
+        return agent_launch.srun(self._job_id, nodes, *self._in_container, *options)
 
 
 def _listens(address: str, port: int) -> bool:
