@@ -7,6 +7,7 @@ they leave together (ckpt.agent.parting), so a killed program's agents end too.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -96,6 +97,9 @@ class ProgramAgents:
     def _let_go(self) -> None:
         monitor, self._monitor = self._monitor, None
         if monitor is not None:
+            with contextlib.suppress(AgentError):
+                while monitor.receive(0) is not None:
+                    pass  # a socket closed with events unread would look like a fault at the other end
             monitor.close()
         if self._lock >= 0:
             os.close(self._lock)

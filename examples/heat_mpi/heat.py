@@ -17,11 +17,12 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from ckpt import Checkpointer, newest_steps
+from ckpt import CheckpointConfig, Checkpointer, newest_steps
 
 EVERY = 20
 COLUMNS = 64
@@ -34,15 +35,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=96, help="of the plate, over all ranks")
     parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
     parser.add_argument("--namespace", default="heat")
+    parser.add_argument("--peers", default="partner", help="what nodes keep for each other: partner, xor, rs, none")
     parser.add_argument("--lose-rank", type=int, default=-1, help="this rank wipes its memory and dies")
     parser.add_argument("--lose-at", type=int, default=50, help="after this step")
     args = parser.parse_args()
     comm = MPI.COMM_WORLD
     plate = first_plate(comm, args.rows)
     state = {"plate": plate, "step": 0}
-    with Checkpointer(
-        comm, namespace=args.namespace, shared=args.folder, every_steps=EVERY, shared_every_steps=EVERY
-    ) as ckpt:
+    with Checkpointer(comm, config=CheckpointConfig.from_mapping(what_to_keep(args))) as ckpt:
         step = first = ckpt.load(state)
         while step < args.steps:
             diffuse(comm, plate)
@@ -60,6 +60,16 @@ def main() -> None:
     if comm.rank == 0:
         heat = math.fsum(np.concatenate(rows).ravel())  # exact: the same for any number of ranks
         print(f"started at step {first}, done at step {step}, heat {heat!r}")
+
+
+def what_to_keep(args: argparse.Namespace) -> dict[str, Any]:
+    """The `checkpoint:` section that a job file would have."""
+    return {
+        "namespace": args.namespace,
+        "ram": {"every_steps": EVERY},
+        "peers": {"scheme": args.peers},
+        "shared": {"path": os.path.abspath(args.folder), "every_steps": EVERY},
+    }
 
 
 def first_plate(comm: MPI.Comm, rows: int) -> np.ndarray:
@@ -85,9 +95,8 @@ def diffuse(comm: MPI.Comm, plate: np.ndarray) -> None:
 
 def wait_for_disk(args: argparse.Namespace) -> None:
     """Until a save is on disk: these steps are so short that the rank would die before the first one is."""
-    section = {"namespace": args.namespace, "shared": {"path": os.path.abspath(args.folder)}}
     deadline = time.monotonic() + WAIT_S
-    while newest_steps(section)["shared"] is None:
+    while newest_steps(what_to_keep(args))["shared"] is None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"no step is on disk within {WAIT_S:g} s")
         time.sleep(0.05)

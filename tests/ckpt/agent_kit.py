@@ -232,6 +232,7 @@ class World:
         ranks_per_node: int = 1,
         deadlines: Deadlines = DEADLINES,
         generation: int = 0,
+        until_unused: bool = False,
     ) -> None:
         self.fake = FakeWorld(len(nodes))
         self.places = []
@@ -239,6 +240,7 @@ class World:
         self.monitors: list[Link] = []
         self._checkpoint = checkpoint
         self._deadlines = deadlines
+        self._until_unused = until_unused
         for node in nodes:
             ram_dir = root / node
             ram_dir.mkdir(mode=0o700, exist_ok=True)
@@ -256,7 +258,7 @@ class World:
             Agent(place, self._checkpoint, transport, self._deadlines)
             for place, transport in zip(self.places, transports, strict=True)
         ]
-        self.tasks = [asyncio.ensure_future(agent.run()) for agent in self.agents]
+        self.tasks = [asyncio.ensure_future(agent.run(until_unused=self._until_unused)) for agent in self.agents]
         for place in self.places:
             await until(place.socket_path.exists)
             monitor = Link()
