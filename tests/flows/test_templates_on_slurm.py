@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,8 +63,8 @@ def ended(cluster: Any, job_id: str, folder: Path, timeout_s: float = 120) -> tu
 def test_each_template_runs_to_its_end(slurm_cluster: Any, folder: Path) -> None:
     spares = sbatch(slurm_cluster, folder, "--nodes=2", "train_with_spares.sbatch")
     yielding = "--export=ALL,OMPI_MCA_mpi_yield_when_idle=1"
-    mpi = sbatch(slurm_cluster, folder, "--nodes=2", yielding, "mpi.sbatch", "hello.py")
-    heat_options = ("--nodes=1", "--ntasks-per-node=2", "--overcommit", yielding)
+    mpi = sbatch(slurm_cluster, folder, "--nodes=2", f"{yielding},SPARES=0", "mpi.sbatch", "hello.py")
+    heat_options = ("--nodes=1", "--ntasks-per-node=2", "--overcommit", f"{yielding},SPARES=0")
     heat = sbatch(slurm_cluster, folder, *heat_options, "mpi.sbatch", "heat.py", "--steps", "40")
     nccl = sbatch(slurm_cluster, folder, "--nodes=1", "--ntasks-per-node=1", "nccl_tests.sbatch")
 
@@ -88,6 +89,36 @@ def test_each_template_runs_to_its_end(slurm_cluster: Any, folder: Path) -> None
     if shutil.which("nvidia-smi") is None:
         code, said = ended(slurm_cluster, nccl, folder)
         assert code == "69:0" and "SKIPPED: no NVIDIA GPU on n" in said
+
+
+@pytest.mark.faults
+def test_an_mpi_program_goes_on_with_a_spare_for_a_crashed_node_and_ends_with_the_same_heat(
+    slurm_cluster: Any, folder: Path
+) -> None:
+    program = ["heat.py", "--rows", "1536", "--steps", "4000"]
+    yielding = "--export=ALL,OMPI_MCA_mpi_yield_when_idle=1"
+    options = ("--nodes=4", "--ntasks-per-node=2", "--overcommit", yielding)
+    job_id = sbatch(slurm_cluster, folder, *options, "mpi.sbatch", *program)
+    output = folder / f"slurm-{job_id}.out"
+    deadline = time.monotonic() + 60
+    while not (output.exists() and "committed step 40 in the memory" in output.read_text()):
+        assert time.monotonic() < deadline, f"no save within 60 s: {output.read_text() if output.exists() else ''}"
+        time.sleep(0.05)
+    slurm_cluster.crash_node("n2")
+    code, said = ended(slurm_cluster, job_id, folder, timeout_s=180)
+    assert code == "0:0", said
+    assert "node n2 does not answer: n4 takes its place" in said
+    first = int(re.findall(r"loaded step (\d+) from memory", said)[-1])
+    assert first >= 40 and f"started at step {first}, done at step 4000" in said
+
+    alone = [sys.executable, folder / "heat.py", "--namespace", "alone", "--folder", folder / "alone", *program[1:]]
+    whole = slurm_cluster.run_as_user(list(map(str, alone)), cwd=folder, timeout_s=120).stdout
+    for memory in Path("/dev/shm").glob("holdfast-*/solo-alone-*"):
+        shutil.rmtree(memory)
+    assert said.split("heat ")[-1] == whole.split("heat ")[-1]
+    for node in ("n1", "n3", "n4"):
+        left = slurm_cluster.run_on_node(node, ["find", "/dev/shm", "-name", f"slurm-*-{job_id}"]).stdout
+        assert not left, f"memory of the job is left on {node}"
 
 
 def _events(folder: Path, job_id: str) -> list[str]:

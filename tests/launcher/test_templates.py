@@ -73,18 +73,62 @@ def test_the_job_that_the_template_with_spares_writes_is_one_that_can_be_loaded(
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize(
-    ("code", "restarts", "requeued"), [("0", "0", False), ("3", "0", False), ("137", "0", True), ("137", "10", False)]
-)
-def test_an_mpi_program_that_was_killed_goes_back_into_the_queue(
-    code: str, restarts: str, requeued: bool, tmp_path: Path, program: Any
-) -> None:
-    program("srun", f"exit {code}")
-    program("scontrol", f'echo "$*" >> {tmp_path}/asked')
-    done = run_template("mpi.sbatch", tmp_path, "heat.py", SLURM_RESTART_COUNT=restarts)
-    assert done.returncode == int(code)
-    asked = tmp_path / "asked"
-    assert (asked.read_text() if asked.exists() else "") == ("requeue 7\n" if requeued else "")
+# A stand-in for srun: says which nodes the program was started on, ends it with the next of the codes given, has the
+# nodes in LOST not answer, and frees memory by saying so.
+SRUN = """
+case "$*" in
+*/dev/shm/*) echo "free $*" >> {folder}/asked ;;
+*" true") for node in $LOST; do case "$*" in *=$node" true") exit 1 ;; esac; done ;;
+*)
+    echo "program $(uniq "$SLURM_HOSTFILE" | tr '\\n' ' ')" >> {folder}/asked
+    read -r code rest < {folder}/codes
+    echo "$rest" > {folder}/codes
+    exit "$code" ;;
+esac
+"""
+
+
+@pytest.fixture
+def mpi_job(tmp_path: Path, program: Any) -> Callable[..., tuple[int, list[str]]]:
+    """Runs mpi.sbatch on nodes n1 to n4, one of them a spare; returns its exit code and what it has asked for."""
+
+    def start(codes: str, *, lost: str = "", restarts: str = "0") -> tuple[int, list[str]]:
+        (tmp_path / "codes").write_text(f"{codes}\n")
+        program("srun", SRUN.format(folder=tmp_path))
+        program("scontrol", f'[ "$1" = show ] && printf "n%s\\n" 1 2 3 4 || echo "$*" >> {tmp_path}/asked')
+        env = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NTASKS_PER_NODE": "2", "SLURM_CLUSTER_NAME": "c"}
+        done = run_template("mpi.sbatch", tmp_path, "heat.py", **env, SLURM_RESTART_COUNT=restarts, LOST=lost)
+        return done.returncode, (tmp_path / "asked").read_text().splitlines()
+
+    return start
+
+
+def test_an_mpi_program_that_ends_is_not_started_again_and_leaves_no_memory(mpi_job: Any) -> None:
+    for code in (0, 3):
+        returned, asked = mpi_job(f"{code}")
+        assert returned == code and asked[-2] == "program n1 n2 n3 "
+        assert asked[-1].endswith(f"rm -rf /dev/shm/holdfast-{os.getuid()}/slurm-c-7")
+
+
+def test_an_mpi_program_that_was_killed_is_started_again_on_its_nodes(mpi_job: Any) -> None:
+    returned, asked = mpi_job("137 137 0")
+    assert returned == 0 and asked[:-1] == ["program n1 n2 n3 "] * 3
+
+
+def test_a_spare_takes_a_lost_nodes_place_and_the_others_stay_in_theirs(mpi_job: Any) -> None:
+    returned, asked = mpi_job("1 0", lost="n2")
+    assert returned == 0 and asked[:-1] == ["program n1 n2 n3 ", "program n1 n4 n3 "]
+    assert "--nodelist=n1,n3,n4 " in asked[-1]
+
+
+def test_with_too_few_nodes_left_the_job_goes_back_into_the_queue_and_keeps_its_memory(mpi_job: Any) -> None:
+    returned, asked = mpi_job("137", lost="n2 n3")
+    assert returned == 137 and asked == ["program n1 n2 n3 ", "requeue 7"]
+
+
+def test_an_mpi_program_that_is_killed_every_time_is_given_up(mpi_job: Any) -> None:
+    returned, asked = mpi_job("137 137 137", restarts="9")
+    assert returned == 137 and [line.split()[0] for line in asked] == ["program", "program", "free"]
 
 
 def test_the_supervisor_takes_the_shells_place(tmp_path: Path) -> None:

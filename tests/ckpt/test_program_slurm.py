@@ -1,0 +1,54 @@
+"""An MPI program on several nodes of a real Slurm, started by plain srun, where torch is not installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from slurm_kit import run_job
+from test_heat import HEAT
+from test_without_torch import BLOCKER
+from trainer_kit import solo_namespace
+
+from slurm.testbed import TestCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+# The second run has its ranks on other nodes than the first: what a node holds is found by whose it is.
+SCRIPT = """
+heat() {
+    srun --mpi=pmix --overlap -N3 -n6 --ntasks-per-node=2 --overcommit -w $1 $PYTHON $HEAT --peers xor \\
+        --folder $HOME/heat-mpi --steps $2 || exit 1
+}
+on() { srun --overlap --mpi=none -N1 -n1 -w $1 bash -c "$2" || exit 2; }
+memory=/dev/shm/holdfast-$UID/slurm-$SLURM_CLUSTER_NAME-$SLURM_JOB_ID
+nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))
+heat ${nodes[0]},${nodes[1]},${nodes[2]} 50
+on ${nodes[1]} "rm -r $memory"
+heat ${nodes[0]},${nodes[2]},${nodes[3]} 60
+for node in ${nodes[0]} ${nodes[2]} ${nodes[3]}; do
+    on $node "timeout 20 flock $memory/mpi-*/agent.lock rm -r $memory"
+done
+"""
+
+
+@pytest.mark.slurm
+def test_over_several_nodes_it_goes_on_from_the_memory_of_the_others_with_the_same_heat(
+    slurm_cluster: TestCluster, tmp_path: Path
+) -> None:
+    home = slurm_cluster.home
+    (home / "sitecustomize.py").write_text(BLOCKER)
+    variables = {
+        "PYTHON": sys.executable, "HEAT": str(HEAT), "PYTHONPATH": f"{home}:{ROOT}", "HOME": str(home),
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    }  # fmt: skip
+    subprocess.run(["rm", "-rf", home / "heat-mpi"], check=True)
+    said = run_job(slurm_cluster, SCRIPT, variables, nodes=4, timeout_s=150)
+    assert "started at step 0, done at step 50" in said
+    assert "loaded step 40 from memory" in said and "started at step 40, done at step 60" in said, said
+
+    with solo_namespace() as namespace:
+        alone = [sys.executable, HEAT, "--folder", tmp_path, "--steps", "60", "--namespace", namespace]
+        whole = subprocess.run(alone, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert said.split("done at step 60, heat ")[1].splitlines()[0] == whole.split("heat ")[1].strip()
