@@ -109,6 +109,15 @@ class BrokenJob:
         """Kills a node's runner alone: not srun, which names it too, nor the warm process, which the kernel ends."""
         self.cluster.run_on_node(node, ["pkill", "-KILL", "-f", r"^[^ ]*python[^ ]* -m launcher\.runner$"])
 
+    def lose_agent(self, node: str) -> int:
+        """Kills a node's checkpoint agent; returns the first step that others, in its place, have committed."""
+        attempt = self.attempt["attempt"]
+        self.cluster.run_on_node(node, ["pkill", "-KILL", "-f", r"^[^ ]*python[^ ]* -m ckpt\.agent$"])
+        back = self.watch.wait_for("agents_back", RECOVERY_S, attempt=attempt)
+        last = max(event["step"] for event in self.watch.events("commit") if event["time"] <= back["time"])
+        committed = lambda step: step > last  # noqa: E731
+        return int(self.watch.wait_for("commit", RECOVERY_S, attempt=attempt, tier="memory", step=committed)["step"])
+
     def wait_until_gone(self, node: str, pid: str) -> None:
         """Waits until a process of a node has ended."""
         look = ["test", "-d", f"/proc/{pid}"]

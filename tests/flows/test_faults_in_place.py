@@ -95,15 +95,15 @@ def test_a_collective_that_waits_for_one_rank(job: BrokenJob) -> None:
 
 
 def test_a_killed_checkpoint_agent(job: BrokenJob) -> None:
-    job.cluster.run_on_node(job.node_of(2), ["pkill", "-KILL", "-f", "ckpt.agent"])
-    told = job.watch.wait_for("problem", 30, attempt=job.attempt["attempt"])
-    assert "checkpoint agent lost" in told["what"]
-    last = job.watch.events("commit")[-1]["step"]
-    job.trains_to(last + 3 * EVERY)  # unsaved
+    """Slurm ends the whole step with it: all agents are replaced while the workers train on."""
+    before = job.attempt
+    saved = job.lose_agent(job.node_of(2))
+    assert job.attempt == before, job.watch.story()
+    assert "agents_lost" in [event["event"] for event in job.watch.events()], job.watch.story()
 
     comeback = job.recover(lambda: job.signal("KILL", 0))
-    assert (comeback.recovery.rung, comeback.recovery.restored_from) == ("workers", "memory"), job.watch.story()
-    assert comeback.recovery.step_resumed is not None and comeback.recovery.step_resumed >= last, job.watch.story()
+    check_in_place(job, comeback, "process_exit")
+    assert comeback.recovery.step_resumed is not None and comeback.recovery.step_resumed >= saved, job.watch.story()
 
 
 def test_a_controller_that_is_away(job: BrokenJob) -> None:

@@ -42,7 +42,10 @@ def test_two_nodes_at_once(fault_cluster: Any, steady_digests: dict[int, str]) -
 
 
 def test_runners_and_nodes_that_die_one_after_another(fault_cluster: Any, steady_digests: dict[int, str]) -> None:
-    """An idle spare, then a node's runner, then the node that replaces it, while it restores; and a node comes back."""
+    """An idle spare, then a node's runner, then the node that replaces it, while it restores; and a node comes back.
+
+    Before all that the checkpoint agents are lost: what the nodes' loss is survived with was saved by others.
+    """
     job = BrokenJob(fault_cluster, fault_cluster.home / "one-after-another", nodes=2, spares=3)
     job.settle()
     idle, first, _second = job.attempt["spares"]
@@ -55,6 +58,7 @@ def test_runners_and_nodes_that_die_one_after_another(fault_cluster: Any, steady
     assert idle not in status(fault_cluster, job.job_id)["spares"]
 
     lost = job.attempt["nodes"][1]
+    saved = job.lose_agent(lost)
 
     def lose_node_and_replacement() -> None:
         job.kill_runner(lost)
@@ -66,6 +70,7 @@ def test_runners_and_nodes_that_die_one_after_another(fault_cluster: Any, steady
     assert (comeback.fault["kind"], comeback.fault["node"]) == ("node_lost", lost), job.watch.story()
     assert (comeback.recovery.rung, comeback.recovery.restored_from) == ("spare", "memory"), job.watch.story()
     assert 0 <= comeback.lost_steps <= EVERY, job.watch.story()
+    assert (comeback.recovery.step_resumed or 0) >= saved, job.watch.story()
     assert first in {event["node"] for event in job.watch.events("fault")}, job.watch.story()
 
     fault_cluster.restart_node(first)

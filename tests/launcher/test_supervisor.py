@@ -65,6 +65,11 @@ class Job:
             assert time.monotonic() < deadline, f"no {name}"
             time.sleep(0.01)
 
+    def kill_agent(self, node: str) -> None:
+        agent = {"HOLDFAST_RUN_ID": local_run_id(self.dir), "HOLDFAST_ROLE": "agent", "HOLDFAST_NODE": node}
+        (pid,) = pids_with_environment(agent)
+        os.kill(pid, signal.SIGKILL)
+
     def log(self, attempt: int, rank: int) -> str:
         return (self.dir / "log" / f"attempt-{attempt}" / f"rank-{rank}.log").read_text()
 
@@ -328,9 +333,7 @@ def test_lost_agents_are_replaced_while_training_goes_on(make_job: Callable[...,
     def lose_an_agent_then_a_node() -> None:
         nonlocal saved_again
         job.wait_for_event("commit")
-        agent = {"HOLDFAST_RUN_ID": local_run_id(job.dir), "HOLDFAST_ROLE": "agent", "HOLDFAST_NODE": "node1"}
-        for pid in pids_with_environment(agent):
-            os.kill(pid, signal.SIGKILL)
+        job.kill_agent("node1")
         for name in ("agents_lost", "agents_back"):
             job.wait_for_event(name)
             steps[name] = step()
@@ -348,6 +351,27 @@ def test_lost_agents_are_replaced_while_training_goes_on(make_job: Callable[...,
     assert [fault["kind"] for fault in job.events("fault")] == ["node_lost"]
     assert [event["rung"] for event in job.events("attempt_start")] == ["start", "spare"]
     assert job.events("restore")[1]["step"] >= saved_again
+
+
+def test_agents_that_are_lost_too_often_are_given_up_and_training_goes_on(
+    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the job does not wait for them either."""
+    monkeypatch.setattr("launcher.supervisor.agents.RENEW_AFTER_S", (0.0,))
+    job = make_job(CHECKPOINTED, nodes=1, spares=0, checkpoint=CHECKPOINT)
+
+    def lose_all_agents() -> None:
+        job.wait_for_event("commit")
+        job.kill_agent("node0")
+        job.wait_for_event("agents_back")
+        job.kill_agent("node0")
+        job.wait_for_event("problem", lambda event: "lost again and again" in event["what"])
+        (job.dir / "go-0").touch()
+
+    job.meanwhile(lose_all_agents)
+    assert job.supervise().name == "done"
+    assert job.events("fault") == [] and len(job.events("attempt_start")) == 1
+    assert [event["generation"] for event in job.events("agents_lost")] == [0, 1]
 
 
 def test_killed_worker_goes_on_from_memory_and_the_story_is_told(make_job: Callable[..., Job]) -> None:
