@@ -124,7 +124,8 @@ class ProgramAgents:
             ram_dir=ram_dir, job=env.get("SLURM_JOB_ID", ""),
         )  # fmt: skip
         if leads:
-            write_note(self.place)
+            with contextlib.suppress(OSError):  # a full memory file system; the time of day counts on as well
+                write_note(self.place)
         self._meet(comm, config, leads, timeout_s)
 
     def _sit_down(self, config: CheckpointConfig, env: Mapping[str, str], job: str, leads: bool) -> tuple[Path, Seat]:
@@ -136,9 +137,9 @@ class ProgramAgents:
             ram_dir = memory_directory(config, job)
             if leads:
                 self._lock = lock_directory(ram_dir, config)
-        except (ConfigError, OSError) as error:
+            return ram_dir, replace(seat, last_attempt=int(read_note(ram_dir).get("attempt", 0)))
+        except (ConfigError, OSError, TypeError, ValueError) as error:
             return Path(), replace(seat, error=f"node {node}: {error}")
-        return ram_dir, replace(seat, last_attempt=int(read_note(ram_dir).get("attempt", 0)))
 
     def _meet(self, comm: Any, config: CheckpointConfig, leads: bool, timeout_s: float) -> None:
         """Rank 0 starts the agents; then every node's first rank connects to its own."""
