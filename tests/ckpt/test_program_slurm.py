@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from slurm_kit import run_job
+from slurm_job import run_job
 from test_heat import HEAT
 from test_without_torch import BLOCKER
 from trainer_kit import solo_namespace
