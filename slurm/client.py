@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from slurm import command
 from slurm.command import CommandError, Runner
@@ -98,6 +98,48 @@ class Slurm:
         if not reason.strip():
             raise SlurmError(f"drain of {node}: no reason given; Slurm asks for one, admins read it in sinfo -R")
         self._scontrol("update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
+
+    def fail(self, node: str, reason: str) -> None:
+        """Take a node out of service for somebody who acts on this state, as HyperPod does on "Action:Replace"."""
+        self._scontrol("update", f"NodeName={node}", "State=FAIL", f"Reason={reason}")
+
+    def resume(self, node: str) -> None:
+        """Give a node jobs again, whatever took it out of service."""
+        self._scontrol("update", f"NodeName={node}", "State=RESUME")
+
+    def reboot(self, node: str, reason: str) -> None:
+        """Reboot a node through RebootProgram once its jobs have ended; Slurm resumes it when it registers again."""
+        self._scontrol("reboot", "ASAP", "nextstate=RESUME", f"reason={reason}", node)
+
+    def reserve(self, name: str, node: str) -> None:
+        """Keep a node for root's own jobs until `release`, whatever state it is in; again does nothing."""
+        wanted = (f"ReservationName={name}", f"Nodes={node}", "Users=root", "StartTime=now", "Duration=UNLIMITED")
+        try:
+            self._scontrol("create", "reservation", *wanted, "Flags=MAINT,IGNORE_JOBS,OVERLAP")
+        except CommandError:
+            if name not in self.reservations():
+                raise
+
+    def release(self, name: str) -> None:
+        """Remove a reservation; there need be none."""
+        try:
+            self._scontrol("delete", f"ReservationName={name}")
+        except CommandError:
+            if name in self.reservations():
+                raise
+
+    def reservations(self) -> tuple[str, ...]:
+        """Names of all reservations."""
+        said = self._scontrol("show", "reservation", "--oneliner")
+        return tuple(re.findall(r"^ReservationName=(\S+)", said, re.MULTILINE))
+
+    def submit(self, options: Sequence[str], script: str) -> int:
+        """Submit a batch script; returns the job's number."""
+        said = self._run(["sbatch", "--parsable", *options], env=self._env, input=script).stdout
+        number = said.strip().partition(";")[0]
+        if not number.isdigit():
+            raise SlurmError(f"sbatch --parsable: got {said.strip()!r}, expected the job's number")
+        return int(number)
 
     def _scontrol(self, *arguments: str) -> str:
         return self._run(["scontrol", *arguments], env=self._env).stdout

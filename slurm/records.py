@@ -99,6 +99,7 @@ class Node:
         partitions: the partitions it is in.
         cpus: number of its CPUs.
         port: where its slurmd listens; None for the cluster's own SlurmdPort.
+        slurmd_started: when its slurmd last started, as Slurm prints it; "" where it never registered.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Node:
     partitions: tuple[str, ...]
     cpus: int
     port: int | None = None
+    slurmd_started: str = ""
 
     @property
     def is_idle(self) -> bool:
@@ -136,6 +138,7 @@ class Node:
             partitions=tuple(fields.optional("Partitions").split(",")) if fields.optional("Partitions") else (),
             cpus=fields.number("CPUTot"),
             port=fields.number("Port", 0) or None,
+            slurmd_started=fields.optional("SlurmdStartTime"),
         )
 
 

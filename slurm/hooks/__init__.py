@@ -10,6 +10,7 @@ epilog.py        after it: strays, memory kept for a requeue, the kernel's compl
 task_prolog.py   in each task: where the directories are
 health.py        HealthCheckProgram: looks again, drains where the admin allows it
 reboot.py        RebootProgram
+drains.py        which drains are ours, and how many there may be
 verdict.py       what the checks last said of this node
 directories.py   a job's directories, made and removed as its user
 ledger.py        which jobs have memory on this node, and until when

@@ -10,13 +10,13 @@ import sys
 
 from slurm.client import Slurm
 from slurm.command import CommandError, run
+from slurm.hooks.drains import OUT, at_most, is_ours, reason
 from slurm.hooks.hook import FIT, Hook
 from slurm.hooks.prolog import free_memory
 from slurm.hooks.verdict import read_verdict
 
 log = logging.getLogger("holdfast.hooks")
 
-TAG = "holdfast:"  # begins the reason of every drain of ours: who may undo it sees whose it was
 _RESERVE_S = 6.0  # for Slurm's answers, and to free memory
 _REBOOTS = {"REBOOT_ISSUED", "REBOOT_REQUESTED"}  # drained by Slurm for the reboot, to be resumed after it
 _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
@@ -39,11 +39,39 @@ def health(hook: Hook) -> int:
     verdict = read_verdict(hook.places)
     if verdict.status == "unknown":
         log.info("verdict: %s", verdict.reason)
-    if verdict.status != "critical" or ("DRAIN" in node.flags and not node.flags & _REBOOTS):
+    if verdict.status != "critical" or (node.flags & OUT and not node.flags & _REBOOTS):
         return FIT
     if hook.settings.drain != "on":
         log.warning("not fit: %s; `drain: on` in %s would drain it", verdict.reason, hook.places.settings_file)
         return FIT
-    log.error("drained: %s", verdict.reason)
-    slurm.drain(hook.node, f"{TAG} {verdict.reason}"[:250])
+    if node.flags & _REBOOTS:  # out already: Slurm would resume it
+        slurm.drain(node.name, reason(verdict.reason))
+        log.error("drained again: %s", verdict.reason)
+    else:
+        _drain(hook, slurm, verdict.reason)
     return FIT
+
+
+def _drain(hook: Hook, slurm: Slurm, why: str) -> None:
+    """Drains this node, unless so many are drained that it is rather the check that is wrong, or the whole site.
+
+    Nodes that fail at the same moment do not see each other's drain yet: each looks again, and takes its own back where
+    there are too many. It tries again at the next check.
+    """
+    if (already := _too_many(hook, slurm)) != "":
+        log.error("not fit, and not drained, %s: %s", already, why)
+        return
+    slurm.drain(hook.node, reason(why))
+    if (already := _too_many(hook, slurm)) != "":
+        slurm.resume(hook.node)
+        log.error("drain taken back, %s: %s", already, why)
+        return
+    log.error("drained: %s", why)
+
+
+def _too_many(hook: Hook, slurm: Slurm) -> str:
+    """Why no further node may be drained; empty when one may."""
+    nodes = slurm.nodes()
+    others = sum(is_ours(node) for node in nodes if node.name != hook.node)
+    most = at_most(hook.settings.max_drained, len(nodes))
+    return f"{others} others are, max_drained is {hook.settings.max_drained} of {len(nodes)}" if others >= most else ""

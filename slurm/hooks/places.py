@@ -27,6 +27,7 @@ class Settings:
         verdict_age_s: how old a verdict may be to keep a job away, seconds.
         local_disk: mount point of the node's own disk; a directory for each user is made there. Empty: none.
         reboot: an admin's own program that reboots this node; empty: the init system's.
+        max_drained: how many of the cluster's nodes the health hook may drain: a number, or a share such as "10%".
         check: level of `holdfast node check` that the health hook runs on an idle node; a busy one gets "prolog".
     """
 
@@ -35,6 +36,7 @@ class Settings:
     verdict_age_s: float = 21600.0
     local_disk: str = ""
     reboot: str = ""
+    max_drained: str = "10%"
     check: str = "quick"
 
 

@@ -1,0 +1,134 @@
+"""`holdfast node heal`, `holdfast node return` and `holdfast node lemons`: on the controller, as root."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lifecycle.errors import LifecycleError, UsageError
+from lifecycle.heal.case import Outcome
+from lifecycle.heal.healer import Healer
+from lifecycle.heal.history import HISTORY_FILE, REPAIRED, History, only_one
+from lifecycle.heal.lemons import Offender, offenders, read_incidents
+from lifecycle.heal.settings import SETTINGS_FILE, HealSettings
+from slurm.client import Slurm
+from slurm.errors import SlurmError
+from slurm.hooks.places import Places
+
+_DAY_S = 86400.0
+_LOOK_S = 1.0
+
+Config = Annotated[Path, typer.Option(help="What healing may do.", metavar="FILE")]
+State = Annotated[Path, typer.Option(help="What was done so far.", metavar="FILE")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def heal(
+    once: Annotated[bool, typer.Option("--once", help="One look at all nodes; the default.")] = False,
+    every_s: Annotated[float | None, typer.Option("--every", help="Look again and again.", metavar="SECONDS")] = None,
+    config: Config = SETTINGS_FILE,
+    state: State = HISTORY_FILE,
+    as_json: Json = False,
+) -> None:
+    """Heal the nodes that holdfast's health hook has drained: reboot or replace, check, return.
+
+    Without `heal: on` in its settings it prints what it would do and changes nothing. Nodes that somebody else has
+    drained are never touched.
+    """
+    if once and every_s is not None:
+        raise UsageError("--once and --every: expected one of them")
+    if every_s is not None and every_s <= 0:
+        raise UsageError(f"--every: got {every_s:g}, expected seconds, more than 0")
+    settings = HealSettings.read(config)
+    if every_s is None:
+        _print(_look(settings, state), settings, as_json)
+        return
+    while True:
+        try:
+            _print(_look(settings, state), settings, as_json)
+        except (SlurmError, LifecycleError) as error:  # the controller is away, or the disk full: both may pass
+            typer.echo(f"holdfast node heal: {error}", err=True)
+        time.sleep(every_s)
+
+
+def return_(
+    node: Annotated[str, typer.Argument(help="Its name in Slurm.", metavar="NODE", show_default=False)],
+    config: Config = SETTINGS_FILE,
+    state: State = HISTORY_FILE,
+    as_json: Json = False,
+) -> None:
+    """Return a node that was repaired: it is checked first, with no jobs on it. Only what holdfast has drained.
+
+    Exit code 1: it was drained by somebody else, or did not pass its check and stays drained.
+    """
+    with only_one(state):
+        healer = Healer(Slurm(), HealSettings.read(config), History.read(state))
+        outcome = healer.bring_back(node, lambda: time.sleep(_LOOK_S))
+    typer.echo(json.dumps(asdict(outcome), indent=2) if as_json else _line(outcome))
+    raise typer.Exit(0 if outcome.what == REPAIRED else 1)
+
+
+def lemons(
+    days: Annotated[float, typer.Option(help="How far to look back.", metavar="DAYS")] = 90.0,
+    incidents: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help=f"Nodes' incidents.jsonl, collected by the site.  [default: {Places().incidents}]", show_default=False
+        ),
+    ] = None,
+    state: State = HISTORY_FILE,
+    as_json: Json = False,
+) -> None:
+    """List the nodes that fail again and again: lemons first."""
+    here = [Places().incidents] if Places().incidents.exists() else []
+    told = [incident for path in (incidents or here) for incident in read_incidents(path)]
+    found = offenders(History.read(state).events, told, time.time() - days * _DAY_S)
+    if as_json:
+        typer.echo(json.dumps([asdict(offender) for offender in found], indent=2))
+    elif found:
+        _print_offenders(found)
+    else:
+        typer.echo(f"no node had troubles in the last {days:g} days, as far as {state} tells")
+
+
+def _look(settings: HealSettings, state: Path) -> list[Outcome]:
+    if not settings.is_on:  # reads alone: any user may see what would be done
+        return Healer(Slurm(), settings, History.read(state)).look()
+    with only_one(state):
+        return Healer(Slurm(), settings, History.read(state)).look()
+
+
+def _print(outcomes: Sequence[Outcome], settings: HealSettings, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"heal": settings.heal, "nodes": [asdict(outcome) for outcome in outcomes]}))
+        return
+    for outcome in outcomes:
+        typer.echo(_line(outcome))
+    if outcomes and not settings.is_on:
+        typer.echo("nothing was changed: `heal: on` in the settings has it done")
+    elif not outcomes:
+        typer.echo("no node to heal")
+
+
+def _line(outcome: Outcome) -> str:
+    return f"{outcome.node}: {outcome.what}: {outcome.why}"
+
+
+def _print_offenders(found: Sequence[Offender]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("node", "lemon", "reboots", "replaced", "failed", "incidents", "last", "what", box=None)
+    for one in found:
+        counts = (one.reboots, one.replacements, one.failed, one.incidents)
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.last_s))
+        table.add_row(one.node, "yes" if one.is_lemon else "", *map(str, counts), when, Text(one.last))
+    console = Console()
+    (console if console.is_terminal else Console(width=160)).print(table)

@@ -1,0 +1,130 @@
+"""One pass over all nodes: those that we have drained are healed, or, unless healing is on, spoken of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from lifecycle.errors import LifecycleError
+from lifecycle.heal.case import WAITS, Cases, Outcome
+from lifecycle.heal.history import BY_HAND, LEMON, HealEvent, History
+from lifecycle.heal.policy import held_back, next_action
+from lifecycle.heal.settings import HealSettings
+from slurm import command
+from slurm.client import Slurm
+from slurm.command import Runner
+from slurm.errors import SlurmError
+from slurm.hooks.drains import OUT, is_ours, reason, whose, why
+from slurm.records import Node
+
+_LEMON = "lemon: "  # after the tag: such a node is left to a human
+
+
+class Healer:
+    """Heals a cluster, one pass at a time."""
+
+    def __init__(
+        self,
+        slurm: Slurm,
+        settings: HealSettings,
+        history: History,
+        *,
+        run: Runner = command.run,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        """
+        Args:
+            slurm: the cluster.
+            settings: what is allowed.
+            history: what was done so far; `only_one` holds it.
+            run: how the admin's command is run.
+            now_s: the time, Unix seconds.
+        """
+        self._slurm = slurm
+        self._settings = settings
+        self._history = history
+        self._now_s = now_s
+        self._cases = Cases(slurm, settings, history, now_s, run)
+
+    def look(self) -> list[Outcome]:
+        """One pass. A node that cannot be healed for an error of Slurm's holds up no other.
+
+        Raises:
+            SlurmError: Slurm does not answer.
+            LifecycleError: the history cannot be written.
+        """
+        nodes = self._slurm.nodes()
+        by_name = {node.name: node for node in nodes}
+        found = []
+        if self._settings.is_on:
+            self._cases.release_strays()
+        for case in list(self._history.cases.values()):
+            if self._settings.is_on:
+                found.append(self._try(case.node, partial(self._cases.go_on, case, by_name.get(case.node))))
+            else:
+                found.append(Outcome(node=case.node, what=WAITS, why="half healed; `heal: on` goes on with it"))
+        busy = {outcome.node for outcome in found}
+        for node in nodes:
+            if is_ours(node) and node.name not in busy and not why(node).startswith(_LEMON):
+                found.append(self._try(node.name, partial(self._take, node, nodes)))
+        return found
+
+    def bring_back(self, name: str, wait: Callable[[], None]) -> Outcome:
+        """Returns a node that an admin has repaired, if it passes the check.
+
+        Args:
+            name: the node.
+            wait: called between two looks at it.
+
+        Raises:
+            LifecycleError: it is not ours to return, or did not pass.
+        """
+        node = self._node(name)
+        if name in self._history.cases:
+            raise LifecycleError(f"{name}: it is being healed already; `holdfast node heal` shows how far it is")
+        if not node.flags & OUT:
+            raise LifecycleError(f"{name}: not drained ({node.state}); nothing to return")
+        if not is_ours(node):
+            raise LifecycleError(
+                f"{name}: drained by {whose(node)}, not by holdfast: {why(node)}; if you may undo that: "
+                f"scontrol update NodeName={name} State=RESUME"
+            )
+        outcome = self._cases.begin(node, BY_HAND, why(node).removeprefix(_LEMON))
+        while name in self._history.cases:
+            wait()
+            outcome = self._cases.go_on(self._history.cases[name], self._node(name))
+        return outcome
+
+    def _take(self, node: Node, nodes: Sequence[Node]) -> Outcome:
+        """A node that our hooks have drained and nobody has looked after yet."""
+        cause, now_s = why(node), self._now_s()
+        action, said = next_action(self._history.of(node.name), self._settings, now_s)
+        if action == LEMON:
+            return self._give_up(node, f"{said}; {cause}")
+        limit = held_back(self._history, self._settings, len(nodes), now_s)
+        if limit:
+            return Outcome(node=node.name, what=WAITS, why=f"{action} held back: {limit}")
+        if not self._settings.is_on:
+            return Outcome(node=node.name, what=f"would {action}", why=f"{cause} ({said})")
+        return self._cases.begin(node, action, cause)
+
+    def _give_up(self, node: Node, said: str) -> Outcome:
+        if not self._settings.is_on:
+            return Outcome(node=node.name, what=f"would be a {LEMON}", why=said)
+        event = HealEvent(time_s=round(self._now_s(), 3), node=node.name, what=LEMON, why=said)
+        self._history.note(event, None)
+        self._slurm.drain(node.name, reason(_LEMON + said))
+        return Outcome(node=node.name, what=LEMON, why=said)
+
+    def _try(self, node: str, step: Callable[[], Outcome]) -> Outcome:
+        try:
+            return step()
+        except SlurmError as error:
+            return Outcome(node=node, what=WAITS, why=f"tried again at the next look: {error}")
+
+    def _node(self, name: str) -> Node:
+        found = {node.name: node for node in self._slurm.nodes()}
+        if name not in found:
+            raise LifecycleError(f"{name}: Slurm knows no such node; sinfo -N lists them")
+        return found[name]

@@ -1,0 +1,153 @@
+"""What healing did to which node, and what it is doing: `/var/lib/holdfast/heal.json`, on the controller.
+
+Written before an action, so that a healer that dies in the middle is followed by one that knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from lifecycle.errors import LifecycleError
+from lifecycle.files import publish
+from slurm.hooks.places import SettingsError, read_of_root
+
+HISTORY_FILE = Path("/var/lib/holdfast/heal.json")
+
+REBOOT, REPLACE = "reboot", "replace"  # actions
+BY_HAND = "return"  # an admin says that the node was repaired
+RETURNED, REPAIRED = "returned", "repaired"  # it passed its check; after a return by hand
+FAILED = "failed"  # it did not come back, or did not pass its check
+LEMON = "lemon"  # it is left drained
+LEFT = "left"  # an admin took over
+
+_VERSION = 1
+_MAX_BYTES = 64 << 20
+_KEEP_EVENTS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealEvent:
+    """One thing that was done to a node or happened to it.
+
+    Attributes:
+        time_s: Unix seconds.
+        node: its name in Slurm.
+        what: one of the words above.
+        why: the reason, in words.
+    """
+
+    time_s: float
+    node: str
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A node that is being healed: it is reserved and has no jobs until this ends.
+
+    Attributes:
+        node: its name in Slurm.
+        action: REBOOT, REPLACE or BY_HAND.
+        why: what was wrong.
+        since_s: Unix seconds: when it began to start, or its check was submitted.
+        slurmd_started: what Slurm said before the action; it says otherwise once the node has started anew.
+        job: the check's job; None before.
+    """
+
+    node: str
+    action: str
+    why: str
+    since_s: float
+    slurmd_started: str
+    job: int | None = None
+
+
+@dataclass
+class History:
+    """The file's content.
+
+    Attributes:
+        cases: open cases by node.
+        events: all events, oldest first.
+    """
+
+    path: Path
+    cases: dict[str, Case] = field(default_factory=dict)
+    events: list[HealEvent] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> History:
+        """What was done so far; empty where there is no file.
+
+        Raises:
+            LifecycleError: it is there and cannot be trusted or read. To go on as if nothing had been done could
+                reboot a node for ever.
+        """
+        try:
+            found = json.loads(read_of_root(path, _MAX_BYTES))
+            if found["version"] != _VERSION:
+                raise ValueError(f"version {found['version']}, expected {_VERSION}")
+            return cls(
+                path=path,
+                cases={name: Case(**case) for name, case in found["cases"].items()},
+                events=[HealEvent(**event) for event in found["events"]],
+            )
+        except FileNotFoundError:
+            return cls(path=path)
+        except (SettingsError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LifecycleError(
+                f"{path}: no history of healing ({type(error).__name__}: {error}); move it away to begin anew"
+            ) from None
+
+    def of(self, node: str) -> list[HealEvent]:
+        """A node's events, oldest first."""
+        return [event for event in self.events if event.node == node]
+
+    def note(self, event: HealEvent, case: Case | None) -> None:
+        """Adds an event and opens, changes or (None) closes the node's case; on disk when this returns.
+
+        Raises:
+            LifecycleError: it could not be written; nothing may be done then.
+        """
+        self.events = [*self.events, event][-_KEEP_EVENTS:]
+        self.keep(event.node, case)
+
+    def keep(self, node: str, case: Case | None) -> None:
+        """As `note`, without an event."""
+        self.cases.pop(node, None)
+        if case is not None:
+            self.cases[node] = case
+        content = {
+            "version": _VERSION,
+            "cases": {name: asdict(open_case) for name, open_case in self.cases.items()},
+            "events": [asdict(event) for event in self.events],
+        }
+        try:
+            publish(self.path, json.dumps(content, indent=1).encode() + b"\n")
+        except OSError as error:
+            raise LifecycleError(f"{self.path}: cannot be written ({error.strerror}); no node was touched") from None
+
+
+@contextlib.contextmanager
+def only_one(path: Path) -> Iterator[None]:
+    """Lets one process at a time heal with this history.
+
+    Raises:
+        LifecycleError: another one does.
+    """
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise LifecycleError(f"{path}: another `holdfast node heal` or `return` works with it; wait for it") from None
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,90 @@
+"""Lemons: nodes that fail again and again. Told from what healing did, and from what the kernel said on them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lifecycle.heal.history import FAILED, LEMON, REBOOT, REPLACE, HealEvent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offender:
+    """A node and its troubles in the time looked at.
+
+    Attributes:
+        node: its name.
+        reboots, replacements: how often it was.
+        failed: how often it did not come back fit.
+        incidents: messages of the kernel about its GPUs and EFA while jobs ran.
+        last_s: Unix seconds of the last of all these.
+        last: what that was.
+        is_lemon: whether healing has given it up.
+    """
+
+    node: str
+    reboots: int
+    replacements: int
+    failed: int
+    incidents: int
+    last_s: float
+    last: str
+    is_lemon: bool
+
+    @property
+    def troubles(self) -> int:
+        return self.reboots + self.replacements + self.failed + self.incidents
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incident:
+    """A line of incidents.jsonl that is used here."""
+
+    time_s: float
+    node: str
+    what: str
+
+
+def offenders(events: Iterable[HealEvent], incidents: Iterable[Incident], since_s: float) -> list[Offender]:
+    """Nodes with troubles since then: lemons first, then the most troubled."""
+    lately: dict[str, list[HealEvent]] = {}
+    for event in events:
+        if event.time_s >= since_s:
+            lately.setdefault(event.node, []).append(event)
+    said: dict[str, list[Incident]] = {}
+    for incident in incidents:
+        if incident.time_s >= since_s:
+            said.setdefault(incident.node, []).append(incident)
+    found = [_of(node, lately.get(node, []), said.get(node, [])) for node in sorted({*lately, *said})]
+    return sorted((one for one in found if one.troubles), key=lambda one: (not one.is_lemon, -one.troubles, one.node))
+
+
+def read_incidents(path: Path) -> list[Incident]:
+    """The lines of an incidents.jsonl, also of several nodes' put together; a torn line is left out."""
+    found = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+            found.append(Incident(time_s=float(row["time_s"]), node=str(row["node"]), what=str(row["what"])))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def _of(node: str, events: Sequence[HealEvent], incidents: Sequence[Incident]) -> Offender:
+    counts = Counter(event.what for event in events)
+    told = [(event.time_s, f"{event.what}: {event.why}") for event in events]
+    last_s, last = max([*told, *((incident.time_s, incident.what) for incident in incidents)])
+    return Offender(
+        node=node,
+        reboots=counts[REBOOT],
+        replacements=counts[REPLACE],
+        failed=counts[FAILED],
+        incidents=len(incidents),
+        last_s=last_s,
+        last=last,
+        is_lemon=bool(events) and events[-1].what == LEMON,
+    )

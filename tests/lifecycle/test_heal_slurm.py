@@ -1,0 +1,199 @@
+"""Healing on a real Slurm: what a node's probe, its health hook, RebootProgram and the healer do together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lifecycle.errors import LifecycleError
+from lifecycle.heal.case import RESERVATION
+from lifecycle.heal.healer import Healer
+from lifecycle.heal.history import History
+from lifecycle.heal.settings import HealSettings
+from slurm.client import Slurm
+from slurm.records import Node
+from slurm.testbed import TestCluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.faults]
+
+WAIT_S = 90.0  # far longer than anything here takes
+CHECK = (sys.executable, "-m", "launcher", "node", "check", "--only", "memory_file_system")
+
+
+class Site:
+    """A cluster whose nodes break when told, and a healer on its controller."""
+
+    def __init__(self, cluster: TestCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.slurm = Slurm(env=os.environ | cluster.env)
+        self.state = folder / "heal.json"
+        self.settings = HealSettings(heal="on", check=CHECK)
+
+    def node(self, name: str) -> Node:
+        return next(node for node in self.slurm.nodes() if node.name == name)
+
+    def set_hooks(self, name: str, *, reboot_repairs: bool, **settings: str) -> None:
+        """Its health hook drains; what is broken ends with a reboot, or does not."""
+        root = self.cluster.set_hooks(name)
+        power_cycle = (root / "etc/holdfast/hooks.yaml").read_text().partition("reboot: ")[2].split()[0]
+        script = self.folder / f"reboot-{name}"
+        repair = "umount /dev/shm\n" if reboot_repairs else ""
+        script.write_text(f"#!/bin/bash\n{repair}exec {power_cycle}\n")
+        script.chmod(0o755)
+        self.cluster.set_hooks(name, drain="on", reboot=str(script), **settings)
+
+    def break_(self, name: str) -> None:
+        """Leaves no room for checkpoints in memory: the node's own probe finds that."""
+        self.cluster.run_on_node(name, ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"])
+
+    def repair(self, name: str) -> None:
+        self.cluster.run_on_node(name, ["umount", "/dev/shm"])
+
+    def look(self) -> list[str]:
+        """One pass of a new healer, as after a crash: all it knows is in the file."""
+        return [one.what for one in Healer(self.slurm, self.settings, History.read(self.state)).look()]
+
+    def told(self, name: str) -> list[str]:
+        return [event.what for event in History.read(self.state).of(name)]
+
+    def until(self, condition: Callable[[], object], what: str, *, heal: bool = True) -> None:
+        deadline_s = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline_s, f"waited {WAIT_S} s for {what}; {self.slurm.nodes()}"
+            if heal:
+                self.look()
+            time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def hooked() -> Iterator[TestCluster]:
+    cluster = TestCluster.up(f"pytest-{os.getpid()}-heal", nodes=4, hooks=True)
+    yield cluster
+    cluster.down()
+
+
+@pytest.fixture
+def site(hooked: TestCluster, tmp_path: Path) -> Iterator[Site]:
+    site = Site(hooked, tmp_path)
+    yield site
+    for name in hooked.nodes:
+        (hooked.set_hooks(name) / "var/lib/holdfast/verdict.json").unlink(missing_ok=True)
+        while "size=1024k" in hooked.run_on_node(name, ["grep", " /dev/shm ", "/proc/mounts"]).stdout:
+            site.repair(name)
+    for reservation in site.slurm.reservations():
+        site.slurm.release(reservation)
+    hooked.restore()
+
+
+def test_a_node_whose_probe_fails_is_rebooted_and_returns_after_its_check(site: Site) -> None:
+    site.set_hooks("n1", reboot_repairs=True)
+    site.break_("n1")
+    site.until(lambda: "DRAIN" in site.node("n1").flags, "n1 drained", heal=False)
+    assert "memory_file_system" in site.node("n1").reason
+    before = site.node("n1").slurmd_started
+    seen = []
+    while site.told("n1")[-1:] != ["returned"]:
+        assert len(seen) < 1000
+        seen += site.look()
+        if not site.told("n1")[-1:] == ["returned"]:
+            assert RESERVATION + "n1" in site.slurm.reservations()  # nobody's job gets it before
+        time.sleep(0.2)
+    assert site.told("n1") == ["reboot", "returned"]
+    assert "checking" in seen
+    assert site.node("n1").slurmd_started != before
+    site.until(lambda: site.node("n1").is_idle, "n1 idle")
+    assert site.slurm.reservations() == ()
+
+
+def test_a_node_that_a_reboot_does_not_repair_stays_out(site: Site) -> None:
+    """Slurm resumes it; in its reservation it gets no job; it is drained again and given up."""
+    site.set_hooks("n1", reboot_repairs=False)
+    site.break_("n1")
+    site.until(lambda: site.told("n1")[-1:] == ["lemon"], "n1 given up")
+    assert site.told("n1") == ["reboot", "failed", "lemon"]
+    assert site.node("n1").reason.startswith("holdfast: lemon: 1 reboots in vain; ")
+    assert "DRAIN" in site.node("n1").flags
+    assert site.look() == []
+
+    with pytest.raises(LifecycleError, match="n2: not drained"):
+        Healer(site.slurm, site.settings, History.read(site.state)).bring_back("n2", lambda: None)
+    site.repair("n1")
+    healer = Healer(site.slurm, site.settings, History.read(site.state))
+    assert healer.bring_back("n1", lambda: time.sleep(0.2)).what == "repaired"
+    site.until(lambda: site.node("n1").is_idle, "n1 idle")
+
+
+def test_a_flapping_node_is_not_rebooted_again_and_again(site: Site) -> None:
+    site.set_hooks("n1", reboot_repairs=True)
+    site.break_("n1")
+    site.until(lambda: site.told("n1")[-1:] == ["returned"], "n1 back")
+    site.break_("n1")
+    site.until(lambda: site.told("n1")[-1:] == ["lemon"], "n1 given up")
+    assert site.told("n1") == ["reboot", "returned", "lemon"]
+    assert "failed again within 60 min of its return" in site.node("n1").reason
+
+
+def test_four_nodes_that_fail_at_once_are_not_all_drained(site: Site) -> None:
+    for name in site.cluster.nodes:
+        site.set_hooks(name, reboot_repairs=True, max_drained="1")
+    for name in site.cluster.nodes:
+        site.break_(name)
+    logs = {name: site.cluster.set_hooks(name, drain="on", max_drained="1") for name in site.cluster.nodes}
+    held = "max_drained is 1 of 4"
+    drained = lambda: [node.name for node in site.slurm.nodes() if "DRAIN" in node.flags]  # noqa: E731
+    site.until(
+        lambda: sum(held in (root / "var/log/holdfast/hooks.log").read_text() for root in logs.values()) == 3
+        and len(drained()) == 1,
+        "three nodes that are held back",
+        heal=False,
+    )
+
+
+def test_no_more_nodes_are_healed_at_once_than_allowed(site: Site) -> None:
+    for name in ("n1", "n2"):
+        site.slurm.drain(name, "holdfast: as the hook would")
+        site.set_hooks(name, reboot_repairs=True)
+    assert sorted(site.look()) == ["reboot", "waits"]
+    assert site.slurm.reservations() == (RESERVATION + "n1",)
+    site.until(lambda: site.told("n2")[-1:] == ["returned"], "n2 back")
+    assert [event.node for event in History.read(site.state).events] == ["n1", "n1", "n2", "n2"]
+
+
+def test_what_an_admin_drains_is_his(site: Site) -> None:
+    site.slurm.drain("n1", "disk swap")
+    assert site.look() == []
+    with pytest.raises(LifecycleError, match="n1: drained by root, not by holdfast: disk swap"):
+        Healer(site.slurm, site.settings, History.read(site.state)).bring_back("n1", lambda: None)
+    assert "DRAIN" in site.node("n1").flags
+
+    site.set_hooks("n2", reboot_repairs=True)
+    site.slurm.drain("n2", "holdfast: as the hook would")
+    site.until(lambda: History.read(site.state).cases["n2"].job if site.look() else None, "n2's check")
+    site.slurm.drain("n2", "hands off")
+    site.until(lambda: site.told("n2")[-1] == "left", "the healer to leave it")
+    assert "DRAIN" in site.node("n2").flags
+    assert site.slurm.reservations() == ()
+
+
+def test_by_default_nothing_is_changed(site: Site) -> None:
+    site.slurm.drain("n1", "holdfast: as the hook would")
+    argv = [sys.executable, "-m", "launcher", "node", "heal", "--json", "--config", str(site.folder / "none.yaml")]
+    done = subprocess.run(
+        [*argv, "--state", str(site.state)], env=os.environ | site.cluster.env, capture_output=True, text=True
+    )
+    told = json.loads(done.stdout)
+    assert told == {
+        "heal": "off",
+        "nodes": [{"node": "n1", "what": "would reboot", "why": "as the hook would (reboot 1 of 1)"}],
+    }
+    assert not list(site.folder.glob("heal.*"))
+    assert site.node("n1").flags == {"DRAIN"}
+    assert site.slurm.reservations() == ()
