@@ -2,6 +2,7 @@
 
 cli       `holdfast node`: the group that the verbs below join
 health/   checks, one subject a module: what was measured, what was expected, what to do
+heal/     nodes that were drained: rebooted or replaced, checked, returned
 provision/ steps that make a bare node fit; on_create.sh begins with it
 versions  which torch, NCCL and EFA belong together (versions.yaml); inventory: what is here; software: its verbs
 image     recipes of training images

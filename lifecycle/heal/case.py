@@ -6,6 +6,7 @@ its check has passed: Slurm runs no job at all on a drained node, a check neithe
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 from collections.abc import Callable
@@ -104,10 +105,18 @@ class Cases:
             return self._close(case, LEFT, f"drained by {whose(node)}: {why(node)}")
         return self._starts(case, node) if case.job is None else self._is_checked(case, node, case.job)
 
+    def strays(self) -> list[str]:
+        """Reservations of ours without a case: their healer died, or their check was still ending."""
+        return [
+            name
+            for name in self._slurm.reservations()
+            if name.startswith(RESERVATION) and name.removeprefix(RESERVATION) not in self._history.cases
+        ]
+
     def release_strays(self) -> None:
-        """Removes reservations of ours without a case: their healer died before or after it."""
-        for name in self._slurm.reservations():
-            if name.startswith(RESERVATION) and name.removeprefix(RESERVATION) not in self._history.cases:
+        """Removes them, as far as Slurm lets go of them yet."""
+        for name in self.strays():
+            with contextlib.suppress(SlurmError):
                 self._slurm.release(name)
 
     def _starts(self, case: Case, node: Node) -> Outcome:
@@ -145,7 +154,6 @@ class Cases:
         if job is None:  # forgotten while no healer ran
             return self._check(case, node)
         if is_ours(node):
-            self._slurm.cancel(job_id)
             return self._fail(case, node, why(node))
         if job.has_ended and job.state == "COMPLETED":
             return self._close(case, REPAIRED if case.action == BY_HAND else RETURNED, case.why)
@@ -154,7 +162,6 @@ class Cases:
                 case, node, f"{case.why}; after {case.action} its check failed (job {job_id}: {job.state})"
             )
         if self._now_s() - case.since_s > self._settings.check_timeout_s:
-            self._slurm.cancel(job_id)
             return self._fail(case, node, f"{case.why}; its check did not end (job {job_id}: {job.state})")
         return Outcome(node=node.name, what=CHECKING, why=f"job {job_id}: {job.state}")
 
@@ -165,7 +172,10 @@ class Cases:
 
     def _close(self, case: Case, what: str, said: str) -> Outcome:
         self._note(case, what, said, None)
-        self._slurm.release(RESERVATION + case.node)
+        with contextlib.suppress(SlurmError):  # while its check still ends; `release_strays` does it then
+            if case.job is not None:
+                self._slurm.cancel(case.job)
+            self._slurm.release(RESERVATION + case.node)
         return Outcome(node=case.node, what=what, why=said)
 
     def _note(self, case: Case, what: str, said: str, left: Case | None) -> None:

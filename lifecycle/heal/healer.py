@@ -18,6 +18,7 @@ from slurm.errors import SlurmError
 from slurm.hooks.drains import OUT, is_ours, reason, whose, why
 from slurm.records import Node
 
+_RELEASE_S = 120.0  # an epilog may take as long
 _LEMON = "lemon: "  # after the tag: such a node is left to a human
 
 
@@ -94,6 +95,15 @@ class Healer:
         while name in self._history.cases:
             wait()
             outcome = self._cases.go_on(self._history.cases[name], self._node(name))
+        deadline_s = self._now_s() + _RELEASE_S
+        while self._cases.strays():
+            if self._now_s() > deadline_s:
+                raise LifecycleError(
+                    f"{name}: {outcome.what}, but Slurm did not let go of {', '.join(self._cases.strays())} within "
+                    f"{_RELEASE_S:g} s; scontrol delete ReservationName=... makes it whole"
+                )
+            wait()
+            self._cases.release_strays()
         return outcome
 
     def _take(self, node: Node, nodes: Sequence[Node]) -> Outcome:

@@ -19,6 +19,7 @@ log = logging.getLogger("holdfast.hooks")
 
 _RESERVE_S = 6.0  # for Slurm's answers, and to free memory
 _REBOOTS = {"REBOOT_ISSUED", "REBOOT_REQUESTED"}  # drained by Slurm for the reboot, to be resumed after it
+_REFUSED = "Prolog error"  # the reason that Slurm gives when a prolog kept a job away
 _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
 
 
@@ -39,14 +40,15 @@ def health(hook: Hook) -> int:
     verdict = read_verdict(hook.places)
     if verdict.status == "unknown":
         log.info("verdict: %s", verdict.reason)
-    if verdict.status != "critical" or (node.flags & OUT and not node.flags & _REBOOTS):
+    refused = node.reason.startswith(_REFUSED)
+    if verdict.status != "critical" or (node.flags & OUT and not node.flags & _REBOOTS and not refused):
         return FIT
     if hook.settings.drain != "on":
         log.warning("not fit: %s; `drain: on` in %s would drain it", verdict.reason, hook.places.settings_file)
         return FIT
-    if node.flags & _REBOOTS:  # out already: Slurm would resume it
+    if node.flags & OUT:  # for our prolog or a reboot: from now on for what was found
         slurm.drain(node.name, reason(verdict.reason))
-        log.error("drained again: %s", verdict.reason)
+        log.error("stays drained: %s", verdict.reason)
     else:
         _drain(hook, slurm, verdict.reason)
     return FIT

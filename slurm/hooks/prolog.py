@@ -21,12 +21,12 @@ def prolog(hook: Hook) -> int:
 
     Returns:
         UNFIT where a check that is recent enough failed, or the memory or the local disk cannot be used, and the admin
-        allows draining; with `drain: off` this is logged alone.
+        allows draining; with `drain: off` this is logged alone. Jobs of root are let in: the check before a return.
     """
     job = hook.job
     free_memory(hook)
     reason = _against(hook)
-    if reason:
+    if reason and job.uid != 0:  # root looks after the node
         log.error("job %d: this node is not fit: %s", job.job_id, reason)
         if hook.settings.drain == "on":
             return UNFIT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -18,12 +19,13 @@ from lifecycle.heal.healer import Healer
 from lifecycle.heal.history import History
 from lifecycle.heal.settings import HealSettings
 from slurm.client import Slurm
+from slurm.command import CommandError
 from slurm.records import Node
 from slurm.testbed import TestCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.faults]
 
-WAIT_S = 90.0  # far longer than anything here takes
+WAIT_S = 60.0  # far longer than anything here takes
 CHECK = (sys.executable, "-m", "launcher", "node", "check", "--only", "memory_file_system")
 
 
@@ -44,7 +46,7 @@ class Site:
         """Its health hook drains; what is broken ends with a reboot, or does not."""
         root = self.cluster.set_hooks(name)
         power_cycle = (root / "etc/holdfast/hooks.yaml").read_text().partition("reboot: ")[2].split()[0]
-        script = self.folder / f"reboot-{name}"
+        script = self.cluster.home / f"reboot-{name}"  # /tmp is each node's own
         repair = "umount /dev/shm\n" if reboot_repairs else ""
         script.write_text(f"#!/bin/bash\n{repair}exec {power_cycle}\n")
         script.chmod(0o755)
@@ -56,6 +58,13 @@ class Site:
 
     def repair(self, name: str) -> None:
         self.cluster.run_on_node(name, ["umount", "/dev/shm"])
+
+    def is_released(self) -> bool:
+        """No reservation is left; Slurm keeps those whose jobs still end."""
+        for reservation in self.slurm.reservations():
+            with contextlib.suppress(CommandError):
+                self.slurm.release(reservation)
+        return not self.slurm.reservations()
 
     def look(self) -> list[str]:
         """One pass of a new healer, as after a crash: all it knows is in the file."""
@@ -88,8 +97,8 @@ def site(hooked: TestCluster, tmp_path: Path) -> Iterator[Site]:
         (hooked.set_hooks(name) / "var/lib/holdfast/verdict.json").unlink(missing_ok=True)
         while "size=1024k" in hooked.run_on_node(name, ["grep", " /dev/shm ", "/proc/mounts"]).stdout:
             site.repair(name)
-    for reservation in site.slurm.reservations():
-        site.slurm.release(reservation)
+    hooked.run_on_node("n1", ["scancel", "--user=root"])
+    site.until(site.is_released, "the end of the reservations", heal=False)
     hooked.restore()
 
 
@@ -99,13 +108,15 @@ def test_a_node_whose_probe_fails_is_rebooted_and_returns_after_its_check(site: 
     site.until(lambda: "DRAIN" in site.node("n1").flags, "n1 drained", heal=False)
     assert "memory_file_system" in site.node("n1").reason
     before = site.node("n1").slurmd_started
-    seen = []
-    while site.told("n1")[-1:] != ["returned"]:
-        assert len(seen) < 1000
-        seen += site.look()
-        if not site.told("n1")[-1:] == ["returned"]:
-            assert RESERVATION + "n1" in site.slurm.reservations()  # nobody's job gets it before
-        time.sleep(0.2)
+    seen: list[str] = []
+
+    def is_back() -> bool:
+        seen.extend(site.look())
+        reserved = RESERVATION + "n1" in site.slurm.reservations()
+        assert reserved or site.told("n1")[-1] == "returned"  # nobody's job gets it before
+        return not reserved
+
+    site.until(is_back, "n1 back", heal=False)
     assert site.told("n1") == ["reboot", "returned"]
     assert "checking" in seen
     assert site.node("n1").slurmd_started != before
@@ -150,8 +161,10 @@ def test_four_nodes_that_fail_at_once_are_not_all_drained(site: Site) -> None:
     held = "max_drained is 1 of 4"
     drained = lambda: [node.name for node in site.slurm.nodes() if "DRAIN" in node.flags]  # noqa: E731
     site.until(
-        lambda: sum(held in (root / "var/log/holdfast/hooks.log").read_text() for root in logs.values()) == 3
-        and len(drained()) == 1,
+        lambda: (
+            sum(held in (root / "var/log/holdfast/hooks.log").read_text() for root in logs.values()) == 3
+            and len(drained()) == 1
+        ),
         "three nodes that are held back",
         heal=False,
     )
@@ -179,17 +192,30 @@ def test_what_an_admin_drains_is_his(site: Site) -> None:
     site.until(lambda: History.read(site.state).cases["n2"].job if site.look() else None, "n2's check")
     site.slurm.drain("n2", "hands off")
     site.until(lambda: site.told("n2")[-1] == "left", "the healer to leave it")
+    site.until(lambda: not site.slurm.reservations(), "the end of the reservation")
     assert "DRAIN" in site.node("n2").flags
-    assert site.slurm.reservations() == ()
+
+
+def test_a_node_that_hyperpod_replaced_returns_after_its_check(site: Site) -> None:
+    """HyperPod acts on the state and the reason; here the new machine is a slurmd that starts anew."""
+    site.settings = HealSettings(heal="on", check=CHECK, reboots=0, replace="hyperpod")
+    site.slurm.drain("n1", "holdfast: as the hook would")
+    assert site.look() == ["replace"]
+    assert site.node("n1").reason.startswith("Action:Replace [")
+    assert "FAIL" in site.node("n1").flags
+    assert site.look() == ["waits"]
+    site.until(lambda: site.node("n1").slurmd_started != time.strftime("%Y-%m-%dT%H:%M:%S"), "the next second")
+    site.cluster.kill_daemon("n1")
+    site.cluster.start_daemon("n1")
+    site.until(lambda: site.told("n1") == ["replace", "returned"], "n1 back")
+    site.until(lambda: site.node("n1").is_idle, "n1 idle")
 
 
 def test_by_default_nothing_is_changed(site: Site) -> None:
     site.slurm.drain("n1", "holdfast: as the hook would")
     argv = [sys.executable, "-m", "launcher", "node", "heal", "--json", "--config", str(site.folder / "none.yaml")]
-    done = subprocess.run(
-        [*argv, "--state", str(site.state)], env=os.environ | site.cluster.env, capture_output=True, text=True
-    )
-    told = json.loads(done.stdout)
+    said = subprocess.check_output([*argv, "--state", str(site.state)], env=os.environ | site.cluster.env, text=True)
+    told = json.loads(said)
     assert told == {
         "heal": "off",
         "nodes": [{"node": "n1", "what": "would reboot", "why": "as the hook would (reboot 1 of 1)"}],

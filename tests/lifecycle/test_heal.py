@@ -1,0 +1,255 @@
+"""Healing without a cluster: what is decided, what is believed, what is asked of AWS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from lifecycle.errors import LifecycleError, UsageError
+from lifecycle.heal.history import Case, HealEvent, History, only_one
+from lifecycle.heal.lemons import Incident, offenders, read_incidents
+from lifecycle.heal.policy import held_back, next_action
+from lifecycle.heal.settings import HealSettings
+from lifecycle.heal.ways import replacements
+from slurm import Slurm, SlurmError
+from slurm.command import Result
+from slurm.hooks.drains import at_most, is_ours, reason, why
+from slurm.records import Node
+
+HOUR_S = 3600.0
+
+
+def node(text: str = "", flags: str = "DRAIN", address: str = "10.0.0.5") -> Node:
+    return Node(
+        name="n1",
+        address=address,
+        state="IDLE",
+        flags=frozenset(flags.split()),
+        reason=text,
+        partitions=(),
+        cpus=8,
+    )
+
+
+def events(*told: tuple[float, str]) -> list[HealEvent]:
+    return [HealEvent(time_s=time_s, node="n1", what=what, why="") for time_s, what in told]
+
+
+@pytest.mark.parametrize(
+    ("past", "replace", "expected"),
+    [
+        ([], "none", "reboot"),
+        ([(0, "reboot"), (1, "failed")], "none", "lemon"),
+        ([(0, "reboot"), (1, "failed")], "ec2", "replace"),
+        ([(0, "reboot"), (9000, "returned")], "ec2", "replace"),  # 1000 s ago: it flaps
+        ([(0, "reboot"), (1, "failed"), (2, "replace"), (3, "failed")], "ec2", "lemon"),
+        ([(0, "reboot"), (1, "failed"), (2, "replace"), (9000, "returned")], "ec2", "lemon"),
+        ([(0, "reboot"), (1, "returned")], "none", "reboot"),  # was well for long: another trouble
+        ([(0, "reboot"), (1, "failed"), (2, "lemon"), (9000, "repaired")], "none", "reboot"),
+        ([(0, "reboot"), (1, "returned"), (2, "reboot"), (3, "failed")], "none", "lemon"),
+    ],
+)
+def test_a_reboot_first_then_a_replacement_then_it_is_a_lemon(
+    past: list[tuple[float, str]], replace: str, expected: str
+) -> None:
+    settings = HealSettings(replace=replace)
+    assert next_action(events(*past), settings, 10_000.0)[0] == expected
+
+
+def test_limits_hold_for_the_whole_cluster(tmp_path: Path) -> None:
+    history = History(path=tmp_path / "heal.json")
+    settings = HealSettings(max_drained="2", max_actions_per_hour=3)
+    assert held_back(history, settings, 100, 0.0) == ""
+    for name in ("a", "b"):
+        case = Case(node=name, action="reboot", why="", since_s=0.0, slurmd_started="")
+        history.note(HealEvent(time_s=0.0, node=name, what="reboot", why=""), case)
+    assert "2 nodes are being healed" in held_back(history, settings, 100, 1.0)
+    for name in ("a", "b"):
+        history.note(HealEvent(time_s=10.0, node=name, what="returned", why=""), None)
+    assert held_back(history, settings, 100, 11.0) == ""
+    history.note(HealEvent(time_s=20.0, node="c", what="replace", why=""), None)
+    assert "3 actions within the last hour" in held_back(history, settings, 100, 30.0)
+    assert held_back(history, settings, 100, HOUR_S + 1) == ""
+
+
+@pytest.mark.parametrize(("amount", "nodes", "expected"), [("10%", 4, 1), ("10%", 100, 10), ("0", 9, 0), ("3", 9, 3)])
+def test_a_limit_is_a_number_or_a_share_of_one_node_at_least(amount: str, nodes: int, expected: int) -> None:
+    assert at_most(amount, nodes) == expected
+
+
+@pytest.mark.parametrize("amount", ["", "ten", "-1", "101%", "1.5"])
+def test_a_limit_that_is_neither_is_refused(amount: str) -> None:
+    with pytest.raises(SlurmError, match="max_drained: got"):
+        at_most(amount, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "expected"),
+    [
+        ("holdfast: gpu_count: 7, expected 8 [root@2026-11-20T23:19:59]", "DRAIN", True),
+        ("holdfast: x : reboot issued [slurm@2026-11-20T23:19:59]", "DRAIN REBOOT_ISSUED", True),
+        ("holdfast: x [root@2026-11-20T23:19:59]", "", False),  # not drained
+        ("holdfast: please look [ann@2026-11-20T23:19:59]", "DRAIN", False),
+        ("not holdfast: x [root@2026-11-20T23:19:59]", "DRAIN", False),
+        ("holdfast: x [ann@2026-11-20T23:19:59] [root@x", "DRAIN", False),
+    ],
+)
+def test_a_drain_is_ours_by_its_reason_and_by_who_gave_it(text: str, flags: str, expected: bool) -> None:
+    assert is_ours(node(text, flags)) is expected
+
+
+def test_a_reason_comes_back_without_tag_and_author() -> None:
+    assert why(node(f"{reason('a  b')} [root@2026-11-20T23:19:59]")) == "a b"
+
+
+def settings_file(folder: Path, text: str) -> Path:
+    path = folder / "heal.yaml"
+    path.write_text(text)
+    path.chmod(0o644)
+    return path
+
+
+def test_without_a_file_healing_is_off(tmp_path: Path) -> None:
+    assert not HealSettings.read(tmp_path / "heal.yaml").is_on
+
+
+def test_settings_are_read(tmp_path: Path) -> None:
+    text = "heal: on\nreplace: command\ncommand: [/opt/bin/rma, '{node}']\nmax_drained: 3\nflap_s: 60\n"
+    found = HealSettings.read(settings_file(tmp_path, text))
+    assert (found.is_on, found.command, found.max_drained, found.flap_s) == (True, ("/opt/bin/rma", "{node}"), "3", 60)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("heel: on", "unknown key heel; did you mean heal?"),
+        ("heal: maybe", "heal: got maybe, expected on | off"),
+        ("replace: command", "needs `command:"),
+        ("check: []", "returns only after a check"),
+        ("check: holdfast", "expected a list of words"),
+        ("reboots: -1", "expected a number"),
+        ("max_drained: lots", "max_drained: got 'lots'"),
+        ("- heal", "expected keys and values"),
+        ("heal: [", "heal.yaml: while parsing"),
+    ],
+)
+def test_settings_that_are_not_understood_are_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        HealSettings.read(settings_file(tmp_path, text))
+    assert said in str(caught.value)
+
+
+def test_settings_that_others_can_write_are_refused(tmp_path: Path) -> None:
+    path = settings_file(tmp_path, "heal: on")
+    path.chmod(0o666)
+    with pytest.raises(UsageError, match="expected a file that only root can write"):
+        HealSettings.read(path)
+
+
+def test_the_history_outlives_its_healer(tmp_path: Path) -> None:
+    history = History.read(tmp_path / "heal.json")
+    case = Case(node="n1", action="reboot", why="x", since_s=1.0, slurmd_started="then")
+    history.note(HealEvent(time_s=1.0, node="n1", what="reboot", why="x"), case)
+    again = History.read(history.path)
+    assert (again.cases, again.of("n1")) == ({"n1": case}, history.events)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"version": 2}', '{"version": 1, "cases": {"n1": {}}, "events": []}'])
+def test_a_history_that_cannot_be_read_stops_healing(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "heal.json"
+    path.write_text(text)
+    with pytest.raises(LifecycleError, match="no history of healing"):
+        History.read(path)
+
+
+def test_one_healer_at_a_time(tmp_path: Path) -> None:
+    with (
+        only_one(tmp_path / "heal.json"),
+        pytest.raises(LifecycleError, match="another"),
+        only_one(tmp_path / "heal.json"),
+    ):
+        pass
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """An Auto Scaling group of two instances; a call tells them."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with mock_aws():
+        scaling, ec2 = boto3.client("autoscaling"), boto3.client("ec2")
+        image = ec2.describe_images()["Images"][0]["ImageId"]
+        scaling.create_launch_configuration(LaunchConfigurationName="c", ImageId=image, InstanceType="t3.micro")
+        scaling.create_auto_scaling_group(
+            AutoScalingGroupName="g",
+            LaunchConfigurationName="c",
+            MinSize=0,
+            MaxSize=4,
+            DesiredCapacity=2,
+            AvailabilityZones=["us-east-1a"],
+        )
+
+        def running() -> list[dict[str, Any]]:
+            only = [{"Name": "instance-state-name", "Values": ["running"]}]
+            told = ec2.describe_instances(Filters=only)["Reservations"]
+            return [instance for reservation in told for instance in reservation["Instances"]]
+
+        yield running
+
+
+def test_an_ec2_node_is_ended_and_its_group_starts_another(group: Callable[[], list[dict[str, Any]]]) -> None:
+    sick, well = group()
+    address = sick["PrivateIpAddress"]
+    ways = replacements(Slurm(), HealSettings(replace="ec2"), lambda *_, **__: pytest.fail("no command is run"))
+    ways["ec2"](node(address=address), "gpu lost")
+    now = {instance["InstanceId"] for instance in group()}
+    assert sick["InstanceId"] not in now
+    assert well["InstanceId"] in now
+    assert len(now) == 2  # the desired capacity stayed
+
+
+def test_an_ec2_node_that_cannot_be_told_is_left_alone(group: Callable[[], list[dict[str, Any]]]) -> None:
+    before = group()
+    ways = replacements(Slurm(), HealSettings(replace="ec2"), lambda *_, **__: pytest.fail("no command is run"))
+    with pytest.raises(LifecycleError, match=r"no single running EC2 instance has its NodeAddr 192\.0\.2\.1"):
+        ways["ec2"](node(address="192.0.2.1"), "gpu lost")
+    assert group() == before
+
+
+def test_an_admins_command_is_given_the_node(tmp_path: Path) -> None:
+    asked: list[list[str]] = []
+
+    def run(argv: list[str], **_: object) -> Result:
+        asked.append(argv)
+        return Result(argv=tuple(argv), returncode=0, stdout="", stderr="", seconds=0.0)
+
+    settings = HealSettings(replace="command", command=("/opt/rma", "{node}", "{address}", "--now"))
+    replacements(Slurm(), settings, run)["command"](node(), "gpu lost")  # type: ignore[arg-type]
+    assert asked == [["/opt/rma", "n1", "10.0.0.5", "--now"]]
+
+
+def test_lemons_come_first_then_the_most_troubled(tmp_path: Path) -> None:
+    path = tmp_path / "incidents.jsonl"
+    rows = [{"time_s": 50.0, "node": "n3", "what": "NVRM: Xid (PCI:0000:01:00): 79", "job": 7, "uid": 1000}] * 4
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"time_s": 51.0, "no')
+    told = [
+        HealEvent(time_s=1.0, node="n4", what="reboot", why="too old"),
+        *(HealEvent(time_s=20.0 + at, node="n2", what=what, why="w") for at, what in enumerate(("reboot", "returned"))),
+        *(HealEvent(time_s=30.0 + at, node="n1", what=what, why="w") for at, what in enumerate(("reboot", "failed"))),
+        HealEvent(time_s=40.0, node="n1", what="lemon", why="1 reboots in vain; w"),
+    ]
+    found = offenders(told, read_incidents(path), since_s=10.0)
+    assert [(one.node, one.is_lemon, one.troubles) for one in found] == [
+        ("n1", True, 2),
+        ("n3", False, 4),
+        ("n2", False, 1),
+    ]
+    assert found[1].last.startswith("NVRM: Xid")
+    assert offenders(told, [Incident(time_s=0.0, node="n9", what="x")], since_s=60.0) == []
