@@ -1,9 +1,9 @@
 """What Slurm's hooks cost jobs: a hundred of one second each, with and without hooks, on a real Slurm. Needs root.
 
-    python benchmarks/hooks.py [--jobs 100] [--at-once 20] [--json]
+    python benchmarks/hooks.py [--jobs 100] [--at-once 2] [--json]
 
 Two clusters of one node stand side by side; each is given the same array of jobs, one after the other. The node runs as
-many at once as told: what is measured is how long until the last has ended and another could begin. Both clusters share
+many at once as told; what is measured is how long until the last has ended and another could begin. Both clusters share
 this machine's cores, the hooks' Python included.
 """
 

@@ -14,7 +14,8 @@ HEALTH_INTERVAL_S = 5
 """Seconds; real clusters check every few minutes."""
 
 # A machine reboots when its slurmd starts anew and says so (-b). The old one has to be gone before, and its child that
-# runs this script may end with it.
+# runs this script may end with it. Slurm takes a node for rebooted only if it started in a later second than the order
+# to reboot was given, and else waits for it in vain.
 _REBOOT = """\
 #!/bin/bash
 # The testbed's RebootProgram: slurmd of this machine ends and starts again as after a boot.
@@ -22,6 +23,8 @@ exec </dev/null
 setsid bash -c '
 pkill -KILL -x slurmd
 while pgrep -x slurmd >/dev/null; do sleep 0.05; done
+ordered=$SECONDS
+until (( SECONDS > ordered + 1 )); do sleep 0.05; done
 exec slurmd -D -b -N "$(uname -n)"
 ' &
 """
