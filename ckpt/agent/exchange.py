@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from ckpt.agent.holdings import Holdings, block_ranges
 from ckpt.agent.peers import PeerError, Peers
 from ckpt.agent.shelf import Shelf
 from ckpt.errors import AgentError
-from ckpt.record.blocks import bad_blocks, block_count
+from ckpt.record.blocks import block_count, checksum
 from ckpt.record.shard import SaveId, ShardRecord
 
 
@@ -37,10 +36,16 @@ class Exchange:
             raise PeerError(f"node {self._peers.nodes[node]}: sent {got}, expected rank {rank} of {save}")
         return record
 
-    async def fetch(self, node: int, record: ShardRecord, data: memoryview, blocks: Sequence[int] | None) -> None:
-        """Fills the named blocks (None: all) of `data`, the whole shard's memory; not verified. Raises PeerError."""
+    async def fetch(
+        self, node: int, record: ShardRecord, data: memoryview, blocks: Sequence[int] | None,
+        landed: Callable[[memoryview], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Fills the named blocks (None: all) of `data`, the whole shard's memory; not verified. Raises PeerError.
+
+        `landed` is given each block, in order, as soon as it is there.
+        """
         await self._peers.pull(
-            node, "bytes", block_ranges(data, blocks), timeout_s=self._deadlines.answer_s,
+            node, "bytes", block_ranges(data, blocks), timeout_s=self._deadlines.answer_s, landed=landed,
             save=save_to_json(record.save), rank=record.rank, blocks=None if blocks is None else list(blocks),
         )  # fmt: skip
 
@@ -57,8 +62,10 @@ class Exchange:
         self._holdings.drop(name)
         try:
             data = self._holdings.room_for(name, record.layout.nbytes)
-            await self.fetch(node, record, data, None)
-            if bad := await asyncio.to_thread(bad_blocks, data, record.blocks):
+            sums: list[str] = []
+            # Each block while the caches still have it, in this thread: half a millisecond, and the next ones arrive.
+            await self.fetch(node, record, data, None, landed=lambda block: sums.append(checksum(block)))
+            if bad := [i for i, (got, sealed) in enumerate(zip(sums, record.blocks, strict=True)) if got != sealed]:
                 raise PeerError(
                     f"node {self._peers.nodes[node]}: block {bad[0]} of rank {rank}, step {save.step} does not verify"
                 )

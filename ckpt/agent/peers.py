@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -76,7 +77,10 @@ class Peers:
             raise PeerError("; ".join(map(str, failed)))
         return [answer for answer in answers if isinstance(answer, dict)]
 
-    async def pull(self, node: int, op: str, into: Iterable[memoryview], *, timeout_s: float, **fields: Any) -> None:
+    async def pull(
+        self, node: int, op: str, into: Iterable[memoryview], *, timeout_s: float,
+        landed: Callable[[memoryview], None] | None = None, **fields: Any,
+    ) -> None:  # fmt: skip
         """Fills the ranges with what the node's handler of `op` pushes under the tag that it is given.
 
         Args:
@@ -84,12 +88,13 @@ class Peers:
             op: its handler must `push` ranges of the same lengths in the same order, to the caller, under `tag`.
             into: writable ranges, none empty.
             timeout_s: for the answer to the call; the bytes themselves may take as long as they keep coming.
+            landed: given each range, in order, as soon as it is there; must be quick.
 
         Raises:
             PeerError: refused, or nothing arrived for STALL_S. Bytes may yet arrive later: do not reuse the buffer.
         """
         tag = self.new_tag()
-        receiving = asyncio.ensure_future(self.take(node, tag, into))
+        receiving = asyncio.ensure_future(self.take(node, tag, into, landed))
         try:
             await self.call(node, op, timeout_s=timeout_s, tag=tag, **fields)
             await receiving
@@ -105,9 +110,11 @@ class Peers:
         self._tasks.add(task := asyncio.ensure_future(work))
         task.add_done_callback(self._tasks.discard)
 
-    async def take(self, node: int, tag: int, into: Iterable[memoryview]) -> None:
+    async def take(
+        self, node: int, tag: int, into: Iterable[memoryview], landed: Callable[[memoryview], None] | None = None
+    ) -> None:
         """Receives ranges, a window at a time; raises PeerError when nothing moves for STALL_S."""
-        await self._stream(node, lambda piece: self.receive(node, tag, piece), into)
+        await self._stream(node, lambda piece: self.receive(node, tag, piece), into, landed)
 
     def new_tag(self) -> int:
         """A tag that no other node chooses too, and that this one has not chosen for long."""
@@ -155,6 +162,8 @@ class Peers:
                 self._active_s, delay_s = time.monotonic(), 0.0
             elif time.monotonic() - self._active_s > (0.2 if self._transfers else 0.002):
                 delay_s = min(IDLE_POLL_S, 2 * delay_s + 0.0001)
+            if self._transfers and not moved:
+                os.sched_yield()  # whoever is to move our bytes may be waiting for this core
             await asyncio.sleep(delay_s)
 
     def _poll(self) -> bool:
@@ -223,20 +232,29 @@ class Peers:
         except AgentError as error:
             log.warning("sending to node %s: %s", self.nodes[node], error)
 
-    async def _stream(self, node: int, start: Callable[[memoryview], Moving], ranges: Iterable[memoryview]) -> None:
+    async def _stream(
+        self, node: int, start: Callable[[memoryview], Moving], ranges: Iterable[memoryview],
+        landed: Callable[[memoryview], None] | None = None,
+    ) -> None:  # fmt: skip
         """Starts the ranges in order, WINDOW at a time, until all are done."""
-        under_way: deque[Moving] = deque()
+        under_way: deque[tuple[memoryview, Moving]] = deque()
+
+        async def finish_first() -> None:
+            piece, moving = under_way[0]
+            await self.moved(node, moving)
+            under_way.popleft()
+            if landed is not None:
+                landed(piece)
+
         try:
             for piece in ranges:
                 if len(under_way) == WINDOW:
-                    await self.moved(node, under_way[0])
-                    under_way.popleft()
-                under_way.append(start(piece))
+                    await finish_first()
+                under_way.append((piece, start(piece)))
             while under_way:
-                await self.moved(node, under_way[0])
-                under_way.popleft()
+                await finish_first()
         finally:
-            for transfer, _ in under_way:
+            for _, (transfer, _) in under_way:
                 transfer.cancel()
 
     def _start(
