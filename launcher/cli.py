@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: the command line without the program's name; None takes it from the process.
 
     Returns:
-        Exit code: 0 for ok, 1 for failed, 2 for a wrong request; of `holdfast run` also 10 to 13, for the job's end.
+        Exit code: 0 for ok, 1 for failed, 2 for a wrong request; of `holdfast run` also 10 to 14, for the job's end.
     """
     from ckpt import CheckpointError
     from launcher.errors import LauncherError
@@ -121,7 +121,8 @@ def run(job_file: JobFile, nodes: Nodes = None, spares: Spares = None, folder: F
 
     Nodes are groups of processes on this machine. Ctrl-C cancels the job.
 
-    Exit codes: 0 done, 10 error in the script, 11 no progress, 12 too few nodes, 13 cancelled.
+    Exit codes: 0 done, 1 internal error, 10 the same error in the script twice, 11 no progress, 12 too few nodes,
+    13 cancelled, 14 not the fabric that the job file requires.
     """
     from launcher.executor import Executor
     from launcher.progress import follow
@@ -154,6 +155,9 @@ def submit(
     Any further option after JOB.yaml goes to sbatch as it stands:
 
     holdfast submit job.yaml --account=team -p train
+
+    The job's own exit code, as sacct shows it: 0 done, 1 internal error, 10 the same error in the script twice,
+    11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires.
     """
     from launcher.errors import UsageError
 

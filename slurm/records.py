@@ -13,6 +13,7 @@ from slurm.errors import SlurmError
 from slurm.hostlist import expand
 
 _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z0-9_:/]*)=")
+_DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 _ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
@@ -44,6 +45,7 @@ class Job:
         partition: the partition it is in; several, separated by commas, while it is pending in them.
         nodes: names of its nodes, those cut out of its allocation left out.
         excluded: nodes that it is not to be given (sbatch --exclude, and `Slurm.exclude`).
+        time_left_s: seconds of its time limit that are left; None without a limit.
         batch_host: the node on which its script runs, None before it starts.
         restarts: how often it was requeued.
         exit_code: exit code of its script.
@@ -61,6 +63,7 @@ class Job:
     exit_code: int
     work_dir: str
     excluded: tuple[str, ...] = ()
+    time_left_s: float | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -83,6 +86,7 @@ class Job:
             exit_code=int(fields.optional("ExitCode").split(":")[0] or 0),
             work_dir=fields.optional("WorkDir"),
             excluded=expand(fields.optional("ExcNodeList")),
+            time_left_s=_difference_s(fields.optional("TimeLimit"), fields.optional("RunTime")),
         )
 
 
@@ -208,6 +212,21 @@ class _Fields:
         if not re.fullmatch(r"[0-9]{1,18}", value):
             raise RecordError(self._line, f"{key}={value}, expected a number")
         return int(value)
+
+
+def _difference_s(limit: str, spent: str) -> float | None:
+    """Of two durations; None if either is none ("UNLIMITED", say). Unlike times of day they depend on no clock here."""
+    limit_s, spent_s = _seconds(limit), _seconds(spent)
+    return None if limit_s is None or spent_s is None else limit_s - spent_s
+
+
+def _seconds(duration: str) -> float | None:
+    """Slurm's [days-]hours:minutes:seconds."""
+    found = _DURATION.fullmatch(duration)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _pairs(line: str) -> Iterator[tuple[str, str]]:

@@ -92,6 +92,14 @@ class Cluster(Protocol):
         Returns:
             "cancel": the job is to end for good. "requeue": it is being ended to start again, or will be started
             again by whoever ends it. "preempted": it has to go, and starts again only if we requeue it.
+            "batch_script_lost": the same, as it has no script any more.
+        """
+
+    def time_left_s(self) -> float | None:
+        """Seconds until the scheduler ends the job; None where it has no time limit. Blocks.
+
+        Raises:
+            SlurmError: the scheduler does not answer.
         """
 
     def adopt_agents(self) -> AgentsHandle:

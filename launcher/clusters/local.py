@@ -75,6 +75,9 @@ class LocalCluster:
     def unusable(self, nodes: Collection[str]) -> dict[str, str]:
         return {}
 
+    def time_left_s(self) -> float | None:
+        return None
+
     def why_terminated(self) -> str:
         return "requeue"
 

@@ -40,6 +40,9 @@ _CONNECT_TIMEOUT_S = 2.0
 _ASK_TIMES = 5
 _SCRIPT_ENDS_S = 5.0
 _ASK_AGAIN_S = 0.3
+# Why a job ends whose batch host was DOWN and is back: the host is no longer the job's, so Slurm kills the script there
+# and takes that for the job's end. Its steps get a SIGTERM; until they have gone it can be requeued (seen on 22.05).
+_SCRIPT_KILLED = "JobLaunchFailure"
 
 
 class SlurmCluster:
@@ -160,7 +163,13 @@ class SlurmCluster:
         if job is None or job.restarts > self.restart_count:
             return "requeue"
         # A preempted job runs on during its grace time. One that is being ended shows as COMPLETING whatever the cause.
-        return "preempted" if job.state == "RUNNING" else "cancel"
+        if job.state == "RUNNING":
+            return "preempted"
+        return "batch_script_lost" if job.reason == _SCRIPT_KILLED else "cancel"
+
+    def time_left_s(self) -> float | None:
+        job = self._slurm.job(self._reference)
+        return job.time_left_s if job is not None else None
 
     async def close(self, *, forget: bool) -> None:
         if self._runners is not None:

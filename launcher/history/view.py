@@ -15,11 +15,12 @@ _FAILED = ("user_error", "no_progress", "too_few_nodes", "internal", "lost")
 
 
 def render(status: Status, title: str) -> RenderableType:
-    """The status as a table for people."""
+    """The status as a table for people; the error of the script that ended the job stands first."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
+    trace = status.reason.partition("\n")[2] if status.state == "user_error" and status.reason else ""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", justify="right")
     facts.add_column(overflow="fold")
@@ -45,7 +46,8 @@ def render(status: Status, title: str) -> RenderableType:
     if status.ettr is not None:
         facts.add_row("ETTR", f"{status.ettr:.1%}  of the time went into steps that counted")
     lines = [event_line(event) for event in status.events]
-    return Group(facts, Text(""), *lines) if lines else facts
+    first = [Text(trace.rstrip(), style="red"), Text("")] if trace.strip() else []
+    return Group(*first, facts, *([Text(""), *lines] if lines else []))
 
 
 def event_line(event: Event) -> Text:
@@ -89,6 +91,8 @@ def describe(event: Event) -> str:
             detect = event.get("detect")
             noticed = f" (noticed within {detect:.1f} s)" if isinstance(detect, int | float) else ""
             return f"{event.get('kind')}{f' on {node}' if node else ''}{at_step}{because}{noticed}"
+        case "backoff":
+            return f"{event.get('seconds')} s of rest before the next attempt, no step was gained{because}"
         case "node_out":
             return f"{node} is out for the rest of the job{because}"
         case "stop_requested":

@@ -2,8 +2,8 @@
 
 Connects to the supervisor, says twice a second that it lives, starts and ends what the supervisor asks for. Without a
 supervisor it looks for the next one, or starts it when its turn has come (succession.py). It ends its workers after
-FENCE_S, so that a node that is cut off cannot go on writing, and leaves after LEAVE_S. The messages are listed in the
-package's docstring.
+FENCE_S, so that a node that is cut off cannot go on writing, and hands the job back to Slurm after LEAVE_S. The
+messages are listed in the package's docstring.
 """
 
 from __future__ import annotations

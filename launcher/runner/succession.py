@@ -70,9 +70,10 @@ class Succession:
         )
 
     async def abandon(self) -> None:
-        """Nobody supervises the job, and nobody will: has Slurm end it rather than leave it running and empty.
+        """Nobody supervises the job, and nobody will: hands it back to Slurm rather than leave it running and empty.
 
-        A node that is cut off does not get through to Slurm, or sees that the lease is renewed.
+        It is requeued, or cancelled where that is refused or its outcome is written. A node that is cut off does not
+        get through to Slurm, or sees that the lease is renewed.
         """
         if self.turn is None:
             return
@@ -80,14 +81,34 @@ class Succession:
             lease = LeaseWatch(self._job_dir)
             await asyncio.sleep(2 * LEASE_S)
             if lease.quiet_s() > LEASE_S:
-                await asyncio.to_thread(Slurm().cancel, JobEnvironment.from_env(os.environ).job_id)
+                await asyncio.to_thread(self._hand_back)
         except (SlurmError, OSError) as error:
-            log.error("the job has no supervisor and could not be cancelled: %s", error)
+            log.error("the job has no supervisor and could not be handed back: %s", error)
 
     async def close(self) -> None:
         """Waits for the supervisor that we started, which ends with us."""
         if self._standby is not None:
             await self._standby.wait()
+
+    def _hand_back(self) -> None:
+        """Every runner does this at about the same time: whoever comes later finds it done."""
+        us, slurm = JobEnvironment.from_env(os.environ), Slurm()
+
+        def is_ours() -> bool:
+            job = slurm.job(us.reference)
+            return job is not None and job.state == "RUNNING" and job.restarts == us.restart_count
+
+        if not is_ours():
+            return
+        if not (self._job_dir / "result.json").exists():
+            try:
+                slurm.requeue(us.reference)
+                return
+            except SlurmError as error:
+                if not is_ours():
+                    return
+                log.warning("the job has no supervisor and could not be requeued: %s; it is cancelled", error)
+        slurm.cancel(us.reference)
 
     @property
     def _stands_by(self) -> bool:

@@ -6,6 +6,7 @@ whatever ended them: a job that only ever loses nodes is going nowhere either.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +15,8 @@ from launcher.jobfile import Restart
 from launcher.supervisor.faults import AGENT_LOST, FABRIC, PREFLIGHT, SCHEDULER_LOST, signature
 
 AGENTLESS_ATTEMPTS = 2  # then Slurm may never start a step in this allocation again (seen after a controller's restart)
+FIRST_DELAY_S = 2.0  # before the second restart after faults of one kind; twice as long before each further one
+MAX_DELAY_S = 60.0
 _NOT_THE_JOBS = (PREFLIGHT, SCHEDULER_LOST)  # faults that say nothing about whether the job gains steps
 
 
@@ -26,12 +29,14 @@ class Decision:
         rung: how the next attempt comes about: "workers", "spare" or "requeue"; None at the end.
         outcome: the job's outcome where it ends.
         reason: why, in words.
+        delay_s: how long to wait before the next attempt.
     """
 
     action: Literal["restart", "requeue", "stop"]
     rung: str | None = None
     outcome: str | None = None
     reason: str = ""
+    delay_s: float = 0.0
 
 
 class Ladder:
@@ -50,6 +55,8 @@ class Ladder:
         self._fruitless = 0  # attempts in a row that gained nothing
         self._agentless = 0  # attempts in a row, of this start of the job, for which no checkpoint agents came up
         self._restarts = 0
+        self._kind = ""  # of the fault observed last
+        self._repeats: Counter[str] = Counter()  # faults of each kind since a step was gained
         self._error: str | None = None
         self._error_repeats = False
         self._is_fabric = False
@@ -72,6 +79,10 @@ class Ladder:
             self._agentless = self._agentless + 1 if event.get("kind") == AGENT_LOST else 0
             self._newest_step_at_fault = self._newest_step
             self._fruitless = 0 if gained else self._fruitless + 1
+            self._kind = str(event.get("kind"))
+            if gained:
+                self._repeats.clear()
+            self._repeats[self._kind] += 1
             trace = event.get("traceback") if event.get("kind") == "user_error" else None
             error = signature(trace) if trace else None
             self._error_repeats = error is not None and error == self._error and not gained
@@ -100,7 +111,13 @@ class Ladder:
         if self._agentless >= AGENTLESS_ATTEMPTS and self._can_requeue:
             return Decision(action="requeue", rung="requeue", reason=f"no checkpoint agents come up here: {reason}")
         if nodes_suffice:
-            return Decision(action="restart", rung="spare" if nodes_changed else "workers", reason=reason)
+            rung = "spare" if nodes_changed else "workers"
+            return Decision(action="restart", rung=rung, reason=reason, delay_s=self._delay_s())
         if self._can_requeue:
             return Decision(action="requeue", rung="requeue", reason=f"no spare node is left: {reason}")
         return Decision(action="stop", outcome="too_few_nodes", reason=f"no spare node is left: {reason}")
+
+    def _delay_s(self) -> float:
+        """None before the first restart: most faults happen once. What comes again and again may need time to pass."""
+        again = self._repeats[self._kind] - 2
+        return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**again) if again >= 0 else 0.0

@@ -56,6 +56,15 @@ class Readiness:
                 break
             await self._host.next_notice(deadline_s - now_s)
 
+    async def backoff(self, delay_s: float, reason: str) -> None:
+        """Waits before an attempt that follows others which gained nothing."""
+        if delay_s <= 0 or self._host.requests.any:
+            return
+        self._host.record("backoff", seconds=delay_s, reason=reason)
+        deadline_s = time.monotonic() + delay_s
+        while (left_s := deadline_s - time.monotonic()) > 0 and not self._host.requests.any:
+            await self._host.next_notice(left_s)
+
     async def folder(self, log_dir: Path) -> str | None:
         """Waits until an attempt's logs can be written, as no worker starts without; why not, after too long."""
         why = await until_written(lambda: probe(log_dir), timeout_s=0.0, give_up=lambda: True)

@@ -11,17 +11,19 @@ from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
 
+OURS_TO_REQUEUE = ("time_limit", "preempted", "batch_script_lost")  # reasons to stop after which nobody else does
+
 
 class Requests:
     """Takes the signals and what Slurm says of them.
 
     Args:
         why_terminated: what a SIGTERM means: `Cluster.why_terminated`. It blocks.
-        told: called at each request with its reason ("cancel", "requeue", "preempted", "time_limit") when it is new,
-            and with None when it repeats one.
+        told: called at each request with its reason ("cancel", "requeue" or one of OURS_TO_REQUEUE) when it is
+            new, and with None when it repeats one.
 
     Attributes:
-        stop: why the job is to stop at a step boundary (requeue, preempted, time_limit); None if it is not.
+        stop: why the job is to stop at a step boundary (requeue, or one of OURS_TO_REQUEUE); None if it is not.
         stop_s: when that was asked (time.monotonic).
         cancelled: whether it is to end at once.
     """

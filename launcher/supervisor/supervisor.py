@@ -31,8 +31,9 @@ from launcher.supervisor.office import Office, Superseded
 from launcher.supervisor.outcome import EXIT_CODES, REASONS, Ending, Outcome
 from launcher.supervisor.past import Past
 from launcher.supervisor.readiness import Readiness
-from launcher.supervisor.requests import Requests
+from launcher.supervisor.requests import OURS_TO_REQUEUE, Requests
 from launcher.supervisor.roster import Roster
+from launcher.supervisor.time_limit import until_near
 from launcher.terms import newest
 from slurm import SlurmError
 
@@ -58,6 +59,7 @@ class Supervisor:
         self._predecessor: str | None = None
         self._is_superseded = self._has_ended = False
         self._holding: asyncio.Task[None] | None = None
+        self._timing: asyncio.Task[None] | None = None
         successors = [node for node in cluster.nodes if node != cluster.node] if cluster.node is not None else []
         self._links = Links(cluster.nodes, read_secret(job_dir), self._inbox, successors)
         self._ladder = Ladder(spec.restart, cluster.can_requeue)
@@ -159,6 +161,7 @@ class Supervisor:
         self._office.take(port, self._take_over)
         self._links.term = self._office.term
         self._holding = asyncio.create_task(self._office.hold(lambda: not self._links.is_isolated, self._on_superseded))
+        self._timing = asyncio.create_task(self._stop_in_time())
         for node in self._roster.out:
             self._links.dismiss(node, forget=True)
         if self._take_over is not None:
@@ -217,7 +220,7 @@ class Supervisor:
             if ending.outcome == "fault" and self.requests.stop:
                 ending = Ending(outcome="stopped")
             if ending.outcome != "fault":
-                self._requeue = ending.outcome == "stopped" and self.requests.stop in ("time_limit", "preempted")
+                self._requeue = ending.outcome == "stopped" and self.requests.stop in OURS_TO_REQUEUE
                 return self._outcome(ending.outcome, REASONS.get(ending.outcome, ""))
             if ending.faults[0].kind == SCHEDULER_LOST and (silence := await self._readiness.scheduler()):
                 return self._outcome("internal", silence)
@@ -231,6 +234,7 @@ class Supervisor:
                 self._requeue = True
                 return self._outcome("stopped", decision.reason)
             rung = decision.rung or "workers"
+            await self._readiness.backoff(decision.delay_s, decision.reason)
 
     def _decide(self, fault: Fault, nodes: tuple[str, ...]) -> Decision:
         roster = self._roster
@@ -306,6 +310,10 @@ class Supervisor:
         if reason is not None and not self._has_ended:  # later Slurm ends what is left of the job, us among it
             self.record("stop_requested", reason=reason)
         self.post(Notice(kind="request"))
+
+    async def _stop_in_time(self) -> None:
+        await until_near(self._cluster.time_left_s, has_just_begun=self._take_over is None)
+        self.requests.ask_stop("time_limit")
 
     async def _hand_back(self, outcome: Outcome) -> Outcome:
         """Has the scheduler start the job again. It then ends this one: what is left to do must not take long."""

@@ -3,60 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_job import EVERY, BrokenJob
-from main_job import Event
+from broken_job import EVERY
 from slurm_kit import ends_as, status
+from supervised_job import SupervisedJob
 
-from launcher.terms import Term, newest
+# What a Python program that waits for its job gets.
+RESULT = """
+import json, sys
+from launcher.submission.slurm import SupervisedSlurmJob
+folder, job_id = sys.argv[1:]
+print(json.dumps(SupervisedSlurmJob(folder=folder, job_id=job_id).result()))
+"""
 
 pytestmark = [pytest.mark.slurm, pytest.mark.faults]
-
-TAKE_OVER_S = 60.0  # longer than any take-over takes on a machine that does much else
-
-
-class SupervisedJob(BrokenJob):
-    """A job whose supervisors are lost: 2 nodes and 3 spares, one of which is the batch host."""
-
-    def __init__(self, cluster: Any, folder: Path) -> None:
-        super().__init__(cluster, folder, spares=3)
-
-    @property
-    def term(self) -> Term:
-        """The newest supervisor's."""
-        term = newest(self.watch.job_dir)
-        assert term is not None and term.node is not None
-        return term
-
-    def signal_supervisor(self, name: str, term: Term) -> None:
-        self.cluster.run_on_node(term.node, ["kill", f"-{name}", str(term.pid)])
-
-    def taken_over(self, lose: Callable[[], object]) -> Event:
-        """Loses the supervisor and waits for the next one, and for a commit that it has heard of."""
-        before = len(self.watch.events())
-        number = self.term.number
-        lose()
-        takeover = self.watch.wait_for("takeover", TAKE_OVER_S, term=number + 1)
-
-        def committed() -> bool | None:
-            events = self.watch.events()[before:]
-            after = events[events.index(takeover) :]
-            return True if any(event["event"] == "commit" for event in after) else None
-
-        self.watch.until(committed, TAKE_OVER_S, "commit after the take-over")
-        return takeover
-
-    @property
-    def attempts(self) -> int:
-        return len(self.watch.events("attempt_start"))
-
-    @property
-    def supervisor_log(self) -> str:
-        return (self.watch.job_dir / "log" / "supervisor.log").read_text()
 
 
 @pytest.fixture
@@ -109,6 +73,10 @@ def test_batch_host_lost_and_then_the_host_of_its_successor(job: SupervisedJob, 
 
     job.finish(steady_digests)
     job.watch.until(ends_as(job.cluster, job.job_id, "CANCELLED"), 60, "job that its supervisor has ended")
+    folder = str(job.watch.job_dir)
+    told = job.cluster.run_as_user([sys.executable, "-c", RESULT, folder, job.job_id], timeout_s=60).stdout
+    result = json.loads(told)
+    assert (result["name"], result["exit_code"]) == ("done", 0), told
     assert status(job.cluster, job.job_id)["state"] == "done"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from launcher.cli import main
 from launcher.logs import Selection, follow_logs
 from launcher.registry import KnownJob, known_jobs, remember
 from launcher.submission.process import Process
+from launcher.supervisor.outcome import EXIT_CODES
 
 EVENTS = [
     {"time": 100.0, "event": "job_start", "run_id": "local-7", "nodes_requested": 2, "spares": 1, "cluster": "local"},
@@ -117,6 +119,13 @@ def test_a_dry_run_prints_exactly_what_sbatch_would_get(home: Path, capsys: pyte
 )
 def test_every_verb_explains_itself(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage: holdfast" in said(capsys, *words, "--help")
+
+
+@pytest.mark.parametrize("verb", ["run", "submit"])
+def test_help_tells_every_exit_code_of_a_job(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said_codes = re.search(r"(?:Exit codes:|shows it:)(.*?)\.", " ".join(said(capsys, verb, "--help").split()))
+    assert said_codes, "no exit codes"
+    assert {int(code) for code in re.findall(r"\d+", said_codes[1])} == set(EXIT_CODES.values())
 
 
 def test_help_imports_none_of_the_parts() -> None:

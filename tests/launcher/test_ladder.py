@@ -67,6 +67,26 @@ def test_progress_starts_the_count_anew() -> None:
         assert job.attempt("process_exit").action == "restart"
 
 
+def test_the_first_restart_is_immediate_and_each_further_one_waits_twice_as_long_up_to_a_minute() -> None:
+    job = Job(max_without_progress=20)
+    delays_s = [job.attempt("process_exit").delay_s for _ in range(9)]
+    assert delays_s == [0, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_every_kind_of_fault_has_a_delay_of_its_own_until_a_step_is_gained() -> None:
+    job = Job(max_without_progress=20)
+    kinds = ("process_exit", "node_lost", "process_exit", "node_lost", "process_exit")
+    assert [job.attempt(kind).delay_s for kind in kinds] == [0, 0, 2, 2, 4]
+    assert [job.attempt("process_exit", committed=step).delay_s for step in (1, 2, 3)] == [0, 0, 0]
+    assert [job.attempt("process_exit").delay_s, job.attempt("node_lost").delay_s] == [2, 0]
+
+
+def test_a_fault_that_says_nothing_of_the_job_adds_no_delay() -> None:
+    job = Job(max_without_progress=20)
+    job.attempt("process_exit")
+    assert [job.attempt("scheduler_lost").delay_s, job.attempt("scheduler_lost").delay_s] == [0, 0]
+
+
 def test_restarts_are_limited_in_spite_of_progress() -> None:
     job = Job(max_restarts=3)
     actions = [job.attempt("process_exit", committed=step).action for step in (1, 2, 3, 4)]

@@ -156,6 +156,16 @@ def test_the_table_tells_what_a_user_asks_for() -> None:
         assert expected in shown
 
 
+def test_the_error_that_ended_a_job_stands_first() -> None:
+    reason = "the same error twice: rank 1\nTraceback (most recent call last):\n  File t.py\nKeyError: 1"
+    ended = status_of([*STARTED, event(12, "job_end", outcome="user_error", step=1, reason=reason)])
+    console = Console(width=120, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(ended, "7  gpt"))
+    shown = [line.rstrip() for line in console.export_text().splitlines()]
+    assert shown[:3] == ["Traceback (most recent call last):", "  File t.py", "KeyError: 1"]
+    assert any(line.split() == ["state", "user_error", "KeyError:", "1"] for line in shown)
+
+
 def test_every_event_is_one_line_of_words() -> None:
     for told in DONE:
         line = describe(told)

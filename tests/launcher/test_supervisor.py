@@ -148,11 +148,14 @@ time.sleep(600)
 
 
 def test_exit_codes_and_limits_are_named(make_job: Callable[..., Job]) -> None:
-    job = make_job("import sys; sys.exit(3)", spares=0, nodes=1, restart={"max_without_progress": 2})
+    job = make_job("import sys; sys.exit(3)", spares=0, nodes=1, restart={"max_without_progress": 3})
     outcome = job.supervise()
     assert (outcome.name, outcome.exit_code) == ("no_progress", 11)
     assert "rank 0 on node0 exited with code 3" in outcome.reason
-    assert [event["rung"] for event in job.events("attempt_start")] == ["start", "workers"]
+    first, second, third = job.events("attempt_start")
+    assert [event["rung"] for event in (first, second, third)] == ["start", "workers", "workers"]
+    (backoff,) = job.events("backoff")
+    assert backoff["seconds"] == 2 and second["time"] < backoff["time"] <= third["time"] - 2
 
 
 def test_lost_node_is_replaced_by_the_spare_in_its_place(make_job: Callable[..., Job]) -> None:

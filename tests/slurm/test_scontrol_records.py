@@ -53,6 +53,15 @@ def test_a_silent_node_is_down_and_says_since_when() -> None:
     assert node.reason.startswith("Not responding [root@")
 
 
+def test_the_time_left_is_told_by_durations_alone() -> None:
+    running = recorded("job_running.txt")
+    assert Job.parse(running).time_left_s is None
+    assert Job.parse(recorded("job_shrunk.txt")).time_left_s == 365 * 86400 - 48
+    limited = running.replace("TimeLimit=UNLIMITED", "TimeLimit=1-00:01:00")
+    assert Job.parse(limited.replace("RunTime=00:00:02", "RunTime=1-00:01:30")).time_left_s == -30
+    assert Job.parse(running.replace("TimeLimit=UNLIMITED", "TimeLimit=Partition_Limit")).time_left_s is None
+
+
 def test_an_ended_job_has_ended() -> None:
     job = Job.parse("JobId=1 UserId=a(1) JobState=NODE_FAIL Partition=p ExitCode=1:0")
     assert job.has_ended and job.exit_code == 1

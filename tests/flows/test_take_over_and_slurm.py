@@ -1,0 +1,118 @@
+"""What Slurm does to a job that has been taken over from its batch host: the job goes on, or is requeued and does."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slurm_kit import ends_as, job_state
+from supervised_job import SupervisedJob
+
+from slurm.testbed.namespaces import wait_until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.faults]
+
+# A job without a supervisor, whose runners find that out; first while somebody does renew the lease.
+ORPHAN = """#!/bin/sh
+echo "run $SLURM_RESTART_COUNT" >> runs
+[ -z "$SLURM_RESTART_COUNT" ] || sleep 600
+(while [ ! -e spared ]; do date +%s%N > lease; sleep 0.2; done) &
+srun --overlap --mpi=none {python} abandon.py
+touch spared
+wait
+srun --overlap --mpi=none {python} abandon.py
+sleep 600
+"""
+ABANDON = """
+import asyncio, pathlib
+from launcher.runner.succession import Succession
+succession = Succession(pathlib.Path.cwd())
+succession.turn = 0
+asyncio.run(succession.abandon())
+"""
+
+SLURM_NOTICES_S = 90.0  # SlurmdTimeout is 30 s here, and the controller looks every third of it
+REQUEUED_S = 90.0
+REGISTER_EVERY_S = 5.0
+
+
+@pytest.fixture
+def job(fault_cluster: Any, small_share: Path, request: pytest.FixtureRequest) -> SupervisedJob:
+    """A job in mid-training, on a cluster with all its nodes."""
+    fault_cluster.restore()
+    job = SupervisedJob(fault_cluster, small_share / request.node.name[5:40], **getattr(request, "param", {}))
+    job.settle()
+    return job
+
+
+def goes_on_after_a_requeue(job: SupervisedJob, lost: str, reason: str, within_s: float) -> None:
+    """Waits for an agreed stop and the next run of the job, on all nodes; nothing is lost between them."""
+    job.watch.wait_for("stop_requested", within_s, reason=reason)
+    ended = job.watch.wait_for("attempt_end", 60)
+    assert ended["outcome"] == "stopped", job.watch.story()
+    job.cluster.restart_node(lost)
+    job.watch.wait_for("attempt_start", REQUEUED_S, attempt=ended["attempt"] + 1, rung="requeue")
+    restored = job.watch.wait_for("restore", REQUEUED_S, attempt=ended["attempt"] + 1)
+    assert restored["step"] == ended["step"], job.watch.story()
+    job.settle()
+
+
+def test_batch_host_that_slurm_has_set_down_comes_back(job: SupervisedJob, steady_digests: dict[int, str]) -> None:
+    """The host is no longer the job's then: Slurm kills the batch script there, and ends the job for it."""
+    batch_host = job.term.node
+    job.taken_over(lambda: job.cluster.node_down(batch_host))
+
+    def is_down() -> bool | None:
+        states = {node["name"]: node["state"] for node in job.cluster.status()["nodes"]}
+        return states[batch_host] == "DOWN" or None
+
+    job.watch.until(is_down, SLURM_NOTICES_S, "batch host that Slurm has set DOWN")
+    asked_s = 0.0
+
+    def told() -> bool | None:
+        """Slurm looks when the node's slurmd registers. What it has killed while that restarts goes on."""
+        nonlocal asked_s
+        if time.monotonic() > asked_s + REGISTER_EVERY_S:
+            job.cluster.node_up(batch_host)
+            asked_s = time.monotonic()
+        return bool(job.watch.events("stop_requested")) or None
+
+    job.watch.until(told, 60, "end of the job by Slurm")
+    goes_on_after_a_requeue(job, batch_host, "batch_script_lost", 1)
+    job.finish(steady_digests)
+    job.watch.until(ends_as(job.cluster, job.job_id, "COMPLETED"), 60, "job that its batch script has ended")
+
+
+@pytest.mark.parametrize("job", [{"time_min": 3}], indirect=True, ids=["three_minutes"])
+def test_time_limit_after_a_take_over(job: SupervisedJob, steady_digests: dict[int, str]) -> None:
+    """Slurm's warning goes to the batch script, which is lost: the supervisor stops the job in time all the same."""
+    batch_host = job.term.node
+    job.taken_over(lambda: job.cluster.crash_node(batch_host))
+    assert not job.watch.events("stop_requested"), "the machine is too slow: the take-over came after the warning"
+    goes_on_after_a_requeue(job, batch_host, "time_limit", 120)
+    job.finish(steady_digests)
+    job.watch.until(ends_as(job.cluster, job.job_id, "COMPLETED"), 60, "job that its batch script has ended")
+
+
+@pytest.mark.parametrize(("flag", "end"), [("--requeue", "RUNNING"), ("--no-requeue", "CANCELLED")])
+def test_a_job_that_nobody_supervises_is_handed_back_once(fault_cluster: Any, flag: str, end: str) -> None:
+    fault_cluster.restore()
+    folder = fault_cluster.home / f"orphan{flag}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "job.sh").write_text(ORPHAN.format(python=sys.executable))
+    (folder / "abandon.py").write_text(ABANDON)
+    argv = ["sbatch", "--parsable", "--nodes=3", "--ntasks=3", flag, "job.sh"]
+    job_id = fault_cluster.run_as_user(argv, cwd=folder).stdout.strip()
+    runs = folder / "runs"
+    handed_back = {"RUNNING": lambda: runs.exists() and runs.read_text() == "run \nrun 1\n"}
+
+    wait_until(
+        handed_back.get(end, lambda: job_state(fault_cluster, job_id) == end), 60, f"job not handed back ({end})"
+    )
+    assert (folder / "spared").exists(), "handed back although the lease was renewed"
+    assert job_state(fault_cluster, job_id) == end
+    fault_cluster.restore()
