@@ -194,6 +194,7 @@ class Runner:
                 message = await asyncio.wait_for(channel.receive(), SUPERVISOR_SILENCE_S)
         except (ChannelError, asyncio.TimeoutError) as error:
             log.warning("supervisor lost: %s", str(error) or f"silent for {SUPERVISOR_SILENCE_S} s")
+            self._succession.lost(was_closed=isinstance(error, ChannelError))
         finally:
             beat.cancel()
             self._channel = None

@@ -33,6 +33,7 @@ class Succession:
         self._job_dir = job_dir
         self._standby: asyncio.subprocess.Process | None = None
         self._lost_s: float | None = None
+        self._was_closed = False  # whether the supervisor's host closed our connection
         self.term = 0  # the highest that we have obeyed
         self.turn: int | None = None  # our place in the succession; None: there is none
 
@@ -41,8 +42,12 @@ class Succession:
         if term < self.term:
             log.warning("supervisor of term %s refused: we obey term %s", term, self.term)
             return False
-        self.term, self.turn, self._lost_s = term, turn, None
+        self.term, self.turn, self._lost_s, self._was_closed = term, turn, None, False
         return True
+
+    def lost(self, *, was_closed: bool) -> None:
+        """The connection to the supervisor is gone: closed from there, or given up after a silence."""
+        self._was_closed = was_closed
 
     def ruling(self) -> Term | None:
         """The newest term, if it can be read."""
@@ -63,6 +68,7 @@ class Succession:
         log.info("no supervisor: standing by for term %s", self.term + 1)
         self._standby = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "launcher.standby", str(self._job_dir), str(self.term)),
+            "closed" if self._was_closed else "silent",
             env={name: value for name, value in os.environ.items() if not name.startswith(_STEP_VARIABLES)},
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,

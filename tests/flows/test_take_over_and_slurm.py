@@ -43,7 +43,7 @@ REGISTER_EVERY_S = 5.0
 def job(fault_cluster: Any, small_share: Path, request: pytest.FixtureRequest) -> SupervisedJob:
     """A job in mid-training, on a cluster with all its nodes."""
     fault_cluster.restore()
-    job = SupervisedJob(fault_cluster, small_share / request.node.name[5:40], **getattr(request, "param", {}))
+    job = SupervisedJob(fault_cluster, small_share / request.node.originalname[5:40], **getattr(request, "param", {}))
     job.settle()
     return job
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.standby import may_take_over
+from launcher.standby import KEEPER_S, Absence, may_take_over
 from launcher.supervisor.office import Office, Superseded
 from launcher.terms import LEASE_S, LeaseWatch, Term, claim, newest, newest_number, renew
 
@@ -46,7 +48,7 @@ def test_standby_takes_over_when_the_lease_has_stood_still_long_enough(tmp_path:
     claim(tmp_path, term(1))
     renew(tmp_path, 1, 5)
     clock = Clock()
-    assert may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), clock.sleep)
+    assert may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), sleep=clock.sleep)
     assert clock.now_s >= LEASE_S
 
 
@@ -54,7 +56,7 @@ def test_standby_leaves_a_supervisor_alone_that_renews_its_lease(tmp_path: Path)
     claim(tmp_path, term(1))
     renew(tmp_path, 1, 5)
     clock = Clock(lambda now_s: renew(tmp_path, 1, 6) if now_s > LEASE_S / 2 else None)
-    assert not may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), clock.sleep)
+    assert not may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), sleep=clock.sleep)
 
 
 @pytest.mark.parametrize("what", ["another took over", "the job has ended"])
@@ -68,7 +70,52 @@ def test_standby_leaves_when_there_is_nothing_to_take_over(tmp_path: Path, what:
             claim(tmp_path, term(2))
 
     clock = Clock(meanwhile)
-    assert not may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), clock.sleep)
+    assert not may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), sleep=clock.sleep)
+
+
+def test_standby_takes_over_at_once_where_the_supervisor_is_certainly_gone(tmp_path: Path) -> None:
+    claim(tmp_path, term(1))
+    clock = Clock()
+    assert may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), lambda: True, clock.sleep)
+    assert clock.now_s == 0.0
+
+
+def test_a_supervisor_that_is_gone_was_followed_by_another_all_the_same(tmp_path: Path) -> None:
+    claim(tmp_path, term(1))
+    claim(tmp_path, term(2))
+    clock = Clock()
+    assert not may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), lambda: True, clock.sleep)
+
+
+def test_a_supervisor_whose_host_refuses_connections_is_gone_once_its_keeper_had_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        clock = Clock()
+        absence = Absence(Term(number=1, run_id="run", node="n1", host=host, port=port, pid=1), clock)
+        clock.now_s = 100.0
+        assert not absence.is_certain(), "somebody listens"
+    assert not absence.is_certain(), "the batch script there may be about to start the next one"
+    clock.now_s += KEEPER_S
+    assert absence.is_certain()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_gone"),
+    [
+        (TimeoutError("timed out"), True),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), True),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), False),
+        (socket.gaierror(socket.EAI_AGAIN, "no name server"), False),
+    ],
+)
+def test_a_host_that_cannot_be_reached_is_gone_unless_it_is_we_who_are_cut_off(
+    error: OSError, is_gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(address: object, timeout: float) -> socket.socket:
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    assert Absence(term(1)).is_certain() == is_gone
 
 
 def office(job_dir: Path, node: str) -> Office:
