@@ -23,6 +23,7 @@ from rich.console import Console
 sys.path.insert(0, str(ROOT / "tests" / "flows"))
 
 from broken_job import HANG_S, RECOVERY_S, BrokenJob
+from supervised_job import SupervisedJob
 
 from launcher.history.recovery import Recovery, cold_start_s
 from slurm.testbed import TestbedError, TestCluster
@@ -31,6 +32,7 @@ from slurm.testbed import TestbedError, TestCluster
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print {name: {value, unit, peer, ratio}}")
+    parser.add_argument("--only", choices=WAYS, help="one job's faults alone")
     args = parser.parse_args()
     try:
         cluster = TestCluster.up("bench", nodes=4)
@@ -38,7 +40,7 @@ def main() -> int:
         print(f"benchmark: needs a real Slurm: {error}", file=sys.stderr)
         return 1
     try:
-        rows = [*in_place_and_crashed(cluster), *requeued_and_cut_off(cluster)]
+        rows = [way for name, ways in WAYS.items() if args.only in (None, name) for way in ways(cluster)]
     finally:
         cluster.down()
     if args.json:
@@ -73,6 +75,31 @@ def requeued_and_cut_off(cluster: Any) -> Iterator[Row]:
     yield requeued(job)
     yield broken(job, "node cut off the network", lambda: cluster.node_down(job.node_of(2)))
     ended(job)
+
+
+def supervisors(cluster: Any) -> Iterator[Row]:
+    """A third one loses its batch host, a spare, and then the node that has taken over, which trains."""
+    cluster.restore()
+    job = SupervisedJob(cluster, cluster.home / "supervisors", spares=2)
+    job.settle()
+    lost_at = time.time()
+    takeover = job.taken_over(lambda: cluster.crash_node(job.term.node))
+    heard = job.watch.wait_for("commit", RECOVERY_S, time=lambda at: at > takeover["time"])
+    in_place = Recovery(
+        node=takeover["predecessor"],
+        kind="takeover",
+        rung="takeover",
+        step_lost=heard["step"],
+        step_resumed=heard["step"],
+        detect_s=takeover["time"] - lost_at,
+        next_step_s=heard["time"] - lost_at,
+    )
+    yield row(job, "batch host crashed, a spare (to the next save heard of)", in_place)
+    yield broken(job, "supervisor's node crashed, which trains", lambda: cluster.crash_node(job.term.node))
+    ended(job)
+
+
+WAYS = {"processes": in_place_and_crashed, "nodes": requeued_and_cut_off, "supervisors": supervisors}
 
 
 def begun(cluster: Any, name: str) -> BrokenJob:
