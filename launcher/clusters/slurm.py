@@ -40,8 +40,8 @@ _CONNECT_TIMEOUT_S = 2.0
 _ASK_TIMES = 5
 _SCRIPT_ENDS_S = 5.0
 _ASK_AGAIN_S = 0.3
-# Why a job ends whose batch host was DOWN and is back: the host is no longer the job's, so Slurm kills the script there
-# and takes that for the job's end. Its steps get a SIGTERM; until they have gone it can be requeued (seen on 22.05).
+# Why a job ends whose batch script was killed, be it by Slurm: a batch host that was DOWN and is back is not the job's
+# any more, so the script is killed there. Its steps get a SIGTERM; until they are gone it can be requeued (on 22.05).
 _SCRIPT_KILLED = "JobLaunchFailure"
 
 

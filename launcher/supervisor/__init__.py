@@ -4,6 +4,7 @@
     supervisor.py   the state machine: nodes, attempts, the end
     past.py         what the events tell one that goes on with a job
     readiness.py    what has to be there before an attempt can start
+    time_limit.py   when the job's time is nearly up
     requests.py     what somebody outside asks for: signals, preemption, cancel
     attempt.py      one attempt's life; host.py is what it needs of the supervisor
     agents.py       its checkpoint agents, and others in the place of lost ones
