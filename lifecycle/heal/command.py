@@ -15,7 +15,7 @@ from lifecycle.errors import LifecycleError, UsageError
 from lifecycle.heal.case import Outcome
 from lifecycle.heal.healer import Healer
 from lifecycle.heal.history import HISTORY_FILE, REPAIRED, History, only_one
-from lifecycle.heal.lemons import Offender, offenders, read_incidents
+from lifecycle.heal.lemons import Incident, Offender, offenders, read_incidents
 from lifecycle.heal.settings import SETTINGS_FILE, HealSettings
 from slurm.client import Slurm
 from slurm.errors import SlurmError
@@ -79,7 +79,8 @@ def lemons(
     incidents: Annotated[
         list[Path] | None,
         typer.Option(
-            help=f"Nodes' incidents.jsonl, collected by the site.  [default: {Places().incidents}]", show_default=False
+            help=f"Nodes' incidents.jsonl, jobs' events.jsonl; repeat it.  [default: {Places().incidents}]",
+            show_default=False,
         ),
     ] = None,
     state: State = HISTORY_FILE,
@@ -87,7 +88,7 @@ def lemons(
 ) -> None:
     """List the nodes that fail again and again: lemons first."""
     here = [Places().incidents] if Places().incidents.exists() else []
-    told = [incident for path in (incidents or here) for incident in read_incidents(path)]
+    told = [incident for path in (incidents or here) for incident in _read(path)]
     found = offenders(History.read(state).events, told, time.time() - days * _DAY_S)
     if as_json:
         typer.echo(json.dumps([asdict(offender) for offender in found], indent=2))
@@ -95,6 +96,13 @@ def lemons(
         _print_offenders(found)
     else:
         typer.echo(f"no node had troubles in the last {days:g} days, as far as {state} tells")
+
+
+def _read(path: Path) -> list[Incident]:
+    try:
+        return read_incidents(path)
+    except OSError as error:
+        raise UsageError(f"--incidents {path}: {error.strerror}; name a file of incidents or events") from None
 
 
 def _look(settings: HealSettings, state: Path) -> list[Outcome]:

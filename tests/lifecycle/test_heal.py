@@ -11,6 +11,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from launcher.history.events import EventLog
 from lifecycle.errors import LifecycleError, UsageError
 from lifecycle.heal.history import Case, HealEvent, History, only_one
 from lifecycle.heal.lemons import Incident, offenders, read_incidents
@@ -236,6 +237,13 @@ def test_an_admins_command_is_given_the_node(tmp_path: Path) -> None:
 
 
 def test_lemons_come_first_then_the_most_troubled(tmp_path: Path) -> None:
+    events = EventLog(tmp_path / "events.jsonl")
+    events.append("fault", node="n7", kind="user_error", reason="RuntimeError", time=20.0)
+    events.append("node_out", node="n7", reason="no heartbeat for 2.5 s", time=21.0)
+    events.close()
+    (of_a_job,) = read_incidents(tmp_path / "events.jsonl")
+    assert (of_a_job.node, of_a_job.time_s, of_a_job.what) == ("n7", 21.0, "out of a job: no heartbeat for 2.5 s")
+
     path = tmp_path / "incidents.jsonl"
     rows = [{"time_s": 50.0, "node": "n3", "what": "NVRM: Xid (PCI:0000:01:00): 79", "job": 7, "uid": 1000}] * 4
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"time_s": 51.0, "no')
