@@ -168,10 +168,16 @@ class Place:
     domains: tuple[str, ...] = ()  # each node's failure domain, in the order of `nodes`; empty: nothing is known
     job: str = ""  # Slurm's number, for messages
     generation: int = 0
+    ended_command: tuple[str, ...] = ()  # exits with 0 when the run whose id it is given has ended; empty: unknown
 
     @property
     def node_rank(self) -> int:
         return self.nodes.index(self.node)
+
+    @property
+    def who(self) -> str:
+        """Names the run to people."""
+        return f"job {self.job} (run {self.run_id})" if self.job else f"run {self.run_id}"
 
     @property
     def world_size(self) -> int:
@@ -203,6 +209,7 @@ class Place:
                 generation=int(
                     _matching({"HOLDFAST_GENERATION": "0", **env}, "HOLDFAST_GENERATION", _WHOLE, "a whole number")
                 ),
+                ended_command=_command(env, "HOLDFAST_RUN_ENDED"),
             )
         except KeyError as error:
             raise ConfigError(
@@ -219,6 +226,16 @@ class Place:
         if node not in nodes:
             raise ConfigError(f"environment: HOLDFAST_NODE={node!r} is not in HOLDFAST_NODES={','.join(nodes)}")
         return place
+
+
+def _command(env: Mapping[str, str], name: str) -> tuple[str, ...]:
+    try:
+        argv = json.loads(env.get(name) or "[]")
+    except ValueError as error:
+        raise ConfigError(f"environment: {name} is not JSON: {error}") from None
+    if not isinstance(argv, list) or not all(isinstance(word, str) for word in argv):
+        raise ConfigError(f"environment: {name}={env[name]!r:.200}, expected a list of words in JSON")
+    return tuple(argv)
 
 
 def config_from_env(env: Mapping[str, str]) -> CheckpointConfig:

@@ -12,6 +12,7 @@ drain        a committed save goes to the shared tier
 recover      node rank 0 leads a new attempt to one restore plan
 parting      agents that a program has started itself end with it
 tenure       this run's claim to its namespace, in the tiers that all nodes see
+verdict      whether the run of another claim has ended, by the launcher's word
 restore      a node's part in it: inventory, verify, rebuild
 rejoin       instead of both, when agents are lost in mid-attempt and others take their place
 loading      gives a loading worker the bytes of any saved rank

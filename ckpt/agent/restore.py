@@ -55,7 +55,7 @@ class Restore:
 
     async def _on_inventory(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         self._holdings.scan()
-        if problem := await self._shelf.scan():
+        if problem := await self._shelf.scan(self._place.who):
             self._listener.problem("this node's disk cannot be read", problem)
         shards = self._holdings.shards().items()
         return {

@@ -50,7 +50,7 @@ class Agent:
         self._listener = Listener(place.socket_path, self._serve)
         holdings = Holdings(place.ram_dir, place.run_id, config.namespace)
         tiers = lower_tiers(config, place.node)
-        shelf = Shelf(tiers)
+        shelf = self._shelf = Shelf(tiers)
         context = Context(
             place=place, config=config, deadlines=deadlines, holdings=holdings, peers=self._peers,
             listener=self._listener,
@@ -111,6 +111,7 @@ class Agent:
             if self._tenure and self._ended.is_set() and self._finished and not self._stop.agreed:
                 await self._tenure.release()
             await self._listener.close()
+            self._shelf.leave()
             self._board.close()
 
     async def _guard(self, lead: Lead) -> None:

@@ -13,7 +13,8 @@ from ckpt.record.blocks import BLOCK_BYTES, block_count
 from ckpt.record.manifest import ShardPlace
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.tiers import reads
-from ckpt.tiers.tier import Tier
+from ckpt.tiers.occupancy import Occupied
+from ckpt.tiers.tier import NodeTier, Tier
 
 log = logging.getLogger(__name__)
 
@@ -54,19 +55,34 @@ class Shelf:
     """The shards of node-local tiers on this node, as they were when the attempt began."""
 
     def __init__(self, tiers: dict[str, Tier]) -> None:
-        self._tiers = {name: tier for name, tier in tiers.items() if tier.node_local}
+        self._tiers = {name: tier for name, tier in tiers.items() if isinstance(tier, NodeTier)}
         self._shards: dict[tuple[SaveId, int], Shelved] = {}
         self._verified: set[tuple[SaveId, int]] = set()
 
-    async def scan(self) -> str | None:
-        """Reads the disk's manifests; returns why they could not be read."""
+    async def scan(self, holder: str) -> str | None:
+        """Takes the disk for this run and reads its manifests; returns why that could not be.
+
+        Args:
+            holder: who we are, for another run that comes.
+
+        Raises:
+            Occupied: another run that lives writes there.
+        """
         problems = []
         for name, tier in self._tiers.items():
             try:
                 self._shards |= await in_thread(_shards_of, tier)
+                await in_thread(tier.occupy, holder)
+            except Occupied as error:
+                raise Occupied(f"{name} tier: {error}") from None
             except (CheckpointError, OSError) as error:
                 problems.append(f"{name} tier: {error}")
         return "; ".join(problems) or None
+
+    def leave(self) -> None:
+        """Another run may have the disk."""
+        for tier in self._tiers.values():
+            tier.leave()
 
     def rows(self) -> list[tuple[SaveId, int, int]]:
         """Save, world size and rank of every shard."""

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ckpt.agent.context import Context
 from ckpt.agent.threads import in_thread
+from ckpt.agent.verdict import has_ended
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.tiers.claim import Claim
 from ckpt.tiers.tier import Tier
@@ -32,6 +33,7 @@ class Tenure:
         self._namespace = context.config.namespace
         self._listener = context.listener
         self._deadlines = context.deadlines
+        self._ended_command = place.ended_command
         self._claim = Claim(
             run_id=place.run_id, attempt=place.attempt, nonce=secrets.token_hex(8), user=_user(), host=place.node,
             job=place.job, since_s=time.time(),
@@ -83,10 +85,16 @@ class Tenure:
             self._unanswered(name, error)
 
     async def _outlive(self, name: str, tier: Tier, found: Claim) -> None:
-        """Returns once the other run has given no sign of life for `quiet_s`; raises Occupied at its first."""
+        """Returns once the other run has ended or been silent for `quiet_s`; raises Occupied at its first sign of life.
+
+        That it has ended is the launcher's word. Without it only silence tells.
+        """
         log.warning("%s tier: claimed by %s; watching for %g s whether it lives", name, found, self._deadlines.quiet_s)
         deadline = time.monotonic() + self._deadlines.quiet_s
         while time.monotonic() < deadline:
+            if await in_thread(has_ended, self._ended_command, found.run_id, self._deadlines.answer_s):
+                log.warning("%s tier: %s has ended: taken over", name, found)
+                return
             await asyncio.sleep(self._deadlines.beat_s / 2)
             now = await self._in_time(tier.read_claim)
             if now is None or now.yields_to(self._claim):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import Any
+
+from ckpt.errors import CorruptError
 
 
 def durable_write(path: Path, data: bytes, *, sync: bool = True) -> None:
@@ -37,6 +40,31 @@ def durable_write(path: Path, data: bytes, *, sync: bool = True) -> None:
         raise
     if sync:
         sync_directory(path.parent)
+
+
+def open_regular(path: Path) -> int:
+    """A read-only descriptor; raises CorruptError for anything but a regular file (a symlink, a pipe, a device)."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if path.is_symlink():
+            raise CorruptError(f"{path}: is a symbolic link, expected a regular file") from None
+        raise error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CorruptError(f"{path}: is not a regular file")
+    return descriptor
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """A small file's content; raises CorruptError for what is no regular file or is longer, OSError."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise CorruptError(f"{path}: longer than {most_bytes} bytes")
+    return data
 
 
 def sync_directory(path: Path) -> None:

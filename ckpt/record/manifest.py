@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
 from ckpt.errors import CorruptError
-from ckpt.record.files import durable_write
+from ckpt.record.files import durable_write, open_regular
 from ckpt.record.packing import Packed, Packer
 from ckpt.record.shard import SaveId, ShardRecord, seal_json, unseal_json
 
@@ -172,22 +171,6 @@ def parse_manifest(data: bytes, *, partial: bool = False) -> Manifest:
         kinds = ("all nodes", "one node") if partial else ("one node", "all nodes")
         raise CorruptError(f"manifest: lists the shards of {kinds[0]}, expected {kinds[1]}")
     return manifest
-
-
-def open_regular(path: Path) -> int:
-    """A read-only descriptor; raises CorruptError for anything but a regular file (a symlink, a pipe, a device)."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        if path.is_symlink():
-            raise CorruptError(f"{path}: is a symbolic link, expected a regular file") from None
-        raise error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CorruptError(f"{path}: is not a regular file")
-    return descriptor
 
 
 def _pack(places: Sequence[ShardPlace]) -> Packed:

@@ -13,10 +13,11 @@ from typing import Any
 
 from ckpt.errors import CorruptError
 from ckpt.record.blocks import BLOCK_BYTES, block_count, checksum
-from ckpt.record.files import dump_json, durable_write
+from ckpt.record.files import dump_json, durable_write, read_regular
 from ckpt.record.layout import Layout
 
 FORMAT = 1
+MAX_BYTES = 1 << 30  # of a record
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -119,7 +120,7 @@ def write_record(directory: Path, name: str, record: ShardRecord) -> None:
 
 def read_record(directory: Path, name: str) -> ShardRecord:
     """Raises CorruptError for a damaged record, FileNotFoundError for none."""
-    return ShardRecord.from_json(unseal_json((directory / f"{name}.json").read_bytes()))
+    return ShardRecord.from_json(unseal_json(read_regular(directory / f"{name}.json", MAX_BYTES)))
 
 
 def drop_record(directory: Path, name: str) -> None:

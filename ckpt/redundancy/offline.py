@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckpt.errors import CheckpointError, CorruptError
 from ckpt.record.blocks import BLOCK_BYTES, checksum
-from ckpt.record.manifest import open_regular
+from ckpt.record.files import open_regular
 from ckpt.record.shard import SaveId, ShardRecord, read_record, write_record
 from ckpt.redundancy.galois import multiply_add
 from ckpt.redundancy.parity import ParityRecord, ParitySet, read_parity

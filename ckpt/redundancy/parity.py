@@ -13,8 +13,8 @@ from typing import Any
 
 from ckpt.errors import CorruptError
 from ckpt.record.blocks import BLOCK_BYTES, block_count
-from ckpt.record.files import durable_write
-from ckpt.record.shard import FORMAT, SaveId, ShardRecord, seal_json, unseal_json
+from ckpt.record.files import durable_write, read_regular
+from ckpt.record.shard import FORMAT, MAX_BYTES, SaveId, ShardRecord, seal_json, unseal_json
 from ckpt.redundancy.stripes import Stripes
 
 
@@ -130,4 +130,4 @@ def write_parity(directory: Path, name: str, record: ParityRecord) -> None:
 
 def read_parity(directory: Path, name: str) -> ParityRecord:
     """Raises CorruptError for a damaged record, FileNotFoundError for none."""
-    return ParityRecord.from_json(unseal_json((directory / f"{name}.json").read_bytes()))
+    return ParityRecord.from_json(unseal_json(read_regular(directory / f"{name}.json", MAX_BYTES)))

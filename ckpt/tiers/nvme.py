@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ckpt.tiers.occupancy import Occupancy
 from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.throttle import Throttle
 
@@ -29,3 +30,15 @@ class NvmeTier(SharedTier):
         """
         super().__init__(Path(path) / node, namespace, throttle=throttle)
         self.node = node
+        self._occupancy: Occupancy | None = None
+
+    def occupy(self, holder: str) -> None:
+        """See `ckpt.tiers.tier.NodeTier`."""
+        self.prepare()
+        self._occupancy = self._occupancy or Occupancy(self.folder, holder)
+
+    def leave(self) -> None:
+        """Lets others in."""
+        if self._occupancy is not None:
+            self._occupancy.release()
+            self._occupancy = None

@@ -17,8 +17,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ckpt.errors import CheckpointError, ConfigError, CorruptError, NamespaceError
-from ckpt.record.files import durable_write, sync_directory
-from ckpt.record.manifest import Manifest, ShardPlace, new_manifest, open_regular, read_manifest, write_manifest
+from ckpt.record.files import durable_write, open_regular, sync_directory
+from ckpt.record.manifest import Manifest, ShardPlace, new_manifest, read_manifest, write_manifest
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.tiers.catalog import Entry, directory_name, list_steps
 from ckpt.tiers.claim import CLAIM, Claim, parse_claim
@@ -91,8 +91,7 @@ class SharedTier:
 
     def begin(self, save: SaveId) -> None:
         """Makes the step's directory; on Lustre with the layout that its files inherit."""
-        directory = self._directory(save)
-        directory.mkdir(mode=0o700, exist_ok=True)
+        directory = self._make_directory(save)
         if self._stripe_count is not None and on_lustre(directory):
             set_stripe(directory, self._stripe_count)
 
@@ -100,12 +99,11 @@ class SharedTier:
         self, save: SaveId, node_rank: int, shards: Sequence[tuple[ShardRecord, memoryview]]
     ) -> list[ShardPlace]:
         """Writes `node-<rank>.data` through a temporary name; may be repeated until the step is committed."""
-        directory = self._directory(save)
+        directory = self._make_directory(save)
         if (directory / "manifest.json").exists():
             raise CheckpointError(
                 f"{directory}: step {save.step} is committed there already; it is never written again"
             )
-        directory.mkdir(mode=0o700, exist_ok=True)
         file = f"node-{node_rank:05d}.data"
         temporary = directory / f".{file}.tmp"
         places = node_places(file, [record for record, _ in shards])
@@ -174,8 +172,20 @@ class SharedTier:
             os.replace(self.folder / entry.name, self.folder / f"{_TRASH}{entry.name}")
             names.append(entry.name)
         for trash in self.folder.glob(f"{_TRASH}*"):
-            shutil.rmtree(trash)
+            if trash.is_symlink():  # no directory of ours: where it leads is nobody's business here
+                log.warning("%s: was a symbolic link; removed, what it led to is left alone", trash)
+                trash.unlink()
+            else:
+                shutil.rmtree(trash)
         return names
+
+    def _make_directory(self, save: SaveId) -> Path:
+        """The step's directory, made if need be; raises CorruptError for a link that stands in its place."""
+        directory = self._directory(save)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        if directory.is_symlink():
+            raise CorruptError(f"{directory}: is a symbolic link, expected our own directory; remove it")
+        return directory
 
     def _directory(self, save: SaveId) -> Path:
         return self.folder / directory_name(save)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ckpt.record.manifest import Manifest, ShardPlace
 from ckpt.record.shard import SaveId, ShardRecord
@@ -99,3 +99,20 @@ class Tier(Protocol):
             running: the save that is being written now; stays.
             complete: of a node-local tier, the saves that all nodes have committed: only they count. None: all do.
         """
+
+
+@runtime_checkable
+class NodeTier(Tier, Protocol):
+    """A tier on a node's own disk. It needs no claim: the kernel knows whether another run on the node lives."""
+
+    def occupy(self, holder: str) -> None:
+        """Bars every other run from this node's folder until `leave`; `holder` names ours.
+
+        Raises:
+            Occupied: another run is there.
+            NamespaceError, ConfigError: the folder is another's, or cannot be made.
+            OSError: the disk cannot be written.
+        """
+
+    def leave(self) -> None:
+        """Lets others in."""

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from ckpt.errors import CorruptError
 from ckpt.record.blocks import BLOCK_BYTES, bad_blocks
-from ckpt.record.manifest import ShardPlace, open_regular
+from ckpt.record.files import open_regular
+from ckpt.record.manifest import ShardPlace
 from ckpt.record.shard import SaveId
 from ckpt.tiers.reads import WINDOW_BLOCKS
 from ckpt.tiers.tier import Tier

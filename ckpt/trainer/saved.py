@@ -8,6 +8,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.record.blocks import block_count, blocks_of_range
 from ckpt.record.boxes import Box
+from ckpt.record.files import open_regular
 from ckpt.record.layout import Chunk
 from ckpt.record.shard import ShardRecord
 from ckpt.trainer.leaves import chunk_box, torch_dtype, view_array, view_bytes
@@ -172,8 +174,8 @@ def _map(path: str, base: int, nbytes: int) -> memoryview | None:
     if not nbytes:
         return memoryview(b"")
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
+        descriptor = open_regular(Path(path))
+    except (CorruptError, OSError) as error:
         log.warning("%s: %s", path, error)
         return None
     try:

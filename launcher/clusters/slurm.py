@@ -12,6 +12,7 @@ agents, it outlives a supervisor that dies; where another node may have taken ov
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import socket
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import ckpt.agent.launch as agent_launch
+from launcher.clusters import ended
 from launcher.clusters.cluster import AgentsHandle
 from launcher.clusters.spawned import Adopted, Spawned
 from launcher.containers import of_the_steps
@@ -100,6 +102,7 @@ class SlurmCluster:
     async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
         argv = [*self._srun(nodes, "--mpi=pmix"), *agent_launch.command()]
         own = agent_launch.environment() | {"HOLDFAST_RAM_DIR": str(memory_dir(self.run_id))}
+        own["HOLDFAST_RUN_ENDED"] = json.dumps(ended.command())
         self._agents = await Spawned.start(argv, {**environment, **own}, log_path, outlives_us=True)
         return self._agents
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 from agent_kit import DEADLINES, World, config, lose, run, until
 
+from ckpt.agent.verdict import has_ended
 from ckpt.errors import CorruptError
 from ckpt.tiers.claim import Claim, parse_claim
+from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
 
 NEVER = replace(DEADLINES, quiet_s=3600)  # who has to wait for silence does not come through
@@ -54,6 +57,59 @@ def test_a_run_that_was_killed_is_succeeded_once_it_has_been_silent(
         async with World(tmp_path, ["b"], 0, checkpoint) as second:
             assert (await second.plan())["step"] == 10
         assert "run run-1 of user" in caplog.text and "has given no sign of life for 0.3 s: taken over" in caplog.text
+
+    run(test)
+
+
+def test_a_run_that_has_ended_by_the_launchers_word_is_succeeded_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Cancelled, say. The word is asked for again until it is given: the job may still be completing."""
+    asked = tmp_path / "asked"
+    script = "import sys; from pathlib import Path; p = Path(sys.argv[1]); said = p.exists(); p.write_text(sys.argv[2])"
+    command = (sys.executable, "-c", f"{script}; sys.exit(not said)", str(asked))
+
+    async def test() -> None:
+        checkpoint = config(tmp_path / "shared")
+        async with World(tmp_path, ["a"], 3, checkpoint) as first:
+            await first.save(10, 0)
+            await first.flush()
+        another_run(monkeypatch)
+        second = World(tmp_path, ["b"], 0, checkpoint, deadlines=NEVER)
+        second.places = [replace(place, ended_command=command) for place in second.places]
+        async with second:
+            assert (await second.plan())["step"] == 10
+
+    run(test)
+    assert asked.read_text() == "run-1"
+    assert "run run-1 of user" in caplog.text and "has ended: taken over" in caplog.text
+
+
+@pytest.mark.parametrize("command", [[], ["/nonexistent"], ["/bin/false"], ["/bin/sleep", "30"]], ids=str)
+def test_without_a_word_no_run_has_ended(command: list[str]) -> None:
+    assert not has_ended(command, "60", timeout_s=0.2)
+
+
+def test_a_second_run_on_a_node_is_refused_its_disk_while_the_first_lives_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no tier that all nodes see bars it."""
+    checkpoint = config(scheme="none", nvme={"path": str(tmp_path / "nvme"), "every_steps": 10, "keep": 1})
+    (other := tmp_path / "other").mkdir()
+
+    async def test() -> None:
+        async with World(tmp_path, ["a"], 0, checkpoint, deadlines=NEVER) as first:
+            await first.save(10, 0)
+            await first.flush()
+            another_run(monkeypatch)
+            async with World(other, ["a"], 0, checkpoint, deadlines=NEVER) as second:
+                error = (await second.workers[0].request("plan"))["error"]
+                assert "nvme tier: " in error and "nvme/a/test: in use by run run-1; wait for it to end" in error
+            await first.save(20, 1)
+            await first.flush()
+            assert NvmeTier(tmp_path / "nvme", "test", node="a").steps()[0].step == 20
+        async with World(other, ["a"], 1, checkpoint, deadlines=NEVER) as second:
+            assert (await second.plan())["step"] == 20
 
     run(test)
 

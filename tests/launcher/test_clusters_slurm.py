@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.clusters import open_cluster
+from launcher.clusters import ended, open_cluster
 from launcher.clusters import slurm as slurm_cluster
 from launcher.clusters.slurm import SlurmCluster
 from launcher.errors import UsageError
@@ -233,3 +233,33 @@ def test_nodes_that_can_be_given_nothing_are_told_by_what_slurm_and_they_themsel
 def test_where_slurm_does_not_answer_nothing_is_known_of_the_nodes(spec: JobSpec) -> None:
     with pytest.raises(SlurmError):
         cluster(spec, Scontrol(None)).unusable(["n1"])
+
+
+@pytest.mark.parametrize(
+    ("state", "over"),
+    [
+        *((state, True) for state in ("CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED")),
+        *((state, False) for state in ("RUNNING", "COMPLETING", "PENDING", "NODE_FAIL")),  # a lost node may live on
+    ],
+)
+def test_a_run_has_ended_when_slurm_says_so_of_its_job(state: str, over: bool) -> None:
+    assert ended.verdict("slurm-big-7", Slurm(run=Scontrol((state, 0))), ENV) == (over, f"job 7 is {state}")
+
+
+def test_a_run_whose_job_slurm_has_forgotten_has_ended() -> None:
+    def unknown(argv: Sequence[str], **_: Any) -> Result:
+        stderr = "slurm_load_jobs error: Invalid job id specified"
+        raise CommandError(Result(argv=tuple(argv), returncode=1, stdout="", stderr=stderr, seconds=0.0), "exit code 1")
+
+    assert ended.verdict("slurm-big-7", Slurm(run=unknown), ENV)[0]
+
+
+@pytest.mark.parametrize("run_id", ["slurm-other-7", "slurm-big-7.1", "slurm-big--7", "slurm-big-all", "local-x-7", ""])
+def test_of_a_run_of_another_cluster_slurm_is_not_asked(run_id: str) -> None:
+    run = Scontrol()
+    assert not ended.verdict(run_id, Slurm(run=run), ENV)[0]
+    assert not run.asked
+
+
+def test_without_an_answer_of_slurm_no_run_has_ended() -> None:
+    assert not ended.verdict("slurm-big-7", Slurm(run=Scontrol(None)), ENV)[0]

@@ -1,0 +1,52 @@
+"""`python -m launcher.clusters.ended RUN_ID`: exit code 0 when Slurm says that the job of that run has ended.
+
+The ckpt agents of a new run ask it about the run whose claim they find; see HOLDFAST_RUN_ENDED.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+
+from slurm import Slurm, SlurmError
+
+_UNSURE = "NODE_FAIL"  # a node that Slurm has lost may live on, cut off
+
+
+def command() -> list[str]:
+    """Its argv, but for the run's id."""
+    return [sys.executable, "-m", "launcher.clusters.ended"]
+
+
+def verdict(run_id: str, slurm: Slurm, env: Mapping[str, str]) -> tuple[bool, str]:
+    """Whether a run has ended for certain, and what is known of it.
+
+    Slurm forgets jobs some time after their end, so a job of our cluster that it does not know has ended. A job that
+    is being ended shows as COMPLETING until the last of its processes is gone.
+    """
+    cluster = env.get("SLURM_CLUSTER_NAME", "")
+    match = re.fullmatch(r"slurm-(.+)-([0-9]{1,10})", run_id, re.ASCII)
+    if match is None or match[1] != cluster:
+        return False, f"is no job of cluster {cluster or '(none)'}"
+    try:
+        job = slurm.job(int(match[2]))
+    except SlurmError as error:
+        return False, str(error)
+    if job is None:
+        return True, f"job {match[2]} is over, Slurm has forgotten it"
+    return job.has_ended and job.state != _UNSURE, f"job {match[2]} is {job.state}"
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print("launcher.clusters.ended: expected one run id", file=sys.stderr)
+        return 2
+    ended, said = verdict(sys.argv[1], Slurm(), os.environ)
+    print(said)
+    return 0 if ended else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

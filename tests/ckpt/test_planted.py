@@ -1,0 +1,82 @@
+"""What does not belong in our directories: refused by name, and nothing that it leads to is read or touched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from agent_kit import NAMESPACE, RUN_ID, World, config, content, lose, run, until
+
+from ckpt.record.shard import SaveId
+from ckpt.tiers.catalog import directory_name
+from ckpt.tiers.posix import SharedTier
+
+
+def contents_of(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_links_and_pipes_in_a_memory_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Records and bytes that would verify, were they there; and a pipe, at which a reader would wait for ever."""
+
+    async def test() -> None:
+        async with World(tmp_path, ["a", "b"], 0, config()) as world:
+            await world.save(10, 0)
+            await world.save(20, 1)
+        outside = tmp_path / "outside"
+        shutil.copytree(tmp_path / "a", outside, ignore=lambda *_: ["agent-0.sock"])
+        before = contents_of(outside)
+        for name in ("own-0-1.data", "copy-1-0-1.json"):
+            (tmp_path / "a" / name).unlink()
+            (tmp_path / "a" / name).symlink_to(outside / name)
+        os.mkfifo(tmp_path / "a" / "own-0-7.json")
+        async with World(tmp_path, ["a", "b"], 1, config()) as world:
+            plan = await world.plan()
+            assert (plan["step"], plan["tier"]) == (20, "memory")
+            assert await world.contents(2) == [content(rank, 20) for rank in range(2)]
+            await world.save(30, 0)
+        assert contents_of(outside) == before
+        assert "copy-1-0-1.json: is a symbolic link, expected a regular file" in caplog.text
+        assert "own-0-7.json: is not a regular file" in caplog.text
+        assert "own-0-1.data" in caplog.text
+
+    run(test)
+
+
+def test_links_in_a_tiers_directory(tmp_path: Path) -> None:
+    """In place of a node's file, of a step to come, and of an old one that is to go."""
+    shared, outside = tmp_path / "shared", tmp_path / "outside"
+    tier = SharedTier(shared, NAMESPACE)
+
+    async def test() -> None:
+        async with World(tmp_path, ["a"], 0, config(shared)) as world:
+            for slot, step in enumerate((10, 20)):
+                await world.save(step, slot)
+                await world.flush()
+        lose(tmp_path, "a")
+        first, newest = (tier.folder / directory_name(save) for save in reversed(tier.steps()))
+        outside.mkdir()
+        for path, away in ((newest / "node-00000.data", outside / "data"), (first, outside / "step")):
+            path.rename(away)
+            path.symlink_to(away)
+        before = contents_of(outside)
+        coming = SaveId(step=30, attempt=1, run_id=RUN_ID)
+        (tier.folder / directory_name(coming)).symlink_to(outside)
+        async with World(tmp_path, ["a"], 1, config(shared)) as world:
+            plan = await world.plan()
+            assert (plan["step"], [skipped["step"] for skipped in plan["skipped"]]) == (0, [20])
+            assert "node-00000.data: is a symbolic link" in plan["skipped"][0]["reason"]
+            await world.save(30, 0)
+            problem = await world.monitors[0].event("problem", failed="shared")
+            assert f"{directory_name(coming)}: is a symbolic link" in problem["detail"]
+            await world.flush()
+            for slot, step in enumerate((40, 50, 60)):
+                await world.save(step, slot)
+                await world.flush()
+            await until(lambda: [save.step for save in tier.steps()] == [60, 50])
+            await until(lambda: not first.is_symlink() and not list(tier.folder.glob(".trash-*")))
+        assert contents_of(outside) == before
+
+    run(test)
