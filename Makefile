@@ -59,6 +59,8 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python benchmarks/recovery.py
 	@$(BIN)/python benchmarks/redundancy.py
 	@$(BIN)/python benchmarks/supervisor.py
+	@if [ "$$(id -u)" = 0 ] && command -v slurmctld >/dev/null; then $(BIN)/python benchmarks/hooks.py; \
+	else echo "bench: what the hooks cost was not measured: needs root and Slurm"; fi
 
 bench-faults: $(VENV)/.installed-dev
 	@tests/install_slurm.sh

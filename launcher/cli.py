@@ -64,7 +64,7 @@ _OPTIONS: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "p
 app = typer.Typer(**_OPTIONS, help="Keeps PyTorch training on Slurm running through the nodes it loses.")
 cluster_app = typer.Typer(**_OPTIONS, help="A real Slurm of several nodes on this one machine (needs root).")
 app.add_typer(typer.Typer(**_OPTIONS, cls=_CheckpointVerbs, help="List and verify checkpoints."), name="ckpt")
-node_app = typer.Typer(**_OPTIONS, cls=_NodeVerbs, help="Check and provision the node this runs on.")
+node_app = typer.Typer(**_OPTIONS, cls=_NodeVerbs, help="Check and provision this node; heal those of the cluster.")
 app.add_typer(node_app, name="node")
 app.add_typer(cluster_app, name="cluster")
 
