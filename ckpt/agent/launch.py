@@ -49,16 +49,13 @@ def mpirun_options() -> list[str]:
     return ["--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none"]
 
 
-def environment(*, loopback: bool = False, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+def environment(*, loopback: bool = False) -> dict[str, str]:
     """What to export to mpirun or srun, besides HOLDFAST_*.
 
     Args:
         loopback: all agents run on this machine, which may have no other network.
-        env: where the user may have chosen otherwise.
     """
-    # btl/ofi serves one-sided communication alone, of which we have none, and takes a second of each MPI_Init to look
-    # for networks (seen with Open MPI 5.0.11). EFA and other fabrics are reached by mtl/ofi, which stays.
-    settings = {"OMPI_MCA_btl": env.get("OMPI_MCA_btl", "^ofi")}
+    settings: dict[str, str] = {}
     if loopback:
         # No shared memory between agents: its backing files would outlive one that is killed. Elsewhere MPI chooses the
         # fastest fabric it finds: fault tolerance would forbid it some, and Slurm's PMIx ends the step in any case.

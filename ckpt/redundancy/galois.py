@@ -2,7 +2,7 @@
 
 ISA-L does the bulk where the pyeclib wheel brings it: called straight on our buffers, several times faster than through
 pyeclib's own interface, which copies (benchmarks/redundancy.py shows all three). NumPy does it elsewhere; both give the
-same bytes.
+same bytes. It is imported at first use: agents that need none come up the sooner.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import functools
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
-MultiplyAdd = Callable[[Bytes, Bytes, int], None]
+    Bytes = npt.NDArray[np.uint8]
+    MultiplyAdd = Callable[[Bytes, Bytes, int], None]
 
 MAX_MEMBERS = 256  # data and parity of one stripe together: the field has no more elements
 _POLYNOMIAL = 0x11D
@@ -26,6 +28,8 @@ _ISAL_LEAST_BYTES = 64  # below, ISA-L's vector code does not apply
 
 def multiply_add(into: memoryview, data: memoryview, coefficient: int) -> None:
     """into += coefficient * data, byte by byte. Equal lengths; `into` is writable."""
+    import numpy as np
+
     target, source = np.frombuffer(into, np.uint8), np.frombuffer(data, np.uint8)
     if coefficient == 1:
         np.bitwise_xor(target, source, out=target)
@@ -70,6 +74,8 @@ def multiply(a: int, b: int) -> int:
 
 def numpy_multiply_add(into: Bytes, data: Bytes, coefficient: int) -> None:
     """`multiply_add` by table."""
+    import numpy as np
+
     np.bitwise_xor(into, _products()[coefficient][data], out=into)
 
 
@@ -105,6 +111,8 @@ def _bind(init: Callable[..., None], update: Callable[..., None]) -> MultiplyAdd
 @functools.cache
 def _products() -> Bytes:
     """The product of every two elements."""
+    import numpy as np
+
     power, logarithm, value = np.zeros(510, np.uint8), np.zeros(256, np.int64), 1
     for exponent in range(255):
         power[exponent] = power[exponent + 255] = value
@@ -116,7 +124,7 @@ def _products() -> Bytes:
 
 
 def _inverse(a: int) -> int:
-    return int(np.flatnonzero(_products()[a] == 1)[0])
+    return int((_products()[a] == 1).argmax())
 
 
 def _invert(matrix: list[list[int]]) -> list[list[int]]:
