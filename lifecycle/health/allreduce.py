@@ -16,8 +16,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-_ROUNDS = 8
-_WARM_ROUNDS = 2
+_LONG_S = 0.5  # an all-reduce that takes longer is not made larger: a slow network gives its figure in seconds too
+_MEASURE_S = 3.0
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 20
+_FIRST_BYTES = 1 << 20
+_GROWTH = 4
 _WAIT = timedelta(seconds=60)
 
 
@@ -39,7 +42,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--node-rank", type=int, default=int(os.environ.get("SLURM_PROCID", "0")))
     parser.add_argument("--ranks", type=int, default=0, help="on each node; 0: one for each GPU, 2 without GPUs")
-    parser.add_argument("--bytes", type=int, default=0, help="of the message; 0: 1 GiB on GPUs, 16 MiB without")
+    parser.add_argument("--bytes", type=int, default=0, help="of the message at most; 0: 1 GiB on GPUs, 16 MiB without")
     return parser.parse_args(arguments)
 
 
@@ -73,9 +76,8 @@ def _be_rank(options: argparse.Namespace, local: int, ranks: int) -> None:
             torch.cuda.set_device(local)
         store = dist.TCPStore(options.host, options.port, world, rank == 0, timeout=_WAIT)
         dist.init_process_group("nccl" if gpu else "gloo", store=store, rank=rank, world_size=world, timeout=_WAIT)
-        nbytes = options.bytes or (1 << 30 if gpu else 16 << 20)
-        tensor = torch.ones(nbytes // 4, device="cuda" if gpu else "cpu")
-        seconds = _time(torch, dist, tensor, gpu)
+        seconds, tensor = _measure(torch, dist, options.bytes or (1 << 30 if gpu else 16 << 20), gpu)
+        nbytes = tensor.nbytes
         tensor.fill_(1.0)
         dist.all_reduce(tensor)
         right = bool((tensor == float(world)).all())
@@ -93,22 +95,33 @@ def _be_rank(options: argparse.Namespace, local: int, ranks: int) -> None:
         dist.destroy_process_group()
 
 
-def _time(torch: Any, dist: Any, tensor: Any, gpu: bool) -> float:
-    """Seconds of one all-reduce, the mean over some."""
+def _measure(torch: Any, dist: Any, most_bytes: int, gpu: bool) -> tuple[float, Any]:
+    """Seconds of one all-reduce, the mean over some, and its tensor: as large as time allows.
 
-    def wait() -> None:
+    Collective: all ranks agree on the sizes and the number of rounds, by the slowest rank's clock.
+    """
+    device = "cuda" if gpu else "cpu"
+
+    def timed(tensor: Any, rounds: int) -> float:
+        dist.barrier()
+        start_s = time.perf_counter()
+        for _ in range(rounds):
+            dist.all_reduce(tensor)
         if gpu:
             torch.cuda.synchronize()
+        slowest = torch.tensor([(time.perf_counter() - start_s) / rounds], device=device)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        return float(slowest[0])
 
-    for _ in range(_WARM_ROUNDS):
-        dist.all_reduce(tensor)
-    wait()
-    dist.barrier()
-    start_s = time.perf_counter()
-    for _ in range(_ROUNDS):
-        dist.all_reduce(tensor)
-    wait()
-    return (time.perf_counter() - start_s) / _ROUNDS
+    nbytes = min(_FIRST_BYTES, most_bytes)
+    while True:
+        tensor = torch.ones(nbytes // 4, device=device)
+        timed(tensor, 1)  # connections are made and buffers taken
+        once_s = timed(tensor, 1)
+        if nbytes >= most_bytes or once_s > _LONG_S:
+            break
+        nbytes = min(nbytes * _GROWTH, most_bytes)
+    return timed(tensor, min(_MAX_ROUNDS, max(_MIN_ROUNDS, int(_MEASURE_S / once_s)))), tensor
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ CHECKS: tuple[Check, ...] = (
     dcgm.dcgm_long,
     efa.efa_devices,
     efa.efa_modules,
+    efa.gdrcopy,
     efa.locked_memory,
     efa.huge_pages,
     loopback.tcp_loopback,

@@ -32,6 +32,9 @@ from slurm.command import CommandError, Result, Runner, run
 log = logging.getLogger(__name__)
 Fact = TypeVar("Fact")
 
+VERDICT_FILE = Path("/var/lib/holdfast/verdict.json")
+"""What the checks last said of this node; see verdict.py."""
+
 
 class Level(enum.IntEnum):
     """How thorough a run is: each level runs its own checks and those below it, within `budget_s` seconds."""
@@ -70,6 +73,7 @@ class Node:
         now_s: wall clock, Unix seconds.
         wait: lets seconds pass.
         environment: of this process; Slurm's variables are in it.
+        verdict: where the verdict of earlier runs stands.
         deadline_s: on the monotonic clock, when the running check has to be done.
     """
 
@@ -80,6 +84,7 @@ class Node:
     now_s: Callable[[], float] = time.time
     wait: Callable[[float], None] = time.sleep
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    verdict: Path = VERDICT_FILE
     deadline_s: float = float("inf")
     _known: dict[Callable[..., Any], Any] = field(default_factory=dict)
 
@@ -151,6 +156,7 @@ class Check:
         levels: the levels that run it.
         limit_s: seconds after which it is ended and its finding is UNKNOWN.
         alone: whether it measures speed, and so runs when no other check does.
+        where: whether a node has what it is about, told at once; for checks that may take minutes.
     """
 
     name: str
@@ -158,6 +164,7 @@ class Check:
     levels: Sequence[Level]
     limit_s: float
     alone: bool
+    where: Callable[[Node], object]
 
     @property
     def promise(self) -> str:
@@ -192,7 +199,13 @@ class Check:
 
 
 def check(
-    name: str, level: Level, *, limit_s: float = 10.0, alone: bool = False, until: Level = Level.DEEP
+    name: str,
+    level: Level,
+    *,
+    limit_s: float = 10.0,
+    alone: bool = False,
+    until: Level = Level.DEEP,
+    where: Callable[[Node], object] = lambda node: True,
 ) -> Callable[[Judge], Check]:
     """Makes a function a check.
 
@@ -202,9 +215,10 @@ def check(
         limit_s: seconds it may take; at level prolog at most one.
         alone: whether it measures speed and must not be disturbed.
         until: the most thorough level that runs it.
+        where: whether a node has what it is about; elsewhere its limit does not count in what a run may take.
     """
     levels = tuple(each for each in Level if level <= each <= until)
-    return lambda judge: Check(name=name, judge=judge, levels=levels, limit_s=limit_s, alone=alone)
+    return lambda judge: Check(name=name, judge=judge, levels=levels, limit_s=limit_s, alone=alone, where=where)
 
 
 def _one_line(error: BaseException) -> str:

@@ -23,7 +23,7 @@ from slurm.hostlist import expand
 _PROGRAM = (sys.executable, "-m", "lifecycle.health.allreduce")
 _ENOUGH = 0.8  # of what is expected of the type
 _ENOUGH_BESIDE_OTHERS = 0.5  # of the pairs' median, where nothing is: networks that are shared differ by more than 0.8
-_RUN_S = 240.0
+_RUN_S = 180.0  # most of it for torch, read by many nodes at once from a shared file system
 _AT_ONCE = 64  # sruns; each is a process here and a step for the controller
 _FIRST_PORT, _PORTS = 21000, 8000
 
@@ -52,7 +52,7 @@ class Measured:
     right: bool = True
 
 
-@check("allreduce", Level.DEEP, limit_s=300.0, alone=True)
+@check("allreduce", Level.DEEP, limit_s=200.0, alone=True)
 def allreduce(node: Node) -> Finding:
     """An all-reduce over the node's GPUs is right, and as fast as the instance type's."""
     with socket.socket() as probe:
@@ -77,7 +77,14 @@ def judge_node(measured: Measured, wanted: float | None) -> Finding:
     return fit(told, expected)
 
 
-@check("allreduce_pairs", Level.DEEP, limit_s=1200.0, alone=True)
+def _has_pairs(node: Node) -> bool:
+    try:
+        return bool(_allocated(node.environment))
+    except NotHere:
+        return False
+
+
+@check("allreduce_pairs", Level.DEEP, limit_s=600.0, alone=True, where=_has_pairs)
 def allreduce_pairs(node: Node) -> Finding:
     """Between neighbours of this allocation an all-reduce is right, equally fast, and over EFA where there is EFA."""
     nodes = _allocated(node.environment)

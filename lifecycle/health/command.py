@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,13 +15,13 @@ import typer
 
 from lifecycle.errors import LifecycleError, UsageError
 from lifecycle.health.catalog import CHECKS, select
-from lifecycle.health.check import Level, Node
+from lifecycle.health.check import VERDICT_FILE, Check, Level, Node
 from lifecycle.health.finding import Status
 from lifecycle.health.last_verdict import last_verdict
-from lifecycle.health.runner import run_checks
+from lifecycle.health.runner import longest_s, run_checks
 from lifecycle.health.settings import SETTINGS_FILE, Settings
 from lifecycle.health.table import print_catalog, print_findings
-from lifecycle.health.verdict import VERDICT_FILE, Verdict
+from lifecycle.health.verdict import Verdict
 from lifecycle.instance import expected, instance_type
 
 _LEVELS = " | ".join(level.word for level in Level)
@@ -28,9 +31,13 @@ def check(
     level: Annotated[str, typer.Option(help=f"How thorough: {_LEVELS}.", metavar="LEVEL")] = Level.QUICK.word,
     only: Annotated[list[str] | None, typer.Option(help="Only this check; may be repeated.", metavar="NAME")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    brief: Annotated[bool, typer.Option("--brief", help="Only what is not ok, and the sum in one line.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the checks, run none.")] = False,
     config: Annotated[
         Path | None, typer.Option(help=f"The site's settings.  [default: {SETTINGS_FILE}]", show_default=False)
+    ] = None,
+    within: Annotated[
+        float | None, typer.Option(help="Seconds for all checks, less than the level's.", metavar="S", min=1.0)
     ] = None,
     verdict: Annotated[
         Path | None,
@@ -39,8 +46,8 @@ def check(
 ) -> None:
     """Say whether this node is fit for training: what was measured, what was expected, what to do.
 
-    prolog: under 2 s, from what the last run left and cheap probes. quick: under 60 s. deep: minutes, it loads the
-    node; run it under a maintenance reservation.
+    prolog: under 2 s, from what the last run left and cheap probes. quick: under 60 s. deep: minutes (it begins with
+    how many at most), it loads the node; run it under a maintenance reservation.
 
     Run by root, and without --only, it leaves its verdict for the prolog and Slurm's hooks.
 
@@ -51,17 +58,33 @@ def check(
     if list_:
         return print_catalog(CHECKS, as_json)
     checks = select(chosen_level, only or (), () if only else settings.skip)
-    node = Node(settings=settings, expected=expected(settings.instance or instance_type()))
-    findings = run_checks(checks, node, chosen_level.budget_s)
+    if only:  # a check that takes minutes gets them by its name alone
+        chosen_level = max(chosen_level, *(check.levels[0] for check in checks))
+    node = Node(
+        settings=settings,
+        expected=expected(settings.instance or instance_type()),
+        verdict=(verdict or VERDICT_FILE).absolute(),
+    )
+    budget_s = min(chosen_level.budget_s, within or chosen_level.budget_s)
+    if chosen_level is Level.DEEP:
+        _announce(checks, node, budget_s)
+    findings = run_checks(checks, node, budget_s)
     result = Verdict.of(findings, chosen_level, node)
     if not only:
-        kept = [finding for finding in findings if finding.check != last_verdict.name]  # it speaks of the file itself
-        _keep(Verdict.of(kept, chosen_level, node), verdict, whole=chosen_level > Level.PROLOG)
+        kept = tuple(row for row in result.checks if row["name"] != last_verdict.name)  # it speaks of the file itself
+        _keep(dataclasses.replace(result, checks=kept), verdict, whole=chosen_level > Level.PROLOG)
     if as_json:
         typer.echo(json.dumps(result.to_mapping(), indent=2))
     else:
-        print_findings(result, node.expected, sys.stdout)
+        print_findings(result, node.expected, sys.stdout, brief)
     raise typer.Exit(1 if result.status is Status.CRITICAL else 0)
+
+
+def _announce(checks: Sequence[Check], node: Node, budget_s: float) -> None:
+    """Before minutes of silence: how many at most."""
+    minutes = math.ceil(longest_s(checks, node, budget_s) / 60)
+    many = "1 check" if len(checks) == 1 else f"{len(checks)} checks"
+    typer.echo(f"{os.uname().nodename}: {many}, done in {max(minutes, 1)} min at most", err=True)
 
 
 def _level(word: str) -> Level:

@@ -19,7 +19,7 @@ def dcgm_short(node: Node) -> Finding:
     return _diagnose(node, 1)
 
 
-@check("dcgm_long", Level.DEEP, limit_s=1500.0, alone=True)
+@check("dcgm_long", Level.DEEP, limit_s=1500.0, alone=True, where=nvidia_gpus)
 def dcgm_long(node: Node) -> Finding:
     """DCGM's long diagnostic (level 3: memory, bandwidth, stress, power) finds nothing."""
     return _diagnose(node, 3)

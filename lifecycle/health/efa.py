@@ -10,6 +10,7 @@ from lifecycle.health.finding import Finding, fit, unfit, weak
 from lifecycle.health.pci import efa_interfaces, nvidia_gpus
 
 _RDMA = "/sys/class/infiniband"
+_GDRCOPY = ("/usr/local/lib/libgdrapi.so", "/usr/lib/libgdrapi.so", "/usr/lib/x86_64-linux-gnu/libgdrapi.so.2")
 _LOCKED = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 _HUGE = re.compile(r"^HugePages_(Total|Free):\s+(\d+)", re.MULTILINE)
 
@@ -47,6 +48,18 @@ def efa_modules(node: Node) -> Finding:
         advice = "modprobe efa_nv_peermem, or a driver and kernel with dma-buf"
         return weak("no GPU memory module", "efa_nv_peermem, nvidia_peermem or dma-buf", advice)
     return fit(", ".join(sorted(loaded & {"efa", "ib_uverbs", "gdrdrv"} | peer)), "efa, ib_uverbs")
+
+
+@check("gdrcopy", Level.QUICK, limit_s=2.0)
+def gdrcopy(node: Node) -> Finding:
+    """Where GDRCopy is installed its module is loaded; NCCL's plugin copies small messages by the CPU without it."""
+    if not nvidia_gpus(node):
+        raise NotHere("no NVIDIA GPU")
+    if node.path("/dev/gdrdrv").exists():
+        return fit("/dev/gdrdrv", "/dev/gdrdrv")
+    if not any(node.path(name).exists() for name in _GDRCOPY):
+        raise NotHere("GDRCopy is not installed")
+    return weak("installed, no /dev/gdrdrv", "/dev/gdrdrv", "modprobe gdrdrv; rebuild it after a new kernel or driver")
 
 
 @check("locked_memory", Level.QUICK, limit_s=2.0)
@@ -101,8 +114,13 @@ def _locked_memory(node: Node) -> str:
     for path in node.path("/proc").glob("[0-9]*/comm"):
         try:
             if path.read_text().strip() == "slurmd" and (hit := _LOCKED.search((path.parent / "limits").read_text())):
-                return f"{hit[1]} (slurmd)"
+                return f"{_size(hit[1])} (slurmd)"
         except OSError:  # it ended
             continue
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    return f"{'unlimited' if soft == resource.RLIM_INFINITY else soft} (this process)"
+    return f"{'unlimited' if soft == resource.RLIM_INFINITY else _size(str(soft))} (this process)"
+
+
+def _size(limit: str) -> str:
+    """A limit in bytes, for people."""
+    return f"{int(limit) >> 10} KiB" if limit.isdigit() else limit

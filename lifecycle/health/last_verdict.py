@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lifecycle.health.check import CannotObserve, Level, Node, check
 from lifecycle.health.finding import Finding, Status, fit, unfit, weak
-from lifecycle.health.verdict import VERDICT_FILE, boot_id, read_verdict
+from lifecycle.health.verdict import boot_id, read_verdict
 
 MAX_AGE_S = 24 * 3600.0
 
@@ -13,7 +13,7 @@ MAX_AGE_S = 24 * 3600.0
 def last_verdict(node: Node) -> Finding:
     """The last quick or deep run of this boot found nothing critical."""
     try:
-        verdict = read_verdict(node.path(str(VERDICT_FILE)))
+        verdict = read_verdict(node.path(str(node.verdict)))
     except FileNotFoundError:
         raise CannotObserve("no verdict yet; run `holdfast node check` as root") from None
     except ValueError as error:

@@ -31,15 +31,29 @@ def run_checks(checks: Sequence[Check], node: Node, budget_s: float) -> list[Fin
         budget_s: seconds for all of them; what has not run by then is UNKNOWN.
     """
     end_s = time.monotonic() + budget_s
+    findings: dict[str, Finding] = {}
+    for round_ in _rounds(checks):
+        findings |= _Round(node, end_s, budget_s).run(round_)
+    return [findings[check.name] for check in checks]
+
+
+def longest_s(checks: Sequence[Check], node: Node, budget_s: float) -> float:
+    """Seconds that `run_checks` takes at most: every check that this node has something for uses up its limit."""
+    here = _rounds([check for check in checks if check.where(node)])
+    return min(
+        budget_s,
+        sum(max((sum(check.limit_s for check in family) for family in round_), default=0.0) for round_ in here),
+    )
+
+
+def _rounds(checks: Sequence[Check]) -> list[list[list[Check]]]:
+    """The families that run side by side, then those that run alone, one at a time."""
     families: dict[str, list[Check]] = {}
     for check in checks:
         families.setdefault(check.family, []).append(check)
     together = [family for family in families.values() if not family[0].alone]
-    rounds = [together, *([family] for family in families.values() if family[0].alone)]
-    findings: dict[str, Finding] = {}
-    for round_ in rounds:
-        findings |= _Round(node, end_s, budget_s).run(round_)
-    return [findings[check.name] for check in checks]
+    alone = [[family] for family in families.values() if family[0].alone]
+    return [together, *alone]
 
 
 @dataclass(kw_only=True)

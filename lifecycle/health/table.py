@@ -20,20 +20,30 @@ _STYLES = {"ok": "green", "warning": "yellow", "critical": "bold red", "unknown"
 _PIPE_WIDTH = 160
 
 
-def print_findings(verdict: Verdict, expected: Expected | None, out: IO[str]) -> None:
-    """One row a check, what was skipped by its reason, and one line that sums them up."""
+def print_findings(verdict: Verdict, expected: Expected | None, out: IO[str], brief: bool = False) -> None:
+    """One row a check, what was skipped by its reason, and one line that sums them up.
+
+    Args:
+        verdict: of this run.
+        expected: what was expected of the machine's type.
+        out: where it is printed.
+        brief: whether only what is neither ok nor skipped has a row, for one table of many nodes.
+    """
     table = Table("check", "status", "measured", "expected", "advice", box=None, pad_edge=False)
     skipped: dict[str, list[str]] = {}
     for row in verdict.checks:
         if row["status"] == Status.SKIPPED.word:
             skipped.setdefault(row["measured"], []).append(row["name"])
             continue
+        if brief and row["status"] == Status.OK.word:
+            continue
         style = _STYLES[row["status"]]
         words = (row["measured"], row["expected"], row["advice"])
         table.add_row(row["name"], Text(row["status"], style=style), *(Text(word, overflow="fold") for word in words))
     console = _console(out)
-    console.print(table)
-    for reason, names in skipped.items():
+    if table.row_count or not brief:
+        console.print(table)
+    for reason, names in () if brief else skipped.items():
         console.print(Text(f"skipped, {reason}: {' '.join(names)}", style=_STYLES["skipped"]), soft_wrap=True)
     counts = Counter(row["status"] for row in verdict.checks)
     told = ", ".join(f"{counts[status.word]} {status.word}" for status in Status if counts[status.word])

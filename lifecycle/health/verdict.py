@@ -20,7 +20,6 @@ from lifecycle.files import publish
 from lifecycle.health.check import Level, Node
 from lifecycle.health.finding import Finding, Status, overall
 
-VERDICT_FILE = Path("/var/lib/holdfast/verdict.json")
 VERSION = 1
 _MAX_BYTES = 1 << 20
 _FAILED = (Status.WARNING.word, Status.CRITICAL.word)

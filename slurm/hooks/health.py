@@ -18,6 +18,8 @@ from slurm.hooks.verdict import read_verdict
 log = logging.getLogger("holdfast.hooks")
 
 _RESERVE_S = 6.0  # for Slurm's answers, and to free memory
+_START_S = 5.0  # until the checks begin: Python, on a node that is busy
+_HAS_LOOKED = (0, 1)  # exit codes of `holdfast node check`; others: it could not begin
 _REBOOTS = {"REBOOT_ISSUED", "REBOOT_REQUESTED"}  # drained by Slurm for the reboot, to be resumed after it
 _REFUSED = "Prolog error"  # the reason that Slurm gives when a prolog kept a job away
 _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
@@ -32,11 +34,7 @@ def health(hook: Hook) -> int:
         log.error("Slurm knows no node %s", hook.node)
         return FIT
     level = "prolog" if {node.state, *node.flags} & _BUSY else hook.settings.check
-    argv = [sys.executable, "-m", "launcher", "node", "check", "--level", level, "--verdict", str(hook.places.verdict)]
-    try:
-        run(argv, timeout_s=max(1.0, hook.left_s - _RESERVE_S), check=False)
-    except CommandError as error:
-        log.error("%s", error)
+    _look(hook, level)
     verdict = read_verdict(hook.places)
     if verdict.status == "unknown":
         log.info("verdict: %s", verdict.reason)
@@ -52,6 +50,22 @@ def health(hook: Hook) -> int:
     else:
         _drain(hook, slurm, verdict.reason)
     return FIT
+
+
+def _look(hook: Hook, level: str) -> None:
+    """Has the checks leave their verdict, all of it before the hook's own limit."""
+    left_s = max(1.0, hook.left_s - _RESERVE_S)
+    argv = [sys.executable, "-I", "-m", "launcher", "node", "check", "--level", level]
+    argv += ["--verdict", str(hook.places.verdict), "--within", f"{max(1.0, left_s - _START_S):.1f}"]
+    if hook.places.checks_file.exists():
+        argv += ["--config", str(hook.places.checks_file)]
+    try:
+        done = run(argv, timeout_s=left_s, check=False)
+    except CommandError as error:
+        log.error("%s", error)
+        return
+    if done.returncode not in _HAS_LOOKED:
+        log.error("no check was run: %s", " ".join(done.stderr.split())[-500:] or f"exit code {done.returncode}")
 
 
 def _drain(hook: Hook, slurm: Slurm, why: str) -> None:

@@ -73,6 +73,11 @@ class Places:
     def settings_file(self) -> Path:
         return self.root / "etc/holdfast/hooks.yaml"
 
+    @property
+    def checks_file(self) -> Path:
+        """The health checks' own settings, which `holdfast node check` reads."""
+        return self.root / "etc/holdfast/health.yaml"
+
     def settings(self) -> Settings:
         """What the site set.
 

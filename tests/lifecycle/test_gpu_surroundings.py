@@ -196,6 +196,16 @@ def test_a_p5_has_32_efa_interfaces(tmp_path: Path, plugged: int, driven: int, s
     assert efa.efa_devices.run(node_of(tmp_path, expected=expected("p5.48xlarge"))).status is status
 
 
+def test_gdrcopy_is_of_use_only_with_its_module(tmp_path: Path) -> None:
+    assert efa.gdrcopy.run(node_of(tmp_path)).status is Status.SKIPPED
+    plug_gpus(tmp_path, 1)
+    assert efa.gdrcopy.run(node_of(tmp_path)).measured == "GDRCopy is not installed"
+    put(tmp_path, "/usr/local/lib/libgdrapi.so")
+    assert efa.gdrcopy.run(node_of(tmp_path)).status is Status.WARNING
+    put(tmp_path, "/dev/gdrdrv")
+    assert efa.gdrcopy.run(node_of(tmp_path)).status is Status.OK
+
+
 def test_efa_needs_its_modules_locked_memory_and_huge_pages(tmp_path: Path) -> None:
     plug_efa(tmp_path, 1, 1)
     node = node_of(tmp_path)

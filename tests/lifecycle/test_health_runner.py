@@ -15,7 +15,7 @@ import pytest
 from lifecycle.health.catalog import CHECKS, select
 from lifecycle.health.check import CannotObserve, Check, Level, Node, NotHere, check
 from lifecycle.health.finding import Finding, Status, fit, overall
-from lifecycle.health.runner import run_checks
+from lifecycle.health.runner import longest_s, run_checks
 
 BUDGET_S = 30.0
 
@@ -55,6 +55,16 @@ def test_a_hung_check_is_unknown_at_its_limit_and_holds_up_nobody() -> None:
     assert [finding.status for finding in findings] == [Status.OK, Status.UNKNOWN, Status.OK]
     assert [finding.check for finding in findings] == ["first", "hung", "after"]
     assert findings[1].measured == "no answer within 0.3 s" and findings[1].seconds >= 0.3
+
+
+def test_the_time_a_run_may_take_is_known_before_it() -> None:
+    first, second, alone = made("first", well, 3.0), made("second", well, 4.0), made("alone", well, 5.0, alone=True)
+    other = check("other", Level.QUICK, limit_s=6.0, where=lambda node: False)(alone.judge)
+    assert first.family == second.family != alone.family
+    assert longest_s([first, second, alone], Node(), BUDGET_S) == 12.0, "one after another in a family, then alone"
+    assert longest_s([first, other], Node(), BUDGET_S) == 3.0, "what the node does not have takes no time"
+    assert longest_s([first, alone], Node(), 2.0) == 2.0 and longest_s([alone], Node(), BUDGET_S) == 5.0
+    assert longest_s([], Node(), BUDGET_S) == 0.0
 
 
 def test_a_check_whose_process_dies_is_unknown_and_the_others_go_on() -> None:

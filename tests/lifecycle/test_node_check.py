@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,18 @@ def test_the_table_has_a_row_for_what_was_measured_and_a_line_for_what_was_skipp
     assert "ok (1 ok, 1 skipped)" in lines[3]
 
 
+def test_brief_leaves_out_what_is_ok_or_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    only = ("--only", "open_files", "--only", "s3", "--brief")
+    assert [line.split(": ")[1].split(";")[0] for line in check(capsys, *only)[1].splitlines()] == [
+        "ok (1 ok, 1 skipped)"
+    ]
+    config = tmp_path / "health.yaml"
+    config.write_text("names: [login1.invalid]\n")
+    code, said, _ = check(capsys, *only, "--only", "names", "--config", str(config))
+    assert code == 1 and [line.split()[0] for line in said.splitlines()[:2]] == ["check", "names"]
+    assert len(said.splitlines()) == 3
+
+
 def test_a_check_run_alone_leaves_no_verdict_and_a_prolog_one_of_its_level(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,6 +66,21 @@ def test_a_check_run_alone_leaves_no_verdict_and_a_prolog_one_of_its_level(
     found = json.loads(verdict.read_text())
     assert found["level"] == "prolog" and "open_files" in {row["name"] for row in found["checks"]}
     assert "last_verdict" not in {row["name"] for row in found["checks"]}
+
+
+def test_a_run_can_be_given_less_time(capsys: pytest.CaptureFixture[str]) -> None:
+    """Slurm's health hook has less than its 60 s: what is not answered then is unknown, and the rest is kept."""
+    code, said, _ = check(capsys, "--only", "stuck_processes", "--only", "dcgm_long", "--within", "1", "--json")
+    assert code == 0 and {row["name"] for row in json.loads(said)["checks"]} == {"stuck_processes", "dcgm_long"}
+    assert sum(row["seconds"] for row in json.loads(said)["checks"]) < 3.0
+
+
+def test_a_check_that_takes_minutes_gets_them_by_its_name_alone_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, said, told = check(capsys, "--only", "dcgm_long", "--json")
+    assert json.loads(said)["level"] == "deep"
+    assert re.fullmatch(r"\S+: 1 checks?, done in \d+ min at most\n", told)
 
 
 def test_a_critical_finding_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

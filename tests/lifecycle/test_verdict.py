@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from node_kit import node_of, put
 
-from lifecycle.health.check import Level, Node
+from lifecycle.health.check import VERDICT_FILE, Level, Node
 from lifecycle.health.finding import Finding, Status
 from lifecycle.health.last_verdict import MAX_AGE_S, last_verdict
-from lifecycle.health.verdict import VERDICT_FILE, Verdict, read_verdict
+from lifecycle.health.verdict import Verdict, read_verdict
 
 NOW_S = 1_800_000_000.0
 

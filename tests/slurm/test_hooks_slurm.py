@@ -94,6 +94,24 @@ def test_an_idle_node_that_fails_its_checks_is_drained_with_the_reason(cluster: 
     assert state(cluster, "n2").is_idle
 
 
+def test_what_the_checks_really_find_reaches_the_prolog_and_drains_where_the_admin_allows_it(
+    cluster: TestCluster,
+) -> None:
+    root = cluster.set_hooks("n1", drain="off", check="quick")
+    site = root / "etc/holdfast/health.yaml"
+    log = root / "var/log/holdfast/hooks.log"
+    site.write_text("names: [login1.invalid]\n")
+    try:
+        until(lambda: "not fit: names: login1.invalid (unknown)" in log.read_text(), "the check's finding")
+        cluster.run_as_user(["srun", "-w", "n1", "true"])
+        assert "this node is not fit: names: login1.invalid" in log.read_text().partition("] ERROR job ")[2]
+        assert state(cluster, "n1").is_idle
+        cluster.set_hooks("n1", drain="on", check="quick")
+        until(lambda: state(cluster, "n1").reason.startswith("holdfast: names: login1.invalid (unknown)"), "the drain")
+    finally:
+        site.unlink()
+
+
 def test_by_default_a_node_that_fails_its_checks_is_only_spoken_of(cluster: TestCluster) -> None:
     log = verdict(cluster, "n1").parents[2] / "log/holdfast/hooks.log"
     fail_a_check(cluster, "n1", drain="off")
