@@ -17,6 +17,7 @@ from lifecycle.errors import LifecycleError, UsageError
 from lifecycle.provision.fetch import CACHE_DIRECTORY, Fetch
 from lifecycle.provision.plan import choose
 from lifecycle.provision.provider import hyperpod
+from lifecycle.provision.resume import arm, disarm
 from lifecycle.provision.site import SITE_FILE, Site
 from lifecycle.provision.step import Node, Step
 from lifecycle.provision.walk import Ending, Outcome, walk
@@ -74,7 +75,10 @@ def provision(
         node,
         on_begin=lambda step: typer.echo(f"{places[step.name]} ", nl=False),
         on_end=lambda outcome: typer.echo(_line(outcome)),
+        before_change=lambda: arm(node, sys.argv[1:], Path.cwd()),
     )
+    if all(outcome.ending is not Ending.FAILED for outcome in outcomes):
+        disarm(node, sys.argv[1:], Path.cwd(), whole=not only and not skip)
     raise typer.Exit(_summary(outcomes, sys.argv[1:]))
 
 

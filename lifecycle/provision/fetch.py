@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import logging
 import platform
 import shutil
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 from lifecycle.provision.site import Site
 from lifecycle.provision.step import StepError
@@ -19,6 +22,16 @@ _CHUNK_BYTES = 1 << 20
 _TIMEOUT_S = 60.0
 _DEB_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}
 _log = logging.getLogger(__name__)
+
+
+class _Reader(Protocol):
+    """What is fetched, from wherever."""
+
+    def __enter__(self) -> _Reader: ...
+
+    def __exit__(self, *failure: Any) -> object: ...
+
+    def read(self, size: int = -1, /) -> bytes: ...
 
 
 class Fetch:
@@ -48,13 +61,18 @@ class Fetch:
     def _get(self, url: str, path: Path, wanted: str) -> Path:
         """Into a part file, verified, then renamed; what a killed fetch left is overwritten."""
         source = self._source(url)
-        self._cache.mkdir(mode=0o755, parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
         try:
+            self._cache.mkdir(mode=0o755, parents=True, exist_ok=True)
             with self._open(source) as reader, part.open("wb") as writer:
                 shutil.copyfileobj(reader, writer, _CHUNK_BYTES)
         except OSError as error:
             part.unlink(missing_ok=True)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StepError(
+                    f"{self._cache}: {error.strerror} while {source} was fetched; nothing of it is left; make room "
+                    "there, then run `holdfast node provision` again"
+                ) from None
             raise StepError(f"{source}: cannot be fetched ({error}); {self._advice()}") from None
         got = _sha256(part)
         if got != wanted:
@@ -71,30 +89,53 @@ class Fetch:
     def _source(self, url: str) -> str:
         return f"{self._site.mirror.rstrip('/')}/{url.rsplit('/', 1)[1]}" if self._site.mirror else url
 
-    def _open(self, source: str) -> BinaryIO:
+    def _open(self, source: str) -> _Reader:
         if source.startswith("s3://"):
-            return _open_s3(source)
+            return _S3Object(source)
         if source.startswith("/"):
             return Path(source).open("rb")
-        return urllib.request.urlopen(source, timeout=_TIMEOUT_S)
+        answer: _Reader = urllib.request.urlopen(source, timeout=_TIMEOUT_S)
+        return answer
 
     def _advice(self) -> str:
         where = f"put the right file into the mirror {self._site.mirror}" if self._site.mirror else "name a mirror"
         return f"{where}, or check the network, then run `holdfast node provision` again"
 
 
-def _open_s3(source: str) -> BinaryIO:
-    try:
-        import boto3
-        from botocore.exceptions import BotoCoreError, ClientError
-    except ImportError:
-        raise StepError(f"{source}: boto3 is not installed; `pip install 'holdfast[s3]'`, or copy the mirror") from None
-    bucket, _, key = source.removeprefix("s3://").partition("/")
-    try:
-        body: BinaryIO = boto3.client("s3").get_object(Bucket=bucket, Key=key)["Body"]
-    except (BotoCoreError, ClientError) as error:
-        raise OSError(str(error)) from None
-    return body
+class _S3Object:
+    """An object's bytes; whatever goes wrong on the way is an OSError, as it is with a file."""
+
+    def __init__(self, source: str) -> None:
+        try:
+            import boto3
+            from botocore.config import Config
+            from botocore.exceptions import BotoCoreError, ClientError
+        except ImportError:
+            raise StepError(
+                f"{source}: boto3 is not installed; `pip install 'holdfast[s3]'`, or copy the mirror"
+            ) from None
+        self._errors = (BotoCoreError, ClientError)
+        bucket, _, key = source.removeprefix("s3://").partition("/")
+        with self._as_os_error():
+            client = boto3.client("s3", config=Config(connect_timeout=_TIMEOUT_S, read_timeout=_TIMEOUT_S))
+            self._body = client.get_object(Bucket=bucket, Key=key)["Body"]
+
+    def __enter__(self) -> _S3Object:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._body.close()
+
+    def read(self, size: int = -1, /) -> bytes:
+        with self._as_os_error():
+            return bytes(self._body.read(None if size < 0 else size))
+
+    @contextlib.contextmanager
+    def _as_os_error(self) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            raise OSError(" ".join(str(error).split())) from None
 
 
 def _sha256(path: Path) -> str:

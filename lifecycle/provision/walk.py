@@ -45,6 +45,7 @@ def walk(
     node: Node,
     on_begin: Callable[[Step], None] = lambda step: None,
     on_end: Callable[[Outcome], None] = lambda outcome: None,
+    before_change: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
     """Put the node right, step after step, up to the first that fails.
 
@@ -53,6 +54,7 @@ def walk(
         node: what they work on.
         on_begin: told before a step looks at the node.
         on_end: told how it ended.
+        before_change: called before a step changes anything.
 
     Raises:
         LifecycleError: somebody else provisions this node right now.
@@ -62,7 +64,7 @@ def walk(
         record = Record(node.path(RECORD_FILE))
         for step in steps:
             on_begin(step)
-            outcome = _one(step, node, record)
+            outcome = _one(step, node, record, before_change)
             _log.info("%s: %s %s (%.1f s)", step.name, outcome.ending.value, outcome.reason, outcome.seconds)
             outcomes.append(outcome)
             on_end(outcome)
@@ -71,7 +73,7 @@ def walk(
     return outcomes
 
 
-def _one(step: Step, node: Node, record: Record) -> Outcome:
+def _one(step: Step, node: Node, record: Record, before_change: Callable[[], None]) -> Outcome:
     start_s = time.monotonic()
 
     def ended(ending: Ending, reason: str = "") -> Outcome:
@@ -83,6 +85,7 @@ def _one(step: Step, node: Node, record: Record) -> Outcome:
         if not record.interrupted(step.name) and step.is_done(node):
             record.done(step.name)
             return ended(Ending.NOTHING_TO_DO)
+        before_change()
         record.begin(step.name)
         step.apply(node)
         step.verify(node)

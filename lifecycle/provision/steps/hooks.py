@@ -29,14 +29,11 @@ class Hooks(Step):
 
     def is_done(self, node: Node) -> bool:
         same = all(node.text(f"{DIRECTORY}/{name}") == text for name, text in scripts().items())
-        return same and self._settings(node).exists()
+        return same and self._settings(node).exists() and not self._mistrust(node)
 
     def apply(self, node: Node) -> None:
-        if node.root == Path("/"):
-            try:
-                check_trusted(Path(sys.executable), Path(slurm.hooks.__file__))
-            except SlurmError as error:
-                raise StepError(str(error)) from None
+        if reason := self._mistrust(node):
+            raise StepError(reason)
         for name, text in scripts().items():
             node.write(f"{DIRECTORY}/{name}", text, mode=0o755)
         settings = self._settings(node)
@@ -44,6 +41,17 @@ class Hooks(Step):
             mount = node.site.nvme.mount
             text = _SETTINGS + (f"local_disk: {mount}\n" if node.mounted(mount) else "")
             node.write("/" + str(settings.relative_to(node.root)), text)
+
+    @staticmethod
+    def _mistrust(node: Node) -> str:
+        """Why root must not run what is here; empty where it may."""
+        if node.root != Path("/"):
+            return ""  # our own interpreter is not the one of that root
+        try:
+            check_trusted(Path(sys.executable), Path(slurm.hooks.__file__))
+        except SlurmError as error:
+            return str(error)
+        return ""
 
     @staticmethod
     def _settings(node: Node) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +16,8 @@ from lifecycle import versions
 from lifecycle.provision.fetch import Fetch
 from lifecycle.provision.site import Site
 from lifecycle.provision.step import StepError
+from slurm.command import run
+from tests.ckpt.s3_kit import BUCKET, s3_server
 
 _BODY = b"installer" * 1000
 _SHA256 = hashlib.sha256(_BODY).hexdigest()
@@ -72,6 +75,39 @@ def test_a_file_without_a_pinned_checksum_is_not_fetched_until_the_site_names_on
 def test_a_file_that_the_mirror_lacks_is_said(tmp_path: Path) -> None:
     with pytest.raises(StepError, match=r"cannot be fetched.*put the right file into the mirror"):
         _fetch(tmp_path, mirror=str(tmp_path))("efa", "1.42.0", _SHA256)
+
+
+def test_from_a_mirror_on_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a real server, found as AWS's own tools find one that is not AWS."""
+    (tmp_path / "s3" / BUCKET / "holdfast").mkdir(parents=True)
+    (tmp_path / "s3" / BUCKET / "holdfast" / _FILE).write_bytes(_BODY)
+    with s3_server(tmp_path / "s3") as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint_url)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        fetch = _fetch(tmp_path, mirror=f"s3://{BUCKET}/holdfast/")
+        assert fetch("efa", "1.42.0", _SHA256).read_bytes() == _BODY
+        with pytest.raises(StepError, match=rf"s3://{BUCKET}/holdfast/aws-efa-installer-9.tar.gz: .*NoSuchKey"):
+            fetch("efa", "9", _SHA256)
+        server.stop()
+        with pytest.raises(
+            StepError, match=r"cannot be fetched \(Could not connect.*put the right file into the mirror"
+        ):
+            fetch("efa", "9", _SHA256)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [f"efa-{_FILE}"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_disk_that_is_full_is_named_and_nothing_half_is_left(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    run(("mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(cache)))
+    try:
+        with pytest.raises(StepError, match=rf"{cache}: No space left on device while .*; make room there"):
+            _fetch(tmp_path, mirror=_mirror(tmp_path, _BODY))("efa", "1.42.0", _SHA256)
+        assert list(cache.iterdir()) == []
+    finally:
+        run(("umount", str(cache)))
 
 
 class _Server(BaseHTTPRequestHandler):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -195,3 +197,48 @@ def test_a_user_that_was_made_without_a_home_gets_it(tmp_path: Path) -> None:
     assert (tmp_path / "home/ann/.profile").exists()
     assert [argv[0] for argv in programs.ran] == ["groupadd", "chown"]
     assert _one("users", node).ending is Ending.NOTHING_TO_DO
+
+
+def test_the_hooks_are_written_once_and_the_admins_settings_stay(tmp_path: Path) -> None:
+    node = node_of(bare(tmp_path))
+    with (tmp_path / "proc/mounts").open("a") as mounts:
+        mounts.write("/dev/md0 /local xfs rw 0 0\n")
+    assert _one("hooks", node).ending is Ending.DONE
+    for name in ("prolog", "epilog", "task_prolog", "health", "reboot"):
+        script = tmp_path / f"etc/slurm/holdfast/{name}.sh"
+        assert script.stat().st_mode & 0o777 == 0o755 and f" -m slurm.hooks {name}" in script.read_text()
+    settings = tmp_path / "etc/holdfast/hooks.yaml"
+    assert settings.read_text().splitlines()[-1] == "local_disk: /local"
+    assert _one("hooks", node).ending is Ending.NOTHING_TO_DO
+    settings.write_text("drain: on\n")
+    (tmp_path / "etc/slurm/holdfast/prolog.sh").write_text("exit 1\n")
+    assert _one("hooks", node).ending is Ending.DONE, "a script that was changed is put right"
+    assert settings.read_text() == "drain: on\n"
+
+
+_AS_ROOT = """
+from pathlib import Path
+from lifecycle.provision.plan import choose
+from lifecycle.provision.site import Site
+from lifecycle.provision.step import Node, StepError
+from slurm.command import run
+
+node, step = Node(root=Path("/"), site=Site.from_mapping({}, "t"), run=run, fetch=None), choose(["hooks"])[0]
+assert not step.is_done(node)
+try:
+    step.apply(node)
+except StepError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="asks who owns the interpreter that root would run")
+def test_hooks_that_others_could_change_are_refused(tmp_path: Path) -> None:
+    """Our own interpreter, through a directory that anybody can write."""
+    open_to_all = tmp_path / "venv"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    (open_to_all / "python").symlink_to(sys.executable)
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    said = run((str(open_to_all / "python"), "-c", _AS_ROOT), env=env).stdout
+    assert said.startswith(f"{open_to_all}: mode 777 of uid 0: others could change what Slurm runs as root")
