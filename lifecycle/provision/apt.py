@@ -46,7 +46,7 @@ def install(node: Node, packages: Sequence[str]) -> None:
     Raises:
         StepError: one is not there, or they cannot be installed.
     """
-    _apt(node, ("dpkg", "--configure", "-a"))
+    _mend(node)
     _apt(node, (*_APT, "update"))
     _apt(node, (*_APT, "--no-install-recommends", "install", *packages))
 
@@ -57,8 +57,19 @@ def install_file(node: Node, package: Path) -> None:
     Raises:
         StepError: it cannot be installed.
     """
-    _apt(node, ("dpkg", "--configure", "-a"))
+    _mend(node)
     _apt(node, (*_APT, "--no-install-recommends", "install", str(package)))
+
+
+def _mend(node: Node) -> None:
+    """What a dpkg that was killed left: half-unpacked packages are installed again, unpacked ones configured."""
+    query = ("dpkg-query", "-W", "-f", "${db:Status-Eflag} ${Package}\\n")
+    flags = [line.split() for line in node.run(query, check=False).stdout.splitlines()]
+    torn = [words[1] for words in flags if words[0] == "reinstreq"]
+    if torn:  # dpkg --configure refuses them, and with them all others; apt reinstalls them only when told
+        _apt(node, (*_APT, "update"))
+        _apt(node, (*_APT, "--no-install-recommends", "--reinstall", "install", *torn))
+    _apt(node, ("dpkg", "--configure", "-a"))
 
 
 def _apt(node: Node, argv: Sequence[str]) -> None:

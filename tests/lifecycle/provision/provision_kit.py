@@ -20,6 +20,7 @@ class Programs:
     Attributes:
         ran: every argv, in order.
         packages: what dpkg says is installed, with its version.
+        torn: those of them that dpkg was unpacking when it was killed, with dpkg's word for that.
         answers: first words of an argv -> (exit code, stdout).
         die_at: the run with this number (from 0) kills the process; None for none. It dies before or after the work.
     """
@@ -28,6 +29,7 @@ class Programs:
         self._root = root
         self.ran: list[tuple[str, ...]] = []
         self.packages: dict[str, str] = {}
+        self.torn: dict[str, str] = {}
         self.answers: dict[tuple[str, ...], tuple[int, str]] = {}
         self.die_at: int | None = None
         self.die_after = False
@@ -60,11 +62,14 @@ class Programs:
             if words[: len(known)] == known:
                 return answer
         if words[0] == "dpkg-query":
+            if words[3].startswith("${db:Status-Eflag}"):
+                return 0, "".join(f"{self.torn.get(name, 'ok')} {name}\n" for name in self.packages)
             rows = [f"{name} installed {self.packages[name]}" for name in words[4:] if name in self.packages]
             return 0, "\n".join(rows)
         if words[0] == "apt-get" and "install" in words:
             for package in words[words.index("install") + 1 :]:
                 name, _, version = package.partition("=")
+                self.torn.pop(name, None)
                 self.packages[Path(name).name.split("_")[0]] = version or "1.0"
         if words[0] == "sysctl":
             value = (self._root / words[-1].lstrip("/")).read_text().split("=")[1]

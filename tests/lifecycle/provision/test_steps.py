@@ -242,3 +242,13 @@ def test_hooks_that_others_could_change_are_refused(tmp_path: Path) -> None:
     env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     said = run((str(open_to_all / "python"), "-c", _AS_ROOT), env=env).stdout
     assert said.startswith(f"{open_to_all}: mode 777 of uid 0: others could change what Slurm runs as root")
+
+
+def test_a_package_that_dpkg_was_killed_in_is_installed_again_before_any_other(tmp_path: Path) -> None:
+    programs = Programs(bare(tmp_path))
+    programs.packages, programs.torn = {"xfsprogs": "6", "sed": "4"}, {"xfsprogs": "reinstreq"}
+    assert _one("packages", node_of(tmp_path, programs)).ending is Ending.DONE
+    reinstalled = next(place for place, argv in enumerate(programs.ran) if "--reinstall" in argv)
+    assert programs.ran[reinstalled][-2:] == ("install", "xfsprogs")
+    assert programs.ran.index(("dpkg", "--configure", "-a")) > reinstalled
+    assert programs.torn == {}
