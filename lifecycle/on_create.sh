@@ -27,8 +27,11 @@ python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
 command -v ip >/dev/null || missing+=(iproute2)
 if ((${#missing[@]})); then
     export DEBIAN_FRONTEND=noninteractive
-    dpkg --configure -a # a first boot that was cut short
     apt-get -y -q -o DPkg::Lock::Timeout=300 update
+    # What a first boot that was cut short left: half-unpacked packages stop dpkg until they are installed again.
+    mapfile -t torn < <(dpkg-query -W -f '${db:Status-Eflag} ${Package}\n' | sed -n 's/^reinstreq //p')
+    ((${#torn[@]} == 0)) || apt-get -y -q -o DPkg::Lock::Timeout=300 --reinstall install "${torn[@]}"
+    dpkg --configure -a
     apt-get -y -q -o DPkg::Lock::Timeout=300 --no-install-recommends install "${missing[@]}"
 fi
 if [[ $(cat "$home/source" 2>/dev/null) != "$version" ]]; then
