@@ -95,6 +95,7 @@ def supervisors(cluster: Any) -> Iterator[Row]:
         next_step_s=heard["time"] - lost_at,
     )
     yield row(job, "batch host crashed, a spare (to the next save heard of)", in_place)
+    job.watch.wait_for("node_out", RECOVERY_S, node=takeover["predecessor"])
     yield broken(job, "supervisor's node crashed, which trains", lambda: cluster.crash_node(job.term.node))
     ended(job)
 
