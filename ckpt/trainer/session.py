@@ -225,30 +225,35 @@ class Session:
 
     def _rejoin(self) -> None:
         """Returns when an agent has come in the place of the lost one, or the session is closed."""
-        while not self._closed.wait(_REJOIN_POLL_S):
-            try:
-                agent = AgentClient.connect(
-                    self._place.socket_path,
-                    rank=self._identity.rank,
-                    local_rank=self._identity.local_rank,
-                    timeout_s=0.0,
-                )
-            except AgentError:
-                continue
-            try:
-                reply = agent.request("rejoin", timeout_s=self._deadlines.plan_s, generation=self._generation)
-                if not self._sealing.settle(self._deadlines.slot_s):
-                    raise AgentError(f"copies have not ended within {self._deadlines.slot_s:g} s")
-            except AgentError as error:
-                log.debug("rank %d: not back yet: %s", self._identity.rank, error)
-                agent.close()
-                continue
-            with self._lock:
-                if self._closed.is_set():
-                    agent.close()
-                else:
-                    self._take_up(agent, reply)
+        found = None
+        while found is None and not self._closed.wait(_REJOIN_POLL_S):
+            found = self._find_agent()
+        if found is None:
             return
+        agent, reply = found
+        with self._lock:
+            if self._closed.is_set():
+                agent.close()
+            else:
+                self._take_up(agent, reply)
+
+    def _find_agent(self) -> tuple[AgentClient, dict[str, Any]] | None:
+        """An agent of a later generation, once saving can go on there and no copy into a slot is under way here."""
+        identity = self._identity
+        try:
+            agent = AgentClient.connect(
+                self._place.socket_path, rank=identity.rank, local_rank=identity.local_rank, timeout_s=0.0
+            )
+        except AgentError:
+            return None
+        try:
+            reply = agent.request("rejoin", timeout_s=self._deadlines.plan_s, generation=self._generation)
+            if self._sealing.settle(self._deadlines.slot_s):
+                return agent, reply
+        except AgentError as error:
+            log.debug("rank %d: no agent yet: %s", identity.rank, error)
+        agent.close()
+        return None
 
     def _take_up(self, agent: AgentClient, reply: dict[str, Any]) -> None:
         """Goes on with another agent; what was in flight with the lost one is given up."""

@@ -53,6 +53,29 @@ def test_a_slot_that_is_being_drained_stays_until_that_is_over(tmp_path: Path) -
     assert take(arena, 5) is slots[0]
 
 
+def test_other_agents_know_of_one_save_alone_and_what_was_in_flight_is_given_up(tmp_path: Path) -> None:
+    arena = Arena(tmp_path, 0, 4)
+    slots = [take(arena, step) for step in (1, 2, 3, 4)]
+    for slot in slots[:3]:
+        publish(tmp_path, slot.name, slot.step)
+    arena.committed(1, pinned=True)
+    arena.committed(2, pinned=False)
+    newest = SaveId(step=3, attempt=0, run_id="run")  # sealed; that it counts as committed is news to us
+    assert arena.rejoin(newest) == [4]
+    assert {take(arena, step) for step in (5, 6, 7)} == {slots[0], slots[1], slots[3]}
+    assert arena.take(8) is None and slots[2].step == 3
+    arena.committed(6, pinned=False)
+    assert take(arena, 8) is slots[2]
+
+
+def test_other_agents_that_know_of_no_save_leave_what_was_committed(tmp_path: Path) -> None:
+    arena = Arena(tmp_path, 0, 2)
+    first, second = take(arena, 1), take(arena, 2)
+    arena.committed(1, pinned=True)
+    assert arena.rejoin(None) == [2]
+    assert take(arena, 3) is second and arena.take(4) is None and first.step == 1
+
+
 def test_a_drain_that_ends_leaves_the_newest_save_in_place(tmp_path: Path) -> None:
     arena = Arena(tmp_path, 0, 2)
     take(arena, 1)

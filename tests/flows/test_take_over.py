@@ -43,6 +43,7 @@ def test_killed_then_frozen_supervisor(job: SupervisedJob, steady_digests: dict[
     job.signal_supervisor("CONT", frozen)
     told = "leaving the job to another supervisor"
     job.watch.until(lambda: told in job.supervisor_log or None, 30, "end of the supervisor that was frozen")
+    job.lose_agent(job.attempt["nodes"][1])  # they were started by the first of the three supervisors
     job.trains_to(max(job.digests()) + 3 * EVERY)
 
     job.finish(steady_digests)
