@@ -8,9 +8,10 @@ import os
 import threading
 
 import pytest
-from agent_kit import World, config, content, run, until
+from agent_kit import FakeTransport, World, config, content, run, until
 
 from ckpt.agent.deadlines import Deadlines
+from ckpt.record.blocks import BLOCK_BYTES
 from ckpt.record.manifest import NAME, read_manifest
 from ckpt.tiers.posix import SharedTier
 
@@ -40,6 +41,36 @@ def test_due_steps_are_drained_and_old_ones_go(tmp_path):
         for place in manifest.shards:
             data = (folder / place.file).read_bytes()[place.offset :][: place.record.layout.nbytes]
             assert data == content(place.rank, 30)
+
+    run(test)
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_a_copy_damaged_on_the_wire_is_never_counted_and_the_next_save_is_good(tmp_path, monkeypatch, block):
+    """One bit of one block on its way to node b: the save is dropped by name, whichever block it is."""
+    data = os.urandom(2 * BLOCK_BYTES + 5000)
+    real, seen = FakeTransport.send_range, []
+
+    def damaging(self, to, tag, piece):
+        if to == 1:
+            seen.append(len(piece))
+            if len(seen) == block + 1:
+                piece = bytearray(piece)
+                piece[-1] ^= 1
+                piece = memoryview(piece)
+        return real(self, to, tag, piece)
+
+    async def test():
+        async with World(tmp_path, ["a", "b"], 0, config()) as world:
+            monkeypatch.setattr(FakeTransport, "send_range", damaging)
+            for worker in world.workers:
+                worker.save(5, 0, data)
+            for worker in world.workers:
+                dropped = await worker.event("dropped", step=5)
+                assert f"block {block} of rank 0, step 5 does not verify" in dropped["reason"]
+            assert not (tmp_path / "b" / "copy-0-0-0.json").exists()
+            await world.save(6, 1)
+            assert (tmp_path / "b" / "copy-0-0-0.json").exists()
 
     run(test)
 
