@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -162,8 +161,6 @@ class Peers:
                 self._active_s, delay_s = time.monotonic(), 0.0
             elif time.monotonic() - self._active_s > (0.2 if self._transfers else 0.002):
                 delay_s = min(IDLE_POLL_S, 2 * delay_s + 0.0001)
-            if self._transfers and not moved:
-                os.sched_yield()  # whoever is to move our bytes may be waiting for this core
             await asyncio.sleep(delay_s)
 
     def _poll(self) -> bool:
