@@ -26,6 +26,12 @@ def rebuild_lost(
 
     An agent that starts on the target directory finds them there. Exit code 1 when too little is left.
     """
+    if urls := [path for path in (*directories, into) if path.parts[:1] == ("s3:",)]:
+        _end(
+            _USAGE,
+            f"{urls[0]}: is in a bucket; parity lies in nodes' memory directories alone, a step in a bucket is whole "
+            "or it is none: see `holdfast ckpt verify`",
+        )
     try:
         saves = find_saves(directories)
         into.mkdir(mode=0o700, parents=True, exist_ok=True)

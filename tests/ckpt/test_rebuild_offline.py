@@ -123,3 +123,10 @@ def test_directories_without_anything_are_a_usage_error_in_one_line(tmp_path, ki
     result = rebuild(path, "--into", tmp_path / "y", *more)
     assert result.exit_code == 2
     assert result.stderr.startswith("holdfast ckpt: error: ") and len(result.stderr.splitlines()) == 1
+
+
+def test_a_bucket_has_nothing_to_rebuild_from_and_says_so(tmp_path):
+    into = tmp_path / "into"
+    done = CliRunner().invoke(app, ["rebuild", "s3://bucket/prefix", "--into", str(into)])
+    assert done.exit_code == 2 and "is in a bucket; parity lies in nodes' memory directories alone" in done.output
+    assert not into.exists()
