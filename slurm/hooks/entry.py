@@ -51,7 +51,8 @@ def scripts(*, python: Path | None = None, root: str = "", slurm_conf: Path | No
     """
     interpreter = os.path.abspath(python or sys.executable)
     scontrol = shutil.which("scontrol")
-    places = dict.fromkeys([*([str(Path(scontrol).parent)] if scontrol else []), *_SYSTEM_PATH])
+    own = [str(Path(scontrol).parent)] if scontrol else []
+    places = [*(place for place in own if place not in _SYSTEM_PATH), *_SYSTEM_PATH]  # the same before Slurm is there
     return {
         f"{name}.sh": _SCRIPT.format(
             parameter=parameter,

@@ -337,6 +337,16 @@ def test_the_kernels_log_is_read_without_waiting_for_more() -> None:
     assert times == sorted(times)
 
 
+def test_the_scripts_are_the_same_before_slurm_is_installed_and_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurm.hooks.entry._SYSTEM_PATH", ("/usr/sbin", str(tmp_path)))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    before = scripts()
+    (tmp_path / "scontrol").touch(mode=0o755)
+    assert scripts() == before
+
+
 def test_the_scripts_are_one_line_into_python() -> None:
     texts = scripts(python=Path("/opt/holdfast/bin/python"), slurm_conf=Path("/etc/s l.conf"))
     assert list(texts) == [f"{name}.sh" for name in HOOKS.values()]
