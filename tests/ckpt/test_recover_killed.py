@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_kit import World, config, content, lose, run, until
+from agent_kit import NAMESPACE, World, config, content, lose, run, until
+
+from ckpt.tiers.posix import SharedTier
 
 NODES = ["a", "b", "c"]
 WHILE_SAVING = {  # the steps that may be found afterwards
@@ -24,6 +26,13 @@ WHILE_SAVING = {  # the steps that may be found afterwards
     "before the manifest": {20},
     "before the manifest is renamed": {20},
     "after the manifest": {20},
+}
+WHILE_TIDYING = {
+    "before a superfluous step is renamed": {20},
+    "after a superfluous step is renamed": {20},
+    "before its directory is removed": {20},
+    "before a claim is renamed": {10, 20},  # that goes on beside the save
+    "after a claim is renamed": {10, 20},
 }
 WHILE_REBUILDING = [
     "before a rebuilt shard verifies",
@@ -92,6 +101,28 @@ def test_killed_while_saving_and_a_node_lost_with_it(tmp_path, stage):
             plan = await world.plan()
             assert plan["step"] in (10, 20)
             assert await world.contents(3) == [content(rank, plan["step"]) for rank in range(3)]
+
+    run(test)
+
+
+@pytest.mark.parametrize("stage", WHILE_TIDYING)
+def test_killed_while_tidying_the_shared_tier_and_all_memory_lost(tmp_path, stage):
+    die_at(tmp_path, 0, stage)
+    lose(tmp_path, *NODES)
+    tier = SharedTier(tmp_path / "shared", NAMESPACE)
+
+    async def test():
+        async with World(tmp_path, NODES, 1, config(tmp_path / "shared")) as world:
+            plan = await world.plan()
+            assert plan["step"] in WHILE_TIDYING[stage] and plan["tier"] == "shared"
+            assert await world.contents(3) == [content(rank, plan["step"]) for rank in range(3)]
+            await world.save(30, 2)
+            await world.flush()
+            await world.save(40, 0, drain=True)
+            await world.flush()
+            await until(lambda: [save.step for save in tier.steps()] == [40, 30])
+            await until(lambda: not list(tier.folder.glob(".trash-*")))
+            assert tier.read_claim().attempt == 1
 
     run(test)
 
