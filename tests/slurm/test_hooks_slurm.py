@@ -119,19 +119,31 @@ def test_by_default_a_node_that_fails_its_checks_is_only_spoken_of(cluster: Test
     assert state(cluster, "n1").is_idle
 
 
+def order_reboot(cluster: TestCluster, node: str) -> None:
+    cluster.run_on_node("n1", ["scontrol", "reboot", "ASAP", "nextstate=RESUME", "reason=holdfast: test", node])
+
+
+def is_back(cluster: TestCluster, node: str) -> bool:
+    """Whether a rebooted node is idle. Slurm 22.05 now and then loses a reboot that takes seconds only: asked again."""
+    found = state(cluster, node)
+    if found.state == "IDLE" and "REBOOT_ISSUED" in found.flags:
+        order_reboot(cluster, node)
+    return found.is_idle
+
+
 def test_a_rebooted_node_returns_when_it_is_fit_and_not_before(cluster: TestCluster) -> None:
-    reboot = ["scontrol", "reboot", "ASAP", "nextstate=RESUME", "reason=holdfast: test"]
     slurmd = ["pgrep", "-x", "slurmd"]
     before = cluster.run_on_node("n2", slurmd).stdout
-    cluster.run_on_node("n1", [*reboot, "n2"])
+    order_reboot(cluster, "n2")
     until(lambda: cluster.run_on_node("n2", slurmd, check=False).stdout not in ("", before), "slurmd anew")
-    until(lambda: state(cluster, "n2").is_idle, "n2 back")
+    until(lambda: is_back(cluster, "n2"), "n2 back")
 
     fail_a_check(cluster, "n2")
-    cluster.run_on_node("n1", [*reboot, "n2"])
     again = "rebooting node n2"
     log = verdict(cluster, "n2", drain="on").parents[2] / "log/holdfast/hooks.log"
-    until(lambda: log.read_text().count(again) == 2, "the second reboot")
+    reboots = log.read_text().count(again)
+    order_reboot(cluster, "n2")
+    until(lambda: log.read_text().count(again) > reboots, "the second reboot")
     until(lambda: "drained" in log.read_text().rpartition(again)[2], "the check after it")
     until(lambda: state(cluster, "n2").reason.startswith("holdfast: gpu_count"), "n2 drained again")
     assert "DRAIN" in state(cluster, "n2").flags
