@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,22 +79,17 @@ def memory_of(places: Places, job: HookJob) -> Path:
     return places.memory / f"holdfast-{job.uid}" / job.run
 
 
-def as_user(uid: int, code: str, **env: str) -> subprocess.Popen[bytes]:
-    """A Python program of another user, which says when it is ready."""
+def as_user(uid: int, script: str, **env: str) -> subprocess.Popen[bytes]:
+    """A shell script of another user, who may not reach our Python; it says when it is ready."""
     process = subprocess.Popen(
-        [sys.executable, "-S", "-c", code],
-        user=uid,
-        group=uid,
-        extra_groups=[],
-        env=env,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
+        ["/bin/sh", "-c", script],
+        user=uid, group=uid, extra_groups=[], env=env, cwd="/", stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == b"ready\n"
     return process
 
 
-SLEEP = "import sys, time; print('ready', flush=True); time.sleep(60)"
+SLEEP = "echo ready; exec sleep 60"
 
 
 @as_root
@@ -212,10 +206,7 @@ class TestEpilog:
                 process.communicate()
 
     def test_a_process_that_goes_on_forking_ends_too(self, places: Places, job: HookJob) -> None:
-        forks = (
-            "import os, time; print('ready', flush=True)\n"
-            "while True:\n    time.sleep(0.01)\n    if os.fork(): os._exit(0)\n"
-        )
+        forks = "fork() { sleep 0.01; fork & exit; }; echo ready; fork &"
         first = as_user(USER, forks, SLURM_JOB_ID=str(job.job_id))
         try:
             assert run("epilog", places, environment(job)) == FIT
