@@ -163,6 +163,8 @@ class SlurmCluster:
             job = self._insist(lambda: self._slurm.job(self._reference))
         except SlurmError:
             return "preempted"
+        if job is not None:
+            log.info("job %s is %s, reason %s, restarts %d", self._reference, job.state, job.reason, job.restarts)
         if job is None or job.restarts > self.restart_count:
             return "requeue"
         # A preempted job runs on during its grace time. One that is being ended shows as COMPLETING whatever the cause.

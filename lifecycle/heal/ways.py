@@ -51,8 +51,9 @@ def _terminate(node: Node) -> None:
     except ImportError:
         raise LifecycleError("replace: ec2 needs boto3: pip install 'holdfast[s3]' on the controller") from None
     try:
-        instance = _instance_of(node, boto3.client("ec2"))
-        boto3.client("autoscaling").terminate_instance_in_auto_scaling_group(
+        session = boto3.session.Session()
+        instance = _instance_of(node, session.client("ec2"))
+        session.client("autoscaling").terminate_instance_in_auto_scaling_group(
             InstanceId=instance, ShouldDecrementDesiredCapacity=False
         )
     except (BotoCoreError, ClientError) as error:

@@ -117,7 +117,8 @@ class _S3Object:
         self._errors = (BotoCoreError, ClientError)
         bucket, _, key = source.removeprefix("s3://").partition("/")
         with self._as_os_error():
-            client = boto3.client("s3", config=Config(connect_timeout=_TIMEOUT_S, read_timeout=_TIMEOUT_S))
+            config = Config(connect_timeout=_TIMEOUT_S, read_timeout=_TIMEOUT_S)
+            client = boto3.session.Session().client("s3", config=config)  # the default one keeps old credentials
             self._body = client.get_object(Bucket=bucket, Key=key)["Body"]
 
     def __enter__(self) -> _S3Object:
