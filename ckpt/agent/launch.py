@@ -56,8 +56,8 @@ def environment(*, loopback: bool = False) -> dict[str, str]:
         loopback: all agents run on this machine, which may have no other network.
     """
     # Slurm's PMIx has two algorithms for a fence and mixes them by default. With that an agent on a busy node now and
-    # then gets another's first message while it is still in MPI_Init, and dies of it (22.05 with Open MPI 5.0.11: 3 of
-    # some 150 starts; with the ring alone none of 150).
+    # then gets another's first message while it is still in MPI_Init, and dies of it (22.05 with Open MPI 5.0.11: 1 of
+    # 112 starts in a loop, two more in a run of the tests). With the ring alone none of 104: little, but none.
     settings = {"SLURM_PMIX_FENCE": "ring"}
     if loopback:
         # No shared memory between agents: its backing files would outlive one that is killed. Elsewhere MPI chooses the
