@@ -17,7 +17,18 @@ from slurm.command import CommandError
 from slurm.environment import JobEnvironment
 from slurm.errors import SlurmError
 from slurm.hostlist import compress, expand
-from slurm.records import Job, Node
+from slurm.records import Job, Node, state_below
 from slurm.topology import Topology
 
-__all__ = ["CommandError", "Job", "JobEnvironment", "Node", "Slurm", "SlurmError", "Topology", "compress", "expand"]
+__all__ = [
+    "CommandError",
+    "Job",
+    "JobEnvironment",
+    "Node",
+    "Slurm",
+    "SlurmError",
+    "Topology",
+    "compress",
+    "expand",
+    "state_below",
+]

@@ -14,6 +14,9 @@ from slurm.hostlist import expand
 
 _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z0-9_:/]*)=")
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
+# What Slurm says in place of RUNNING for a moment: each of its flags hides the state below it. A job that is preempted
+# gets a SIGCONT before its SIGTERM, and is SIGNALING until every node has answered to that.
+_STILL_RUNNING = frozenset(("RESIZING", "SIGNALING", "STOPPED"))
 _ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
@@ -33,6 +36,11 @@ class RecordError(SlurmError):
         )
 
 
+def state_below(word: str) -> str:
+    """A job's state as Slurm prints it; RUNNING where that hides it behind something that passes."""
+    return "RUNNING" if word in _STILL_RUNNING else word
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """A job.
@@ -40,7 +48,7 @@ class Job:
     Attributes:
         id: its number.
         user: name of its user.
-        state: Slurm's word, for example PENDING, RUNNING, COMPLETING, COMPLETED, NODE_FAIL.
+        state: Slurm's word, for example PENDING, RUNNING, COMPLETING, COMPLETED, NODE_FAIL; see `state_below`.
         reason: why it is pending or why it ended; "" for none.
         partition: the partition it is in; several, separated by commas, while it is pending in them.
         nodes: names of its nodes, those cut out of its allocation left out.
@@ -77,7 +85,7 @@ class Job:
         return cls(
             id=fields.number("JobId"),
             user=fields.text("UserId").split("(")[0],
-            state=fields.text("JobState"),
+            state=state_below(fields.text("JobState")),
             reason=fields.optional("Reason"),
             partition=fields.text("Partition"),
             nodes=expand(fields.optional("NodeList")),

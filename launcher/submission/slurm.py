@@ -18,6 +18,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
 from launcher.containers import of_the_batch
 from launcher.errors import LauncherError, UsageError
 from launcher.jobfile import JobSpec, check_sbatch_option
+from slurm import state_below
 from slurm.command import CommandError, run
 
 _NO_TIMEOUT_MIN = 60 * 24 * 365
@@ -265,7 +266,8 @@ def cancel(job_id: str) -> None:
 
 
 def _state(job_id: str) -> str:
-    return run(["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job_id}"], check=False).stdout.strip()
+    said = run(["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job_id}"], check=False).stdout
+    return state_below(said.strip())
 
 
 def _refusal(error: CommandError) -> str:

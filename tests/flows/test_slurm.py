@@ -153,7 +153,6 @@ def test_a_requeued_job_whose_memory_is_gone_goes_on_from_the_shared_directory(
     assert watch.sha256 == reference_sha256
 
 
-@pytest.mark.faults
 def test_a_preempted_job_stops_at_a_boundary_and_goes_on(
     slurm_cluster: Any, job_file: Path, reference_sha256: str
 ) -> None:

@@ -91,6 +91,8 @@ def test_unknown_cluster_is_refused(spec: JobSpec) -> None:
         ("COMPLETING", 3, "requeue"),
         ("PENDING", 3, "requeue"),
         ("RUNNING", 2, "preempted"),
+        ("SIGNALING", 2, "preempted"),
+        ("SIGNALING", 3, "requeue"),
     ],
 )
 def test_state_of_the_job_tells_why_it_is_terminated(spec: JobSpec, state: str, restarts: int, meaning: str) -> None:

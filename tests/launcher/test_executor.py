@@ -22,7 +22,7 @@ from launcher.executor import Supervised
 from launcher.registry import find_job, known_jobs
 from launcher.submission import inside
 from launcher.submission.process import Process
-from launcher.submission.slurm import SlurmWatcher
+from launcher.submission.slurm import SlurmWatcher, cancel
 
 PARTITIONS = "PartitionName=train State=UP Default=YES Nodes=n[1-16]"
 
@@ -314,6 +314,14 @@ def test_a_local_job_outlives_its_submitter_and_is_cancelled_from_elsewhere(home
     assert json.loads((folder / "result.json").read_text())["name"] == "cancelled"
     status = subprocess.run([*holdfast, "status", facts["job_id"], "--json"], check=True, capture_output=True)
     assert json.loads(status.stdout)["state"] == "cancelled"
+
+
+def test_a_job_that_is_being_preempted_is_asked_to_end_before_it_is_cancelled(home: Path, command: Any) -> None:
+    (home / "state").write_text("SIGNALING")
+    command("squeue", f"cat {home}/state")
+    command("scancel", f'echo "$@" >> {home}/cancelled; echo COMPLETED > {home}/state')
+    cancel("42")
+    assert (home / "cancelled").read_text() == "--batch --signal=INT 42\n"
 
 
 def test_run_follows_a_job_to_its_end_and_exits_as_it_did(home: Path) -> None:

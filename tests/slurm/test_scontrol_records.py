@@ -74,6 +74,11 @@ def test_a_job_name_that_imitates_a_field_is_refused_not_believed(name: str) -> 
         Job.parse(text)
 
 
+@pytest.mark.parametrize("word", ["SIGNALING", "RESIZING", "STOPPED"])
+def test_a_job_that_shows_what_is_done_to_it_runs_on(word: str) -> None:
+    assert Job.parse(recorded("job_running.txt").replace("JobState=RUNNING", f"JobState={word}")).state == "RUNNING"
+
+
 def test_a_job_name_that_looks_like_other_fields_does_no_harm() -> None:
     assert Job.parse(recorded("job_running.txt").replace("two words", "lr=3e-4 Priority=1")).state == "RUNNING"
 
