@@ -1,6 +1,7 @@
 """The node's checkpoint agent: one process per node (`python -m ckpt.agent`), one MPI world per attempt, never torch.
 
 launch     how a launcher starts agents: command line and environment
+fabric     what an agent's MPI looks for on its node
 messages   frames on the agent's Unix socket
 client     the two ends that talk to an agent: Monitor (the node's runner), AgentClient (a worker)
 server     wires the parts below together

@@ -8,6 +8,7 @@ import signal
 import sys
 
 from ckpt.agent.deadlines import Deadlines
+from ckpt.agent.fabric import mpi_settings
 from ckpt.agent.launch import UNTIL_UNUSED
 from ckpt.agent.lifetime import leave_within, lock_memory
 from ckpt.agent.server import run_agent
@@ -32,6 +33,7 @@ def main() -> int:
         lock_memory(place.ram_dir, deadlines.world_s)
         transport: Transport = SoloTransport()
         if len(place.nodes) > 1:
+            os.environ.update(mpi_settings(os.environ))
             with leave_within(deadlines.world_s, f"agents of {', '.join(place.nodes)} to meet", exit_code=1):
                 transport = MpiTransport(place.nodes, place.node)
         run_agent(place, config, transport, deadlines, until_unused=UNTIL_UNUSED in sys.argv[1:])

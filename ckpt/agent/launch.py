@@ -55,9 +55,10 @@ def environment(*, loopback: bool = False) -> dict[str, str]:
     Args:
         loopback: all agents run on this machine, which may have no other network.
     """
-    # Slurm's PMIx has two algorithms for a fence and mixes them by default. With that an agent on a busy node now and
-    # then gets another's first message while it is still in MPI_Init, and dies of it (22.05 with Open MPI 5.0.11: 1 of
-    # 112 starts in a loop, two more in a run of the tests). With the ring alone none of 104: little, but none.
+    # Slurm's PMIx knows a tree and a ring for its fences, and by default takes now one, now the other. Through the tree
+    # a process may go on before all have come (22.05). Open MPI lists MPI_COMM_WORLD as ready before a fence and gives
+    # it its queues after it (ompi_mpi_init of 5.0.11): a first message that comes in between kills the agent. Seen in
+    # 1 start of 10 to 30 on a busy machine with the tree and with the default, with the ring never.
     settings = {"SLURM_PMIX_FENCE": "ring"}
     if loopback:
         # No shared memory between agents: its backing files would outlive one that is killed. Elsewhere MPI chooses the

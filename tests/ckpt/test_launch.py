@@ -2,10 +2,56 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from ckpt.agent.fabric import mpi_settings
+from ckpt.agent.launch import environment
 
 
 def test_an_agent_starts_without_libraries_that_it_may_never_need() -> None:
     look = "import sys, ckpt.agent.__main__; print({'boto3', 'numpy', 'torch', 'yaml'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+WITHOUT_OFI = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
+YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+
+
+def node_with(root: Path, *cards: str) -> Path:
+    for card in cards:
+        (root / "sys/class" / card).mkdir(parents=True)
+    return root
+
+
+@pytest.mark.parametrize("found", [(), ("infiniband", "cxi")])
+def test_without_a_fast_fabric_mpi_is_spared_the_search_for_one(tmp_path: Path, found: tuple[str, ...]) -> None:
+    assert mpi_settings({}, node_with(tmp_path, *found)) == YIELDING | WITHOUT_OFI
+
+
+@pytest.mark.parametrize("card", ["infiniband/rdmap86s0", "infiniband/mlx5_0", "cxi/cxi0"])
+def test_a_fast_fabric_is_left_to_mpi(tmp_path: Path, card: str) -> None:
+    assert mpi_settings({}, node_with(tmp_path, card)) == YIELDING
+
+
+@pytest.mark.parametrize("name", ["pml", "btl", "mtl"])
+def test_where_the_site_has_chosen_a_network_its_choice_stands(tmp_path: Path, name: str) -> None:
+    site = {f"OMPI_MCA_{name}": "x", "OMPI_MCA_mpi_yield_when_idle": "0"}
+    assert mpi_settings(site, tmp_path) == {}
+
+
+def test_open_mpi_knows_the_settings(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    look = (
+        "import os; from ckpt.agent.fabric import mpi_settings; from pathlib import Path; "
+        f"os.environ.update(mpi_settings(os.environ, Path({str(tmp_path)!r}))); from mpi4py import MPI"
+    )
+    chosen = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_MCA_")}
+    verbose = {"OMPI_MCA_btl_base_verbose": "100", "OMPI_MCA_mtl_base_verbose": "100"}
+    env = chosen | environment() | verbose
+    done = subprocess.run([sys.executable, "-c", look], env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert "component tcp" in done.stderr and "component ofi" not in done.stderr
