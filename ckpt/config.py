@@ -246,7 +246,7 @@ def config_from_env(env: Mapping[str, str]) -> CheckpointConfig:
         raise ConfigError(
             "environment: HOLDFAST_CHECKPOINT is not set; add a `checkpoint:` section to the job file"
         ) from None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"environment: HOLDFAST_CHECKPOINT is not JSON: {error}") from None
     return CheckpointConfig.from_mapping(section)
 
@@ -292,8 +292,8 @@ def _build(kind: type, section: Mapping[str, Any], where: str) -> Any:
         least = -1 if key == "stripe_count" else 1
         if expected == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < least or not value):
             raise ConfigError(f"{where}.{key}: got {value!r}, expected a whole number of at least 1")
-        if expected == "str" and (not isinstance(value, str) or not value):
-            raise ConfigError(f"{where}.{key}: got {value!r}, expected a non-empty string")
+        if expected == "str" and (not isinstance(value, str) or not value or not value.isprintable()):
+            raise ConfigError(f"{where}.{key}: got {value!r:.200}, expected a string of printable characters")
         if expected == "bool" and not isinstance(value, bool):
             raise ConfigError(f"{where}.{key}: got {value!r}, expected true or false")
     missing = [field.name for field in fields(kind) if field.default is MISSING and field.name not in section]

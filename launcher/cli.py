@@ -24,7 +24,7 @@ _PIPE_WIDTH = 200
 
 
 class _RoomVerbs(TyperGroup):
-    """A room's own verbs, imported when one is asked for, beside those that are added here."""
+    """A room's own verbs, imported when one is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*self._verbs().list_commands(ctx), *super().list_commands(ctx)]
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):  # click's usage errors, wherever typer keeps its click
             raise
-        return _complain(f"{error.format_message()} `{_help_command(error)}` tells more.", 2)
+        return _complain(f"{error.format_message().rstrip('.')}; `{_help_command(error)}` tells more", 2)
 
 
 def _complain(message: str, exit_code: int) -> int:

@@ -20,6 +20,7 @@ from launcher.errors import UsageError
 from launcher.fabric import MODES
 from launcher.strict_yaml import read_yaml
 
+MAX_NODES = 1 << 16  # Slurm has no more in one cluster
 MAX_WORKERS_PER_NODE = 64  # rows of a node's board, where workers post their steps
 MIN_HANG_TIMEOUT_S = 2.0  # runners report twice a second
 
@@ -164,13 +165,13 @@ class _Reader:
     def job(self) -> JobSpec:
         script = self._script()
         name = self._name(script)
-        gpus_per_node = self._count("gpus_per_node", 0, minimum=0)
+        gpus_per_node = self._count("gpus_per_node", 0, minimum=0, maximum=MAX_WORKERS_PER_NODE)
         return JobSpec(
             name=name,
             script=script,
             args=self._args(),
-            nodes=self._count("nodes", 1, minimum=1),
-            spares=self._count("spares", 0, minimum=0),
+            nodes=self._count("nodes", 1, minimum=1, maximum=MAX_NODES),
+            spares=self._count("spares", 0, minimum=0, maximum=MAX_NODES),
             gpus_per_node=gpus_per_node,
             workers_per_node=self._count(
                 "workers_per_node", max(1, gpus_per_node), minimum=1, maximum=MAX_WORKERS_PER_NODE
@@ -203,7 +204,7 @@ class _Reader:
         if not isinstance(values, list | tuple):
             raise self._wrong("args", values, "a list")
         for index, value in enumerate(values):
-            if isinstance(value, bool) or not isinstance(value, str | int | float) or "\0" in str(value):
+            if not _is_word(value):
                 raise self._wrong(f"args[{index}]", value, "a string or a number; put it in quotes")
         return tuple(str(value) for value in values)
 
@@ -214,7 +215,7 @@ class _Reader:
                 raise self._error(f"env.{name}", "not a variable's name; expected letters, digits and '_'")
             if name.startswith("HOLDFAST_"):
                 raise self._error(f"env.{name}", "HOLDFAST_ variables are set by the launcher; choose another name")
-            if isinstance(value, bool) or not isinstance(value, str | int | float) or "\0" in str(value):
+            if not _is_word(value):
                 raise self._wrong(f"env.{name}", value, "a string or a number; put it in quotes")
             env[name] = str(value)
         return env
@@ -318,6 +319,16 @@ class _Reader:
 
     def _error(self, where: str, message: str) -> UsageError:
         return UsageError(_one_line(f"{self._source}: {where}: {message}" if where else f"{self._source}: {message}"))
+
+
+def _is_word(value: Any) -> bool:
+    """Whether a program can be given this as an argument or in its environment."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return False
+    try:
+        return b"\0" not in str(value).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which YAML lets pass
+        return False
 
 
 def _one_line(text: str) -> str:

@@ -11,12 +11,12 @@ from typing import Any
 
 import yaml
 
-from lifecycle.errors import LifecycleError
+from lifecycle.errors import UsageError
 
 _TABLE = Path(__file__).with_name("versions.yaml")
 
 
-class VersionError(LifecycleError):
+class VersionError(UsageError):
     """The table has no set for what was asked, or what is named in it is malformed."""
 
 

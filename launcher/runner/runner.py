@@ -16,6 +16,7 @@ import os
 import random
 import signal
 import socket
+import sys
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from typing import Any
 
 from launcher import domains
 from launcher.channel import Channel, ChannelError, Message, connect
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UsageError
 from launcher.fabric import fabric_environment
 from launcher.jobfile import JobSpec
 from launcher.runner.activity import Activity
@@ -80,10 +81,12 @@ class RunnerConfig:
     def from_env(cls, env: Mapping[str, str]) -> RunnerConfig:
         """Reads what the cluster set for this runner (a step task of Slurm knows its node from Slurm)."""
         if "HOLDFAST_SUPERVISOR" not in env:
-            raise LauncherError(
+            raise UsageError(
                 "HOLDFAST_SUPERVISOR is not set: runners are started by a job's supervisor, see `holdfast run`"
             )
         host, _, port = env["HOLDFAST_SUPERVISOR"].rpartition(":")
+        if not port.isdecimal():
+            raise UsageError(f"HOLDFAST_SUPERVISOR={env['HOLDFAST_SUPERVISOR']!r:.200}, expected HOST:PORT")
         node = env.get("HOLDFAST_NODE") or env["SLURMD_NODENAME"]
         return cls(
             run_id=env["HOLDFAST_RUN_ID"],
@@ -438,7 +441,11 @@ def _free_port() -> int:
 def main() -> int:
     """Entry point: everything comes from the environment."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    config = RunnerConfig.from_env(os.environ)
+    try:
+        config = RunnerConfig.from_env(os.environ)
+    except UsageError as error:
+        print(f"launcher.runner: {error}", file=sys.stderr)
+        return error.exit_code
     if config.parent_pid is not None:
         die_with_parent(config.parent_pid)
     asyncio.run(Runner(config).run())

@@ -43,8 +43,8 @@ def heal(
     """
     if once and every_s is not None:
         raise UsageError("--once and --every: expected one of them")
-    if every_s is not None and every_s <= 0:
-        raise UsageError(f"--every: got {every_s:g}, expected seconds, more than 0")
+    if every_s is not None and not 0 < every_s <= _DAY_S:
+        raise UsageError(f"--every: got {every_s:g}, expected seconds, more than 0 and at most a day")
     settings = HealSettings.read(config)
     if every_s is None:
         _print(_look(settings, state), settings, as_json)
@@ -75,7 +75,7 @@ def return_(
 
 
 def lemons(
-    days: Annotated[float, typer.Option(help="How far to look back.", metavar="DAYS")] = 90.0,
+    days: Annotated[float, typer.Option(help="How far to look back.", metavar="DAYS", min=0, max=36500)] = 90.0,
     incidents: Annotated[
         list[Path] | None,
         typer.Option(
@@ -95,7 +95,7 @@ def lemons(
     elif found:
         _print_offenders(found)
     else:
-        typer.echo(f"no node had troubles in the last {days:g} days, as far as {state} tells")
+        typer.echo(f"no node has had trouble in the last {days:g} days, as far as {state} tells")
 
 
 def _read(path: Path) -> list[Incident]:

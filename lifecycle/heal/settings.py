@@ -105,7 +105,7 @@ def _value(key: str, value: Any) -> Any:
         if isinstance(value, bool):  # YAML reads on and off as such
             return "on" if value else "off"
         return str(value)
-    if isinstance(value, bool) or not isinstance(value, (int, type(default))) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, (int, type(default))) or not value >= 0:
         raise UsageError(f"{key}: got {value!r}, expected a number, 0 or more")
     return value
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lifecycle.errors import UsageError
+from lifecycle.yaml_file import read_settings
 
 SETTINGS_FILE = Path("/etc/holdfast/health.yaml")
 
@@ -39,17 +40,7 @@ class Settings:
         Raises:
             UsageError: it cannot be read or is not such a file.
         """
-        import yaml  # here: the package is imported where nobody reads settings
-
-        try:
-            found = yaml.safe_load(path.read_text())
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UsageError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from None
-        if found is None:
-            return cls()
-        if not isinstance(found, dict):
-            raise UsageError(f"{path}: got {type(found).__name__}, expected keys and values")
-        return cls(**{str(key): _value(path, str(key), value) for key, value in found.items()})
+        return cls(**{str(key): _value(path, str(key), value) for key, value in read_settings(path).items()})
 
 
 def _value(path: Path, key: str, value: Any) -> Any:

@@ -21,6 +21,7 @@ from lifecycle.provision.resume import arm, disarm
 from lifecycle.provision.site import SITE_FILE, Site
 from lifecycle.provision.step import Node, Step
 from lifecycle.provision.walk import Ending, Outcome, walk
+from lifecycle.yaml_file import read_settings
 from slurm import SlurmError
 from slurm.command import CommandError, Result, Runner, run
 
@@ -89,7 +90,7 @@ def _site(config: Path | None, mirror: str, resource_config: Path | None, parame
         found = hyperpod(resource_config or _RESOURCE_CONFIG, parameters or _PARAMETERS, _addresses())
     path = config or SITE_FILE
     if config or path.exists():
-        found = _over(found, Site.load(path))
+        found = _over(found, read_settings(path))
     if mirror:
         found["mirror"] = mirror
     return Site.from_mapping(found, str(path))

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lifecycle.errors import UsageError
 
 SITE_FILE = Path("/etc/holdfast/node.yaml")
@@ -112,21 +110,6 @@ class Site:
     s3: tuple[Bucket, ...] = ()
     slurm: Slurm = field(default_factory=Slurm)
     users: tuple[User, ...] = ()
-
-    @staticmethod
-    def load(path: Path) -> dict[str, Any]:
-        """The keys and values of a file, not yet looked at.
-
-        Raises:
-            UsageError: it cannot be read as keys and values.
-        """
-        try:
-            found = yaml.safe_load(path.read_text())
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UsageError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from None
-        if not isinstance(found, dict | None):
-            raise UsageError(f"{path}: got {_kind(found)}, expected keys and values")
-        return found or {}
 
     @classmethod
     def from_mapping(cls, found: Any, where: str) -> Site:

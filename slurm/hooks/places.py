@@ -114,11 +114,12 @@ def read_of_root(path: Path, max_bytes: int) -> str:
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = os.fdopen(descriptor, "rb")  # no directory either
     except FileNotFoundError:
         raise
     except OSError as error:
         raise SettingsError(f"{path}: cannot be opened: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as file:
+    with file:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
             raise SettingsError(

@@ -16,7 +16,16 @@ from slurm.testbed import host, namespaces
 from slurm.testbed.daemons import SYSTEM_PATH, slurm_daemon, write_configuration
 from slurm.testbed.hooks import write_settings
 from slurm.testbed.namespaces import last_lines, wait_until
-from slurm.testbed.plan import CONTROLLER, RUN_ROOT, Plan, TestbedError, check_name, check_size, load_plan
+from slurm.testbed.plan import (
+    CONTROLLER,
+    RUN_ROOT,
+    NoSuchCluster,
+    Plan,
+    TestbedError,
+    check_name,
+    check_size,
+    load_plan,
+)
 
 READY_TIMEOUT_S = 60.0
 SLURMD_PORT = 6818  # Slurm's default
@@ -51,10 +60,12 @@ class TestCluster:
             TestbedError: it exists already, this machine cannot hold it, or a part did not start. What was built is
                 then removed again.
         """
+        check_name(name)
+        check_size(nodes)
         user = user or host.default_user()
         cls.check(user)
         with host.lock():
-            cluster = cls(host.describe(check_name(name), check_size(nodes), user, hooks, switches))
+            cluster = cls(host.describe(name, nodes, user, hooks, switches))
             try:
                 cluster._build()
             except BaseException:
@@ -86,7 +97,7 @@ class TestCluster:
             with host.lock():
                 pass  # on the way it removes what an `up` left that died before it had made anything
             there = ", ".join(cls.list()) or "none"
-            raise TestbedError(f"no cluster {name!r} on this machine, there is: {there}; holdfast cluster up makes one")
+            raise NoSuchCluster(f"no cluster {name!r} on this machine, there is: {there}; `cluster up` makes one")
         return cls(plan)
 
     @staticmethod

@@ -28,6 +28,12 @@ class TestbedError(SlurmError):
     __test__ = False  # not a test class, whatever its name
 
 
+class NoSuchCluster(TestbedError):
+    """A cluster's name or size that cannot be, or a cluster that is not there. The command line exits 2."""
+
+    exit_code = 2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The description of one cluster.
@@ -169,14 +175,14 @@ def load_plan(directory: Path) -> Plan | None:
 def check_name(name: str) -> str:
     """A cluster's name, if it can be one."""
     if not _NAME.fullmatch(name):
-        raise TestbedError(f"cluster name: got {name!r}, expected a-z, 0-9 and '-', 31 at most, first a letter")
+        raise NoSuchCluster(f"cluster name: got {name!r}, expected a-z, 0-9 and '-', 31 at most, first a letter")
     return name
 
 
 def check_size(nodes: int) -> int:
     """A number of nodes, if a cluster can have it."""
     if not 1 <= nodes <= MAX_NODES:
-        raise TestbedError(f"number of nodes: got {nodes}, expected 1 to {MAX_NODES}")
+        raise NoSuchCluster(f"number of nodes: got {nodes}, expected 1 to {MAX_NODES}")
     return nodes
 
 

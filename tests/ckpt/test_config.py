@@ -85,7 +85,7 @@ def test_defaults() -> None:
             "failure_domain: got 'rack', expected one of node, s",
         ),
         ({"namespace": "x", "shared": {}}, "checkpoint.shared.path: missing"),
-        ({"namespace": "x", "shared": {"path": ""}}, "expected a non-empty string"),
+        ({"namespace": "x", "shared": {"path": ""}}, "expected a string of printable characters"),
         ({"namespace": "x", "shared": {"path": "/x", "keep": "3"}}, "checkpoint.shared.keep: got '3'"),
         ({"namespace": "x", "shared": {"path": "/x", "stripe_count": 0}}, "stripe_count: got 0"),
         ({"namespace": "x", "shared": {"path": "/x", "every_s": 0}}, "every_s: got 0"),

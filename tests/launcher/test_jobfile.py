@@ -119,8 +119,8 @@ jobs = st.fixed_dictionaries(
     optional={
         "name": words.filter(lambda name: name[0].isalnum()),
         "args": st.lists(st.one_of(texts, st.integers(), st.floats(allow_nan=False)), max_size=4),
-        "nodes": sizes,
-        "spares": st.integers(0, 10**6),
+        "nodes": st.integers(1, 1 << 16),
+        "spares": st.integers(0, 1 << 16),
         "gpus_per_node": st.integers(0, 64),
         "workers_per_node": st.integers(1, 64),
         "env": st.dictionaries(st.from_regex(r"[A-G_][A-Za-z0-9_]{0,8}", fullmatch=True), texts, max_size=3),

@@ -135,6 +135,7 @@ def test_settings_are_read(tmp_path: Path) -> None:
         ("check: []", "returns only after a check"),
         ("check: holdfast", "expected a list of words"),
         ("reboots: -1", "expected a number"),
+        ("flap_s: .nan", "expected a number"),
         ("max_drained: lots", "max_drained: got 'lots'"),
         ("- heal", "expected keys and values"),
         ("heal: [", "heal.yaml: while parsing"),
