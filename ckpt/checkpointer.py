@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from ckpt.trainer.deadlines import Deadlines
 from ckpt.trainer.journal import Journal, rate
 from ckpt.trainer.program import ProgramAgents
 from ckpt.trainer.replicas import World
-from ckpt.trainer.restore import restore
+from ckpt.trainer.restore import Restoration
 from ckpt.trainer.saved import SavedStep
 from ckpt.trainer.session import Identity, Session, Stage
 from ckpt.trainer.solo import SoloAgent
@@ -158,11 +158,12 @@ class Checkpointer:
         if not isinstance(state, dict):
             raise StateError(f"state: got a {type(state).__name__}, expected a dict")
         started = time.monotonic()
-        session = self._connect()
+        restoration = Restoration(state, self._identity.rank, strict=strict)
+        session = self._connect(restoration.wants)
         self._stager.hold_back()
         if session.plan.step:
             saved = session.saved_step()
-            restore(state, saved, self._identity.rank, strict=strict)
+            restoration.fill(saved)
             session.loaded()
             if self._identity.rank == 0:
                 speed = rate(saved.bytes_read, time.monotonic() - started)
@@ -287,10 +288,12 @@ class Checkpointer:
         stopping = self._cadence is not None and self._cadence.stopping
         self._connect().save(step, nbytes, stage, tokens=self._stager.tokens, drain=drain or stopping)
 
-    def _connect(self) -> Session:
+    def _connect(self, wants: Callable[[SavedStep], list[Any]] | None = None) -> Session:
         with self._lock:
             if self._session is None:
-                self._session = Session(self._place, self._config, self._identity, self._deadlines, self._stager.pin)
+                self._session = Session(
+                    self._place, self._config, self._identity, self._deadlines, self._stager.pin, wants
+                )
             return self._session
 
     def _boundaries(self) -> Cadence:

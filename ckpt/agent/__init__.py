@@ -17,6 +17,7 @@ verdict      whether the run of another claim has ended, by the launcher's word
 restore      a node's part in it: inventory, verify, rebuild
 rejoin       instead of both, when agents are lost in mid-attempt and others take their place
 loading      gives a loading worker the bytes of any saved rank
+ahead        reads for loads while lost shards are still being made again
 stop         one common step boundary for all ranks
 
 rebuilding   node rank 0 has lost shards made again from parity

@@ -113,8 +113,20 @@ class Loading:
         """A worker has finished its load; when all have, what was fetched for them goes."""
         self._loaded.add(local_rank)
         if len(self._loaded) == self._place.ranks_per_node:
-            for rank in list(self._fetched):
-                self._forget(rank)
+            self.forget_all()
+
+    async def fetch(self, plan: Plan, rank: int, blocks: list[int] | None) -> None:
+        """Fetches blocks (None: all) of a saved rank that another node's memory or disk holds; raises as `open`."""
+        if plan.save is None or not 0 <= rank < plan.world_size:
+            raise AgentError(f"rank {rank}: the plan has step {plan.step} of {plan.world_size} ranks")
+        async with self._locks[rank]:
+            if not self._holdings.find(plan.save, rank) and not self._shelf.find(plan.save, rank):
+                await self._remote(plan.holders[rank][0], plan.save, rank, blocks)
+
+    def forget_all(self) -> None:
+        """Gives back the memory of all that was fetched."""
+        for rank in list(self._fetched):
+            self._forget(rank)
 
     async def _have_it_look(self, node: int, save: SaveId, rank: int) -> None:
         timeout_s = self._context.deadlines.verify_s
@@ -161,7 +173,7 @@ class Loading:
     async def _remote(self, node: int, save: SaveId, rank: int, blocks: list[int] | None) -> dict[str, Any]:
         source = self._peers.nodes[node]
         fetched = self._fetched.get(rank)
-        known = fetched is not None and fetched.source == source
+        known = fetched is not None and (fetched.source, fetched.record.save) == (source, save)
         record = fetched.record if fetched and known else await self._exchange.record(node, save, rank)
         return await self._fetch(source, record, blocks, partial(self._exchange.fetch, node, record))
 
@@ -185,7 +197,7 @@ class Loading:
         """Fetches the blocks that are not here yet."""
         rank, nbytes = record.rank, record.layout.nbytes
         fetched = self._fetched.get(rank)
-        if fetched is None or fetched.source != source:
+        if fetched is None or (fetched.source, fetched.record.save) != (source, record.save):
             self._forget(rank)
             path = self._place.ram_dir / f"fetch-{rank}.data"
             fetched = Fetched(source=source, record=record, path=path, data=_sparse(path, nbytes))

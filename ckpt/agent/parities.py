@@ -115,6 +115,19 @@ class Parities:
         records = self._holdings.shards().values()
         return [[save_to_json(r.save), r.over.to_json(), r.index, list(r.members)] for r in records]
 
+    async def header(self, save: SaveId, rank: int, nodes: Sequence[int]) -> ShardRecord:
+        """The record of a lost shard, from whichever of some nodes keeps a copy; raises AgentError."""
+        tried = []
+        for node in nodes:
+            try:
+                answer = await self._peers.call(
+                    node, "header", timeout_s=self._deadlines.answer_s, save=save_to_json(save), rank=rank
+                )
+                return ShardRecord.from_json(answer["header"])
+            except CheckpointError as error:
+                tried.append(str(error))
+        raise AgentError(f"rank {rank} of step {save.step}: no copy of its record is left: {'; '.join(tried)}")
+
     async def _over(self, save: SaveId, ranks: tuple[tuple[int, ...], ...]) -> ParitySet:
         """What the members put under parity: asked anew for each save, a shard's length may change."""
         timeout_s, save_json = self._deadlines.answer_s, save_to_json(save)
@@ -181,7 +194,7 @@ class Parities:
     async def _on_rebuild(self, source: int, message: dict[str, Any]) -> None:
         since_s = time.monotonic()
         save, over, rank = SaveId.from_json(message["save"]), ParitySet.from_json(message["over"]), message["rank"]
-        record = await self._header(save, rank, message["headers"])
+        record = await self.header(save, rank, message["headers"])
         local_rank = rank - self._context.ranks(self._place.node_rank)[0]
         stem = f"own-{local_rank}" if rank in self._context.ranks(self._place.node_rank) else f"copy-{rank}-0"
         name = self._shards.free_name(stem, self._context.config.slots, keep=None)
@@ -218,19 +231,6 @@ class Parities:
         await asyncio.gather(*map(pull, sums))
         if bad := await asyncio.to_thread(bad_blocks, data, record.blocks):
             raise PeerError(f"block {bad[0]} of rank {record.rank}, made again from parity, does not verify")
-
-    async def _header(self, save: SaveId, rank: int, nodes: Sequence[int]) -> ShardRecord:
-        """The record of a lost shard, from whoever keeps a copy."""
-        tried = []
-        for node in nodes:
-            try:
-                answer = await self._peers.call(
-                    node, "header", timeout_s=self._deadlines.answer_s, save=save_to_json(save), rank=rank
-                )
-                return ShardRecord.from_json(answer["header"])
-            except CheckpointError as error:
-                tried.append(str(error))
-        raise AgentError(f"rank {rank} of step {save.step}: no copy of its record is left: {'; '.join(tried)}")
 
 
 def hops_of(part: Sum, over: ParitySet, shard_at: Mapping[int, int], parity_at: Mapping[int, int]) -> list[Hop]:

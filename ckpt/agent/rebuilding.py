@@ -23,6 +23,11 @@ class Found:
     members: tuple[str, ...]  # node names when it was made
     holders: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # nodes, by member
 
+    @property
+    def keepers(self) -> set[int]:
+        """The nodes that hold any of it, and with it copies of shards' records."""
+        return {node for nodes in self.holders.values() for node in nodes}
+
 
 class Rebuilding:
     """Knows what parity there is, and leads its use."""
@@ -40,6 +45,26 @@ class Rebuilding:
             found = sets.setdefault(ParitySet.from_json(over_json), Found(members=tuple(members)))
             found.holders[index].append(node)
 
+    async def prospect(
+        self, save: SaveId, world_size: int, holders: dict[int, list[int]], on_disks: Collection[int]
+    ) -> list[int]:
+        """The nodes that keep the records of the lost shards; none unless enough verifies to make all of those again.
+
+        Args: as `bring_back`, and changes nothing.
+        """
+        lost = {rank for rank in range(world_size) if not holders.get(rank)}
+        keepers: set[int] = set()
+        for over, found in self._found.get(save, {}).items():
+            mine = [rank for rank in lost if over.member_of(rank) is not None]
+            if mine:
+                try:
+                    await self._work(save, over, found, _in_memory(holders, on_disks), mine)
+                except CheckpointError:
+                    continue
+                lost.difference_update(mine)
+                keepers |= found.keepers
+        return [] if lost else sorted(keepers)
+
     async def bring_back(
         self, save: SaveId, world_size: int, holders: dict[int, list[int]], on_disks: Collection[int]
     ) -> tuple[list[int], str]:
@@ -56,7 +81,7 @@ class Rebuilding:
         """
         made: list[int] = []
         reasons: list[str] = []
-        in_memory = {rank: nodes[0] for rank, nodes in holders.items() if nodes and rank not in on_disks}
+        in_memory = _in_memory(holders, on_disks)
         for over, found in self._found.get(save, {}).items():
             lost = [rank for rank in range(world_size) if not holders.get(rank) and over.member_of(rank) is not None]
             if not lost:
@@ -75,17 +100,7 @@ class Rebuilding:
         self, save: SaveId, over: ParitySet, found: Found, in_memory: dict[int, int], lost: list[int]
     ) -> dict[int, int]:
         """Which node has made which rank again. Raises CheckpointError when one could not be."""
-        shards = {rank: node for rank, node in in_memory.items() if over.member_of(rank) is not None}
-        parity = await self._verified(save, over, found)
-        there = [i for i, ranks in enumerate(over.ranks) if all(rank in shards for rank in ranks)]
-        builders = {}
-        for rank in lost:  # all or none: what cannot be is found out before anything is moved
-            over.stripes().rebuild(over.member_of(rank) or 0, *over.range_of(rank), there, parity)
-            builders[rank] = self._context.home(rank) % len(self._peers.nodes)
-        fields = {
-            "save": save_to_json(save), "over": over.to_json(), "shards": list(shards.items()),
-            "parity": list(parity.items()), "headers": sorted({n for nodes in found.holders.values() for n in nodes}),
-        }  # fmt: skip
+        builders, fields = await self._work(save, over, found, in_memory, lost)
         timeout_s = self._deadlines.restore_s
         calls = [
             self._peers.call(node, "rebuild", timeout_s=timeout_s, rank=rank, **fields)
@@ -95,6 +110,23 @@ class Rebuilding:
         if failed := [result for result in results if isinstance(result, BaseException)]:
             raise PeerError("; ".join(map(str, failed)))
         return builders
+
+    async def _work(
+        self, save: SaveId, over: ParitySet, found: Found, in_memory: dict[int, int], lost: list[int]
+    ) -> tuple[dict[int, int], dict[str, Any]]:
+        """Which node is to make which rank again, and what it is told. Raises CheckpointError when that cannot be."""
+        shards = {rank: node for rank, node in in_memory.items() if over.member_of(rank) is not None}
+        parity = await self._verified(save, over, found)
+        there = [i for i, ranks in enumerate(over.ranks) if all(rank in shards for rank in ranks)]
+        builders = {}
+        for rank in lost:  # all or none: what cannot be is found out before anything is moved
+            over.stripes().rebuild(over.member_of(rank) or 0, *over.range_of(rank), there, parity)
+            builders[rank] = self._context.home(rank) % len(self._peers.nodes)
+        fields = {
+            "save": save_to_json(save), "over": over.to_json(), "shards": list(shards.items()),
+            "parity": list(parity.items()), "headers": sorted(found.keepers),
+        }  # fmt: skip
+        return builders, fields
 
     async def _verified(self, save: SaveId, over: ParitySet, found: Found) -> dict[int, int]:
         """By member, a node whose parity verifies."""
@@ -112,3 +144,8 @@ class Rebuilding:
         good: dict[int, int] = {}
         await asyncio.gather(*(check(index, nodes) for index, nodes in found.holders.items()))
         return good
+
+
+def _in_memory(holders: dict[int, list[int]], on_disks: Collection[int]) -> dict[int, int]:
+    """By rank, the node whose memory sums are made of."""
+    return {rank: nodes[0] for rank, nodes in holders.items() if nodes and rank not in on_disks}

@@ -51,6 +51,7 @@ class RecoverLead:
         self._deadlines = context.deadlines
         self._rebuilding = Rebuilding(context)
         self._skipped: list[tuple[int, str]] = []
+        self._foreseen = False  # nodes have been told of a plan that may come: once, workers ask but once
         self._in_memory_now = False  # every shard of the plan lies in the memory of the node where its rank runs
 
     async def run(self) -> None:
@@ -142,7 +143,7 @@ class RecoverLead:
         held = held or Held(world_size=0)
         world_size, holders = held.world_size, held.holders
         await self._keep_verified(save, holders)
-        rebuilt, no_rebuild = await self._rebuilding.bring_back(save, world_size, holders, self._on_disks(held))
+        rebuilt, no_rebuild = await self._bring_back(save, held)
         held.kinds.update({(rank, holders[rank][0]): _OWN for rank in rebuilt})
         lost = [rank for rank in range(world_size) if not holders.get(rank)]
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
@@ -171,6 +172,30 @@ class RecoverLead:
             rebuilt=tuple(rebuilt), nvme=on_disk, stored=tuple(sorted(stored, key=lambda name: name != source)),
             skipped=tuple(self._skipped),
         )  # fmt: skip
+
+    async def _bring_back(self, save: SaveId, held: Held) -> tuple[list[int], str]:
+        """As Rebuilding's; when the world has another size now, nodes read ahead meanwhile what survives.
+
+        A rebuild that fails is tried once more, alone: what was read ahead may have taken the memory that it needed.
+        """
+        work = (save, held.world_size, held.holders, self._on_disks(held))
+        lost = tuple(rank for rank in range(held.world_size) if not held.holders.get(rank))
+        keepers = []
+        if lost and held.world_size != self._context.place.world_size and not self._foreseen:
+            keepers = await self._rebuilding.prospect(*work)
+        if not keepers:
+            return await self._rebuilding.bring_back(*work)
+        self._foreseen = True
+        plan = Plan(save=save, world_size=held.world_size, holders=held.holders, rebuilt=lost)
+        told = asyncio.ensure_future(self._tell("foresee", plan=plan.to_json(), headers=keepers))
+        rebuilt, failure = await self._rebuilding.bring_back(*work)
+        await told
+        if not failure:
+            return rebuilt, failure
+        log.warning("step %d: %s; once more, with nothing read ahead", save.step, failure)
+        await self._tell("withdraw")
+        again, failure = await self._rebuilding.bring_back(*work)
+        return [*rebuilt, *again], failure
 
     def _on_disks(self, held: Held) -> set[int]:
         """The ranks whose best holder has the shard on its disk, and has not brought it into its memory."""

@@ -7,6 +7,7 @@ import logging
 import os
 from typing import Any
 
+from ckpt.agent.ahead import Ahead
 from ckpt.agent.context import Context
 from ckpt.agent.coordinator import Coordinator
 from ckpt.agent.deadlines import Deadlines
@@ -59,6 +60,7 @@ class Agent:
         self._saves = Saves(context)
         self._restore = Restore(context, self._saves)
         self._loading = Loading(context, self._restore.plan)
+        self._ahead = Ahead(context, self._restore.plan, self._loading, self._saves.parities)
         board = Board.open(place.ram_dir) if place.generation else Board.create(place.ram_dir, place.attempt)
         self._board = board
         self._stop = Stop(context, self._board)
@@ -167,8 +169,13 @@ class Agent:
                 return await self._loading.plan_for_worker()
             case "rejoin":
                 return await self._rejoin.for_worker(int(message["generation"]))
+            case "foreseen":
+                return await self._ahead.for_worker()
+            case "ahead":
+                self._ahead.fetch(int(message["step"]), message["wants"])
             case "open":
-                return await self._loading.open(int(message["rank"]), message["blocks"])
+                rank, blocks = int(message["rank"]), message["blocks"]
+                return await self._ahead.record(rank, blocks) or await self._loading.open(rank, blocks)
             case "bad":
                 await self._loading.bad(int(message["rank"]), str(message["path"]))
             case "loaded":

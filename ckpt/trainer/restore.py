@@ -26,41 +26,61 @@ Finish = Callable[[], Any]  # gives the value to put in place, once the bytes ha
 DCP = "#dcp"  # the tree of a step that was saved through ckpt.adapters.dcp
 
 
-def restore(state: dict[str, Any], saved: SavedStep, rank: int, *, strict: bool = True) -> None:
-    """Fills a live state from a saved step.
+class Restoration:
+    """One load into one live state; its objects are asked for their state once, though it may be matched twice.
 
-    Args:
-        state: as it was given to save(), with tensors of the same shapes; changed in place.
-        saved: the step.
-        rank: ours, now.
-        strict: whether all that is stored must be wanted; otherwise the state may have fewer keys.
-
-    Raises:
-        StateError: the state does not match what is stored; names every key missing on either side.
-        CheckpointError: no source has the bytes intact. The state is then overwritten in part.
+    That asking may be collective over the ranks, and only some of them may have been in time to look ahead.
     """
-    tensors = TensorReads(saved, rank % saved.world_size)
-    tree = saved.record(tensors.source).layout.tree
-    if tag_of(tree) == DCP:
-        raise StateError(
-            f"step {saved.step} was saved through dcp_writer(): load it with torch.distributed.checkpoint.load "
-            "and storage_reader=dcp_reader()"
-        )
-    finish = _Match(tensors, strict).mapping(state, tree, ())
-    try:
-        with no_grad():
-            saved.read(tensors.reads)
-            finish()
-    except CheckpointError as error:
-        raise type(error)(f"{error}; the state is now overwritten in part: do not go on with it") from error
+
+    def __init__(self, state: dict[str, Any], rank: int, *, strict: bool = True) -> None:
+        """
+        Args:
+            state: as it was given to save(), with tensors of the same shapes.
+            rank: ours, now.
+            strict: whether all that is stored must be wanted; otherwise the state may have fewer keys.
+        """
+        self._state = state
+        self._rank = rank
+        self._strict = strict
+        self._given: dict[Path, Any] = {}  # what the state's objects gave as their state
+
+    def wants(self, saved: SavedStep) -> list[tuple[int, list[int] | None]]:
+        """What `fill` would read of a step, as `SavedStep.wants`; nothing is read or changed. Raises as `fill`."""
+        return saved.wants(self._match(saved)[0].reads)
+
+    def fill(self, saved: SavedStep) -> None:
+        """Changes the state in place into a saved step.
+
+        Raises:
+            StateError: the state does not match what is stored; names every key missing on either side.
+            CheckpointError: no source has the bytes intact. The state is then overwritten in part.
+        """
+        tensors, finish = self._match(saved)
+        try:
+            with no_grad():
+                saved.read(tensors.reads)
+                finish()
+        except CheckpointError as error:
+            raise type(error)(f"{error}; the state is now overwritten in part: do not go on with it") from error
+
+    def _match(self, saved: SavedStep) -> tuple[TensorReads, Finish]:
+        tensors = TensorReads(saved, self._rank % saved.world_size)
+        tree = saved.record(tensors.source).layout.tree
+        if tag_of(tree) == DCP:
+            raise StateError(
+                f"step {saved.step} was saved through dcp_writer(): load it with torch.distributed.checkpoint.load "
+                "and storage_reader=dcp_reader()"
+            )
+        return tensors, _Match(tensors, self._strict, self._given).mapping(self._state, tree, ())
 
 
 class _Match:
     """Walks the live state and the saved tree side by side; each method returns what is left to do after the reads."""
 
-    def __init__(self, tensors: TensorReads, strict: bool) -> None:
+    def __init__(self, tensors: TensorReads, strict: bool, given: dict[Path, Any]) -> None:
         self.tensors = tensors
         self.strict = strict
+        self.given = given
 
     def any(self, live: Any, node: Any, path: Path) -> Finish:
         """Matches one value; what is in the live state must be in the saved one too, in the same shape."""
@@ -108,7 +128,9 @@ class _Match:
     def _stateful(self, live: Any, node: Any, path: Path) -> Finish:
         if tag_of(node) != STATE:
             raise _mismatch(path, node, f"{type(live).__name__} with state_dict()")
-        inner, state = node[STATE], live.state_dict()
+        if path not in self.given:
+            self.given[path] = live.state_dict()
+        inner, state = node[STATE], self.given[path]
         if is_module(live):
             finish = self.mapping(state, inner, path)
         elif is_optimizer(live):

@@ -96,16 +96,23 @@ class SavedStep:
         Raises:
             CheckpointError: no source has the bytes intact; names the step.
         """
-        by_rank: dict[int, list[Read]] = defaultdict(list)
-        for read in reads:
-            by_rank[read.rank].append(read)
-        for rank, wanted in by_rank.items():
+        for rank, wanted in _by_rank(reads).items():
             self._read_shard(rank, wanted)
 
+    def wants(self, reads: Iterable[Read]) -> list[tuple[int, list[int] | None]]:
+        """The ranks whose shards hold the parts, and which of their blocks: None for all."""
+        found = []
+        for rank, wanted in _by_rank(reads).items():
+            blocks = _blocks(wanted)
+            found.append((rank, None if self._is_all(rank, blocks) else blocks))
+        return found
+
+    def _is_all(self, rank: int, blocks: list[int]) -> bool:
+        return len(blocks) == block_count(self.record(rank).layout.nbytes)
+
     def _read_shard(self, rank: int, wanted: list[Read]) -> None:
-        record = self.record(rank)
-        blocks = sorted({block for read in wanted for block in blocks_of_range(*_byte_range(read))})
-        everything = len(blocks) == block_count(record.layout.nbytes)
+        blocks = _blocks(wanted)
+        everything = self._is_all(rank, blocks)
         for _ in range(_TRIES):
             path, base, record = self._open(rank, None if everything else blocks)
             data = None if base else self._mapped(path, record.layout.nbytes)
@@ -161,6 +168,18 @@ class SavedStep:
                 f"step {self.step}: the shard offered for rank {rank} is of rank {record.rank}, {record.save}"
             )
         return str(reply["path"]), int(reply["base"]), record
+
+
+def _by_rank(reads: Iterable[Read]) -> dict[int, list[Read]]:
+    found: dict[int, list[Read]] = defaultdict(list)
+    for read in reads:
+        found[read.rank].append(read)
+    return found
+
+
+def _blocks(reads: list[Read]) -> list[int]:
+    """The blocks of a shard that hold its reads."""
+    return sorted({block for read in reads for block in blocks_of_range(*_byte_range(read))})
 
 
 def _byte_range(read: Read) -> tuple[int, int]:

@@ -55,9 +55,13 @@ class Session:
 
     def __init__(
         self, place: Place, config: CheckpointConfig, identity: Identity, deadlines: Deadlines,
-        pin: Callable[[Slot], None],
+        pin: Callable[[Slot], None], wants: Callable[[SavedStep], list[Any]] | None = None,
     ) -> None:  # fmt: skip
-        """Waits for the agent and its plan. `pin` is given every slot that memory was made ready for.
+        """Waits for the agent and its plan.
+
+        Args:
+            pin: is given every slot that memory was made ready for.
+            wants: says what a load would read of a step, while lost shards of it are still being made again.
 
         Raises:
             AgentError: it did not answer in time; names it.
@@ -78,6 +82,8 @@ class Session:
         self._agent = AgentClient.connect(
             place.socket_path, rank=identity.rank, local_rank=identity.local_rank, timeout_s=deadlines.connect_s
         )
+        if wants is not None:
+            self._look_ahead(wants)
         reply = self._agent.request("plan", timeout_s=deadlines.plan_s)
         self.plan = Plan(step=reply["step"], tier=reply["tier"], world_size=reply["world_size"])
         self._generation = int(reply["generation"])
@@ -93,10 +99,25 @@ class Session:
 
     def saved_step(self) -> SavedStep:
         """The planned step's shards; only when the plan has a step."""
+        return self._saved_step(self.plan.step, self.plan.world_size)
+
+    def _look_ahead(self, wants: Callable[[SavedStep], list[Any]]) -> None:
+        """Has the agent fetch what survives before the rest is there. What goes wrong shows in the load itself."""
+        foreseen = self._agent.request("foreseen", timeout_s=self._deadlines.plan_s)
+        if not foreseen["step"]:
+            return
+        try:
+            wanted = wants(self._saved_step(foreseen["step"], foreseen["world_size"]))
+        except Exception as error:
+            log.debug("rank %d: nothing is read ahead: %s", self._identity.rank, error)
+            return
+        self._agent.send("ahead", step=foreseen["step"], wants=wanted)
+
+    def _saved_step(self, step: int, world_size: int) -> SavedStep:
         return SavedStep(
             self._agent,
-            step=self.plan.step,
-            world_size=self.plan.world_size,
+            step=step,
+            world_size=world_size,
             node=self._place.node,
             open_s=self._deadlines.open_s,
             threads=threads_per_rank(self._place.ranks_per_node),

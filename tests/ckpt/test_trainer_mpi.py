@@ -30,9 +30,10 @@ SECTION = {"namespace": "ns", "ram": {"every_steps": 1, "keep": 2}, "peers": {"s
 class Nodes:
     """Attempts over named nodes; the workers all live in this process."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, first_attempt: int = 0) -> None:
         self.path = path
-        self.attempt = -1
+        self.program = command()
+        self.attempt = first_attempt - 1
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *nodes: str) -> list[Checkpointer]:
@@ -41,7 +42,7 @@ class Nodes:
         programs = []
         for node in nodes:
             (self.path / node).mkdir(mode=0o700, exist_ok=True)
-            programs.append([f"HOLDFAST_NODE={node}", f"HOLDFAST_RAM_DIR={self.path / node}", *command()])
+            programs.append([f"HOLDFAST_NODE={node}", f"HOLDFAST_RAM_DIR={self.path / node}", *self.program])
         env = {
             **os.environ,
             **environment(loopback=True),
@@ -74,17 +75,21 @@ class Nodes:
         if self.process:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-            for pid in _agents(self.path):
+            for pid in agents_of(self.path):
                 os.kill(pid, signal.SIGKILL)
             self.process = None
 
 
-def _agents(path: Path) -> list[int]:
-    """Processes whose memory directory lies under a path."""
+def agents_of(path: Path, node: str = "") -> list[int]:
+    """Processes whose memory directory is a node's under a path; any node's without a name."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if f"HOLDFAST_RAM_DIR={path}/".encode() in (entry / "environ").read_bytes():
+            directories = [
+                word for word in (entry / "environ").read_bytes().split(b"\0") if b"HOLDFAST_RAM_DIR=" in word
+            ]
+            wanted = f"HOLDFAST_RAM_DIR={path}/{node}".encode()
+            if any(word == wanted if node else word.startswith(wanted) for word in directories):
                 found.append(int(entry.name))
         except OSError:
             continue
