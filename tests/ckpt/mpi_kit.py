@@ -31,8 +31,17 @@ def mpirun(*programs: list[str]) -> list[str]:
 class AgentProcesses:
     """The agents of one attempt as a launcher starts them; the test is their runner and their workers."""
 
-    def __init__(self, root: Path, nodes: list[str], attempt: int, section: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        nodes: list[str],
+        attempt: int,
+        section: dict[str, Any] | None = None,
+        programs: dict[str, list[str]] | None = None,
+    ) -> None:
+        """`programs`: the command lines of those nodes whose agent is to be another; they name ckpt.agent."""
         self.nodes = nodes
+        self._programs = programs or {}
         self.ram_dirs = [root / node for node in nodes]
         self.attempt = attempt
         self._log = root / f"agents-{attempt}.log"
@@ -50,7 +59,7 @@ class AgentProcesses:
 
     def __enter__(self) -> AgentProcesses:
         programs = [
-            [f"HOLDFAST_NODE={node}", f"HOLDFAST_RAM_DIR={ram_dir}", *command()]
+            [f"HOLDFAST_NODE={node}", f"HOLDFAST_RAM_DIR={ram_dir}", *self._programs.get(node, command())]
             for node, ram_dir in zip(self.nodes, self.ram_dirs, strict=True)
         ]
         argv = mpirun(*programs) if len(programs) > 1 else ["env", *programs[0]]
@@ -93,17 +102,21 @@ class AgentProcesses:
 
     def save(self, step: int, slot: int, nbytes: int = 5000) -> None:
         """All ranks save; returns when all have heard of the commit."""
-        for rank, (ram_dir, worker) in enumerate(zip(self.ram_dirs, self.workers, strict=True)):
-            data = content(rank, step, nbytes)
-            (ram_dir / f"own-0-{slot}.json").unlink(missing_ok=True)
-            (ram_dir / f"own-0-{slot}.data").write_bytes(data)
-            worker.send("sealed", slot=slot, step=step, rank=rank, layout=layout(len(data)).to_json(), drain=False)
+        self.seal(step, slot, nbytes)
         for worker in self.workers:
             events: list[dict[str, Any]] = []
             while not any(event["event"] == "committed" and event["step"] == step for event in events):
                 fresh = worker.events(WAIT_S)
                 assert fresh, f"no commit of step {step}:\n{self.log()}"
                 events += fresh
+
+    def seal(self, step: int, slot: int, nbytes: int = 5000) -> None:
+        """All ranks stage their shards and say so."""
+        for rank, (ram_dir, worker) in enumerate(zip(self.ram_dirs, self.workers, strict=True)):
+            data = content(rank, step, nbytes)
+            (ram_dir / f"own-0-{slot}.json").unlink(missing_ok=True)
+            (ram_dir / f"own-0-{slot}.data").write_bytes(data)
+            worker.send("sealed", slot=slot, step=step, rank=rank, layout=layout(len(data)).to_json(), drain=False)
 
     def read(self, worker: int, rank: int) -> bytes:
         reply = self.workers[worker].request("open", timeout_s=WAIT_S, rank=rank, blocks=None)

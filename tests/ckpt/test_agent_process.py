@@ -102,6 +102,55 @@ def test_in_an_mpi_world_lost_nodes_are_rebuilt_from_parity(root, peers, lost):
         assert agents.process.wait(WAIT_S) == 0, agents.log()
 
 
+_DYING = """
+import importlib, os, runpy, signal, sys
+module, owner, method = sys.argv[1].split(":")
+owner = getattr(importlib.import_module(module), owner)
+real = getattr(owner, method)
+def dying(self, source, message):
+    if message["save"]["step"] == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(self, source, message)
+setattr(owner, method, dying)
+sys.argv[1:] = []
+runpy.run_module("ckpt.agent", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("peers", "stage"),
+    [
+        ({"scheme": "partner"}, "ckpt.agent.exchange:Exchange:_serve_bytes"),
+        ({"scheme": "xor"}, "ckpt.agent.relay:Relay:_serve"),
+        ({"scheme": "rs", "parity": 2}, "ckpt.agent.parities:Parities:_on_lengths"),
+        ({"scheme": "rs", "parity": 2}, "ckpt.agent.relay:Relay:_serve"),
+    ],
+    ids=lambda value: str(value).rpartition(":")[2],
+)
+def test_an_agent_killed_while_redundancy_is_made_costs_that_save_and_no_older_one(root, peers, stage):
+    """It dies with its node; all others have sealed step 20 and never commit it, and step 10 is restored."""
+    nodes, section, nbytes = ["a", "b", "c", "d"], {"peers": peers}, 2_000_001
+    dying = {"b": [sys.executable, "-c", _DYING, stage, "ckpt.agent"]}
+    with AgentProcesses(root, nodes, 0, section, dying) as agents:
+        agents.save(10, 0, nbytes)
+        agents.seal(20, 1, nbytes)
+        for node in (0, 2, 3):
+            events = []
+            while not any(event["event"] == "world_lost" for event in events):
+                fresh = agents.workers[node].events(WAIT_S)
+                assert fresh, agents.log()
+                events += fresh
+            assert not any(event["event"] == "committed" and event["step"] == 20 for event in events)
+        assert "b" not in agents.pids()
+        assert all((root / node / "own-0-1.json").exists() for node in nodes)
+    lose(root, "b")
+    with AgentProcesses(root, ["a", "x", "c", "d"], 1, section) as agents:
+        for worker in agents.workers:
+            plan = worker.request("plan", timeout_s=WAIT_S)
+            assert (plan["step"], plan["tier"], plan["skipped"][0]["step"]) == (10, "memory", 20), agents.log()
+        assert [agents.read(1, rank) for rank in range(4)] == [content(rank, 10, nbytes) for rank in range(4)]
+
+
 def test_it_leaves_when_the_process_that_started_it_has_ended(root):
     agents = AgentProcesses(root, ["a"], 0)
     env = {**agents._env, "HOLDFAST_NODE": "a", "HOLDFAST_RAM_DIR": str(root / "a")}
