@@ -48,14 +48,14 @@ class Fleet(LocalCluster):
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
 
-    async def start_runners(self, environment: Mapping[str, str]) -> None:
+    async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
         port = int(environment["HOLDFAST_SUPERVISOR"].rpartition(":")[2])
         secret = read_secret(self._job_dir)
         context = multiprocessing.get_context("spawn")
         for index in range(CLIENT_PROCESSES):
             ours, theirs = context.Pipe()
-            nodes = self.nodes[index::CLIENT_PROCESSES]
-            process = context.Process(target=_run_clients, args=(nodes, port, secret, theirs), daemon=True)
+            own = nodes[index::CLIENT_PROCESSES]
+            process = context.Process(target=_run_clients, args=(own, port, secret, theirs), daemon=True)
             process.start()
             self._processes.append(process)
             self._pipes.append(ours)

@@ -50,10 +50,11 @@ class Cluster(Protocol):
     def topology(self) -> Topology:
         """Which of the nodes hang on one switch."""
 
-    async def start_runners(self, environment: Mapping[str, str]) -> None:
-        """Starts `python -m launcher.runner` on every node.
+    async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
+        """Starts `python -m launcher.runner` on the given nodes, all that can be given a process.
 
         Args:
+            nodes: in allocation order.
             environment: added to the runners' environment, the same on every node.
         """
 
@@ -70,7 +71,8 @@ class Cluster(Protocol):
         """
 
     def unusable(self, nodes: Collection[str]) -> dict[str, str]:
-        """Which of the job's nodes can be given no process any more, with the reason. Asked when agents do not come up.
+        """Which of the job's nodes can be given no process any more, with the reason. Asked before runners are
+        started, and when agents do not come up.
 
         Raises:
             SlurmError: the scheduler itself does not answer; nothing is known of the nodes.

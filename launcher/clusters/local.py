@@ -41,8 +41,8 @@ class LocalCluster:
         self._runners: list[Spawned] = []
         self._mpi_dir = memory_dir(self.run_id) / ".mpi"
 
-    async def start_runners(self, environment: Mapping[str, str]) -> None:
-        for node in self.nodes:
+    async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
+        for node in nodes:
             own = self._node_environment(node) | {"HOLDFAST_SUPERVISOR_PID": str(os.getpid())}
             log_path = self._job_dir / "log" / f"runner-{node}.log"
             argv = (sys.executable, "-m", "launcher.runner")

@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -31,7 +32,7 @@ from launcher.containers import of_the_steps
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
 from launcher.runner.memory import memory_dir
-from slurm import JobEnvironment, Slurm, SlurmError, Topology
+from slurm import JobEnvironment, Node, Slurm, SlurmError, Topology
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ T = TypeVar("T")
 
 _CLOSE_TIMEOUT_S = 2.0
 _CONNECT_TIMEOUT_S = 2.0
+_CONNECTING_AT_ONCE = 64
 _ASK_TIMES = 5
 _SCRIPT_ENDS_S = 5.0
 _ASK_AGAIN_S = 0.3
@@ -88,9 +90,9 @@ class SlurmCluster:
             log.warning("the network's switches are not known, all nodes count as equally near: %s", error)
             return Topology()
 
-    async def start_runners(self, environment: Mapping[str, str]) -> None:
+    async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
         output = self._job_dir / "log" / "runner-%N.log"
-        argv = self._srun(list(self.nodes), "--mpi=none", f"--output={output}", "--open-mode=append")
+        argv = self._srun(nodes, "--mpi=none", f"--output={output}", "--open-mode=append")
         argv += [sys.executable, "-m", "launcher.runner"]
         log_path = self._job_dir / "log" / "srun-runners.log"
         self._runners = await Spawned.start(argv, environment, log_path, outlives_us=True)
@@ -133,15 +135,19 @@ class SlurmCluster:
         job = self._slurm.job(self._job_id)
         if job is None:
             raise SlurmError(f"job {self._job_id}: Slurm knows no such job")
-        known = {node.name: node for node in self._slurm.nodes() if node.name in nodes}
+        known = [node for node in self._slurm.nodes() if node.name in nodes]
         port = self._slurm.slurmd_port()
-        reasons = {}
-        for name, node in known.items():
-            if name not in job.nodes or not node.responds:
-                reasons[name] = f"Slurm finds it {node.state}: {node.reason or 'no reason given'}"
-            elif not _listens(node.address, node.port or port):
-                reasons[name] = f"its slurmd does not answer at {node.address}:{node.port or port}; see its log there"
-        return reasons
+
+        def why(node: Node) -> str | None:
+            if node.name not in job.nodes or not node.responds:
+                return f"Slurm finds it {node.state}: {node.reason or 'no reason given'}"
+            if not _listens(node.address, node.port or port):
+                return f"its slurmd does not answer at {node.address}:{node.port or port}; see its log there"
+            return None
+
+        with ThreadPoolExecutor(_CONNECTING_AT_ONCE) as threads:
+            reasons = zip(known, threads.map(why, known), strict=True)
+            return {node.name: reason for node, reason in reasons if reason is not None}
 
     def requeue(self, exclude: Collection[str] = ()) -> None:
         excluded = self._with_those_excluded(exclude) if exclude else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ from launcher.supervisor.folder import probe, until_written
 from launcher.supervisor.host import Host
 from launcher.supervisor.roster import Roster
 from slurm import SlurmError
+
+log = logging.getLogger(__name__)
 
 NODE_START_TIMEOUT_S = 120.0
 FOLDER_TIMEOUT_S = 600.0  # a shared file system may be full, or fail over, for a while
@@ -36,6 +39,17 @@ class Readiness:
         self._roster = roster
         self._cluster = cluster
         self._job_dir = job_dir
+
+    async def unusable(self) -> dict[str, str]:
+        """Nodes that can be given no process, with the reason.
+
+        A step that is to start on one of them is ended on all its nodes, --no-kill or not (seen on 22.05).
+        """
+        try:
+            return await asyncio.to_thread(self._cluster.unusable, self._cluster.nodes)
+        except SlurmError as error:
+            log.warning("whether every node can be given a process is not known: %s", error)
+            return {}
 
     async def nodes(self, *, patient: bool) -> None:
         """Waits until enough nodes are ready; if patient, a moment longer for the others, to choose among all."""

@@ -180,14 +180,18 @@ class Supervisor:
         if domains.wants_switches(spec.checkpoint) and len(self._switches) < len(cluster.nodes):
             what = "failure_domain: switch, but Slurm knows no switch of every node: parity is spread over nodes alone"
             self.record("problem", what=what)
+        unusable = await self._readiness.unusable()
+        for node, reason in unusable.items():
+            self.put_out(node, reason)
         await cluster.start_runners(
+            [node for node in cluster.nodes if node not in unusable],
             {
                 **spec.env,
                 "HOLDFAST_RUN_ID": cluster.run_id,
                 "HOLDFAST_JOB_DIR": str(self._job_dir),
                 "HOLDFAST_SUPERVISOR": f"{cluster.host}:{port}",
                 **domains.to_environment(self._switches),
-            }
+            },
         )
 
     async def _attempts(self) -> Outcome:

@@ -207,9 +207,15 @@ class TestCluster:
         namespaces.set_link(self._plan, self._known(node), False, self._run)
 
     def node_up(self, node: str) -> None:
-        """Connect a node again, and have its slurmd report at once rather than at the controller's next look."""
+        """Connect a node again, and have its slurmd report at once rather than at the controller's next look.
+
+        Waits until its slurmd can be reached: a link that is set up carries nothing for a second, and srun gives up
+        after two.
+        """
         namespaces.set_link(self._plan, self._known(node), True, self._run)
-        self.run_on_node(node, ["pkill", "-HUP", "-x", "slurmd"])
+        if self._daemon_runs(node):
+            self._wait_for_slurmd(node)
+            self.run_on_node(node, ["pkill", "-HUP", "-x", "slurmd"])
 
     def kill_daemon(self, machine: str) -> None:
         """Kill a node's slurmd, or the controller's slurmctld (`ctl`), and nothing else."""
@@ -247,7 +253,7 @@ class TestCluster:
                 self.restart_node(node)
             elif not links.get(self._plan.link(node), False):
                 self.node_up(node)
-            elif not self._daemon_runs(node):
+            if not self._daemon_runs(node):
                 self.start_daemon(node)
         for node in self.nodes:  # scancel alone would give those that ignore SIGTERM their 30 s of KillWait
             self.run_on_node(node, ["pkill", "-KILL", "-u", self.user], check=False)

@@ -25,14 +25,15 @@ Digests = Mapping[int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Comeback:
-    """What followed a fault: the fault as recorded, and the way back."""
+    """What followed a fault: the fault as recorded, the newest step committed in memory by then, and the way back."""
 
     fault: Event
+    committed: int
     recovery: Recovery
 
     @property
-    def lost_steps(self) -> int:
-        return self.recovery.step_lost - (self.recovery.step_resumed or 0)
+    def lost_nothing_committed(self) -> bool:
+        return self.committed <= (self.recovery.step_resumed or 0) <= self.recovery.step_lost
 
 
 class BrokenJob:
@@ -85,10 +86,13 @@ class BrokenJob:
         broken_at = time.time()
         break_it()
         self.watch.until(lambda: self._again(before), RECOVERY_S, "step after the fault")
-        events = self.watch.events()[before:]
-        fault = next(event for event in events if event["event"] == "fault")
-        (recovery, *_) = recoveries(events, {fault["node"] or "": broken_at})
-        return Comeback(fault=fault, recovery=recovery)
+        events = self.watch.events()
+        index = next(i for i, event in enumerate(events) if event["event"] == "fault" and i >= before)
+        commits = [
+            event["step"] for event in events[:index] if event["event"] == "commit" and event["tier"] == "memory"
+        ]
+        (recovery, *_) = recoveries(events[before:], {events[index]["node"] or "": broken_at})
+        return Comeback(fault=events[index], committed=max(commits), recovery=recovery)
 
     def node_of(self, rank: int) -> str:
         return self.attempt["nodes"][rank // self.workers_per_node]

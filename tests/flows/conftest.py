@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -17,8 +16,21 @@ from launcher import Executor
 from slurm.testbed import TestCluster
 
 STEADY = Path(__file__).with_name("steady.py")
-_REFERENCE_STEPS = 6000
 _SHARE_BYTES = 32 << 20
+
+
+class Reference(dict[int, str]):
+    """Step -> digest, as far as somebody has asked."""
+
+    def __init__(self, run: subprocess.Popen[str]) -> None:
+        super().__init__()
+        self._run = run
+
+    def __missing__(self, step: int) -> str:
+        assert self._run.stdin is not None and self._run.stdout is not None
+        print(step, file=self._run.stdin, flush=True)
+        self[step] = self._run.stdout.readline().strip()
+        return self[step]
 
 
 @pytest.fixture(scope="session")
@@ -33,17 +45,17 @@ def reference_sha256(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def steady_digests(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+def steady_digests() -> Iterator[dict[int, str]]:
     """Step -> digest of the weights of `steady.py` in a run that nothing interrupts."""
-    path = tmp_path_factory.mktemp("reference") / "digests.json"
-    argv = [sys.executable, str(STEADY), "--reference", str(path), "--steps", str(_REFERENCE_STEPS)]
-    subprocess.run(argv, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=120)
-    return {int(step): digest for step, digest in json.loads(path.read_text()).items()}
+    argv = [sys.executable, str(STEADY), "--reference"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}) as run:
+        yield Reference(run)
 
 
 @pytest.fixture(scope="session")
 def small_share() -> Iterator[Path]:
-    """A small file system that the nodes of `fault_cluster` share; tests may fill it, and have to clear it again."""
+    """A small file system that the nodes to break share; tests may fill it, and have to clear it again."""
     path = Path(tempfile.mkdtemp(prefix="holdfast-share-", dir="/var/tmp"))
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_SHARE_BYTES},mode=1777", "tmpfs", path], check=True)
     yield path
@@ -59,8 +71,14 @@ def _fault_cluster(small_share: Path) -> Iterator[TestCluster]:
 
 
 @pytest.fixture(scope="module")
-def fault_cluster(_fault_cluster: TestCluster) -> Iterator[TestCluster]:
-    """A real Slurm with five idle nodes for the tests of one module, which may share a job on it."""
+def shared_fault_cluster(_fault_cluster: TestCluster) -> TestCluster:
+    """A real Slurm with five idle nodes for the tests of one module, which share a job on it."""
     _fault_cluster.restore()
-    yield _fault_cluster
+    return _fault_cluster
+
+
+@pytest.fixture
+def fault_cluster(_fault_cluster: TestCluster) -> TestCluster:
+    """A real Slurm with five idle nodes for one test, whatever the test before it has left."""
     _fault_cluster.restore()
+    return _fault_cluster

@@ -2,7 +2,8 @@
 
 A file `raise-R` there has rank R raise an exception, `away-R` has it stay away from the collectives for ever; either is
 removed first, so it happens once. Gradients are summed as whole numbers: the weights are the same bit for bit whatever
-the world size, and `--reference FILE` computes them for every tenth step in one process, without any launcher.
+the world size, and `--reference` computes them in one process, without any launcher: it reads a step from each line of
+its input, every tenth has one, and answers with the digest.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -60,15 +61,16 @@ class Trainer:
         return hashlib.sha256(weights).hexdigest()
 
 
-def write_reference(path: Path, steps: int) -> None:
-    """The digest of every tenth step of a run that nothing interrupts."""
+def answer() -> None:
+    """Tells digests of a run that nothing interrupts, which goes only as far as it is asked for."""
     trainer = Trainer()
-    digests = {}
-    for step in range(1, steps + 1):
-        trainer.step(step - 1, 0, 1)
-        if step % EVERY == 0:
-            digests[step] = trainer.digest()
-    path.write_text(json.dumps(digests))
+    digests = {0: trainer.digest()}
+    for line in sys.stdin:
+        while int(line) > max(digests):
+            for step in range(max(digests), max(digests) + EVERY):
+                trainer.step(step, 0, 1)
+            digests[step + 1] = trainer.digest()
+        print(digests[int(line)], flush=True)
 
 
 def train(pace_s: float) -> None:
@@ -110,12 +112,11 @@ def obey(folder: Path, rank: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pace-s", type=float, default=0.05, help="rest after each step")
-    parser.add_argument("--reference", type=Path, help="only write the digests of an uninterrupted run")
-    parser.add_argument("--steps", type=int, default=0, help="of the reference")
+    parser.add_argument("--reference", action="store_true", help="only tell digests of an uninterrupted run")
     args = parser.parse_args()
     if args.reference:
         torch.set_num_threads(1)
-        write_reference(args.reference, args.steps)
+        answer()
     else:
         train(args.pace_s)
 

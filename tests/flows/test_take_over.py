@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.slurm, pytest.mark.faults]
 @pytest.fixture
 def job(fault_cluster: Any, small_share: Path, request: pytest.FixtureRequest) -> SupervisedJob:
     """A job in mid-training, on a cluster with all its nodes."""
-    fault_cluster.restore()
     job = SupervisedJob(fault_cluster, small_share / request.node.name[5:40])
     job.settle()
     return job
@@ -66,7 +65,7 @@ def test_batch_host_lost_and_then_the_host_of_its_successor(job: SupervisedJob, 
         comeback = job.recover(lambda: job.cluster.crash_node(second))
         assert (comeback.fault["kind"], comeback.fault["node"]) == ("node_lost", second), job.watch.story()
         assert (comeback.recovery.rung, comeback.recovery.restored_from) == ("spare", "memory"), job.watch.story()
-        assert 0 <= comeback.lost_steps < 2 * EVERY, job.watch.story()  # a save may have been under way
+        assert comeback.lost_nothing_committed, job.watch.story()
     else:
         job.taken_over(lambda: job.cluster.crash_node(second))
     assert job.attempts == 1 + trained, job.watch.story()

@@ -174,7 +174,7 @@ def test_steps_name_their_nodes_and_survive_the_loss_of_one(spec: JobSpec, monke
 
     monkeypatch.setattr(slurm_cluster, "Spawned", Recorded)
     job = cluster(spec, Scontrol())
-    asyncio.run(job.start_runners({"A": "1"}))
+    asyncio.run(job.start_runners(["n1", "n2", "n3"], {"A": "1"}))
     asyncio.run(job.start_agents(["n1", "n3"], {"HOLDFAST_ATTEMPT": "1"}, Path("/job/log/agents.log")))
     (runners, _), (agents, environment) = started
     for argv, nodes, count in ((runners, "n1,n2,n3", 3), (agents, "n1,n3", 2)):
@@ -202,7 +202,7 @@ def test_steps_run_in_the_jobs_container(tmp_path: Path, monkeypatch: pytest.Mon
     image = {"container_image": "/images/torch.sqsh", "container_writable": True, "partition": "train"}
     spec = JobSpec.from_mapping({"script": "s.py", "nodes": 3, "slurm": image}, tmp_path)
     job = cluster(spec, Scontrol())
-    asyncio.run(job.start_runners({}))
+    asyncio.run(job.start_runners(["n1", "n2", "n3"], {}))
     asyncio.run(job.start_agents(["n1", "n3"], {}, Path("/job/log/agents.log")))
     common = "--no-kill --kill-on-bad-exit=0 --overlap --export=ALL --cpu-bind=none --wait=0 --quiet"
     container = "--container-image=/images/torch.sqsh --container-writable --container-mounts=/job:/job"

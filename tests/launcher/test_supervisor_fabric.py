@@ -28,9 +28,9 @@ class Talkers(LocalCluster):
         self._required = required
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start_runners(self, environment: Mapping[str, str]) -> None:
+    async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
         port = int(environment["HOLDFAST_SUPERVISOR"].rpartition(":")[2])
-        self._tasks = [asyncio.create_task(self._runner(node, port)) for node in self.nodes]
+        self._tasks = [asyncio.create_task(self._runner(node, port)) for node in nodes]
 
     async def _runner(self, node: str, port: int) -> None:
         hello = {"op": "hello", "node": node, "pid": 1, "problem": None, "warm": True, "port": 1}
