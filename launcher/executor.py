@@ -11,8 +11,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from submitit.core.core import Executor as BaseExecutor
 from submitit.core.core import Job
 from submitit.core.utils import DelayedSubmission, JobPaths
 
-from launcher.errors import UsageError
+from launcher.errors import JobFailed, UsageError
 from launcher.jobfile import JobSpec
 from launcher.registry import KnownJob, remember
 from launcher.submission.inside import run_here, settle
@@ -192,11 +194,21 @@ class Supervised:
         job_dir = submitit.JobEnvironment().paths.folder
         spec = JobSpec.from_mapping(self.job, job_dir)
         outcome = supervise(spec, job_dir, self.cluster)
-        return settle(spec.name, dataclasses.asdict(outcome))
+        try:
+            return settle(spec.name, dataclasses.asdict(outcome))
+        except JobFailed:
+            sys.excepthook = partial(_exit, outcome.exit_code)
+            raise
 
     def checkpoint(self) -> DelayedSubmission:
         """What submitit is to run after a requeue that comes before the supervisor has taken the signals: the same."""
         return DelayedSubmission(self)
+
+
+def _exit(code: int, *error: Any) -> None:
+    """The last word of a process that an exception ends: submitit raises ours again, and Python would exit with 1."""
+    sys.__excepthook__(*error)
+    raise SystemExit(code)
 
 
 def sbatch_script(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> tuple[str, list[str]]:
