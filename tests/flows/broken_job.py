@@ -142,6 +142,13 @@ class BrokenJob:
         """Puts an order for the script into the job's folder."""
         (self.watch.job_dir / order).touch()
 
+    def set_time_limit(self, limit_s: int) -> None:
+        """As an admin: users can only lower it. Slurm refuses for a moment while it requeues the job."""
+        update = ["scontrol", "update", f"JobId={self.job_id}", f"TimeLimit={limit_s // 60}:{limit_s % 60:02}"]
+        on = self.attempt["nodes"][0]
+        taken = lambda: self.cluster.run_on_node(on, update, check=False).returncode == 0 or None  # noqa: E731
+        self.watch.until(taken, 30, f"time limit of {limit_s} s")
+
     def finish(self, reference: Digests) -> None:
         """Has the job end, and checks that it ended well and with the weights of a run that nothing interrupts."""
         self.tell("finish")

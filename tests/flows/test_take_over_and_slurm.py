@@ -75,20 +75,14 @@ def test_time_limit_after_a_take_over(job: SupervisedJob, steady_digests: dict[i
     """Slurm's warning goes to the batch script, which is lost: the supervisor stops the job in time all the same."""
     batch_host = job.term.node
     spent_s = int(time.time() - job.watch.events("job_start")[0]["time"])
-    set_time_limit(job, spent_s + 90 + TAKE_OVER_S)  # it stops 90 s before its end
+    job.set_time_limit(spent_s + 90 + TAKE_OVER_S)  # it stops 90 s before its end
     job.taken_over(lambda: job.cluster.crash_node(batch_host))
     assert not job.watch.events("stop_requested"), "the machine is too slow: the take-over came after the warning"
     job.watch.wait_for("stop_requested", 90, reason="time_limit")
-    set_time_limit(job, 600)
+    job.set_time_limit(600)
     goes_on_after_a_requeue(job, batch_host, "time_limit", 1)
     job.finish(steady_digests)
     job.watch.until(ends_as(job.cluster, job.job_id, "COMPLETED"), 60, "job that its batch script has ended")
-
-
-def set_time_limit(job: SupervisedJob, limit_s: int) -> None:
-    """As an admin: users can only lower it."""
-    limit = f"TimeLimit={limit_s // 60}:{limit_s % 60:02}"
-    job.cluster.run_on_node(job.attempt["nodes"][0], ["scontrol", "update", f"JobId={job.job_id}", limit])
 
 
 @pytest.mark.parametrize(("flag", "end"), [("--requeue", "RUNNING"), ("--no-requeue", "CANCELLED")])
