@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ckpt.agent.credentials import peer_of
 from ckpt.agent.messages import Decoder, encode
 from ckpt.errors import AgentError
 
@@ -61,6 +62,9 @@ class _Connection:
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def peer_pid(self) -> int:
+        return peer_of(self._socket)[0]
 
     def send(self, message: dict[str, Any]) -> None:
         try:
@@ -121,6 +125,15 @@ class Monitor:
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
         """The next event ({"event": name, ...}), None when none comes in time; AgentError when the agent is gone."""
         return self._connection.receive(timeout_s)
+
+    @property
+    def agent_pid(self) -> int:
+        """The agent's process, as the kernel tells it (SO_PEERCRED); 0 in another pid namespace."""
+        return self._connection.peer_pid()
+
+    def ping(self) -> None:
+        """Asks the agent for a sign of life; answered by the event `pong`."""
+        self._connection.send({"op": "ping"})
 
     def stop(self) -> None:
         """Asks all ranks of all nodes to stop at one common step boundary; answered by the event `stop_agreed`."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
-import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ckpt.agent.credentials import peer_of
 from ckpt.agent.messages import Decoder, encode
 from ckpt.errors import AgentError, CheckpointError
 
@@ -20,7 +19,6 @@ _READ_BYTES = 1 << 18
 _MAX_UNREAD_BYTES = 256 << 20  # a client that lets so much pile up has stopped reading
 _MAX_PATH_BYTES = 107  # struct sockaddr_un
 _BACKLOG = 256  # events kept for a monitor that has yet to connect
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +118,7 @@ class Listener:
             task.add_done_callback(self._tasks.discard)
         client = Client(writer)
         try:
-            if (uid := _peer_uid(writer)) != os.getuid():
+            if (uid := peer_of(writer.get_extra_info("socket"))[1]) != os.getuid():
                 log.warning("connection of uid %d refused: this agent serves uid %d", uid, os.getuid())
                 return
             self.clients.add(client)
@@ -170,10 +168,3 @@ class Listener:
             client.send({"re": message["id"], **answer})
         elif "error" in answer:
             self.problem(f"message {message.get('op')!r:.40} of local rank {client.local_rank}", answer["error"])
-
-
-def _peer_uid(writer: asyncio.StreamWriter) -> int:
-    """Who connected, as the kernel knows it."""
-    stream = writer.get_extra_info("socket")
-    _, uid, _ = _CREDENTIALS.unpack(stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(uid)

@@ -152,10 +152,13 @@ class Agent:
         self._ended.set()
 
     async def _serve(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
-        return await (self._serve_monitor(message) if client.role == "monitor" else self._serve_worker(client, message))
+        serve = self._serve_monitor if client.role == "monitor" else self._serve_worker
+        return await serve(client, message)
 
-    async def _serve_monitor(self, message: dict[str, Any]) -> None:
+    async def _serve_monitor(self, client: Client, message: dict[str, Any]) -> None:
         match message.get("op"):
+            case "ping":
+                client.send({"event": "pong"})
             case "stop":
                 await self._stop.request()
             case "shutdown":

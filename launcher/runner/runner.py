@@ -35,14 +35,14 @@ from launcher.runner.network import NetworkWatch, nccl_log_pattern
 from launcher.runner.processes import die_with_parent, end_all, environment_of, pids_with_environment
 from launcher.runner.stacks import Worker, dump
 from launcher.runner.succession import Succession
-from launcher.runner.watch import Watch
+from launcher.runner.watch import LOOK_S, Watch
 from launcher.runner.workers import Workers
 from lifecycle import Status, expected, instance_type, preflight
 from slurm.hostlist import expand
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 0.5
+HEARTBEAT_S = LOOK_S
 SUPERVISOR_SILENCE_S = 5.0  # no answer to a heartbeat for so long: the connection is dead
 FENCE_S = 10.0
 LEAVE_S = 120.0
@@ -223,6 +223,8 @@ class Runner:
 
     async def _heartbeat(self) -> None:
         while True:
+            if self._watch is not None:
+                self._watch.look_after_agent()
             self._beat()
             await asyncio.sleep(HEARTBEAT_S)
 

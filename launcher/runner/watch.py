@@ -16,6 +16,9 @@ from launcher.runner.processes import state_of
 log = logging.getLogger(__name__)
 
 AGENT_START_TIMEOUT_S = 60.0
+LOOK_S = 0.5
+AGENT_STOPPED_S = 3.0  # the kernel says that it is stopped
+AGENT_SILENCE_S = 60.0  # it may be making room for a large shard
 _CONNECT_POLL_S = 0.05
 _BOARD_POLL_S = 0.05
 
@@ -48,6 +51,7 @@ class Watch:
         self._restored: int | None = None  # the step from which this attempt went on
         self._stop_wanted = self._released = False
         self._is_joining = True
+        self._unanswered = 0  # looks since the agent was asked for a sign of life that it has not given
         self.generation = 0
 
     async def run(self) -> None:
@@ -65,6 +69,7 @@ class Watch:
         self._is_joining = True
         try:
             self._monitor = await self._connect()
+            self._unanswered = 0
             self._board = self._board or Board.open(self._ram_dir)  # the first agent has cleared it by now
             asyncio.get_running_loop().add_reader(self._monitor.fileno(), self._read_monitor)
         except (CheckpointError, OSError) as error:
@@ -77,6 +82,23 @@ class Watch:
         if self._released:
             self._ask(lambda monitor: monitor.shutdown())
         return True
+
+    def look_after_agent(self) -> None:
+        """Finds out whether an agent that is there still does anything. Call it every LOOK_S: it counts the calls, so
+        that a pause of our own is not taken for the agent's.
+        """
+        monitor = self._monitor
+        if monitor is None:
+            return
+        is_stopped = state_of(monitor.agent_pid) == "T"
+        silent_s = self._unanswered * LOOK_S
+        if silent_s >= (AGENT_STOPPED_S if is_stopped else AGENT_SILENCE_S):
+            how = "is stopped" if is_stopped else "does not answer"
+            self._lose_agent(f"its process {monitor.agent_pid} {how}, silent for {silent_s:g} s")
+            return
+        if not self._unanswered:
+            self._ask(lambda monitor: monitor.ping())
+        self._unanswered += 1
 
     def step(self) -> int | None:
         """The newest step that a worker of this attempt has finished; None before the first word of it."""
@@ -136,6 +158,9 @@ class Watch:
         monitor = self._monitor
         try:
             while monitor is not None and (event := monitor.receive(0.0)) is not None:
+                if event.get("event") == "pong":
+                    self._unanswered = 0
+                    continue
                 if event.get("event") == "restore_plan":
                     self._restored = event.get("step") or 0
                 if self._node_rank == 0 or event.get("event") not in _TOLD_BY_NODE_RANK_0:

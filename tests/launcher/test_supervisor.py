@@ -65,10 +65,10 @@ class Job:
             assert time.monotonic() < deadline, f"no {name}"
             time.sleep(0.01)
 
-    def kill_agent(self, node: str) -> None:
+    def kill_agent(self, node: str, number: signal.Signals = signal.SIGKILL) -> None:
         agent = {"HOLDFAST_RUN_ID": local_run_id(self.dir), "HOLDFAST_ROLE": "agent", "HOLDFAST_NODE": node}
         (pid,) = pids_with_environment(agent)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
 
     def log(self, attempt: int, rank: int) -> str:
         return (self.dir / "log" / f"attempt-{attempt}" / f"rank-{rank}.log").read_text()
@@ -375,6 +375,24 @@ def test_agents_that_are_lost_too_often_are_given_up_and_training_goes_on(
     assert job.supervise().name == "done"
     assert job.events("fault") == [] and len(job.events("attempt_start")) == 1
     assert [event["generation"] for event in job.events("agents_lost")] == [0, 1]
+
+
+def test_stopped_agent_is_found_named_and_replaced_while_training_goes_on(make_job: Callable[..., Job]) -> None:
+    job = make_job(CHECKPOINTED, spares=0, checkpoint=CHECKPOINT)
+
+    def stop_an_agent() -> None:
+        job.wait_for_event("commit")
+        job.kill_agent("node1", signal.SIGSTOP)
+        job.wait_for_event("agents_back")
+        back_s = job.events("agents_back")[0]["time"]
+        job.wait_for_event("commit", lambda event: event["time"] > back_s)
+        (job.dir / "go-0").touch()
+
+    job.meanwhile(stop_an_agent)
+    assert job.supervise().name == "done"
+    (lost,) = job.events("agents_lost")
+    assert lost["node"] == "node1" and "is stopped" in lost["reason"]
+    assert job.events("fault") == [] and len(job.events("attempt_start")) == 1
 
 
 def test_killed_worker_goes_on_from_memory_and_the_story_is_told(make_job: Callable[..., Job]) -> None:
