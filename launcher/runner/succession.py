@@ -33,6 +33,7 @@ class Succession:
         self._job_dir = job_dir
         self._standby: asyncio.subprocess.Process | None = None
         self._lost_s: float | None = None
+        self._missed = 0  # the term that has been without a supervisor since then
         self._was_closed = False  # whether the supervisor's host closed our connection
         self.term = 0  # the highest that we have obeyed
         self.turn: int | None = None  # our place in the succession; None: there is none
@@ -59,16 +60,23 @@ class Succession:
 
     async def step_in(self) -> None:
         """Called again and again while there is no supervisor: starts a standby when our turn has come."""
+        if self.turn is None or self._stands_by:
+            return
         now_s = time.monotonic()
-        self._lost_s = now_s if self._lost_s is None else self._lost_s
-        if self.turn is None or self._stands_by or now_s < self._lost_s + STAGGER_S * min(self.turn, _MAX_TURN):
+        ruling = self.ruling()
+        missed = max(self.term, ruling.number if ruling is not None else 0)
+        if self._lost_s is None or missed != self._missed:
+            self._lost_s, self._missed = now_s, missed
+        # Each term since ours has gone to one who came before us.
+        turn = max(0, self.turn - (missed - self.term))
+        if now_s < self._lost_s + STAGGER_S * min(turn, _MAX_TURN):
             return
         self._lost_s = now_s  # and again after a while, should this one come to nothing
         me = os.getpid()
-        log.info("no supervisor: standing by for term %s", self.term + 1)
+        log.info("no supervisor: standing by for term %s", missed + 1)
         self._standby = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "launcher.standby", str(self._job_dir), str(self.term)),
-            "closed" if self._was_closed else "silent",
+            *(sys.executable, "-m", "launcher.standby", str(self._job_dir), str(missed)),
+            "closed" if self._was_closed and missed == self.term else "silent",
             env={name: value for name, value in os.environ.items() if not name.startswith(_STEP_VARIABLES)},
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from broken_job import EVERY
 from slurm_kit import ends_as, status
-from supervised_job import SupervisedJob
+from supervised_job import TAKE_OVER_S, SupervisedJob
 
 # What a Python program that waits for its job gets.
 RESULT = """
@@ -78,6 +78,19 @@ def test_batch_host_lost_and_then_the_host_of_its_successor(job: SupervisedJob, 
     result = json.loads(told)
     assert (result["name"], result["exit_code"]) == ("done", 0), told
     assert status(job.cluster, job.job_id)["state"] == "done"
+
+
+def test_successor_lost_before_any_runner_has_come_to_it(job: SupervisedJob, steady_digests: dict[int, str]) -> None:
+    """Nobody has ever obeyed the second term: the third follows it all the same."""
+    batch_host = job.term.node
+    job.cluster.crash_node(batch_host)
+    job.watch.until(lambda: job.term.number == 2 or None, TAKE_OVER_S, "second term")
+    second = job.term.node
+    job.taken_over(lambda: job.cluster.crash_node(second))
+    assert job.term.number == 3 and job.term.node not in (batch_host, second), job.watch.story()
+
+    job.finish(steady_digests)
+    assert len(job.watch.events("job_start")) == 1, job.watch.story()  # Slurm was not asked to start it again
 
 
 def test_batch_host_that_was_cut_off_does_no_harm_when_it_comes_back(
