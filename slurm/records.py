@@ -17,6 +17,7 @@ _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 # What Slurm says in place of RUNNING for a moment: each of its flags hides the state below it. A job that is preempted
 # gets a SIGCONT before its SIGTERM, and is SIGNALING until every node has answered to that.
 _STILL_RUNNING = frozenset(("RESIZING", "SIGNALING", "STOPPED"))
+_SCRIPT_LOST = ("JobLaunchFailure", "NonZeroExitCode")  # the latter where a shell outlived what it ran
 _ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
@@ -77,6 +78,14 @@ class Job:
     def has_ended(self) -> bool:
         """Whether it is over; a job that is requeued is not."""
         return self.state in _ENDED
+
+    @property
+    def has_lost_its_script(self) -> bool:
+        """Whether Slurm ends it because its batch script was killed: by somebody, or by Slurm itself on a batch host
+        that was DOWN and is back, as that is not the job's any more. Its steps get a SIGTERM, and KillWait later a
+        SIGKILL; until they are gone, and after, it can be requeued (on 22.05).
+        """
+        return self.state in ("COMPLETING", "FAILED") and self.reason in _SCRIPT_LOST
 
     @classmethod
     def parse(cls, line: str) -> Job:

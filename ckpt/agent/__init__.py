@@ -2,7 +2,7 @@
 
 launch     how a launcher starts agents: command line and environment
 fabric     what an agent's MPI looks for on its node
-messages   frames on the agent's Unix socket
+messages   frames on the agent's Unix socket; credentials: who is at its other end
 client     the two ends that talk to an agent: Monitor (the node's runner), AgentClient (a worker)
 server     wires the parts below together
 lifetime   one agent for each memory directory; no wait without an end

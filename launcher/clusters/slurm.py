@@ -44,9 +44,6 @@ _CONNECTING_AT_ONCE = 64
 _ASK_TIMES = 5
 _SCRIPT_ENDS_S = 5.0
 _ASK_AGAIN_S = 0.3
-# Why a job ends whose batch script was killed, be it by Slurm: a batch host that was DOWN and is back is not the job's
-# any more, so the script is killed there. Its steps get a SIGTERM; until they are gone it can be requeued (on 22.05).
-_SCRIPT_KILLED = "JobLaunchFailure"
 
 
 class SlurmCluster:
@@ -176,7 +173,7 @@ class SlurmCluster:
         # A preempted job runs on during its grace time. One that is being ended shows as COMPLETING whatever the cause.
         if job.state == "RUNNING":
             return "preempted"
-        return "batch_script_lost" if job.reason == _SCRIPT_KILLED else "cancel"
+        return "batch_script_lost" if job.has_lost_its_script else "cancel"
 
     def time_left_s(self) -> float | None:
         job = self._slurm.job(self._reference)

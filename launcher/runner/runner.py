@@ -119,6 +119,7 @@ class Runner:
         self._problem: str | None = None
         self._port = _free_port()
         self._leaving = False
+        self._is_terminated = False  # Slurm has sent a SIGTERM
         self._pids: dict[int, int] = {}  # of the attempt's workers, by rank
         self._network: NetworkWatch | None = None
         self._nccl_logs: str | None = None  # the pattern of their names
@@ -143,9 +144,11 @@ class Runner:
                 gone_s = time.monotonic() - heard_s
                 if gone_s > FENCE_S:
                     await self._end_attempt()
-                if gone_s > LEAVE_S:
-                    log.error("no supervisor at %s:%s for %s s: leaving", *self._address(), LEAVE_S)
-                    await self._succession.abandon()
+                leave_s = FENCE_S if self._is_terminated else LEAVE_S
+                if gone_s > leave_s:
+                    log.error("no supervisor at %s:%s for %s s: leaving", *self._address(), leave_s)
+                    if self._config.parent_pid is None:
+                        await self._succession.abandon()
                     return
                 if not self._leaving:
                     await asyncio.sleep(_RECONNECT_S)
@@ -185,6 +188,7 @@ class Runner:
             await channel.close()
             return False
         self._channel = channel
+        self._tell_of_sigterm()  # before the ends of workers that it has stopped
         for told in self._memo.messages():
             self._send(told)
         beat = asyncio.create_task(self._heartbeat())
@@ -373,10 +377,14 @@ class Runner:
 
     def _on_sigterm(self) -> None:
         """Slurm is about to end the step (requeue, preemption): all ranks stop at one boundary and save."""
-        if self._channel is not None:
-            self._send({"op": "signal", "name": "SIGTERM"})
-        elif self._watch is not None:
+        self._is_terminated = True
+        self._tell_of_sigterm()
+        if self._channel is None and self._watch is not None:
             self._watch.stop()
+
+    def _tell_of_sigterm(self) -> None:
+        if self._is_terminated:
+            self._send({"op": "signal", "name": "SIGTERM"})
 
     def _send(self, message: Message) -> None:
         if self._attempt is not None and message.get("attempt") == self._attempt:

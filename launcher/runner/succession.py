@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -80,7 +81,7 @@ class Succession:
             env={name: value for name, value in os.environ.items() if not name.startswith(_STEP_VARIABLES)},
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=lambda: die_with_parent(me),
+            preexec_fn=lambda: _outlive_sigterm(me),
         )
 
     async def abandon(self) -> None:
@@ -89,8 +90,6 @@ class Succession:
         It is requeued, or cancelled where that is refused or its outcome is written. A node that is cut off does not
         get through to Slurm, or sees that the lease is renewed.
         """
-        if self.turn is None:
-            return
         try:
             lease = LeaseWatch(self._job_dir)
             await asyncio.sleep(2 * LEASE_S)
@@ -110,7 +109,9 @@ class Succession:
 
         def is_ours() -> bool:
             job = slurm.job(us.reference)
-            return job is not None and job.state == "RUNNING" and job.restarts == us.restart_count
+            if job is None or job.restarts != us.restart_count:
+                return False
+            return job.state == "RUNNING" or job.has_lost_its_script
 
         if not is_ours():
             return
@@ -127,3 +128,9 @@ class Succession:
     @property
     def _stands_by(self) -> bool:
         return self._standby is not None and self._standby.returncode is None
+
+
+def _outlive_sigterm(parent_pid: int) -> None:
+    """Slurm may be ending the step: a standby that is coming up has to stop and save what runs."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent(parent_pid)

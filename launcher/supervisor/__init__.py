@@ -6,6 +6,7 @@
     readiness.py    what has to be there before an attempt can start
     time_limit.py   when the job's time is nearly up
     requests.py     what somebody outside asks for: signals, preemption, cancel
+    requeue.py      the way back to the scheduler
     attempt.py      one attempt's life; host.py is what it needs of the supervisor
     agents.py       its checkpoint agents, and others in the place of lost ones
     evidence.py     what has been heard of an attempt

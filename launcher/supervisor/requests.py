@@ -76,6 +76,11 @@ class Requests:
         is_new, self.cancelled = not self.cancelled, True
         self._told("cancel" if is_new else None)
 
+    async def settled(self) -> None:
+        """Returns when it is known what the SIGTERM means, if there was one."""
+        if self._judging is not None:
+            await asyncio.wait({self._judging})
+
     async def _ask_why_terminated(self) -> None:
         why = await asyncio.to_thread(self._why_terminated)
         if why == "cancel":

@@ -17,7 +17,6 @@ from typing import Any
 
 from launcher import domains
 from launcher.clusters.cluster import Cluster
-from launcher.errors import LauncherError
 from launcher.history.events import Event, EventLog, read_events
 from launcher.jobfile import JobSpec
 from launcher.runner.runner import attempt_environment
@@ -32,10 +31,10 @@ from launcher.supervisor.outcome import EXIT_CODES, REASONS, Ending, Outcome
 from launcher.supervisor.past import Past
 from launcher.supervisor.readiness import Readiness
 from launcher.supervisor.requests import OURS_TO_REQUEUE, Requests
+from launcher.supervisor.requeue import Requeue
 from launcher.supervisor.roster import Roster
 from launcher.supervisor.time_limit import until_near
 from launcher.terms import newest
-from slurm import SlurmError
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +78,7 @@ class Supervisor:
         self._step = self._past.step
         self._attempt_step: int | None = None
         self._warm: set[str] = set()
+        self._to_requeue = Requeue(cluster, self._out)
         self._requeue = False  # whether the scheduler is to start the job again
         self.requests = Requests(cluster.why_terminated, self._on_request)
 
@@ -313,6 +313,8 @@ class Supervisor:
     def _on_request(self, reason: str | None) -> None:
         if reason is not None and not self._has_ended:  # later Slurm ends what is left of the job, us among it
             self.record("stop_requested", reason=reason)
+            if reason == "batch_script_lost":
+                self._to_requeue.begin()
         self.post(Notice(kind="request"))
 
     async def _stop_in_time(self) -> None:
@@ -321,12 +323,11 @@ class Supervisor:
 
     async def _hand_back(self, outcome: Outcome) -> Outcome:
         """Has the scheduler start the job again. It then ends this one: what is left to do must not take long."""
-        try:
-            await asyncio.to_thread(self._cluster.requeue, tuple(self._out))
-        except (LauncherError, SlurmError) as error:
-            reason = f"{outcome.reason}; not requeued: {error}; submit the job again in the same folder"
-            return self._outcome("internal" if self.requests.stop else "too_few_nodes", reason)
-        return outcome
+        why_not = await self._to_requeue.finish()
+        if why_not is None:
+            return outcome
+        reason = f"{outcome.reason}; not requeued: {why_not}; submit the job again in the same folder"
+        return self._outcome("internal" if self.requests.stop else "too_few_nodes", reason)
 
     def _on_superseded(self) -> None:
         self._is_superseded = True

@@ -46,12 +46,19 @@ def job(fault_cluster: Any, small_share: Path, request: pytest.FixtureRequest) -
     return job
 
 
-def goes_on_after_a_requeue(job: SupervisedJob, lost: str, reason: str, within_s: float) -> None:
+def kill_the_script(job: SupervisedJob) -> None:
+    """Its process, which is the supervisor's parent: the supervisor ends with it."""
+    supervisor = job.term
+    job.cluster.run_on_node(supervisor.node, ["sh", "-c", f"kill -KILL $(ps -o ppid= -p {supervisor.pid})"])
+
+
+def goes_on_after_a_requeue(job: SupervisedJob, lost: str | None, reason: str, within_s: float) -> None:
     """Waits for an agreed stop and the next run of the job, on all nodes; nothing is lost between them."""
     job.watch.wait_for("stop_requested", within_s, reason=reason)
     ended = job.watch.wait_for("attempt_end", 60)
     assert ended["outcome"] == "stopped", job.watch.story()
-    job.cluster.restart_node(lost)
+    if lost is not None:
+        job.cluster.restart_node(lost)
     job.watch.wait_for("attempt_start", REQUEUED_S, attempt=ended["attempt"] + 1, rung="requeue")
     restored = job.watch.wait_for("restore", REQUEUED_S, attempt=ended["attempt"] + 1)
     assert restored["step"] == ended["step"], job.watch.story()
@@ -67,6 +74,26 @@ def test_batch_script_that_slurm_kills_after_a_take_over(job: SupervisedJob, ste
     job.cluster.node_up(batch_host)
     job.cluster.run_on_node(batch_host, ["pkill", "-KILL", "-f", "submitit[.]core"])
     goes_on_after_a_requeue(job, batch_host, "batch_script_lost", 60)
+    job.finish(steady_digests)
+    job.watch.until(ends_as(job.cluster, job.job_id, "COMPLETED"), 60, "job that its batch script has ended")
+
+
+def test_batch_script_that_is_killed_while_it_supervises(job: SupervisedJob, steady_digests: dict[int, str]) -> None:
+    """Slurm ends the job with its script, and all that runs in it; somebody of it requeues the job in time."""
+    kill_the_script(job)
+    job.watch.wait_for("takeover", 60, term=2)
+    goes_on_after_a_requeue(job, None, "batch_script_lost", 60)
+    job.finish(steady_digests)
+    job.watch.until(ends_as(job.cluster, job.job_id, "COMPLETED"), 60, "job that its batch script has ended")
+
+
+@pytest.mark.parametrize("job", [{"nodes": 1, "spares": 0}], indirect=True, ids=["one_node"])
+def test_batch_script_that_is_killed_where_nobody_can_take_over(
+    job: SupervisedJob, steady_digests: dict[int, str]
+) -> None:
+    kill_the_script(job)
+    job.watch.wait_for("attempt_start", 2 * REQUEUED_S, attempt=1, rung="requeue")
+    job.settle()
     job.finish(steady_digests)
     job.watch.until(ends_as(job.cluster, job.job_id, "COMPLETED"), 60, "job that its batch script has ended")
 

@@ -101,8 +101,9 @@ def test_state_of_the_job_tells_why_it_is_terminated(spec: JobSpec, state: str, 
 
 def test_a_job_that_ends_because_its_batch_script_was_killed_can_be_requeued(spec: JobSpec) -> None:
     record = "JobId=7 JobName=j UserId=u(1) JobState=COMPLETING Reason={} Restarts=2 Partition=train NodeList=n[1-3]"
-    why = [cluster(spec, Scontrol(record.format(it))).why_terminated() for it in ("JobLaunchFailure", "TimeLimit")]
-    assert why == ["batch_script_lost", "cancel"]
+    reasons = ("JobLaunchFailure", "NonZeroExitCode", "TimeLimit")
+    why = [cluster(spec, Scontrol(record.format(reason))).why_terminated() for reason in reasons]
+    assert why == ["batch_script_lost", "batch_script_lost", "cancel"]
 
 
 def test_scontrol_that_was_terminated_too_is_asked_again(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
