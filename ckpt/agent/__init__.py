@@ -15,6 +15,7 @@ parting      agents that a program has started itself end with it
 tenure       this run's claim to its namespace, in the tiers that all nodes see
 verdict      whether the run of another claim has ended, by the launcher's word
 restore      a node's part in it: inventory, verify, rebuild
+stock        what nodes and lower tiers hold as agents come up
 rejoin       instead of both, when agents are lost in mid-attempt and others take their place
 loading      gives a loading worker the bytes of any saved rank
 ahead        reads for loads while lost shards are still being made again

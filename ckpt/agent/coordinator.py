@@ -43,6 +43,7 @@ class Coordinator:
     """
 
     def __init__(self, context: Context, drain: DrainLead) -> None:
+        self._context = context
         self._peers = context.peers
         self._listener = context.listener
         self._deadlines = context.deadlines
@@ -125,7 +126,7 @@ class Coordinator:
             self._listener.problem("commit not heard by every node", str(error), save.step)
         log.info("step %d committed: %d bytes on %d nodes in %.3f s", save.step, nbytes, len(save.nodes), _since(save))
         if tiers:
-            self._spawn(self._drain.lead(save.step, nbytes, tiers))
+            self._spawn(self._drain.lead(self._context.save_id(save.step), nbytes, tiers))
 
     async def _watch(self, save: Gathering) -> None:
         await asyncio.sleep(self._deadlines.seal_s)

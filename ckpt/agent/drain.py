@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ckpt.agent.context import Context
@@ -31,7 +31,7 @@ class DrainPart:
         self._context = context
         self._saves = saves
         self._writing: dict[str, int] = {}  # step, by tier
-        self._written: dict[str, tuple[int, list[ShardPlace]]] = {}  # the last file written, by node-local tier
+        self._written: dict[str, tuple[SaveId, list[ShardPlace]]] = {}  # the last file written, by node-local tier
         handlers: dict[str, Handler] = {
             "drain": self._on_drain, "drain_commit": self._on_commit, "drain_steps": self._on_steps,
             "drain_retain": self._on_retain, "drained": self._on_drained,
@@ -41,25 +41,24 @@ class DrainPart:
 
     async def _on_drain(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         step, name = message["step"], message["tier"]
-        names, tier = self._saves.pinned.get(step), self._tier(name)
-        if names is None:
+        pin, tier = self._saves.pinned.get(step), self._tier(name)
+        if pin is None:
             raise AgentError(f"step {step} is not held for the {name} tier here")
         if (older := self._writing.get(name)) is not None:
             raise AgentError(f"step {older} is still being written; storage is stuck or slower than the saves")
         shards = []
-        for _, shard in sorted(names.items()):
+        for _, shard in sorted(pin.names.items()):
             record = self._context.holdings.record(shard)
             shards.append((record, self._context.holdings.bytes_of(shard, record.layout.nbytes)))
         self._writing[name] = step
-        places = await in_thread(self._write, name, tier, step, shards)
+        places = await in_thread(self._write, name, tier, pin.save, shards)
         if tier.node_local:
-            self._written[name] = (step, places)
+            self._written[name] = (pin.save, places)
             return {}
-        return {"places": pack(self._context.save_id(step), places)}
+        return {"places": pack(pin.save, places)}
 
-    def _write(self, name: str, tier: Tier, step: int, shards: list[Any]) -> list[ShardPlace]:
+    def _write(self, name: str, tier: Tier, save: SaveId, shards: list[Any]) -> list[ShardPlace]:
         """In its own thread, which may outlive the deadline: `_writing` says so."""
-        save = self._context.save_id(step)
         try:
             if tier.node_local:
                 tier.prepare()
@@ -71,11 +70,10 @@ class DrainPart:
     async def _on_commit(self, source: int, message: dict[str, Any]) -> None:
         """Node-local tiers only: this node's part of the step."""
         step = message["step"]
-        written, places = self._written.get(message["tier"], (-1, []))
-        if step != written:
+        save, places = self._written.get(message["tier"], (None, []))
+        if save is None or step != save.step:
             raise AgentError(f"step {step} has not been written to the {message['tier']} tier here")
-        save, world_size = self._context.save_id(step), self._context.place.world_size
-        await in_thread(self._tier(message["tier"]).commit, save, world_size, places)
+        await in_thread(self._tier(message["tier"]).commit, save, self._context.place.world_size, places)
 
     async def _on_steps(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         saves = await in_thread(self._tier(message["tier"]).steps)
@@ -128,20 +126,40 @@ class DrainLead:
             )
             return False
         if due or asked:
-            busy.add(step)
-            self._last_s[name] = now
+            self._set_out(name, step)
         return due or asked
 
-    async def lead(self, step: int, nbytes: int, names: list[str]) -> None:
-        """Takes a committed step to the tiers; a failure is reported, and the slots are freed all the same."""
-        await asyncio.gather(*(self._lead(step, nbytes, name) for name in names))
+    def overdue(self, save: SaveId, held: Mapping[str, Collection[SaveId]]) -> list[str]:
+        """The tiers that a restored save goes to: one that was due there was lost with the agents on its way.
 
-    async def _lead(self, step: int, nbytes: int, name: str) -> None:
-        tier, since_s = self._context.tiers[name], time.monotonic()
+        Args:
+            save: what is restored, and lies in memory where its ranks run.
+            held: the committed saves, by tier.
+        """
+        shards = self._context.holdings.shards().values()
+        asked = any(record.drain for record in shards if record.save == save)
+        names = []
+        for name, section in self._sections.items():
+            due = save.step if asked else save.step - save.step % section.every_steps
+            if name in held and due and not any(_is_between(due, other, save) for other in held[name]):
+                self._set_out(name, save.step)
+                names.append(name)
+        return names
+
+    def _set_out(self, name: str, step: int) -> None:
+        self._busy[name].add(step)
+        self._last_s[name] = self._clock()
+
+    async def lead(self, save: SaveId, nbytes: int, names: list[str]) -> None:
+        """Takes a committed save to the tiers; a failure is reported, and the slots are freed all the same."""
+        await asyncio.gather(*(self._lead(save, nbytes, name) for name in names))
+
+    async def _lead(self, save: SaveId, nbytes: int, name: str) -> None:
+        tier, since_s, step = self._context.tiers[name], time.monotonic(), save.step
         async with self._one_at_a_time[name]:
             try:
                 self._tenure.check(name)
-                await (self._drain_locally(name, step) if tier.node_local else self._drain(name, tier, step))
+                await (self._drain_locally(name, step) if tier.node_local else self._drain(name, tier, save))
                 failure = None
             except (CheckpointError, OSError) as error:
                 failure = str(error)
@@ -157,12 +175,11 @@ class DrainLead:
                 self._listener.to_monitors("commit", tier=name, step=step, bytes=nbytes, seconds=seconds)
                 await self._retain(name, tier, self._sections[name].keep)
 
-    async def _drain(self, name: str, tier: Tier, step: int) -> None:
+    async def _drain(self, name: str, tier: Tier, save: SaveId) -> None:
         """Everybody writes, one commits."""
-        save = self._context.save_id(step)
         await self._in_time(name, tier.prepare)
         await self._in_time(name, tier.begin, save)
-        answers = await self._call("drain", name, step, self._deadlines.drain_s)
+        answers = await self._call("drain", name, save.step, self._deadlines.drain_s)
         world_size, packs = self._context.place.world_size, [answer["places"] for answer in answers]
         shards = await in_thread(merge, save, self._context.config.namespace, world_size, packs)
         await self._in_time(name, tier.commit, save, world_size, shards)
@@ -194,3 +211,7 @@ class DrainLead:
             await asyncio.wait_for(in_thread(function, *args), self._deadlines.drain_s)
         except asyncio.TimeoutError:
             raise AgentError(f"the {name} tier did not answer within {self._deadlines.drain_s:g} s") from None
+
+
+def _is_between(due: int, other: SaveId, save: SaveId) -> bool:
+    return other.run_id == save.run_id and due <= other.step <= save.step

@@ -7,7 +7,7 @@ import logging
 import mmap
 import os
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,9 +44,16 @@ class Fetched:
 class Loading:
     """One node's loads. A shard's sources, best first: this node's memory and disk, other nodes', the other tiers."""
 
-    def __init__(self, context: Context, plan: asyncio.Future[Plan]) -> None:
+    def __init__(self, context: Context, plan: asyncio.Future[Plan], pinned: Container[int]) -> None:
+        """
+        Args:
+            context: the agent's.
+            plan: what is restored, once it is agreed.
+            pinned: steps on their way to lower tiers.
+        """
         self._context = context
         self._plan = plan
+        self._pinned = pinned
         self._place = context.place
         self._holdings = context.holdings
         self._shelf = context.shelf
@@ -65,6 +72,7 @@ class Loading:
         return {
             "step": plan.step, "attempt": plan.attempt, "tier": plan.tier, "world_size": plan.world_size,
             "skipped": plan.skipped_json(), "generation": self._place.generation,
+            "pinned": plan.step in self._pinned,
         }  # fmt: skip
 
     async def open(self, rank: int, blocks: list[int] | None) -> dict[str, Any]:

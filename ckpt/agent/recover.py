@@ -15,16 +15,17 @@ from functools import partial
 from typing import Any
 
 from ckpt.agent.context import Context
+from ckpt.agent.drain import DrainLead
 from ckpt.agent.exchange import save_to_json
 from ckpt.agent.peers import PeerError
 from ckpt.agent.plan import Plan
 from ckpt.agent.rebuilding import Rebuilding
+from ckpt.agent.stock import Stock, take_stock
 from ckpt.agent.tenure import Tenure
 from ckpt.agent.threads import in_thread
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.manifest import Manifest
 from ckpt.record.shard import SaveId
-from ckpt.tiers.tier import Tier
 
 _OWN, _COPY, _DISK = range(3)  # how a node holds a shard: as its own, as a copy, on its NVMe
 
@@ -43,9 +44,11 @@ class Held:
 class RecoverLead:
     """What node rank 0 does: finds the newest complete step, and sees to it that it is complete again on every node."""
 
-    def __init__(self, context: Context, tenure: Tenure) -> None:
+    def __init__(self, context: Context, tenure: Tenure, drain: DrainLead) -> None:
         self._context = context
         self._tenure = tenure
+        self._drain = drain
+        self._stock = Stock(held={}, unreadable=())
         self._peers = context.peers
         self._listener = context.listener
         self._deadlines = context.deadlines
@@ -63,9 +66,12 @@ class RecoverLead:
             await self._tell("no_restore", reason=str(error))
             return
         same_world = plan.world_size == self._context.place.world_size
-        await self._tell("restore", plan=plan.to_json(), same_world=same_world)
+        in_place = same_world and self._in_memory_now
+        tiers = self._drain.overdue(plan.save, self._stock.held) if plan.save and in_place else []
+        answers = await self._tell("restore", plan=plan.to_json(), same_world=same_world, drain=tiers)
+        nbytes = sum(answer["pinned"] for answer in answers)
         since_s = time.monotonic()
-        if same_world and self._in_memory_now:
+        if in_place:
             answers = await self._tell("protect_newest")
         elif (placement := plan.placement).nodes:
             alone = [rank for rank in placement.nodes if len(plan.holders[rank]) == 1]
@@ -74,6 +80,8 @@ class RecoverLead:
             return
         made = sum(answer["made"] for answer in answers)
         log.info("redundancy of the restored step: %d made in %.3f s", made, time.monotonic() - since_s)
+        if plan.save and tiers:
+            await self._drain.lead(plan.save, nbytes, tiers)
 
     async def _tell(self, op: str, **fields: Any) -> list[dict[str, Any]]:
         try:
@@ -84,19 +92,22 @@ class RecoverLead:
 
     async def _find(self) -> Plan:
         """The newest save that can be had whole. Raises when it cannot be known whether there is one."""
-        held = await self._held()
-        stored, unreadable = await self._stored(self._deadlines.answer_s if held else self._deadlines.verify_s)
+        answers = await self._peers.call_all("inventory", timeout_s=self._deadlines.answer_s)
+        held = self._held(answers)
+        # While memory holds something, a slow tier is not waited for long.
+        timeout_s = self._deadlines.answer_s if held else self._deadlines.verify_s
+        self._stock = await take_stock(self._context, answers, timeout_s)
+        stored = self._stored()
         for save in _newest_first(held, list(stored), self._context.place.run_id):
             plan = await self._complete(save, held.get(save), stored.get(save, []))
             if plan is not None:
                 return plan
-        if unreadable:
-            raise AgentError(f"no memory holds a complete step, and {'; '.join(unreadable)}")
+        if self._stock.unreadable:
+            raise AgentError(f"no memory holds a complete step, and {'; '.join(self._stock.unreadable)}")
         return Plan(skipped=tuple(self._skipped))
 
-    async def _held(self) -> dict[SaveId, Held]:
+    def _held(self, answers: list[dict[str, Any]]) -> dict[SaveId, Held]:
         """By save, what the nodes say they hold in memory and on their own disks."""
-        answers = await self._peers.call_all("inventory", timeout_s=self._deadlines.answer_s)
         found: dict[SaveId, Held] = {}
         for node, answer in enumerate(answers):
             self._rebuilding.note(node, answer["parity"])
@@ -115,28 +126,13 @@ class RecoverLead:
         (rank, node), kind = at, held.kinds[at]
         return (kind == _DISK, node != self._context.home(rank), kind, node)
 
-    async def _stored(self, timeout_s: float) -> tuple[dict[SaveId, list[str]], list[str]]:
-        """The saves that tiers which all nodes see have committed, with their names; and which cannot be read, and why.
-
-        All are asked at once. While memory holds something, a slow one is not waited for long.
-        """
-        tiers = {name: tier for name, tier in self._context.tiers.items() if not tier.node_local}
-        answers = await asyncio.gather(*(self._steps(name, tier, timeout_s) for name, tier in tiers.items()))
+    def _stored(self) -> dict[SaveId, list[str]]:
+        """By save, the tiers that all nodes see and that have it."""
         found: dict[SaveId, list[str]] = defaultdict(list)
-        for name, answer in zip(tiers, answers, strict=True):
-            for save in answer if isinstance(answer, list) else []:
+        for name, saves in self._stock.held.items():
+            for save in saves if not self._context.tiers[name].node_local else []:
                 found[save].append(name)
-        return found, [answer for answer in answers if isinstance(answer, str)]
-
-    async def _steps(self, name: str, tier: Tier, timeout_s: float) -> list[SaveId] | str:
-        try:
-            return await asyncio.wait_for(in_thread(_own_steps, tier), timeout_s)
-        except asyncio.TimeoutError:
-            reason = f"no answer within {timeout_s:g} s"
-        except (CheckpointError, OSError) as error:
-            reason = str(error)
-        self._listener.problem(f"{name} tier cannot be read", reason)
-        return f"the {name} tier cannot be read: {reason}"
+        return found
 
     async def _complete(self, save: SaveId, held: Held | None, stored: list[str]) -> Plan | None:
         """The plan to restore this save, every byte verified; None (and why, in `skipped`) when that cannot be."""
@@ -256,11 +252,6 @@ class RecoverLead:
     async def _verify(self, node: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
         timeout_s = self._deadlines.verify_s
         return await self._peers.call(node, "verify", timeout_s=timeout_s, save=save_to_json(save), ranks=ranks)
-
-
-def _own_steps(tier: Tier) -> list[SaveId]:
-    tier.check()
-    return tier.steps()
 
 
 def _newest_first(memory: dict[SaveId, Any], stored: list[SaveId], run_id: str) -> list[SaveId]:

@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 from ckpt.agent.context import Context
+from ckpt.agent.drain import DrainLead
 from ckpt.agent.exchange import save_to_json
 from ckpt.agent.saves import Saves
+from ckpt.agent.stock import take_stock, whole_in_place
 from ckpt.agent.stop import Stop
 from ckpt.agent.tenure import Tenure
-from ckpt.config import Place
 from ckpt.errors import AgentError
 from ckpt.record.shard import SaveId
+
+TIER_S = 2.0  # for a tier to say what it holds; one that is slower has to wait for the next save that is due there
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ class Rejoin:
             generation: of the agents that it has lost.
 
         Returns:
-            step and attempt of the newest save, which the worker keeps (step 0: nothing is known), and our generation.
+            step and attempt of the newest save, which the worker keeps (step 0: nothing is known), whether it is still
+            on its way to a lower tier, and our generation.
 
         Raises:
             AgentError: it was ours that it lost.
@@ -62,7 +64,8 @@ class Rejoin:
             raise AgentError(f"this worker has lost generation {generation}, this is {self._generation}")
         save = await asyncio.shield(self._agreed)
         step, attempt = (save.step, save.attempt) if save else (0, 0)
-        return {"step": step, "attempt": attempt, "generation": self._generation}
+        pinned = step in self._saves.pinned
+        return {"step": step, "attempt": attempt, "generation": self._generation, "pinned": pinned}
 
     async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         """Which of this node's ranks have no shard of a save in memory that verifies."""
@@ -76,8 +79,9 @@ class Rejoin:
     async def _on_protect(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         """Takes a save up as the newest, and makes what redundancy it lacks here."""
         self._saves.newest = SaveId.from_json(message["save"]) if message["save"] else None
+        pinned = self._saves.pin_newest(message["drain"])
         made = await self._saves.protect_newest()
-        return {"made": made, "boundary": self._stop.boundary}
+        return {"made": made, "boundary": self._stop.boundary, "pinned": pinned}
 
     async def _on_rejoined(self, source: int, message: dict[str, Any]) -> None:
         self._stop.resume(message["boundary"])
@@ -93,9 +97,10 @@ class Rejoin:
 class RejoinLead:
     """What node rank 0 does."""
 
-    def __init__(self, context: Context, tenure: Tenure) -> None:
+    def __init__(self, context: Context, tenure: Tenure, drain: DrainLead) -> None:
         self._context = context
         self._tenure = tenure
+        self._drain = drain
         self._peers = context.peers
         self._deadlines = context.deadlines
 
@@ -105,18 +110,23 @@ class RejoinLead:
         Raises:
             AgentError: a node failed at it, or another run has the namespace; names it.
         """
-        newest, _ = await asyncio.gather(self._find(), self._tenure.take())
-        fields = {"save": save_to_json(newest) if newest else None}
+        answers = await self._peers.call_all("inventory", timeout_s=self._deadlines.answer_s)
+        stock, newest, _ = await asyncio.gather(
+            take_stock(self._context, answers, TIER_S), self._find(answers), self._tenure.take()
+        )
+        tiers = self._drain.overdue(newest, stock.held) if newest else []
+        fields = {"save": save_to_json(newest) if newest else None, "drain": tiers}
         answers = await self._peers.call_all("rejoin_protect", timeout_s=self._deadlines.restore_s, **fields)
         made = sum(answer["made"] for answer in answers)
         boundary = max(answer["boundary"] for answer in answers)
         await self._peers.call_all("rejoined", timeout_s=self._deadlines.answer_s, boundary=boundary)
         step = f"step {newest.step}, {made} pieces of redundancy made" if newest else "nothing in memory yet"
         log.info("generation %d goes on: %s", self._context.place.generation, step)
+        if newest and tiers:
+            await self._drain.lead(newest, sum(answer["pinned"] for answer in answers), tiers)
 
-    async def _find(self) -> SaveId | None:
+    async def _find(self, answers: list[dict[str, Any]]) -> SaveId | None:
         """The newest save whose every shard lies in the memory of the node where its rank runs, and verifies."""
-        answers = await self._peers.call_all("inventory", timeout_s=self._deadlines.answer_s)
         for save in whole_in_place([answer["shards"] for answer in answers], self._context.place):
             fields = {"save": save_to_json(save)}
             answers = await self._peers.call_all("rejoin_verify", timeout_s=self._deadlines.verify_s, **fields)
@@ -125,19 +135,3 @@ class RejoinLead:
                 return save
             self._context.listener.problem("shard does not verify", f"rank {bad[0]}, in memory", save.step)
         return None
-
-
-def whole_in_place(shards: Sequence[list[list[Any]]], place: Place) -> list[SaveId]:
-    """The saves of which every rank has its own shard on its own node, this attempt's first, newest first.
-
-    Args:
-        shards: by node, what it holds: save, world size, rank, whether it is the rank's own.
-        place: one of the nodes.
-    """
-    held: dict[SaveId, set[int]] = defaultdict(set)
-    for node, rows in enumerate(shards):
-        for save_json, world_size, rank, is_own in rows:
-            if is_own and world_size == place.world_size and rank // place.ranks_per_node == node:
-                held[SaveId.from_json(save_json)].add(rank)
-    whole = [save for save, ranks in held.items() if len(ranks) == place.world_size]
-    return sorted(whole, key=lambda save: (save.attempt, save.step), reverse=True)

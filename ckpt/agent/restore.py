@@ -131,15 +131,20 @@ class Restore:
             seconds=round(time.monotonic() - since_s, 6),
         )  # fmt: skip
 
-    async def _on_restore(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_restore(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         try:
-            await self._take_up(Plan.from_json(message["plan"]), message["same_world"])
+            pinned = await self._take_up(Plan.from_json(message["plan"]), message["same_world"], message["drain"])
         except Exception as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
+        return {"pinned": pinned}
 
-    async def _take_up(self, plan: Plan, same_world: bool) -> None:
-        """This node's own shards are made again where they are lost; then workers may load."""
+    async def _take_up(self, plan: Plan, same_world: bool, drain: list[str]) -> int:
+        """This node's own shards are made again where they are lost; then workers may load.
+
+        Returns:
+            Bytes pinned, to be drained to some tiers.
+        """
         self._saves.newest = plan.save
         if plan.save and same_world:
             for local_rank, rank in enumerate(self._context.ranks(self._place.node_rank)):
@@ -151,8 +156,10 @@ class Restore:
             "restore_plan", step=plan.step, attempt_of_step=plan.attempt, tier=plan.tier, skipped=plan.skipped_json(),
             sources=self._sources(plan, same_world), seconds=seconds,
         )  # fmt: skip
+        pinned = self._saves.pin_newest(drain)
         if not self.plan.done():
             self.plan.set_result(plan)
+        return pinned
 
     async def _on_no_restore(self, source: int, message: dict[str, Any]) -> None:
         self.fail(message["reason"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,13 +40,21 @@ class Save:
     promised: bool = False
 
 
+@dataclass(kw_only=True, eq=False)
+class Pin:
+    """A committed save on its way to lower tiers."""
+
+    save: SaveId
+    names: dict[int, str]  # of its shards, by local rank
+    tiers: set[str]  # that it has yet to reach
+
+
 class Saves:
     """All saves in flight on this node."""
 
     def __init__(self, context: Context) -> None:
         self.newest: SaveId | None = None  # committed, or taken up by the restore: must stay until the next commit
-        self.pinned: dict[int, dict[int, str]] = {}  # names of shards on their way to lower tiers, by step
-        self._draining: dict[int, set[str]] = {}  # those tiers, by step
+        self.pinned: dict[int, Pin] = {}  # by step
         self._context = context
         self._place = context.place
         self._slots = context.config.slots
@@ -76,7 +84,7 @@ class Saves:
         if slot >= self._slots or not 0 <= local_rank < len(ranks) or rank != ranks[local_rank]:
             raise AgentError(f"sealed: slot {slot} of rank {rank} is not one of local rank {local_rank}")
         is_dropped = step in self._dropped or step <= self._missed_step
-        if is_dropped or self._holdings.find(self._context.save_id(step), rank):
+        if is_dropped or step in self.pinned or self._holdings.find(self._context.save_id(step), rank):
             reason = "dropped already" if is_dropped else "saved already"
             client.send({"event": "dropped", "step": step, "reason": reason})
             return
@@ -116,22 +124,37 @@ class Saves:
         """The other agents are lost. What is promised may have committed, so it stays; nothing else ever will."""
         for save in [save for save in self._in_flight.values() if not save.promised]:
             await self._drop(save.step, reason)
-        for step in list(self.pinned):
-            for tier in list(self._draining[step]):
+        for step, pin in list(self.pinned.items()):
+            for tier in list(pin.tiers):
                 await self.drained(step, tier, failed=True)
         self._listener.to_trainers("world_lost", reason=reason)
         await self._tell_waiters()
 
     async def drained(self, step: int, tier: str, failed: bool, **size_and_time: Any) -> None:
         """The save has reached a lower tier, or failed to: after the last one its slots may be reused."""
-        left = self._draining.get(step, set())
-        left.discard(tier)
-        if not left:
-            self._draining.pop(step, None)
-            self.pinned.pop(step, None)
+        if (pin := self.pinned.get(step)) is not None:
+            pin.tiers.discard(tier)
+            if not pin.tiers:
+                del self.pinned[step]
         outcome = {"failed": True} if failed else size_and_time
-        self._listener.to_trainers("drained", step=step, tier=tier, pinned=bool(left), **outcome)
+        self._listener.to_trainers("drained", step=step, tier=tier, pinned=step in self.pinned, **outcome)
         await self._tell_waiters()
+
+    def pin_newest(self, tiers: Collection[str]) -> int:
+        """Keeps this node's shards of a restored save until they have reached some tiers; returns their bytes.
+
+        Where one is not in a slot of its rank, none is pinned, and the drain fails.
+        """
+        if self.newest is None or not tiers:
+            return 0
+        names: dict[int, str] = {}
+        for local_rank, rank in enumerate(self._context.ranks(self._place.node_rank)):
+            own = [name for name in self._holdings.find(self.newest, rank) if name.startswith("own-")]
+            if not own:
+                return 0
+            names[local_rank] = own[0]
+        self.pinned[self.newest.step] = Pin(save=self.newest, names=names, tiers=set(tiers))
+        return sum(self._holdings.record(name).nbytes for name in names.values())
 
     async def protect_newest(self) -> int:
         """Makes anew the redundancy that a restored save lacks on this node; returns how many were made."""
@@ -249,8 +272,7 @@ class Saves:
         _cancel(save)
         self.newest = self._context.save_id(save.step)
         if message["tiers"]:
-            self.pinned[save.step] = save.names
-            self._draining[save.step] = set(message["tiers"])
+            self.pinned[save.step] = Pin(save=self.newest, names=save.names, tiers=set(message["tiers"]))
         size_and_time = {"bytes": message["nbytes"], "seconds": message["seconds"]}
         self._listener.to_trainers("committed", step=save.step, pinned=bool(message["tiers"]), **size_and_time)
         self._listener.to_monitors("commit", tier="memory", step=save.step, **size_and_time)
@@ -261,7 +283,7 @@ class Saves:
         local_ranks = range(self._place.ranks_per_node)
         stems = {f"own-{local_rank}" for local_rank in local_ranks}
         stems |= {f"copy-{node}-{local_rank}" for node in self._sources for local_rank in local_ranks}
-        keep = {self._context.save_id(step) for step in (*self._in_flight, *self.pinned)}
+        keep = {*map(self._context.save_id, self._in_flight), *(pin.save for pin in self.pinned.values())}
         keep |= {self.newest} if self.newest else set()
         self._holdings.tidy(stems, self._slots, keep)
         self.parities.tidy(keep)

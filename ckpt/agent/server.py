@@ -59,7 +59,7 @@ class Agent:
         )  # fmt: skip
         self._saves = Saves(context)
         self._restore = Restore(context, self._saves)
-        self._loading = Loading(context, self._restore.plan)
+        self._loading = Loading(context, self._restore.plan, self._saves.pinned)
         self._ahead = Ahead(context, self._restore.plan, self._loading, self._saves.parities)
         board = Board.open(place.ram_dir) if place.generation else Board.create(place.ram_dir, place.attempt)
         self._board = board
@@ -76,9 +76,9 @@ class Agent:
         self._finished = 0  # workers of this node that have taken their leave
         if place.node_rank == 0:
             self._tenure = Tenure(context)
-            coordinator = Coordinator(context, DrainLead(context, self._tenure))
-            first = RejoinLead(context, self._tenure) if place.generation else RecoverLead(context, self._tenure)
-            self._leads += [first, coordinator, self._tenure]
+            drain = DrainLead(context, self._tenure)
+            first = RejoinLead if place.generation else RecoverLead
+            self._leads += [first(context, self._tenure, drain), Coordinator(context, drain), self._tenure]
         members, scheme = members_at(place, config.peers), scheme_of(config.peers)
         survives, names = scheme.survives(members), ", ".join(place.nodes[node] for node in members)
         log.info("redundancy %s over %s: survives %d of %d nodes lost", scheme.name, names, survives, len(members))

@@ -103,20 +103,26 @@ class Arena:
         self._serial = 0
         self.slots = [Slot(ram_dir, local_rank, index) for index in range(slots)]
 
-    def adopt(self, newest: SaveId | None) -> None:
-        """Keeps the slots that hold shards of the newest restorable save until a newer one has committed."""
+    def adopt(self, newest: SaveId | None, *, pinned: bool = False) -> None:
+        """Keeps the slots that hold shards of the newest restorable save until a newer one has committed.
+
+        Args:
+            newest: that save.
+            pinned: whether a drain reads it.
+        """
         for slot in self.slots:
             save = self._save_in(slot)
             if save is not None:
                 slot.step = save.step
             if save is not None and save == newest:
-                slot.use = Use.COMMITTED
+                slot.use, slot.pinned = Use.COMMITTED, pinned
 
-    def rejoin(self, newest: SaveId | None) -> list[int]:
+    def rejoin(self, newest: SaveId | None, *, pinned: bool = False) -> list[int]:
         """Goes on with other agents, which know of one save alone; nobody writes to a slot meanwhile.
 
         Args:
             newest: the save that counts as committed; None: what was committed stays so.
+            pinned: whether a drain reads it.
 
         Returns:
             The steps that are given up: they were in flight.
@@ -125,7 +131,7 @@ class Arena:
         for slot in self.slots:
             was, slot.pinned = slot.use, False
             if newest is not None and self._save_in(slot) == newest:
-                slot.use, slot.step = Use.COMMITTED, newest.step
+                slot.use, slot.step, slot.pinned = Use.COMMITTED, newest.step, pinned
             elif was is Use.IN_FLIGHT or newest is not None:
                 slot.use = Use.FREE
                 given_up += [slot.step] if was is Use.IN_FLIGHT else []
@@ -174,9 +180,10 @@ class Arena:
         self._release_older()
 
     def drained(self, step: int) -> None:
-        """A save is no longer read for a lower tier."""
-        for slot in self._holding(step):
-            slot.pinned = False
+        """A save, restored or of this attempt, is no longer read for a lower tier."""
+        for slot in self.slots:
+            if slot.step == step:
+                slot.pinned = False
         self._release_older()
 
     def dropped(self, step: int) -> None:

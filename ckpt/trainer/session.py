@@ -90,7 +90,7 @@ class Session:
         for skipped in reply.get("skipped", []):
             log.warning("rank %d: step %s passed over: %s", identity.rank, skipped["step"], skipped["reason"])
         newest = SaveId(step=self.plan.step, attempt=reply["attempt"], run_id=place.run_id) if self.plan.step else None
-        self._arena.adopt(newest)
+        self._arena.adopt(newest, pinned=reply["pinned"])
         self._grown_bytes = 0
         self._replicas_differ = False
         self._sealing = Background("ckpt-seal")
@@ -279,7 +279,7 @@ class Session:
     def _take_up(self, agent: AgentClient, reply: dict[str, Any]) -> None:
         """Goes on with another agent; what was in flight with the lost one is given up."""
         newest = SaveId(step=reply["step"], attempt=reply["attempt"], run_id=self._place.run_id)
-        for step in self._arena.rejoin(newest if newest.step else None):
+        for step in self._arena.rejoin(newest if newest.step else None, pinned=reply["pinned"]):
             self._count("step %d was dropped before it was committed: the agents were lost", step)
         self._agent.close()
         self._agent, self._generation = agent, reply["generation"]

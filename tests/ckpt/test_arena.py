@@ -96,6 +96,18 @@ def test_what_the_restart_restores_is_kept_until_the_next_commit(tmp_path: Path)
     assert take(arena, 11).name == "own-0-0"
 
 
+def test_what_was_restored_and_is_still_drained_is_kept_beyond_the_next_commit(tmp_path: Path) -> None:
+    publish(tmp_path, "own-0-0", step=10)
+    arena = Arena(tmp_path, 0, 3)
+    arena.adopt(SaveId(step=10, attempt=0, run_id="run"), pinned=True)
+    take(arena, 11)
+    arena.committed(11, pinned=False)
+    take(arena, 12)
+    assert arena.take(13) is None
+    arena.drained(10)
+    assert take(arena, 13).name == "own-0-0"
+
+
 def test_a_shard_of_another_rank_is_kept_as_well(tmp_path: Path) -> None:
     publish(tmp_path, "own-0-1", step=10, rank=3)
     arena = Arena(tmp_path, 0, 2)

@@ -13,7 +13,7 @@ import pytest
 from agent_kit import World, config, content, lose, run, until
 from trainer_kit import LIMIT_S, Node, settle
 
-from ckpt.agent.rejoin import whole_in_place
+from ckpt.agent.stock import whole_in_place
 from ckpt.config import Place
 from ckpt.errors import AgentError
 from ckpt.record.board import Board

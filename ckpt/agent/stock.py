@@ -1,0 +1,79 @@
+"""What nodes and lower tiers hold as agents come up, all taken together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt.agent.context import Context
+from ckpt.agent.threads import in_thread
+from ckpt.config import Place
+from ckpt.errors import CheckpointError
+from ckpt.record.shard import SaveId
+from ckpt.tiers.tier import Tier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stock:
+    """The committed saves of the lower tiers.
+
+    Attributes:
+        held: by tier that could be read.
+        unreadable: which of those that all nodes see could not be, and why.
+    """
+
+    held: dict[str, list[SaveId]]
+    unreadable: tuple[str, ...]
+
+
+async def take_stock(context: Context, inventories: Sequence[dict[str, Any]], timeout_s: float) -> Stock:
+    """Asks the tiers that all nodes see, all at once; of the nodes' own disks the inventories tell.
+
+    Args:
+        context: node rank 0's.
+        inventories: the nodes' answers to "inventory".
+        timeout_s: for each tier; one that is slower counts as unreadable.
+    """
+    rows = [[(*row, True) for row in inventory["nvme"]] for inventory in inventories]
+    local = whole_in_place(rows, context.place)
+    shared = {name: tier for name, tier in context.tiers.items() if not tier.node_local}
+    answers = await asyncio.gather(*(_steps(context, name, tier, timeout_s) for name, tier in shared.items()))
+    found = dict(zip(shared, answers, strict=True))
+    held = {name: answer for name, answer in found.items() if isinstance(answer, list)}
+    held |= {name: local for name, tier in context.tiers.items() if tier.node_local}
+    return Stock(held=held, unreadable=tuple(answer for answer in answers if isinstance(answer, str)))
+
+
+def whole_in_place(shards: Sequence[Sequence[Sequence[Any]]], place: Place) -> list[SaveId]:
+    """The saves of which every rank has its own shard on its own node, this attempt's first, newest first.
+
+    Args:
+        shards: by node, what it holds: save, world size, rank, whether it is the rank's own.
+        place: one of the nodes.
+    """
+    held: dict[SaveId, set[int]] = defaultdict(set)
+    for node, rows in enumerate(shards):
+        for save_json, world_size, rank, is_own in rows:
+            if is_own and world_size == place.world_size and rank // place.ranks_per_node == node:
+                held[SaveId.from_json(save_json)].add(rank)
+    whole = [save for save, ranks in held.items() if len(ranks) == place.world_size]
+    return sorted(whole, key=lambda save: (save.attempt, save.step), reverse=True)
+
+
+async def _steps(context: Context, name: str, tier: Tier, timeout_s: float) -> list[SaveId] | str:
+    try:
+        return await asyncio.wait_for(in_thread(_own_steps, tier), timeout_s)
+    except asyncio.TimeoutError:
+        reason = f"no answer within {timeout_s:g} s"
+    except (CheckpointError, OSError) as error:
+        reason = str(error)
+    context.listener.problem(f"{name} tier cannot be read", reason)
+    return f"the {name} tier cannot be read: {reason}"
+
+
+def _own_steps(tier: Tier) -> list[SaveId]:
+    tier.check()
+    return tier.steps()

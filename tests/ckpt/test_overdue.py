@@ -1,0 +1,172 @@
+"""Agents are lost while a save is on its way to a lower tier: what is restored goes there in its stead."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from agent_kit import NAMESPACE, World, config, content, lose, run, until
+from trainer_kit import LIMIT_S, Node, settle
+
+from ckpt.tiers.nvme import NvmeTier
+from ckpt.tiers.posix import SharedTier
+
+NODES = ["a", "b"]
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[Any, ...]]]:
+    """The first write of step 10, on each node and to each tier, never ends; yields those that have begun."""
+    release = threading.Event()
+    write_node = SharedTier.write_node
+    seen: set[tuple[Any, ...]] = set()
+
+    def write(self: SharedTier, save: Any, node_rank: int, shards: Any) -> Any:
+        at = (self.where, save, node_rank)
+        if save.step == 10 and at not in seen:
+            seen.add(at)
+            release.wait(30)
+            raise OSError("lost")
+        return write_node(self, save, node_rank, shards)
+
+    monkeypatch.setattr(SharedTier, "write_node", write)
+    yield seen
+    release.set()
+
+
+def steps_in(tmp_path: Path) -> list[int]:
+    return [save.step for save in SharedTier(tmp_path / "shared", NAMESPACE).steps()]
+
+
+@pytest.mark.parametrize("newest", [10, 15])
+def test_the_next_attempt_drains_what_it_restores_and_keeps_it_meanwhile(
+    tmp_path: Path, stuck: set[Any], newest: int
+) -> None:
+    """Be it the very step that was due, or one after it that memory has and the tier lacks."""
+
+    async def test() -> None:
+        nvme = {"path": str(tmp_path / "nvme"), "every_steps": 10}
+        checkpoint = config(tmp_path / "shared", nvme=nvme)
+        async with World(tmp_path, NODES, 0, checkpoint) as world:
+            await world.plan()
+            await world.save(10, slot=0)
+            if newest > 10:
+                await world.save(newest, slot=1)
+            await until(lambda: len(stuck) == len(("shared", "nvme")) * len(NODES))
+        assert steps_in(tmp_path) == []
+        async with World(tmp_path, NODES, 1, checkpoint) as world:
+            plan = await world.plan()
+            assert plan["step"] == newest
+            for worker in world.workers:
+                for tier in ("shared", "nvme"):
+                    await worker.event("drained", step=newest, tier=tier)
+            await world.flush()
+            assert steps_in(tmp_path) == [newest]
+            for name in NODES:
+                assert [save.step for save in NvmeTier(tmp_path / "nvme", NAMESPACE, node=name).steps()] == [newest]
+            assert not world.monitors[0].seen("problem")
+            await world.save(20, slot=2)
+            await world.flush()
+            assert steps_in(tmp_path) == [20, newest]
+
+    run(test)
+
+
+def test_other_agents_in_the_place_of_lost_ones_drain_what_they_take_up(tmp_path: Path, stuck: set[Any]) -> None:
+    async def test() -> None:
+        checkpoint = config(tmp_path / "shared")
+        async with World(tmp_path, NODES, 0, checkpoint) as world:
+            await world.plan()
+            await world.save(10, slot=0)
+            await until(lambda: len(stuck) == len(NODES))
+        async with World(tmp_path, NODES, 0, checkpoint, generation=1) as world:
+            for worker in world.workers:
+                assert (await worker.request("rejoin", generation=0))["step"] == 10
+                await worker.event("drained", step=10, tier="shared")
+            assert steps_in(tmp_path) == [10]
+        lose(tmp_path, *NODES)
+        async with World(tmp_path, NODES, 1, checkpoint) as world:
+            assert (await world.plan())["tier"] == "shared"
+            assert await world.contents(2) == [content(rank, 10) for rank in range(2)]
+
+    run(test)
+
+
+def test_what_the_tiers_have_or_was_never_due_there_is_not_drained(tmp_path: Path) -> None:
+    async def test() -> None:
+        checkpoint = config(tmp_path / "shared")
+        for attempt, (step, slot) in enumerate([(5, 0), (10, 1), (15, 0), (19, 1)]):
+            async with World(tmp_path, NODES, attempt, checkpoint) as world:
+                plan = await world.plan()
+                assert not plan["pinned"]
+                await world.save(step, slot)
+                await world.flush()
+                drained = [event["step"] for event in world.workers[0].seen("drained")]
+                assert drained == ([10] if step == 10 else [])
+                assert steps_in(tmp_path) == ([10] if step >= 10 else [])
+
+    run(test)
+
+
+def test_a_step_that_is_still_drained_is_not_saved_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may save the step again that it has gone on from."""
+    release = threading.Event()
+    write_node = SharedTier.write_node
+
+    def wait(self: SharedTier, *args: Any) -> Any:
+        release.wait(30)
+        return write_node(self, *args)
+
+    monkeypatch.setattr(SharedTier, "write_node", wait)
+
+    async def test() -> None:
+        async with World(tmp_path, NODES, 0, config()) as world:
+            await world.plan()
+            await world.save(10, slot=0)
+        async with World(tmp_path, NODES, 1, config(tmp_path / "shared")) as world:
+            assert (await world.plan())["pinned"]
+            world.workers[0].save(10, slot=1)
+            await world.workers[0].event("dropped", step=10)
+            release.set()
+            await world.flush()
+            assert steps_in(tmp_path) == [10]
+
+    try:
+        run(test)
+    finally:
+        release.set()
+
+
+def test_a_killed_agent_whose_drain_was_slow_is_followed_by_one_that_ends_it(tmp_path: Path) -> None:
+    """Real processes: the step reaches the directory although no later one is due there."""
+    node = Node(tmp_path)
+    shared = SharedTier(node.shared, "ns")
+    shared.path.mkdir()
+    node.section["shared"] = {"path": str(node.shared), "every_steps": 10, "rate_limit_bytes_s": 1 << 20}
+    state = {"x": np.arange(1 << 22, dtype=np.float64)}  # 32 MiB
+    try:
+        ckpt = node.start()
+        ckpt.save(10, state)
+        deadline = time.monotonic() + LIMIT_S
+        while not list(shared.folder.glob("step-*/.node-*.tmp")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        node.stop()
+        ckpt.close()
+        assert shared.steps() == []
+        del node.section["shared"]["rate_limit_bytes_s"]
+        again = {"x": np.zeros(1 << 22)}
+        with node.start() as ckpt:
+            assert ckpt.load(again) == 10
+            for step in (11, 12, 13):
+                ckpt.save(step, again)
+            settle(ckpt)
+            assert [save.step for save in shared.steps()] == [10]
+        assert (again["x"] == state["x"]).all()
+    finally:
+        node.stop()
