@@ -1,9 +1,12 @@
 """One per node: holds the node's workers and speaks for it.
 
     runner.py      the process `python -m launcher.runner`: connection to the supervisor, heartbeat, fencing
+    config.py      what it needs to know
     succession.py  which supervisor rules; starts a standby when there is none
     memo.py        what a supervisor that takes over has to be told again
     watch.py       one attempt as seen on this node: the workers' board, the ckpt agent's events
+    variables.py   what workers and agents find in their environment
+    port.py        for the workers' next rendezvous
     workers.py     the runner's handle on the warm process; ends workers for certain
     warm.py        the warm process, the only module here that imports torch: forks an elastic agent for each attempt
     script.py      inside a worker: runs the user's script as `python script.py` would
@@ -28,7 +31,7 @@ Messages (JSON objects on launcher.channel), runner -> supervisor:
     ended {attempt, ok, step, failures: [{rank, exit_code, time, error, traceback}], reason}
     killed {attempt, step, left}             nothing of the attempt runs here any more, but for the pids in left
     stacks {attempt, ranks: [{rank, state, boundary, frames}]}    where each worker is; the files are written
-    signal {name}                            the runner got this signal
+    signal {name}                            the runner got this signal; told again to each supervisor, before the ends
     broken {reason}                          this node cannot start workers at all
 supervisor -> runner:
     welcome {term, turn}                     answers hello; turn: the node's place in the succession, or null

@@ -2,39 +2,38 @@
 
 Connects to the supervisor, says twice a second that it lives, starts and ends what the supervisor asks for. Without a
 supervisor it looks for the next one, or starts it when its turn has come (succession.py). It ends its workers after
-FENCE_S, so that a node that is cut off cannot go on writing, and hands the job back to Slurm after LEAVE_S. The
-messages are listed in the package's docstring.
+FENCE_S, so that a node that is cut off cannot go on writing, and hands the job back to Slurm after LEAVE_S; already
+after FENCE_S where Slurm has sent it a SIGTERM: the job is being ended then, and has KillWait left. The messages are
+listed in the package's docstring.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
-import random
 import signal
-import socket
 import sys
 import time
-from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from launcher import domains
 from launcher.channel import Channel, ChannelError, Message, connect
 from launcher.errors import LauncherError, UsageError
 from launcher.fabric import fabric_environment
 from launcher.jobfile import JobSpec
 from launcher.runner.activity import Activity
+from launcher.runner.config import RunnerConfig
 from launcher.runner.memo import Memo
-from launcher.runner.memory import MEMORY_ROOT, make_memory_dir, memory_dir, remove_memory_dir
+from launcher.runner.memory import MEMORY_ROOT, make_memory_dir, remove_memory_dir
 from launcher.runner.network import NetworkWatch, nccl_log_pattern
+from launcher.runner.port import free_port
 from launcher.runner.processes import die_with_parent, end_all, environment_of, pids_with_environment
 from launcher.runner.stacks import Worker, dump
 from launcher.runner.succession import Succession
+from launcher.runner.variables import worker_environment
 from launcher.runner.watch import LOOK_S, Watch
 from launcher.runner.workers import Workers
 from lifecycle import Status, expected, instance_type, preflight
@@ -51,53 +50,6 @@ KILL_TIMEOUT_S = 2.0
 _RECONNECT_S = 0.5
 _LOOK_S = 0.2
 _RENDEZVOUS_TIMEOUT_S = 120
-# Below the range from which Linux takes ports for outgoing connections, so nothing takes one by chance before we do.
-_PORTS = range(20000, 32000)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunnerConfig:
-    """What a runner needs to know.
-
-    Attributes:
-        run_id: the run.
-        node: this node's name.
-        ram_dir: its memory directory.
-        job_dir: the job's folder.
-        host, port: the supervisor's address.
-        parent_pid: end with this process, our parent; None where Slurm's step ends us.
-    """
-
-    run_id: str
-    node: str
-    ram_dir: Path
-    job_dir: Path
-    host: str
-    port: int
-    parent_pid: int | None
-    switches: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> RunnerConfig:
-        """Reads what the cluster set for this runner (a step task of Slurm knows its node from Slurm)."""
-        if "HOLDFAST_SUPERVISOR" not in env:
-            raise UsageError(
-                "HOLDFAST_SUPERVISOR is not set: runners are started by a job's supervisor, see `holdfast run`"
-            )
-        host, _, port = env["HOLDFAST_SUPERVISOR"].rpartition(":")
-        if not port.isdecimal():
-            raise UsageError(f"HOLDFAST_SUPERVISOR={env['HOLDFAST_SUPERVISOR']!r:.200}, expected HOST:PORT")
-        node = env.get("HOLDFAST_NODE") or env["SLURMD_NODENAME"]
-        return cls(
-            run_id=env["HOLDFAST_RUN_ID"],
-            node=node,
-            ram_dir=Path(env.get("HOLDFAST_RAM_DIR") or memory_dir(env["HOLDFAST_RUN_ID"])),
-            job_dir=Path(env["HOLDFAST_JOB_DIR"]),
-            host=host,
-            port=int(port),
-            parent_pid=int(env["HOLDFAST_SUPERVISOR_PID"]) if "HOLDFAST_SUPERVISOR_PID" in env else None,
-            switches=domains.from_environment(env),
-        )
 
 
 class Runner:
@@ -117,7 +69,7 @@ class Runner:
         self._final_step: int | None = None  # of the attempt that ended last
         self._spec: JobSpec | None = None
         self._problem: str | None = None
-        self._port = _free_port()
+        self._port = free_port()
         self._leaving = False
         self._is_terminated = False  # Slurm has sent a SIGTERM
         self._pids: dict[int, int] = {}  # of the attempt's workers, by rank
@@ -296,7 +248,7 @@ class Runner:
                 "rendezvous_timeout_s": _RENDEZVOUS_TIMEOUT_S,
             }
         )
-        self._port = _free_port()
+        self._port = free_port()
 
     def _on_workers(self, report: dict[str, Any]) -> None:
         event = report.pop("event")
@@ -413,39 +365,6 @@ class Runner:
         """Of the supervisor that rules; until the first term can be read, the one that started us."""
         ruling = self._succession.ruling()
         return (ruling.host, ruling.port) if ruling is not None else (self._config.host, self._config.port)
-
-
-def worker_environment(spec: JobSpec, config: RunnerConfig, attempt: int, nodes: list[str]) -> dict[str, str]:
-    """What a worker finds in its environment beside torchrun's variables and the job's own."""
-    same = attempt_environment(spec, config.run_id, config.job_dir, attempt, nodes, config.switches)
-    environment = dict(spec.env) | same
-    return environment | {"HOLDFAST_NODE": config.node, "HOLDFAST_RAM_DIR": str(config.ram_dir)}
-
-
-def attempt_environment(
-    spec: JobSpec, run_id: str, job_dir: Path, attempt: int, nodes: list[str], switches: Mapping[str, str]
-) -> dict[str, str]:
-    """The part that is the same on all nodes; ckpt agents get it too."""
-    environment = {
-        "HOLDFAST_RUN_ID": run_id,
-        "HOLDFAST_ATTEMPT": str(attempt),
-        "HOLDFAST_NODES": ",".join(nodes),
-        "HOLDFAST_RANKS_PER_NODE": str(spec.workers_per_node),
-        "HOLDFAST_JOB_DIR": str(job_dir),
-    }
-    if spec.checkpoint is not None:
-        environment["HOLDFAST_CHECKPOINT"] = json.dumps(dict(spec.checkpoint))
-    return environment | domains.for_ckpt(spec.checkpoint, nodes, switches)
-
-
-def _free_port() -> int:
-    for port in random.sample(_PORTS, 100):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("", port))
-            return port
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
 
 
 def main() -> int:

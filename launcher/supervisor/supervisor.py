@@ -19,7 +19,7 @@ from launcher import domains
 from launcher.clusters.cluster import Cluster
 from launcher.history.events import Event, EventLog, read_events
 from launcher.jobfile import JobSpec
-from launcher.runner.runner import attempt_environment
+from launcher.runner.variables import attempt_environment
 from launcher.supervisor.attempt import RETURN_S, Attempt
 from launcher.supervisor.faults import PREFLIGHT, SCHEDULER_LOST, START_TIMEOUT, Fault
 from launcher.supervisor.folder import read_secret, write_json

@@ -10,7 +10,7 @@ import pytest
 from ckpt.config import Place
 from launcher import domains
 from launcher.jobfile import JobSpec
-from launcher.runner.runner import attempt_environment
+from launcher.runner.variables import attempt_environment
 from slurm import Topology
 
 TOPOLOGY = Topology.parse(

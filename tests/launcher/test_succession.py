@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from launcher.runner import runner as runner_module
-from launcher.runner.runner import Runner, RunnerConfig
+from launcher.runner.config import RunnerConfig
+from launcher.runner.runner import Runner
 from launcher.runner.succession import Succession
 
 

@@ -1,0 +1,34 @@
+"""What workers and checkpoint agents find in their environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher import domains
+from launcher.jobfile import JobSpec
+from launcher.runner.config import RunnerConfig
+
+
+def worker_environment(spec: JobSpec, config: RunnerConfig, attempt: int, nodes: list[str]) -> dict[str, str]:
+    """What a worker finds in its environment beside torchrun's variables and the job's own."""
+    same = attempt_environment(spec, config.run_id, config.job_dir, attempt, nodes, config.switches)
+    environment = dict(spec.env) | same
+    return environment | {"HOLDFAST_NODE": config.node, "HOLDFAST_RAM_DIR": str(config.ram_dir)}
+
+
+def attempt_environment(
+    spec: JobSpec, run_id: str, job_dir: Path, attempt: int, nodes: list[str], switches: Mapping[str, str]
+) -> dict[str, str]:
+    """The part that is the same on all nodes; ckpt agents get it too."""
+    environment = {
+        "HOLDFAST_RUN_ID": run_id,
+        "HOLDFAST_ATTEMPT": str(attempt),
+        "HOLDFAST_NODES": ",".join(nodes),
+        "HOLDFAST_RANKS_PER_NODE": str(spec.workers_per_node),
+        "HOLDFAST_JOB_DIR": str(job_dir),
+    }
+    if spec.checkpoint is not None:
+        environment["HOLDFAST_CHECKPOINT"] = json.dumps(dict(spec.checkpoint))
+    return environment | domains.for_ckpt(spec.checkpoint, nodes, switches)
