@@ -109,7 +109,8 @@ class Attempt:
             await self._find_cause()
         if evidence.faults and evidence.faults[0].kind == AGENT_LOST:
             await self._agents.explain_loss()
-        await self._host.requests.settled()
+        if evidence.all_ended:  # done, or stopped by a SIGTERM that is yet to be understood
+            await self._host.requests.settled()
         ending = self._ending()
         if ending.outcome == "stopped" and self._stop_is_overdue():
             what = f"not all ranks reached a common step boundary in time ({self._host.requests.stop}); they were ended"
