@@ -41,7 +41,7 @@ TAKE_OVER_S = 30
 @pytest.fixture
 def job(fault_cluster: Any, small_share: Path, request: pytest.FixtureRequest) -> SupervisedJob:
     """A job in mid-training, on a cluster with all its nodes."""
-    job = SupervisedJob(fault_cluster, small_share / request.node.name[5:40])
+    job = SupervisedJob(fault_cluster, small_share / request.node.originalname[5:40], **getattr(request, "param", {}))
     job.settle()
     return job
 
