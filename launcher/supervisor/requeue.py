@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection
 
 from launcher.clusters.cluster import Cluster
 from launcher.errors import LauncherError
 from slurm import SlurmError
+
+log = logging.getLogger(__name__)
 
 
 class Requeue:
@@ -37,5 +40,6 @@ class Requeue:
         try:
             await asyncio.to_thread(self._cluster.requeue, tuple(self._out))
         except (LauncherError, SlurmError) as error:
+            log.warning("the job is not requeued: %s", error)
             return str(error)
         return None

@@ -55,8 +55,7 @@ def kill_the_script(job: SupervisedJob) -> None:
 def goes_on_after_a_requeue(job: SupervisedJob, lost: str | None, reason: str, within_s: float) -> None:
     """Waits for an agreed stop and the next run of the job, on all nodes; nothing is lost between them."""
     job.watch.wait_for("stop_requested", within_s, reason=reason)
-    ended = job.watch.wait_for("attempt_end", 60)
-    assert ended["outcome"] == "stopped", job.watch.story()
+    ended = job.watch.wait_for("attempt_end", 60, outcome="stopped")
     if lost is not None:
         job.cluster.restart_node(lost)
     job.watch.wait_for("attempt_start", REQUEUED_S, attempt=ended["attempt"] + 1, rung="requeue")
@@ -92,7 +91,7 @@ def test_batch_script_that_is_killed_where_nobody_can_take_over(
     job: SupervisedJob, steady_digests: dict[int, str]
 ) -> None:
     kill_the_script(job)
-    job.watch.wait_for("attempt_start", 2 * REQUEUED_S, attempt=1, rung="requeue")
+    job.watch.wait_for("attempt_start", 2 * REQUEUED_S, rung="requeue")
     job.settle()
     job.finish(steady_digests)
     job.watch.until(ends_as(job.cluster, job.job_id, "COMPLETED"), 60, "job that its batch script has ended")
