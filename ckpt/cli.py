@@ -35,13 +35,10 @@ _SHARD = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+|parity)-[0-9]+\.json")
 _FAILED, _USAGE = 1, 2
 
 app = typer.Typer(help="Look at checkpoints, verify and rebuild them.", no_args_is_help=True, add_completion=False)
-app.command("rebuild")(rebuild_lost)
-
-register(app)  # the verbs that change or make something
-
 PathArgument = Annotated[
     str,
     typer.Argument(
+        metavar="PATH",
         help="A shared or NVMe checkpoint directory, one namespace's folder in it, a node's memory directory, "
         "or s3://bucket/prefix (AWS_ENDPOINT_URL and boto3's other settings apply).",
     ),
@@ -280,3 +277,7 @@ def _age(seconds: float | None) -> str:
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.0f} s"
+
+
+app.command("rebuild")(rebuild_lost)
+register(app)  # the other verbs that change or make something

@@ -17,7 +17,9 @@ _FAILED, _USAGE = 1, 2
 
 
 def rebuild_lost(
-    directories: Annotated[list[Path], typer.Argument(help="Memory directories of the nodes that are left.")],
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR", help="Memory directories of the nodes that are left.")
+    ],
     into: Annotated[Path, typer.Option("--into", help="Directory for what is made again; may be one of the others.")],
     step: Annotated[int | None, typer.Option("--step", help="This step; else the newest that is whole then.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -21,7 +21,7 @@ from ckpt.tiers.retention import superfluous
 _FAILED, _USAGE = 1, 2
 
 _PLACE = "a shared checkpoint directory, or s3://bucket/prefix"
-Source = Annotated[str, typer.Argument(help=f"A namespace's folder in {_PLACE}.")]
+Source = Annotated[str, typer.Argument(metavar="PATH", help=f"A namespace's folder in {_PLACE}.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -118,7 +118,7 @@ def export(
 
 def import_step(
     source: Annotated[Path, typer.Argument(metavar="DCP_DIR", help="A torch DCP directory that you trust.")],
-    path: Annotated[str, typer.Argument(help=f"{_PLACE.capitalize()}, or a namespace's folder there.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help=f"{_PLACE.capitalize()}, or a namespace's folder there.")],
     step: Annotated[int, typer.Option("--step", min=1, help="The step it becomes.")],
     namespace: Annotated[str | None, typer.Option("--namespace", help="Where PATH is no namespace's folder.")] = None,
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,17 +24,18 @@ if TYPE_CHECKING:
 _PIPE_WIDTH = 200
 
 
-class _RoomVerbs(TyperGroup):
+class _RoomVerbs(TyperGroup, ABC):
     """A room's own verbs, imported when one is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*self._verbs().list_commands(ctx), *super().list_commands(ctx)]
+        return list(self._verbs().list_commands(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return super().get_command(ctx, cmd_name) or self._verbs().get_command(ctx, cmd_name)
+        return self._verbs().get_command(ctx, cmd_name)
 
+    @abstractmethod
     def _verbs(self) -> Any:
-        raise NotImplementedError
+        """The group that has them."""
 
 
 class _CheckpointVerbs(_RoomVerbs):
@@ -63,7 +65,8 @@ class _NodeVerbs(_RoomVerbs):
 _OPTIONS: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "pretty_exceptions_enable": False}
 app = typer.Typer(**_OPTIONS, help="Keeps PyTorch training on Slurm running through the nodes it loses.")
 cluster_app = typer.Typer(**_OPTIONS, help="A real Slurm of several nodes on this one machine (needs root).")
-app.add_typer(typer.Typer(**_OPTIONS, cls=_CheckpointVerbs, help="List and verify checkpoints."), name="ckpt")
+ckpt_app = typer.Typer(**_OPTIONS, cls=_CheckpointVerbs, help="List, verify, rebuild, copy and plan checkpoints.")
+app.add_typer(ckpt_app, name="ckpt")
 node_app = typer.Typer(**_OPTIONS, cls=_NodeVerbs, help="Check and provision this node; heal those of the cluster.")
 app.add_typer(node_app, name="node")
 app.add_typer(cluster_app, name="cluster")
@@ -72,7 +75,7 @@ JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, name or folder.", show_default=False)]
 Nodes = Annotated[int | None, typer.Option(help="Nodes that train, instead of the job file's.", metavar="N")]
 Spares = Annotated[int | None, typer.Option(help="Warm nodes beside them, instead of the job file's.", metavar="N")]
-Folder = Annotated[str, typer.Option(help="The job's folder; %j is the job's id. Slurm: on a shared file system.")]
+Folder = Annotated[str, typer.Option(help="The job's folder; %j is the job's id. For Slurm, where all nodes see it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ClusterName = Annotated[str, typer.Option(help="The cluster's name.")]
 
@@ -121,8 +124,8 @@ def run(job_file: JobFile, nodes: Nodes = None, spares: Spares = None, folder: F
 
     Nodes are groups of processes on this machine. Ctrl-C cancels the job.
 
-    Exit codes: 0 done, 1 internal error, 10 the same error in the script twice, 11 no progress, 12 too few nodes,
-    13 cancelled, 14 not the fabric that the job file requires.
+    Exit codes: 0 done, 1 internal error, 10 the same error in the script twice,
+    11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires.
     """
     from launcher.executor import Executor
     from launcher.progress import follow
@@ -156,7 +159,8 @@ def submit(
 
     holdfast submit job.yaml --account=team -p train
 
-    The job's own exit code, as sacct shows it: 0 done, 1 internal error, 10 the same error in the script twice,
+    The job's own exit code, as sacct shows it:
+    0 done, 1 internal error, 10 the same error in the script twice,
     11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires.
     """
     from launcher.errors import UsageError

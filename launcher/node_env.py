@@ -38,7 +38,9 @@ def env(
     nccl_log: Annotated[
         list[Path] | None, typer.Option(help="Also judge these logs of NCCL (NCCL_DEBUG=INFO).", show_default=False)
     ] = None,
-    more_logs: Annotated[list[Path] | None, typer.Argument(metavar="[LOG...]", show_default=False)] = None,
+    more_logs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[LOG]", help="More of them.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print and lint the environment for NCCL and the fabric.

@@ -38,7 +38,6 @@ class JobEnvironment:
         nodes: the nodes the job was given. Stale once a node was cut out of the job: ask `Slurm.job` for those left.
         restart_count: how often the job was requeued.
         node: name of the node we are on.
-        node_index: the number of this node within the job or step.
     """
 
     job_id: int
@@ -47,7 +46,6 @@ class JobEnvironment:
     nodes: tuple[str, ...]
     restart_count: int
     node: str
-    node_index: int
     reference: str
 
     @classmethod
@@ -65,7 +63,6 @@ class JobEnvironment:
             nodes=expand(_text(env, "SLURM_JOB_NODELIST")),
             restart_count=_number(env, "SLURM_RESTART_COUNT", 0),
             node=_text(env, "SLURMD_NODENAME"),
-            node_index=_number(env, "SLURM_NODEID"),
             reference=_reference(env),
         )
 

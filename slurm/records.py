@@ -58,7 +58,6 @@ class Job:
         batch_host: the node on which its script runs, None before it starts.
         restarts: how often it was requeued.
         exit_code: exit code of its script.
-        work_dir: its working directory.
     """
 
     id: int
@@ -70,7 +69,6 @@ class Job:
     batch_host: str | None
     restarts: int
     exit_code: int
-    work_dir: str
     excluded: tuple[str, ...] = ()
     time_left_s: float | None = None
 
@@ -101,7 +99,6 @@ class Job:
             batch_host=fields.optional("BatchHost") or None,
             restarts=fields.number("Restarts", 0),
             exit_code=int(fields.optional("ExitCode").split(":")[0] or 0),
-            work_dir=fields.optional("WorkDir"),
             excluded=expand(fields.optional("ExcNodeList")),
             time_left_s=_difference_s(fields.optional("TimeLimit"), fields.optional("RunTime")),
         )
@@ -172,16 +169,12 @@ class Partition:
         state: UP, DOWN, DRAIN or INACTIVE.
         is_default: whether jobs that name none go there.
         nodes: names of its nodes.
-        preempt_mode: what happens to its jobs when others need their nodes: OFF, REQUEUE, CANCEL, ...
-        priority_tier: jobs of a higher tier go first, and may preempt.
     """
 
     name: str
     state: str
     is_default: bool
     nodes: tuple[str, ...]
-    preempt_mode: str
-    priority_tier: int
 
     @classmethod
     def parse(cls, line: str) -> Partition:
@@ -192,8 +185,6 @@ class Partition:
             state=fields.text("State"),
             is_default=fields.optional("Default") == "YES",
             nodes=expand(fields.optional("Nodes")),
-            preempt_mode=fields.optional("PreemptMode") or "OFF",
-            priority_tier=fields.number("PriorityTier", 1),
         )
 
 

@@ -7,6 +7,7 @@ import logging
 import mmap
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -38,7 +39,7 @@ class Stored(Protocol):
 R = TypeVar("R", bound=Stored)
 
 
-class Store(Generic[R]):
+class Store(ABC, Generic[R]):
     """One kind of file in a memory directory. The agent writes records; workers remove those of their own slots."""
 
     _names: re.Pattern[str]  # of this kind: stem and slot
@@ -171,12 +172,13 @@ class Store(Generic[R]):
             if record is None or record.save not in keep:
                 self.remove(path.stem)
 
+    @abstractmethod
     def _load(self, name: str) -> R:
         """The record on disk; raises CorruptError or OSError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _write(self, name: str, record: R) -> None:
-        raise NotImplementedError
+        """Publishes the record on disk; raises OSError."""
 
     def _read(self, name: str) -> None:
         try:

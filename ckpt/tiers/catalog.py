@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -13,6 +14,8 @@ import xxhash
 from ckpt.errors import CheckpointError
 from ckpt.record.manifest import Manifest, read_manifest
 from ckpt.record.shard import SaveId
+
+log = logging.getLogger(__name__)
 
 _STEP = re.compile(r"step-([0-9]{10})\.a([0-9]{1,12})\.([0-9a-f]{8})")
 
@@ -84,6 +87,22 @@ def entries_of(names: Iterable[str], namespace: str, read: Callable[[str], Manif
         return entry.step, last_s[entry.step, entry.run_tag], entry.run_tag, entry.attempt
 
     return sorted(found, key=order, reverse=True)
+
+
+def committed(entries: Iterable[Entry], where: str) -> list[SaveId]:
+    """The saves that can be restored, in the same order; a damaged one is logged and left out.
+
+    Args:
+        entries: of a tier.
+        where: it is, for the log.
+    """
+    saves = []
+    for entry in entries:
+        if entry.save:
+            saves.append(entry.save)
+        elif entry.damaged:
+            log.warning("%s/%s: step %d cannot be restored: %s", where, entry.name, entry.step, entry.reason)
+    return saves
 
 
 def directory_name(save: SaveId) -> str:

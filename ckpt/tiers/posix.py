@@ -20,7 +20,7 @@ from ckpt.errors import CheckpointError, ConfigError, CorruptError, NamespaceErr
 from ckpt.record.files import durable_write, open_regular, sync_directory
 from ckpt.record.manifest import Manifest, ShardPlace, new_manifest, read_manifest, write_manifest
 from ckpt.record.shard import SaveId, ShardRecord
-from ckpt.tiers.catalog import Entry, directory_name, list_steps
+from ckpt.tiers.catalog import Entry, committed, directory_name, list_steps
 from ckpt.tiers.claim import CLAIM, Claim, parse_claim
 from ckpt.tiers.claim import MAX_BYTES as CLAIM_BYTES
 from ckpt.tiers.direct import PAGE_BYTES, DirectFile
@@ -131,13 +131,7 @@ class SharedTier:
 
     def steps(self) -> list[SaveId]:
         """The committed steps, newest first; one with a damaged manifest is logged and left out."""
-        saves = []
-        for entry in self.catalog():
-            if entry.save:
-                saves.append(entry.save)
-            elif entry.damaged:
-                log.warning("%s: step %d cannot be restored: %s", self.folder / entry.name, entry.step, entry.reason)
-        return saves
+        return committed(self.catalog(), self.where)
 
     def catalog(self) -> list[Entry]:
         """Every step found, newest first, with the reason for each that cannot be restored."""

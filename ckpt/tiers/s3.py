@@ -16,7 +16,7 @@ from contextlib import suppress
 from ckpt.errors import CheckpointError, CorruptError, NamespaceError
 from ckpt.record.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, parse_manifest
 from ckpt.record.shard import SaveId, ShardRecord, seal_json
-from ckpt.tiers.catalog import Entry, directory_name, entries_of
+from ckpt.tiers.catalog import Entry, committed, directory_name, entries_of
 from ckpt.tiers.claim import CLAIM, Claim, parse_claim
 from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.posix import node_places
@@ -112,13 +112,7 @@ class S3Tier:
 
     def steps(self) -> list[SaveId]:
         """The committed steps, newest first; one with a damaged manifest is logged and left out."""
-        saves = []
-        for entry in self.catalog():
-            if entry.save:
-                saves.append(entry.save)
-            elif entry.damaged:
-                log.warning("%s/%s: step %d cannot be restored: %s", self.url, entry.name, entry.step, entry.reason)
-        return saves
+        return committed(self.catalog(), self.where)
 
     def catalog(self) -> list[Entry]:
         """One listing, then one read for each step; an error that is not the step's own is raised."""

@@ -10,32 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from tier_kit import save_id, shard
 
 from ckpt import check_shared, newest_steps
 from ckpt.errors import CheckpointError, ConfigError, CorruptError, NamespaceError
 from ckpt.record.blocks import checksums
-from ckpt.record.layout import Layout
 from ckpt.record.manifest import ShardPlace
-from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.record.shard import SaveId
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.posix import SharedTier
-
-
-def save_id(step: int, attempt: int = 0, run_id: str = "run") -> SaveId:
-    return SaveId(step=step, attempt=attempt, run_id=run_id)
-
-
-def shard(save: SaveId, rank: int, world_size: int, nbytes: int = 5000) -> tuple[ShardRecord, memoryview]:
-    data = memoryview(bytes([save.step % 251 + rank]) * nbytes)
-    record = ShardRecord(
-        save=save,
-        namespace="ns",
-        rank=rank,
-        world_size=world_size,
-        layout=Layout(chunks=(), tree=None, nbytes=nbytes),
-        blocks=checksums(data),
-    )
-    return record, data
 
 
 def write(tier: SharedTier, save: SaveId, *, nodes: int = 2, per_node: int = 2) -> list[ShardPlace]:

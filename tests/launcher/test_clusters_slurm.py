@@ -26,7 +26,6 @@ ENV = {
     "SLURM_JOB_NODELIST": "n[1-3]",
     "SLURM_RESTART_COUNT": "2",
     "SLURMD_NODENAME": "n1",
-    "SLURM_NODEID": "0",
 }
 
 

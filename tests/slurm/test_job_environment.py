@@ -11,7 +11,6 @@ INSIDE = {
     "SLURM_JOB_PARTITION": "train",
     "SLURM_JOB_NODELIST": "n[1-4]",
     "SLURMD_NODENAME": "n2",
-    "SLURM_NODEID": "1",
 }
 
 
@@ -23,7 +22,6 @@ def test_reads_the_job_and_the_place_in_it() -> None:
         nodes=("n1", "n2", "n3", "n4"),
         restart_count=0,
         node="n2",
-        node_index=1,
         reference="7",
     )
 

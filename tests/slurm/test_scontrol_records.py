@@ -27,7 +27,6 @@ def test_reads_a_running_job() -> None:
         batch_host="n1",
         restarts=0,
         exit_code=0,
-        work_dir="/var/lib/holdfast-cluster/t1/home",
     )
     assert not job.has_ended
 
@@ -120,11 +119,8 @@ def test_reads_partitions() -> None:
         state="UP",
         is_default=True,
         nodes=("n1", "n2", "n3", "n4"),
-        preempt_mode="REQUEUE",
-        priority_tier=5,
     )
-    assert (base.preempt_mode, base.is_default) == ("OFF", False)
-    assert urgent.priority_tier == 10
+    assert [partition.is_default for partition in (base, urgent)] == [False, False]
 
 
 @pytest.mark.parametrize("text", ["", "slurm_load_jobs error: Unable to contact slurm controller", "JobId=x UserId=a"])

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,16 +20,7 @@ class Answers:
         self.stdout = stdout
         self.stderr = stderr
 
-    def __call__(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float = 30.0,
-        env: Mapping[str, str] | None = None,
-        cwd: str | Path | None = None,
-        input: str = "",
-        check: bool = True,
-    ) -> Result:
+    def __call__(self, argv: Sequence[str], **_: Any) -> Result:
         self.asked.append(tuple(argv))
         done = Result(
             argv=tuple(argv), returncode=int(bool(self.stderr)), stdout=self.stdout, stderr=self.stderr, seconds=0.0

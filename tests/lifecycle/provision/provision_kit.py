@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lifecycle.provision.site import Site
 from lifecycle.provision.step import Node
@@ -34,16 +35,7 @@ class Programs:
         self.die_at: int | None = None
         self.die_after = False
 
-    def __call__(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float = 30.0,
-        env: Mapping[str, str] | None = None,
-        cwd: str | Path | None = None,
-        input: str = "",
-        check: bool = True,
-    ) -> Result:
+    def __call__(self, argv: Sequence[str], *, cwd: str | Path | None = None, check: bool = True, **_: Any) -> Result:
         words = tuple(str(word) for word in argv)
         dies = self.die_at == len(self.ran)
         self.ran.append(words)
