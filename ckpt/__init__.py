@@ -10,7 +10,9 @@
     sagemaker      the same by HyperPod's names: a script changes its import
     planning       what a job's checkpoints will take, and what they survive
     bench/         the engine beside plain copies and torch's own checkpoints
-    config, errors, cli, verbs
+    transport      the only door to MPI
+    cli            `holdfast ckpt`; cli_plan, cli_rebuild, verbs: its verbs; progress: their bar
+    config, errors
 
 Public names:
     Checkpointer     load, due, save, stop_requested for a training script

@@ -9,10 +9,12 @@
     terms          who supervises a job: terms and the lease
     runner/        one per node: heartbeat, warm process, workers
     history/       events.jsonl, the single record, and its readers
-    registry       where this user's jobs are
+    registry       where this user's jobs are; operate.py asks how they stand and ends them
+    logs           what ranks and nodes wrote; tail.py reads what others append to
     jobfile        what to run; strict_yaml.py reads it; checkpoint_plan.py says what its checkpoints will take
     channel        authenticated frames between supervisor and runners; half_open.py bounds strangers
     fabric         NCCL over EFA: what to set, what its log says; environment.py and node_env.py lint what is set
+    domains        which switch each node hangs on
     containers     which options of a job belong to its steps
     errors
 

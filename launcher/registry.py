@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import time
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,8 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.history.events import read_events
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +53,13 @@ def remember(job: KnownJob) -> None:
     """Notes a job. A home directory that cannot be written is no reason to fail a submission that has succeeded."""
     digest = hashlib.sha256(str(job.folder).encode()).hexdigest()[:8]
     path = _directory() / f"{job.job_id}-{digest}.json"
-    with contextlib.suppress(OSError):
+    try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}")
         draft.write_text(json.dumps(job.to_mapping()))
         draft.replace(path)
+    except OSError as error:
+        _log.warning("%s: not written (%s): name the job by its folder, %s", path, error.strerror, job.folder)
 
 
 def known_jobs() -> list[KnownJob]:

@@ -1,7 +1,7 @@
 """The places below the nodes' memories where steps are kept.
 
 tier       the contract
-posix      a shared directory; lustre: its striping there
+posix      a shared directory; lustre: its striping there; direct: past the page cache
 nvme       a directory on each node's own disk
 s3         a bucket; s3_bucket, s3_client: the way to it
 wiring     the configured tiers, nearest first

@@ -8,6 +8,7 @@ site       what this site's nodes should be (/etc/holdfast/node.yaml), over what
 provider   HyperPod's and ParallelCluster's ways to say it
 resume     after a reboot in the middle it goes on by itself
 record     which steps were begun and done, on disk
+apt, fstab Debian's packages; mount points
 fetch      pinned files from their URL, or from a mirror
 steps/     one module for each subject
 """

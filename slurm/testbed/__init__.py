@@ -4,6 +4,7 @@ plan.py        what a cluster consists of; the record from which it can always b
 daemons.py     munge, slurmctld, slurmd and their configuration
 namespaces.py  machines started, found, killed and connected
 machine.py     the first process of each machine: mounts, address, daemons
+hooks.py       this project's hooks on them; view.py: its Python, visible to the ordinary user
 host.py        this machine: what it must have, what is taken, who may change that now
 cluster.py     TestCluster: up, down, and nodes that are lost and come back
 

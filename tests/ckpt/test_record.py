@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt.errors import CorruptError
-from ckpt.record.blocks import BLOCK_BYTES, bad_blocks, blocks_of_range, checksums
+from ckpt.record.blocks import BLOCK_BYTES, bad_blocks, blocks_of_range, checksum, checksums
 from ckpt.record.boxes import Box, cover, intersect, subtract
 from ckpt.record.files import durable_write
 from ckpt.record.layout import ALIGN_BYTES, Chunk, Layout, align
@@ -197,10 +197,8 @@ def test_a_sealed_record_with_a_wrong_field_is_refused(change: dict[str, object]
         ShardRecord.from_json(value)
 
 
-def test_deep_nesting_is_refused() -> None:
-    body = b"[" * 200_000 + b"]" * 200_000
-    from ckpt.record.blocks import checksum
-
+@pytest.mark.parametrize("body", [b"[" * 200_000 + b"]" * 200_000, rb'{"key": "\ud800"}'], ids=["deep", "half"])
+def test_json_that_cannot_be_read_or_written_again_is_refused(body: bytes) -> None:
     with pytest.raises(CorruptError):
         unseal_json(body + b"\n" + checksum(body).encode() + b"\n")
 

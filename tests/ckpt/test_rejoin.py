@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import waiting
 from agent_kit import World, config, content, lose, run, until
 from trainer_kit import LIMIT_S, Node, settle
 
@@ -43,10 +44,8 @@ def test_a_run_whose_agent_is_replaced_saves_again_and_loads_what_it_saved_then(
         assert ckpt.failed_saves == 4
         assert caplog.text.count("saving stops") == 1 and "is not saved" not in caplog.text
         node.start_agent(generation=1)
-        step, deadline = 6, time.monotonic() + LIMIT_S
-        while "saving goes on" not in caplog.text:
-            assert time.monotonic() < deadline, caplog.text
-            time.sleep(0.01)
+        step = 6
+        waiting.until(lambda: "saving goes on" in caplog.text, "the new agent")
         assert "4 saves were missed" in caplog.text
         state["x"][:] = 7
         ckpt.save(step, state)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from agent_kit import World, config, run, until
-from trainer_kit import LIMIT_S, Node
+from agent_kit import World, config, run
+from agent_kit import until as until_async
+from trainer_kit import Node
+from waiting import until
 
 from ckpt import Checkpointer
 from ckpt.trainer.deadlines import Deadlines
@@ -25,15 +26,10 @@ def test_what_became_of_a_save_is_told_when_it_happens_not_at_the_next_call(
     try:
         ckpt = node.start()
         ckpt.save(1, {"x": np.zeros(1000)})
-        deadline = time.monotonic() + LIMIT_S
-        while "committed step 1 in tier shared" not in caplog.text:
-            assert time.monotonic() < deadline, caplog.text
-            time.sleep(0.01)
+        until(lambda: "committed step 1 in tier shared" in caplog.text, "the commit")
         assert "committed step 1 in the memory of all nodes: 8000 bytes in " in caplog.text
         node.stop()
-        while "saving stops, training goes on" not in caplog.text:
-            assert time.monotonic() < deadline, caplog.text
-            time.sleep(0.01)
+        until(lambda: "saving stops, training goes on" in caplog.text, "the loss")
         ckpt.close()
     finally:
         node.stop()
@@ -60,7 +56,7 @@ def test_once_the_other_agents_are_lost_no_save_waits_for_a_slot(
             world.agents[1]._peers.handle("protect", promise_then_lose_the_world)
             await in_thread(ckpt.save, 2, {"x": np.zeros(1000)})
             world.workers[0].save(2, 1)
-            await until(lambda: "saving stops, training goes on: the other agents are lost" in caplog.text)
+            await until_async(lambda: "saving stops, training goes on: the other agents are lost" in caplog.text)
             for step in (3, 4):
                 await in_thread(ckpt.save, step, {"x": np.zeros(1000)})
                 await world.monitors[1].event("problem", step=step, failed="memory")

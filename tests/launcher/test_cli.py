@@ -153,7 +153,8 @@ def test_status_as_json_carries_every_fact(job: KnownJob, capsys: pytest.Capture
 
 
 def test_status_without_a_job_lists_all(job: KnownJob, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "recovering" in said(capsys, "status") and str(job.folder)
+    out = said(capsys, "status")
+    assert "recovering" in out and str(job.folder) in " ".join(out.split())
     (fact,) = json.loads(said(capsys, "status", "--json"))
     assert (fact["job_id"], fact["name"], fact["state"], fact["step"]) == ("7", "gpt", "recovering", 11)
 
@@ -270,3 +271,11 @@ def wait_until(condition: Any, timeout_s: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_job_that_cannot_be_noted_is_known_by_its_folder(
+    job: KnownJob, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    remember(job)
+    assert f"not written (Not a directory): name the job by its folder, {job.folder}" in caplog.text

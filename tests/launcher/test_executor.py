@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from submitit import DebugExecutor
 from submitit.core.utils import FailedJobError
+from waiting import until
 
 from launcher import Executor, JobSpec, Torchrun
 from launcher.containers import of_the_steps
@@ -274,13 +274,6 @@ def outcome(monkeypatch: pytest.MonkeyPatch, home: Path, name: str, exit_code: i
 # On the local cluster: real supervisors, runners and workers.
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.02)
-
-
 def test_a_local_job_gives_its_outcome_and_its_output(home: Path) -> None:
     executor = Executor(cluster="local")
     executor.update_parameters(nodes=2, timeout_min=5)
@@ -308,7 +301,7 @@ def test_a_local_job_outlives_its_submitter_and_is_cancelled_from_elsewhere(home
     folder = Path(facts["folder"])
     process = Process.read(folder)
     assert process is not None and process.alive() and os.getsid(process.pid) == process.pid
-    wait_for(lambda: "workers_started" in _text(folder / "events.jsonl"))
+    until(lambda: "workers_started" in _text(folder / "events.jsonl"))
     subprocess.run([*holdfast, "cancel", facts["job_id"]], check=True)
     assert not process.alive()
     assert json.loads((folder / "result.json").read_text())["name"] == "cancelled"
@@ -357,7 +350,7 @@ def test_a_task_beside_task_0_stays_until_it_is_done_and_gets_its_outcome(
     for number in ("1", "0"):
         monkeypatch.setenv("SUBMITIT_LOCAL_GLOBALID", number)
         tasks.append(subprocess.Popen([sys.executable, "-c", call], stdout=subprocess.PIPE, text=True))
-    wait_for(lambda: "workers_started" in _text(home / "logs" / "7_torchrun-0" / "events.jsonl"))
+    until(lambda: "workers_started" in _text(home / "logs" / "7_torchrun-0" / "events.jsonl"))
     assert tasks[0].poll() is None
     (home / "end").touch()
     said = [task.communicate(timeout=60)[0].splitlines() for task in tasks]

@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from launcher.runner.activity import Activity
 from launcher.runner.processes import state_of
@@ -69,9 +69,7 @@ def test_deadlocked_process_tells_the_line(start: Callable[[str], int], tmp_path
 def test_stopped_process_is_described_by_the_kernel(start: Callable[[str], int], tmp_path: Path) -> None:
     pid = start(ANSWERING)
     os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + 10
-    while state_of(pid) != "T":
-        assert time.monotonic() < deadline
+    until(lambda: state_of(pid) == "T", "the stop")
     report, text = stack_of(pid, tmp_path)
     assert report["state"] == "T" and "T (stopped)" in text
 

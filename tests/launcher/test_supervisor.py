@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from ckpt import Board
 from launcher.clusters.local import kill_node, local_run_id
@@ -51,19 +52,13 @@ class Job:
         threading.Thread(target=act, daemon=True).start()
 
     def wait_for(self, *names: str) -> None:
-        deadline = time.monotonic() + 60
-        while not all((self.dir / name).exists() for name in names):
-            assert time.monotonic() < deadline, f"no {names}"
-            time.sleep(0.01)
+        until(lambda: all((self.dir / name).exists() for name in names), f"{names}")
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [event for event in read_events(self.dir / "events.jsonl") if event["event"] == name]
 
     def wait_for_event(self, name: str, matches: Callable[[dict[str, Any]], bool] = lambda _: True) -> None:
-        deadline = time.monotonic() + 60
-        while not any(matches(event) for event in self.events(name)):
-            assert time.monotonic() < deadline, f"no {name}"
-            time.sleep(0.01)
+        until(lambda: any(matches(event) for event in self.events(name)), name)
 
     def kill_agent(self, node: str, number: signal.Signals = signal.SIGKILL) -> None:
         agent = {"HOLDFAST_RUN_ID": local_run_id(self.dir), "HOLDFAST_ROLE": "agent", "HOLDFAST_NODE": node}
@@ -221,8 +216,7 @@ def test_lost_spare_disturbs_nobody(make_job: Callable[..., Job]) -> None:
     def lose_the_spare() -> None:
         job.wait_for("up-0-0", "up-0-1")
         kill_node(job.dir, "node2")
-        while not job.events("node_out"):
-            time.sleep(0.01)
+        job.wait_for_event("node_out")
         (job.dir / "go-0").touch()
 
     job.meanwhile(lose_the_spare)
@@ -273,10 +267,7 @@ def test_killed_supervisor_takes_everything_along(tmp_path: Path) -> None:
     job.wait_for("up-0-0", "up-0-1")
     supervisor.kill()
     supervisor.wait()
-    deadline = time.monotonic() + 5
-    while pids_with_environment({"HOLDFAST_RUN_ID": local_run_id(job.dir)}):
-        assert time.monotonic() < deadline, "something outlived the supervisor"
-        time.sleep(0.01)
+    until(lambda: not pids_with_environment({"HOLDFAST_RUN_ID": local_run_id(job.dir)}), "all to end with it", 5)
     (job.dir / "go-1").touch()
     assert job.supervise().name == "done"
     job.assert_nothing_is_left()
@@ -399,8 +390,7 @@ def test_killed_worker_goes_on_from_memory_and_the_story_is_told(make_job: Calla
     job = make_job(CHECKPOINTED, spares=0, checkpoint=CHECKPOINT)
 
     def kill_a_worker() -> None:
-        while not any(event["step"] >= 10 for event in job.events("commit")):
-            time.sleep(0.01)
+        job.wait_for_event("commit", lambda event: event["step"] >= 10)
         os.kill(int((job.dir / "pid-0-1").read_text()), signal.SIGKILL)
 
     job.meanwhile(kill_a_worker)
@@ -437,8 +427,7 @@ def test_stopped_worker_is_found_named_and_restarted(make_job: Callable[..., Job
 
     def stop_a_worker() -> None:
         nonlocal stopped_at
-        while not any(event["step"] >= 10 for event in job.events("commit")):
-            time.sleep(0.01)
+        job.wait_for_event("commit", lambda event: event["step"] >= 10)
         stopped_at = time.time()
         os.kill(int((job.dir / "pid-0-1").read_text()), signal.SIGSTOP)
 

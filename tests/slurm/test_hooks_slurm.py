@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from slurm.client import Slurm
 from slurm.records import Node
 from slurm.testbed import TestCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.faults]
-
-WAIT_S = 60.0  # far longer than anything here takes
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +33,6 @@ def cluster(hooked: TestCluster) -> Iterator[TestCluster]:
         if "DRAIN" in state(hooked, node).flags:
             hooked.run_on_node(node, ["scontrol", "update", f"NodeName={node}", "State=RESUME"])
         until(lambda node=node: state(hooked, node).is_idle, f"{node} idle")
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited {WAIT_S} s for {what}"
-        time.sleep(0.1)
 
 
 def state(cluster: TestCluster, name: str) -> Node:
