@@ -238,13 +238,13 @@ def check_partition(names: str | None, spec: JobSpec) -> None:
         known = Slurm().partitions()
     except SlurmError:
         return
-    wanted = spec.nodes + spec.spares
     asked = [p for p in known if (p.name in names.split(",") if names else p.is_default)]
     largest = max(asked, key=lambda partition: len(partition.nodes), default=None)
-    if largest is not None and len(largest.nodes) < wanted:
+    if largest is not None and len(largest.nodes) < spec.least_nodes:
         raise UsageError(
-            f"nodes: got {spec.nodes} + {spec.spares} spares = {wanted}, expected at most {len(largest.nodes)}, "
-            f"all that partition {largest.name} has; ask for fewer or choose another partition"
+            f"nodes: got {spec.nodes} + {spec.spares} spares = {spec.most_nodes}, "
+            f"expected at most {len(largest.nodes)}, all that partition {largest.name} has; "
+            f"ask for fewer or choose another partition"
         )
 
 

@@ -44,7 +44,8 @@ OWNED_SBATCH_OPTIONS = {
     "no-requeue": "set `restart.max_restarts: 0` to give up at the first fault",
 }
 _NOT_YET = {
-    "elastic": "leave it out: the job keeps its size",
+    f"elastic.{key}": "leave it out: a job shrinks when it loses nodes, and has all its nodes again after a requeue"
+    for key in ("max_nodes", "scaling_timeout_s", "graceful_shutdown_timeout_s", "faulty_scale_down_timeout_s")
 }
 
 
@@ -65,6 +66,19 @@ class Restart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """How far a job may shrink where nodes are lost and no spare is left.
+
+    Attributes:
+        min_nodes: it trains on no fewer nodes.
+        step: it gives up so many nodes at a time (a model that is cut over two nodes shrinks by two).
+    """
+
+    min_nodes: int
+    step: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """One validated job.
 
@@ -78,6 +92,7 @@ class JobSpec:
         workers_per_node: processes of the script on each node; one per GPU unless told, at least 1.
         env: variables added to the workers' environment.
         restart: when to give up.
+        elastic: how far it may shrink; None keeps its size.
         checkpoint: the section that ckpt reads, with its defaults filled in; None keeps no checkpoint.
         slurm: further sbatch options by long name with dashes; True stands for a flag without value.
         fabric: on nodes with EFA: "require" stops the job where NCCL does not use it, "prefer" tells of it, "any"
@@ -94,6 +109,7 @@ class JobSpec:
     workers_per_node: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
     restart: Restart = Restart()
+    elastic: Elastic | None = None
     checkpoint: Mapping[str, Any] | None = None
     slurm: Mapping[str, Any] = field(default_factory=dict)
     fabric: str = "prefer"
@@ -113,6 +129,23 @@ class JobSpec:
         """
         return _Reader(mapping, base_dir.absolute(), source).job()
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of nodes that it may train on, the largest first."""
+        if self.elastic is None:
+            return (self.nodes,)
+        return tuple(range(self.nodes, self.elastic.min_nodes - 1, -self.elastic.step))
+
+    @property
+    def most_nodes(self) -> int:
+        """Nodes to ask the scheduler for: those that train, and the spares."""
+        return self.nodes + self.spares
+
+    @property
+    def least_nodes(self) -> int:
+        """Nodes with which it can start."""
+        return self.most_nodes if self.elastic is None else self.sizes[-1]
+
     def to_mapping(self) -> dict[str, Any]:
         """The job as JSON data; from_mapping() of it gives an equal JobSpec on any host that sees the same files."""
         mapping = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -121,6 +154,7 @@ class JobSpec:
             args=list(self.args),
             env=dict(self.env),
             restart=dataclasses.asdict(self.restart),
+            elastic=None if self.elastic is None else dataclasses.asdict(self.elastic),
             checkpoint=None if self.checkpoint is None else dict(self.checkpoint),
             slurm=dict(self.slurm),
         )
@@ -166,11 +200,12 @@ class _Reader:
         script = self._script()
         name = self._name(script)
         gpus_per_node = self._count("gpus_per_node", 0, minimum=0, maximum=MAX_WORKERS_PER_NODE)
+        nodes = self._count("nodes", 1, minimum=1, maximum=MAX_NODES)
         return JobSpec(
             name=name,
             script=script,
             args=self._args(),
-            nodes=self._count("nodes", 1, minimum=1, maximum=MAX_NODES),
+            nodes=nodes,
             spares=self._count("spares", 0, minimum=0, maximum=MAX_NODES),
             gpus_per_node=gpus_per_node,
             workers_per_node=self._count(
@@ -178,6 +213,7 @@ class _Reader:
             ),
             env=self._env(),
             restart=self._restart(),
+            elastic=self._elastic(nodes),
             checkpoint=self._checkpoint(name),
             slurm=self._slurm(),
             fabric=self._fabric(),
@@ -228,6 +264,15 @@ class _Reader:
             max_without_progress=self._count("restart.max_without_progress", default.max_without_progress, 1, section),
             max_restarts=self._count("restart.max_restarts", default.max_restarts, 0, section),
             hang_timeout_s=self._hang_timeout_s(section.get("hang_timeout_s")),
+        )
+
+    def _elastic(self, nodes: int) -> Elastic | None:
+        if self._mapping.get("elastic") is None:
+            return None
+        section = self._section(self._mapping["elastic"], "elastic", tuple(f.name for f in dataclasses.fields(Elastic)))
+        return Elastic(
+            min_nodes=self._count("elastic.min_nodes", 0, 1, section, maximum=nodes),
+            step=self._count("elastic.step", Elastic.step, 1, section, maximum=nodes),
         )
 
     def _hang_timeout_s(self, value: Any) -> float | None:

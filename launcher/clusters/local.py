@@ -36,7 +36,7 @@ class LocalCluster:
 
     def __init__(self, spec: JobSpec, job_dir: Path) -> None:
         self.run_id = local_run_id(job_dir)
-        self.nodes = tuple(f"node{index}" for index in range(spec.nodes + spec.spares))
+        self.nodes = tuple(f"node{index}" for index in range(spec.most_nodes))
         self._job_dir = job_dir
         self._runners: list[Spawned] = []
         self._mpi_dir = memory_dir(self.run_id) / ".mpi"

@@ -57,17 +57,16 @@ class SlurmCluster:
         self, spec: JobSpec, job_dir: Path, *, slurm: Slurm | None = None, env: Mapping[str, str] = os.environ
     ) -> None:
         job = JobEnvironment.from_env(env)
-        wanted = spec.nodes + spec.spares
-        if len(job.nodes) < wanted:
+        if len(job.nodes) < spec.least_nodes:
             raise UsageError(
-                f"Slurm job {job.job_id}: got {len(job.nodes)} nodes, expected {wanted} "
-                f"(nodes: {spec.nodes} + spares: {spec.spares}); submit it with --nodes={wanted}"
+                f"Slurm job {job.job_id}: got {len(job.nodes)} nodes, expected {spec.least_nodes} "
+                f"(nodes: {spec.nodes} + spares: {spec.spares}); submit it with --nodes={spec.most_nodes}"
             )
         self._job_id = job.job_id
         self._reference = job.reference
         self._in_container = of_the_steps(spec.slurm, job_dir)
-        self._wanted = wanted
-        self._needed = spec.nodes
+        self._asked_for = spec.least_nodes
+        self._needed = spec.sizes[-1]
         self._job_dir = job_dir
         self._slurm = slurm or Slurm()
         self._runners: Spawned | None = None
@@ -200,7 +199,9 @@ class SlurmCluster:
                 f"partition {partition.name} has {len(left)} nodes beside those out of use ({','.join(sorted(nodes))}) "
                 f"and those excluded, expected {self._needed}"
             )
-        if len(left) < self._wanted:  # it would wait for ever; as a spare that is never used, such a node does no harm
+        if (
+            len(left) < self._asked_for
+        ):  # it would wait for ever; as a spare that is never used, such a node does no harm
             log.warning("partition %s has too few nodes to exclude those that are out of use", partition.name)
             return []
         return sorted(excluded)

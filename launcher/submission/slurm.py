@@ -160,8 +160,9 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         parameters = {name: value for name, value in self.parameters.items() if name != "additional_parameters"}
         parameters |= {
             "job_name": spec.name,
-            "nodes": spec.nodes + spec.spares,
-            "ntasks_per_node": 1,
+            "nodes": spec.most_nodes if spec.elastic is None else f"{spec.least_nodes}-{spec.most_nodes}",
+            # Told how many tasks a node has, Slurm takes the fewest nodes of a range, whatever is idle (seen on 22.05).
+            "ntasks_per_node": 1 if spec.elastic is None else None,
             "use_srun": False,
             "wckey": self.parameters.get("wckey"),
         }

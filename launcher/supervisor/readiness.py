@@ -21,7 +21,7 @@ FOLDER_TIMEOUT_S = 600.0  # a shared file system may be full, or fail over, for 
 SCHEDULER_TIMEOUT_S = 1800.0  # a controller is restarted, or its backup takes over
 SCHEDULER_SETTLE_S = 5.0  # a controller that is back refuses steps until its nodes have registered (seen on 22.05)
 _ASK_AGAIN_S = 1.0
-_ALL_NODES_GRACE_S = 3.0  # once enough nodes have come, how long to wait for the others before choosing
+_ALL_NODES_GRACE_S = 3.0  # once as many nodes have come as train, how long to wait for the others before choosing
 
 
 class Readiness:
@@ -52,18 +52,18 @@ class Readiness:
             return {}
 
     async def nodes(self, *, patient: bool) -> None:
-        """Waits until enough nodes are ready; if patient, a moment longer for the others, to choose among all."""
+        """Waits until all nodes that may train are ready; if patient, a moment longer for the others, to choose."""
         roster = self._roster
         begun_s = time.monotonic()
-        enough_s: float | None = None
+        full_s: float | None = None
         while not roster.is_complete and roster.can_suffice and not self._host.requests.any:
             now_s = time.monotonic()
             deadline_s = begun_s + NODE_START_TIMEOUT_S
-            if roster.is_enough:
-                enough_s = now_s if enough_s is None else enough_s
-                deadline_s = enough_s + (_ALL_NODES_GRACE_S if patient else 0.0)
+            if roster.is_full:
+                full_s = now_s if full_s is None else full_s
+                deadline_s = full_s + (_ALL_NODES_GRACE_S if patient else 0.0)
             if now_s >= deadline_s:
-                if not roster.is_enough:
+                if not roster.is_full:
                     for node in roster.absent:
                         late = f"its runner did not report within {NODE_START_TIMEOUT_S:g} s; see log/runner-{node}.log"
                         self._host.put_out(node, late)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 class Roster:
@@ -13,7 +13,7 @@ class Roster:
 
     Args:
         nodes: all nodes in allocation order, spares included.
-        size: how many of them train.
+        sizes: how many of them may train, the largest number first.
         out: nodes that are out already, with the reason (from before a requeue).
         distance: how far apart two nodes are in the network; a spare takes the place of the node it is nearest to.
     """
@@ -21,12 +21,13 @@ class Roster:
     def __init__(
         self,
         nodes: Iterable[str],
-        size: int,
+        sizes: Sequence[int],
         out: Mapping[str, str],
         distance: Callable[[str, str], int] = lambda one, other: 1,
     ) -> None:
         self.nodes = tuple(nodes)
-        self._size = size
+        self._sizes = tuple(sizes)
+        self._has_shrunk = False
         self._distance = distance
         self._members = frozenset(self.nodes)
         self._out = {node: reason for node, reason in out.items() if node in self._members}
@@ -77,29 +78,35 @@ class Roster:
         return [node for node in self.ready if node not in chosen]
 
     @property
-    def is_enough(self) -> bool:
-        """Whether `choose` would find nodes."""
-        return len(self._ready) >= self._size
+    def has_shrunk(self) -> bool:
+        """Whether the nodes chosen last are fewer than those before."""
+        return self._has_shrunk
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many nodes are ready as may train."""
+        return len(self._ready) >= self._sizes[0]
 
     @property
     def can_suffice(self) -> bool:
-        """Whether enough nodes are ready or may still come."""
-        return len(self._ready) + len(self._absent) >= self._size
+        """Whether enough nodes for the smallest size are ready or may still come."""
+        return len(self._ready) + len(self._absent) >= self._sizes[-1]
 
     def choose(self) -> tuple[str, ...] | None:
         """The nodes of the next attempt in node-rank order; None when too few are ready."""
-        if not self.is_enough:
+        size = next((size for size in self._sizes if size <= len(self._ready)), None)
+        if size is None:
             return None
-        if not self._positions:
-            self._positions = tuple(self.ready[: self._size])
         spares, lost = self.spares, [node for node in self._positions if node not in self._ready]
         place = {node: node for node in self._positions}
-        while lost:  # the closest pair first; among equals the order of the allocation decides
+        while lost and spares:  # the closest pair first; among equals the order of the allocation decides
             node, spare = min(
                 ((node, spare) for node in lost for spare in spares), key=lambda pair: self._distance(*pair)
             )
             place[node] = spare
             lost.remove(node)
             spares.remove(spare)
-        self._positions = tuple(place[node] for node in self._positions)
+        kept = [place[node] for node in self._positions if place[node] in self._ready][:size]
+        self._has_shrunk = size < len(self._positions)
+        self._positions = (*kept, *spares[: size - len(kept)])
         return self._positions

@@ -71,7 +71,7 @@ class Supervisor:
         self._out = self._past.out if cluster.can_requeue else {}
         # Where there is a spare it is the supervisor's node: the job then outlives its loss without a fault.
         in_order = sorted(cluster.nodes, key=lambda node: node == cluster.node)
-        self._roster = Roster(in_order, spec.nodes, self._out, cluster.topology.distance)
+        self._roster = Roster(in_order, spec.sizes, self._out, cluster.topology.distance)
         self._readiness = Readiness(self, self._roster, cluster, job_dir)
         self._switches = domains.switches_of(cluster.topology, cluster.nodes)
         self._number = self._past.next_attempt
@@ -174,7 +174,7 @@ class Supervisor:
             run_id=cluster.run_id,
             cluster=cluster.name,
             nodes_requested=spec.nodes,
-            spares=len(cluster.nodes) - spec.nodes,
+            spares=max(0, len(cluster.nodes) - spec.nodes),
             restart_count=cluster.restart_count,
         )
         if domains.wants_switches(spec.checkpoint) and len(self._switches) < len(cluster.nodes):
@@ -215,7 +215,7 @@ class Supervisor:
                 ending = Ending(outcome="cancelled" if self.requests.cancelled else "stopped")
             elif nodes is None:
                 out = ", ".join(f"{node} ({why})" for node, why in self._roster.out.items())
-                reason = f"{len(self._roster.nodes)} nodes, {self._spec.nodes} needed, out of use: {out}"
+                reason = f"{len(self._roster.nodes)} nodes, {self._spec.sizes[-1]} needed, out of use: {out}"
                 fault = Fault(kind=START_TIMEOUT, node=None, reason=reason)
                 self.record("fault", kind=fault.kind, reason=reason)
                 ending = Ending(outcome="fault", faults=(fault,))
@@ -249,6 +249,7 @@ class Supervisor:
 
     async def _attempt(self, nodes: tuple[str, ...], rung: str) -> Ending:
         number, self._number = self._number, self._number + 1
+        rung = "shrink" if self._roster.has_shrunk else rung
         self._attempt_step = None
         self.record("attempt_start", attempt=number, nodes=list(nodes), spares=self._roster.spares, rung=rung)
         return await self._end(number, self._make_attempt(number, nodes).run())

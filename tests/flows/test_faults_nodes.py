@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_job import EVERY, BrokenJob
+from broken_job import EVERY, RECOVERY_S, BrokenJob
 from slurm_kit import ends_as, job_state, shown, status, submit, write_job
 
 from launcher.supervisor.outcome import EXIT_CODES
@@ -42,6 +42,37 @@ def test_two_nodes_at_once(fault_cluster: Any, steady_digests: dict[int, str]) -
     job.settle()
     job.finish(steady_digests)
     assert set(status(fault_cluster, job.job_id)["out"]) == set(lost)
+
+
+def test_more_nodes_than_spares_are_lost_and_an_elastic_job_shrinks(
+    fault_cluster: Any, steady_digests: dict[int, str]
+) -> None:
+    """Two of three nodes at once, and one spare: two train on, with what parity gives back."""
+    checkpoint = {"namespace": "shrink", "ram": {"every_steps": EVERY}, "peers": {"scheme": "rs", "parity": 2}}
+    job = BrokenJob(
+        fault_cluster,
+        fault_cluster.home / "shrink",
+        nodes=3,
+        spares=1,
+        workers_per_node=1,
+        elastic={"min_nodes": 2},
+        checkpoint=checkpoint,
+    )
+    job.settle()
+    kept, *lost = job.attempt["nodes"]
+    idle = lambda node: node not in job.attempt["nodes"]  # noqa: E731
+    spare = job.watch.wait_for("node_ready", RECOVERY_S, node=idle)["node"]
+
+    def cut_one_off_after_the_other() -> None:
+        for node in lost:
+            fault_cluster.node_down(node)
+
+    comeback = job.recover(cut_one_off_after_the_other)
+
+    assert (comeback.recovery.rung, comeback.recovery.restored_from) == ("shrink", "memory"), job.watch.story()
+    assert set(job.attempt["nodes"]) == {kept, spare}, job.watch.story()
+    job.settle()
+    job.finish(steady_digests)
 
 
 def test_runners_and_nodes_that_die_one_after_another(fault_cluster: Any, steady_digests: dict[int, str]) -> None:

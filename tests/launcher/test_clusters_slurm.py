@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from launcher.clusters import ended, open_cluster
 from launcher.clusters import slurm as slurm_cluster
 from launcher.clusters.slurm import SlurmCluster
 from launcher.errors import UsageError
-from launcher.jobfile import JobSpec
+from launcher.jobfile import Elastic, JobSpec
 from slurm import CommandError, Slurm, SlurmError
 from slurm.command import Result
 
@@ -139,6 +140,19 @@ def test_requeue_that_could_never_start_is_refused(spec: JobSpec) -> None:
     with pytest.raises(UsageError, match=r"partition train has 1 nodes beside those .* \(n2,n3,n4\).*expected 2"):
         cluster(spec, scontrol).requeue(["n2", "n3", "n4"])
     assert ("scontrol", "requeue", "7") not in scontrol.asked
+
+
+def test_an_elastic_job_goes_without_nodes_that_are_out_where_there_are_no_others(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol = Scontrol(("RUNNING", 2), PARTITION, "", "")
+    cluster(dataclasses.replace(spec, elastic=Elastic(min_nodes=1)), scontrol).requeue(["n2", "n3"])
+    assert scontrol.asked[3] == ("scontrol", "update", "JobId=7", "ExcNodeList=n[2-3,5]")
+
+
+def test_an_elastic_job_takes_the_nodes_that_slurm_gave(spec: JobSpec) -> None:
+    env = ENV | {"SLURM_JOB_NODELIST": "n2"}
+    assert SlurmCluster(dataclasses.replace(spec, elastic=Elastic(min_nodes=1)), Path("/job"), env=env).nodes == ("n2",)
 
 
 def test_nodes_that_are_out_fill_the_places_of_spares_where_there_are_no_others(spec: JobSpec) -> None:

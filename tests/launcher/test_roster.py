@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 from launcher.supervisor.roster import Roster
 
 
+def elastic_roster(count: int, *sizes: int) -> Roster:
+    roster = Roster([f"n{i}" for i in range(count)], sizes, {})
+    for node in roster.nodes:
+        roster.add_ready(node)
+    return roster
+
+
 def ready_roster(count: int, size: int, out: dict[str, str] | None = None) -> Roster:
-    roster = Roster([f"n{i}" for i in range(count)], size, out or {})
+    roster = Roster([f"n{i}" for i in range(count)], [size], out or {})
     for node in roster.nodes:
         roster.add_ready(node)
     return roster
@@ -34,7 +41,7 @@ def test_too_few_nodes_is_said() -> None:
     roster.choose()
     roster.put_out("n0", "lost")
     assert roster.choose() is None
-    assert not roster.is_enough and not roster.can_suffice
+    assert not roster.is_full and not roster.can_suffice
 
 
 def test_node_that_is_out_stays_out_with_its_first_reason() -> None:
@@ -53,7 +60,7 @@ def test_nodes_out_before_a_requeue_are_not_used_and_foreign_ones_forgotten() ->
 
 
 def test_nodes_that_have_not_come_may_still_suffice() -> None:
-    roster = Roster(["n0", "n1", "n2"], 2, {})
+    roster = Roster(["n0", "n1", "n2"], [2], {})
     assert roster.absent == ["n0", "n1", "n2"] and roster.can_suffice and roster.choose() is None
     roster.add_ready("n2")
     roster.add_ready("n1")
@@ -80,7 +87,7 @@ def test_survivors_keep_their_positions_whatever_is_lost(size: int, spares: int,
 
 def test_the_spare_on_the_switch_of_the_lost_node_takes_its_place() -> None:
     switches = {"n0": 0, "n1": 1, "n2": 2, "n3": 2, "n4": 1, "n5": 0}
-    roster = Roster(switches, 3, {}, lambda one, other: 1 if switches[one] == switches[other] else 2)
+    roster = Roster(switches, [3], {}, lambda one, other: 1 if switches[one] == switches[other] else 2)
     for node in switches:
         roster.add_ready(node)
     assert roster.choose() == ("n0", "n1", "n2")
@@ -89,3 +96,38 @@ def test_the_spare_on_the_switch_of_the_lost_node_takes_its_place() -> None:
     roster.put_out("n0", "lost")
     roster.put_out("n4", "lost")
     assert roster.choose() == ("n5", "n3", "n2")  # n5 is near n0; what is left goes where it has to
+
+
+def test_without_a_spare_the_survivors_train_in_their_order() -> None:
+    roster = elastic_roster(5, 4, 3, 2)
+    assert roster.choose() == ("n0", "n1", "n2", "n3")
+    roster.put_out("n1", "lost")
+    assert roster.choose() == ("n0", "n4", "n2", "n3") and not roster.has_shrunk
+    roster.put_out("n0", "lost")
+    assert roster.choose() == ("n4", "n2", "n3") and roster.has_shrunk
+    roster.put_out("n2", "lost")
+    assert roster.can_suffice and roster.choose() == ("n4", "n3")
+    roster.put_out("n3", "lost")
+    assert not roster.can_suffice and roster.choose() is None
+
+
+def test_what_a_step_leaves_over_is_a_spare() -> None:
+    roster = elastic_roster(4, 4, 2)
+    roster.choose()
+    roster.put_out("n0", "lost")
+    assert roster.choose() == ("n1", "n2") and roster.spares == ["n3"]
+    roster.put_out("n1", "lost")
+    assert roster.choose() == ("n3", "n2") and not roster.has_shrunk
+
+
+@given(st.integers(1, 6), st.integers(0, 2), st.integers(1, 3), st.lists(st.integers(0, 7), max_size=8))
+def test_as_many_train_as_the_sizes_allow(nodes: int, spares: int, step: int, lost: list[int]) -> None:
+    sizes = range(nodes, 0, -step)
+    roster = elastic_roster(nodes + spares, *sizes)
+    roster.choose()
+    for index in lost:
+        roster.put_out(f"n{index}", "lost")
+        chosen = roster.choose()
+        allowed = [size for size in sizes if size <= len(roster.ready)]
+        assert (len(chosen), len(set(chosen))) == (allowed[0],) * 2 if chosen else not allowed
+        assert not set(chosen or ()) & set(roster.out)
