@@ -81,6 +81,7 @@ class SharedTier(LowerTier):
 
     path: str
     stripe_count: int | None = None  # storage targets of a node's file, on Lustre; -1 is all
+    on_job_end: bool = False  # Slurm's epilog brings what a job that died has only in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,7 @@ class S3Tier(LowerTier):
     path_style: bool = False
     sse: str | None = None
     sse_kms_key_id: str | None = None
+    on_job_end: bool = False  # as in the shared tier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +144,11 @@ class CheckpointConfig:
     def lower(self) -> dict[str, LowerTier]:
         """The configured tiers below memory by name, nearest first."""
         return {name: tier for name in _LOWER if (tier := getattr(self, name)) is not None}
+
+    @property
+    def on_job_end(self) -> tuple[str, ...]:
+        """The tiers that ask for what a job that died has only in memory."""
+        return tuple(name for name, tier in self.lower.items() if getattr(tier, "on_job_end", False))
 
     @property
     def slots(self) -> int:

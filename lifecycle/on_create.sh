@@ -36,8 +36,7 @@ if ((${#missing[@]})); then
 fi
 if [[ $(cat "$home/source" 2>/dev/null) != "$version" ]]; then
     python3 -m venv "$home"
-    needs=(pyyaml typer rich)
-    [[ " $* " == *s3://* ]] && needs+=(boto3)
+    needs=(pyyaml typer rich xxhash boto3) # the last two: for what a dead job has in memory
     constraints=()
     [[ -f $source/constraints.txt ]] && constraints=(-c "$source/constraints.txt")
     "$home/bin/python" -m pip --disable-pip-version-check install -q "${constraints[@]}" "${needs[@]}"

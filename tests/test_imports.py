@@ -89,6 +89,13 @@ def test_importing_a_package_loads_neither_torch_nor_mpi(package: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_what_the_epilog_starts_needs_no_more_than_a_node_has() -> None:
+    """`lifecycle/on_create.sh` installs no torch, MPI or NumPy; the bucket's client is imported when one is used."""
+    code = "import sys, ckpt.job_end.__main__; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not {*HEAVY, "numpy", "boto3", "yaml", "typer"} & set(done.stdout.split())
+
+
 def test_the_command_line_starts_without_torch_or_mpi() -> None:
     code = f"import sys, launcher.cli; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

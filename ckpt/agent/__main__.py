@@ -14,6 +14,7 @@ from ckpt.agent.lifetime import leave_within, lock_memory
 from ckpt.agent.server import run_agent
 from ckpt.config import Place, config_from_env
 from ckpt.errors import CheckpointError
+from ckpt.job_end.request import leave_request
 from ckpt.transport import MpiTransport, SoloTransport, Transport
 
 _NICE = 10  # training comes first
@@ -31,6 +32,7 @@ def main() -> int:
         form = f"%(asctime)s agent {place.node} %(levelname)s %(message)s"
         logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
         lock_memory(place.ram_dir, deadlines.world_s)
+        leave_request(place, config, os.environ)
         transport: Transport = SoloTransport()
         if len(place.nodes) > 1:
             os.environ.update(mpi_settings(os.environ))

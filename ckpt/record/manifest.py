@@ -1,14 +1,14 @@
 """The manifest of one committed step in a lower tier: every shard, and where its bytes lie.
 
 It is written last, so a directory without one is no checkpoint. It is read as if a stranger had written it: bounded in
-size, checksummed, every field checked, and the files it names can only be node files beside it.
+size, checksummed, every field checked, and the files it names can only be node or rank files beside it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -21,7 +21,7 @@ from ckpt.record.shard import SaveId, ShardRecord, seal_json, unseal_json
 FORMAT = 2
 NAME = "manifest.json"
 MAX_BYTES = 1 << 30
-_FILE = re.compile(r"node-[0-9]{5}\.data")
+_FILE = re.compile(r"(?:node|rank)-[0-9]{5}\.data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class ShardPlace:
     """A shard, and where in its step's directory it lies."""
 
     rank: int
-    file: str  # name of a node file beside the manifest
+    file: str  # name of a node's or rank's file beside the manifest
     offset: int  # of the shard's first byte in that file
     record: ShardRecord
 
@@ -139,7 +139,7 @@ def pack(save: SaveId, places: Sequence[ShardPlace]) -> dict[str, Any]:
     return _pack(places).to_json()
 
 
-def merge(save: SaveId, namespace: str, world_size: int, packs: Sequence[Any]) -> Shards:
+def merge(save: SaveId, namespace: str, world_size: int, packs: Iterable[Any]) -> Shards:
     """The shards of all nodes, in order of rank, from what each has packed; raises CorruptError."""
     packer = Packer()
     rows = [row for value in packs for row in packer.add(Packed.from_json(value))]
@@ -181,7 +181,7 @@ def _pack(places: Sequence[ShardPlace]) -> Packed:
 
 def _check_file(name: Any) -> None:
     if not isinstance(name, str) or not _FILE.fullmatch(name):
-        raise CorruptError(f"manifest: file {name!r:.100}, expected node-NNNNN.data")
+        raise CorruptError(f"manifest: file {name!r:.100}, expected node-NNNNN.data or rank-NNNNN.data")
 
 
 def _check_ranks(ranks: list[int], world_size: Any, partial: bool) -> None:

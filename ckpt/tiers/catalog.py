@@ -105,6 +105,11 @@ def committed(entries: Iterable[Entry], where: str) -> list[SaveId]:
     return saves
 
 
+def steps_since(names: Iterable[str], step: int) -> list[str]:
+    """Those names that are of steps as new as that, committed or not."""
+    return [match[0] for match in map(_STEP.fullmatch, names) if match and int(match[1]) >= step]
+
+
 def directory_name(save: SaveId) -> str:
     """One directory for each save: another run in the same namespace counts its attempts from 0 again."""
     return f"step-{save.step:010d}.a{save.attempt}.{run_tag(save.run_id)}"

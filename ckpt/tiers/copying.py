@@ -47,5 +47,5 @@ def copy_step(source: Tier, destination: Tier, save: SaveId, advance: Callable[[
 
 
 def _node_rank(file: str) -> int:
-    """`node-NNNNN.data`; the manifest has checked the form."""
-    return int(file.removeprefix("node-").removesuffix(".data"))
+    """The number in `node-NNNNN.data` or `rank-NNNNN.data`, whose form the manifest has checked; no step has both."""
+    return int(file.removesuffix(".data").rpartition("-")[2])

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ckpt.errors import CheckpointError, ConfigError, CorruptError, NamespaceError
-from ckpt.record.files import durable_write, open_regular, sync_directory
-from ckpt.record.manifest import Manifest, ShardPlace, new_manifest, read_manifest, write_manifest
+from ckpt.record.files import durable_write, open_regular, read_regular, sync_directory
+from ckpt.record.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, read_manifest, write_manifest
 from ckpt.record.shard import SaveId, ShardRecord
-from ckpt.tiers.catalog import Entry, committed, directory_name, list_steps
+from ckpt.tiers.catalog import Entry, committed, directory_name, list_steps, steps_since
 from ckpt.tiers.claim import CLAIM, Claim, parse_claim
 from ckpt.tiers.claim import MAX_BYTES as CLAIM_BYTES
 from ckpt.tiers.direct import PAGE_BYTES, DirectFile
@@ -99,13 +100,46 @@ class SharedTier:
         self, save: SaveId, node_rank: int, shards: Sequence[tuple[ShardRecord, memoryview]]
     ) -> list[ShardPlace]:
         """Writes `node-<rank>.data` through a temporary name; may be repeated until the step is committed."""
+        file = f"node-{node_rank:05d}.data"
+        return self._write(save, file, f".{file}.tmp", shards)
+
+    def write_rank(self, save: SaveId, record: ShardRecord, data: memoryview) -> ShardPlace:
+        """Writes `rank-<rank>.data` through a temporary name of its own."""
+        file = f"rank-{record.rank:05d}.data"
+        return self._write(save, file, f".{file}.{secrets.token_hex(4)}.tmp", [(record, data)])[0]
+
+    def leave_note(self, save: SaveId, name: str, data: bytes) -> None:
+        """One small file."""
+        durable_write(self._make_directory(save) / name, data)
+
+    def notes(self, save: SaveId) -> list[str]:
+        """One listing."""
+        try:
+            return os.listdir(self._directory(save))
+        except FileNotFoundError:
+            return []
+
+    def read_note(self, save: SaveId, name: str) -> bytes:
+        """A link is refused."""
+        return read_regular(self._directory(save) / name, MAX_BYTES)
+
+    def has_since(self, step: int) -> bool:
+        """One listing, and a look into the newer steps."""
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return False
+        return any((self.folder / name / NAME).exists() for name in steps_since(names, step))
+
+    def _write(
+        self, save: SaveId, file: str, temporary_name: str, shards: Sequence[tuple[ShardRecord, memoryview]]
+    ) -> list[ShardPlace]:
         directory = self._make_directory(save)
-        if (directory / "manifest.json").exists():
+        if (directory / NAME).exists():
             raise CheckpointError(
                 f"{directory}: step {save.step} is committed there already; it is never written again"
             )
-        file = f"node-{node_rank:05d}.data"
-        temporary = directory / f".{file}.tmp"
+        temporary = directory / temporary_name
         places = node_places(file, [record for record, _ in shards])
         try:
             output = DirectFile(temporary, self._throttle.take)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from ckpt.errors import CheckpointError, CorruptError, NamespaceError
 from ckpt.record.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, parse_manifest
 from ckpt.record.shard import SaveId, ShardRecord, seal_json
-from ckpt.tiers.catalog import Entry, committed, directory_name, entries_of
+from ckpt.tiers.catalog import Entry, committed, directory_name, entries_of, steps_since
 from ckpt.tiers.claim import CLAIM, Claim, parse_claim
 from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.posix import node_places
@@ -93,12 +93,36 @@ class S3Tier:
         self, save: SaveId, node_rank: int, shards: Sequence[tuple[ShardRecord, memoryview]]
     ) -> list[ShardPlace]:
         """Puts `node-<rank>.data`, in parallel parts when it is large; may be repeated until the step is committed."""
+        return self._write(save, f"node-{node_rank:05d}.data", shards)
+
+    def write_rank(self, save: SaveId, record: ShardRecord, data: memoryview) -> ShardPlace:
+        """Puts `rank-<rank>.data`."""
+        return self._write(save, f"rank-{record.rank:05d}.data", [(record, data)])[0]
+
+    def leave_note(self, save: SaveId, name: str, data: bytes) -> None:
+        """One object."""
+        self._bucket.put(self._key(directory_name(save), name), data)
+
+    def notes(self, save: SaveId) -> list[str]:
+        """One listing."""
+        inside = self._key(directory_name(save), "")
+        return [key.removeprefix(inside) for key in self._bucket.keys(inside)]
+
+    def read_note(self, save: SaveId, name: str) -> bytes:
+        """One read."""
+        return self._bucket.get(self._key(directory_name(save), name), MAX_BYTES)
+
+    def has_since(self, step: int) -> bool:
+        """One listing, and a question for each newer step."""
+        names = steps_since(self._bucket.directories(f"{self._prefix}/"), step)
+        return any(self._bucket.exists(self._key(name, NAME)) for name in names)
+
+    def _write(self, save: SaveId, file: str, shards: Sequence[tuple[ShardRecord, memoryview]]) -> list[ShardPlace]:
         directory = directory_name(save)
         if self._bucket.exists(self._key(directory, NAME)):
             raise CheckpointError(
                 f"{self.url}/{directory}: step {save.step} is committed there already; it is never written again"
             )
-        file = f"node-{node_rank:05d}.data"
         places = node_places(file, [record for record, _ in shards])
         pieces = [(place.offset, data) for place, (_, data) in zip(places, shards, strict=True)]
         self._bucket.put_pieces(self._key(directory, file), pieces)

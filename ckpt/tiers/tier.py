@@ -54,6 +54,21 @@ class Tier(Protocol):
     ) -> list[ShardPlace]:
         """Writes one node's shards durably and says where they lie."""
 
+    def write_rank(self, save: SaveId, record: ShardRecord, data: memoryview) -> ShardPlace:
+        """Writes one rank's shard durably into a file of its own; several writers of the same bytes do no harm."""
+
+    def leave_note(self, save: SaveId, name: str, data: bytes) -> None:
+        """Makes or replaces a small file beside the step's others, at once and durably."""
+
+    def notes(self, save: SaveId) -> list[str]:
+        """The names of all files of the step, its manifest's among them; none when there is no such step."""
+
+    def read_note(self, save: SaveId, name: str) -> bytes:
+        """What `leave_note` was given. Raises CorruptError for what is no small file."""
+
+    def has_since(self, step: int) -> bool:
+        """Whether a step as new as that is committed, by the names alone."""
+
     def commit(self, save: SaveId, world_size: int, places: Sequence[ShardPlace]) -> Manifest:
         """Publishes the step.
 

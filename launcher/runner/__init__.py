@@ -43,5 +43,5 @@ supervisor -> runner:
     renew_agents {attempt, generation}       end the node's agent; another is coming up
     dump {attempt}                           write the stacks of all workers
     kill {attempt}                           end the attempt's workers and agent now
-    leave {forget}                           end; forget: remove the memory directory
+    leave {forget}                           end; forget: remove the memory directory, unless an epilog is to flush it
 """

@@ -6,11 +6,13 @@ import contextlib
 import os
 import shutil
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.errors import LauncherError
 
 MEMORY_ROOT = Path("/dev/shm")
+_REQUEST = "on_job_end.json"  # left by the checkpoint agent (ckpt/job_end/request.py)
 
 
 class MemoryDirError(LauncherError):
@@ -37,6 +39,17 @@ def make_memory_dir(path: Path) -> None:
     levels = [path, *path.parents]
     for level in reversed(levels[: levels.index(MEMORY_ROOT)] if MEMORY_ROOT in levels else [path]):
         _make_private(level)
+
+
+def is_left_to_epilog(path: Path, env: Mapping[str, str]) -> bool:
+    """Whether what is there goes to a lower tier after the job's end: the checkpoints ask for it, and hooks see to it.
+
+    Args:
+        path: the node's memory directory.
+        env: this process's; Slurm's TaskProlog hook tells in it where the job's memory is.
+    """
+    looked_after = env.get("HOLDFAST_MEMORY_DIR")
+    return looked_after is not None and path.is_relative_to(looked_after) and (path / _REQUEST).exists()
 
 
 def remove_memory_dir(path: Path) -> None:

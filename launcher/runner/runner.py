@@ -27,7 +27,7 @@ from launcher.jobfile import JobSpec
 from launcher.runner.activity import Activity
 from launcher.runner.config import RunnerConfig
 from launcher.runner.memo import Memo
-from launcher.runner.memory import MEMORY_ROOT, make_memory_dir, remove_memory_dir
+from launcher.runner.memory import MEMORY_ROOT, is_left_to_epilog, make_memory_dir, remove_memory_dir
 from launcher.runner.network import NetworkWatch, nccl_log_pattern
 from launcher.runner.port import free_port
 from launcher.runner.processes import die_with_parent, end_all, environment_of, pids_with_environment
@@ -212,7 +212,7 @@ class Runner:
         elif op == "leave":
             self._leaving = True
             await self._end_attempt()
-            if message["forget"]:
+            if message["forget"] and not is_left_to_epilog(self._config.ram_dir, os.environ):
                 remove_memory_dir(self._config.ram_dir)
 
     def _start(self, message: Message) -> None:

@@ -24,6 +24,8 @@ from slurm.hooks.hook import HookJob
 
 log = logging.getLogger("holdfast.hooks")
 
+_SAID_NO = 3  # exit code of a child
+
 
 class DirectoryError(SlurmError):
     """A job's directory could not be made or removed safely."""
@@ -116,8 +118,11 @@ def holds_memory(memory: Path, job: HookJob, limit_s: float) -> bool:
         return False
 
 
-def as_user(job: HookJob, act: Callable[[], None], limit_s: float, what: str) -> None:
+def as_user(job: HookJob, act: Callable[[], bool | None], limit_s: float, what: str) -> bool:
     """Does something in a child that has given up root for good, within a limit.
+
+    Returns:
+        False where that is what it returned.
 
     Raises:
         DirectoryError: it failed or did not end; a child that cannot be killed is left behind.
@@ -131,8 +136,7 @@ def as_user(job: HookJob, act: Callable[[], None], limit_s: float, what: str) ->
             os.setgroups([])
             os.setgid(job.gid)
             os.setuid(job.uid)
-            act()
-            code = 0
+            code = _SAID_NO if act() is False else 0
         except (OSError, SlurmError) as error:
             log.error("%s: %s", what, error)
         finally:
@@ -143,8 +147,9 @@ def as_user(job: HookJob, act: Callable[[], None], limit_s: float, what: str) ->
             signal.pidfd_send_signal(watch, signal.SIGKILL)
             raise DirectoryError(f"{what}: not done within {limit_s:g} s")
         status = os.waitid(os.P_PIDFD, watch, os.WEXITED)
-        if status is None or status.si_status != 0:
+        if status is None or status.si_status not in (0, _SAID_NO):
             raise DirectoryError(f"{what}: failed, see the line above")
+        return status.si_status == 0
     finally:
         os.close(watch)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from slurm.hooks.directories import holds_memory
+from slurm.hooks.flush import start_flush
 from slurm.hooks.hook import FIT, UNFIT, Hook
 from slurm.hooks.incidents import record_incidents
 from slurm.hooks.ledger import Ledger
@@ -15,7 +16,7 @@ log = logging.getLogger("holdfast.hooks")
 
 
 def epilog(hook: Hook) -> int:
-    """Ends what the job left running, keeps its memory for a requeue, notes the kernel's complaints.
+    """Ends what the job left running, keeps its memory for a requeue, has it flushed, notes the kernel's complaints.
 
     Returns:
         UNFIT where processes of the job cannot be killed: they hang in the kernel and hold memory and GPUs.
@@ -26,8 +27,12 @@ def epilog(hook: Hook) -> int:
     entry = ledger.entry(job)
     if entry is not None:
         if holds_memory(hook.places.memory, job, hook.left_s / 2):
-            ledger.end(entry, hook.settings.keep_memory_s)
-            log.info("job %d: memory kept for %g s", job.job_id, hook.settings.keep_memory_s)
+            keep_s, flush_s = hook.settings.keep_memory_s, hook.settings.flush_memory_s
+            ledger.end(entry, keep_s)
+            if flush_s > 0 and start_flush(hook.places.memory, job, flush_s, hook.left_s / 2):
+                keep_s = max(keep_s, flush_s)
+                ledger.end(entry, keep_s)
+            log.info("job %d: memory kept for %g s", job.job_id, keep_s)
         else:
             ledger.forget(entry)
         record_incidents(hook.places.incidents, hook.node, job, entry.started_s)

@@ -24,6 +24,8 @@ class Settings:
     Attributes:
         drain: whether a node that fails its checks is drained ("on"), or this is only logged ("off").
         keep_memory_s: how long the memory of an ended job stays for its requeue, seconds.
+        flush_memory_s: how long the memory of an ended job may take to its lower tiers, where the job asked for that,
+            seconds; 0 is never.
         verdict_age_s: how old a verdict may be to keep a job away, seconds.
         local_disk: mount point of the node's own disk; a directory for each user is made there. Empty: none.
         reboot: an admin's own program that reboots this node; empty: the init system's.
@@ -33,6 +35,7 @@ class Settings:
 
     drain: str = "off"
     keep_memory_s: float = 900.0
+    flush_memory_s: float = 900.0
     verdict_age_s: float = 21600.0
     local_disk: str = ""
     reboot: str = ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from slurm.hooks.directories import DirectoryError, make_job_dir, make_user_dir, remove_job_dir
 from slurm.hooks.hook import FIT, UNFIT, Hook
 from slurm.hooks.ledger import Ledger
+from slurm.hooks.strays import kill_strays
 from slurm.hooks.verdict import read_verdict
 
 log = logging.getLogger("holdfast.hooks")
@@ -31,7 +32,10 @@ def prolog(hook: Hook) -> int:
         if hook.settings.drain == "on":
             return UNFIT
         log.warning("the job starts all the same: `drain: on` in %s keeps jobs away", hook.places.settings_file)
-    Ledger(hook.places.ledger).begin(job)
+    ledger = Ledger(hook.places.ledger)
+    if (entry := ledger.entry(job)) is not None and entry.keep_until_s is not None:
+        kill_strays(job, hook.left_s / 4)  # it was requeued: what still flushes its memory is in its way
+    ledger.begin(job)
     if job.uid == 0:
         return FIT
     make_user_dir(hook.places.memory, job)
@@ -49,6 +53,7 @@ def free_memory(hook: Hook) -> None:
         if not entry.is_due:
             continue
         try:
+            kill_strays(entry.job, hook.left_s / 4)  # a flush that has not ended
             remove_job_dir(hook.places.memory, entry.job, hook.left_s / 2)
         except DirectoryError as error:
             log.error("%s; tried again before the next job", error)

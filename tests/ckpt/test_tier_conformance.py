@@ -67,6 +67,29 @@ def test_shards_of_every_size_verify_and_give_any_of_their_blocks(
         assert data[span] == (expected[span] if block in wanted else bytes(len(expected[span])))
 
 
+def test_a_step_written_rank_by_rank_is_as_good_and_its_notes_are_for_all(place: Stored) -> None:
+    save, tier = save_id(3), place.tier
+    tier.begin(save)
+    assert not tier.has_since(0)
+    places = [tier.write_rank(save, *shard(save, rank)) for ranks in place.node_ranks for rank in ranks]
+    tier.write_rank(save, *shard(save, 1))  # by somebody else, once more
+    tier.leave_note(save, "who.n1", b"")
+    tier.leave_note(save, "what.json", b"1")
+    tier.leave_note(save, "what.json", b"2")
+    other = place.again("ns")
+    assert {"who.n1", "what.json", "rank-00001.data"} <= set(other.notes(save)) and NAME not in other.notes(save)
+    assert (other.read_note(save, "who.n1"), other.read_note(save, "what.json")) == (b"", b"2")
+    assert not other.has_since(3) and other.notes(save_id(4)) == []
+    with pytest.raises(FileNotFoundError):
+        other.read_note(save, "nothing")
+    tier.commit(save, WORLD, places)
+    assert [other.has_since(step) for step in (2, 3, 4)] == [True, True, False] and NAME in other.notes(save)
+    for entry in other.read_manifest(save).shards:
+        verify(reader(other, save, entry), entry)
+    with pytest.raises(CheckpointError, match="committed there already"):
+        tier.write_rank(save, *shard(save, 1))
+
+
 def test_nothing_counts_before_its_manifest(place: Stored) -> None:
     place.commit(save_id(3))
     places = place.write(save_id(4))
