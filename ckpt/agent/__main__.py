@@ -22,7 +22,7 @@ _NICE = 10  # training comes first
 
 def main() -> int:
     """Returns the exit code: 0 after a shutdown, 1 when the agent could not start."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # Slurm signals every process of a step; a monitor says when to end
     os.umask(0o077)
     os.nice(_NICE)
@@ -38,6 +38,7 @@ def main() -> int:
             os.environ.update(mpi_settings(os.environ))
             with leave_within(deadlines.world_s, f"agents of {', '.join(place.nodes)} to meet", exit_code=1):
                 transport = MpiTransport(place.nodes, place.node)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until here srun's, for those that wait for one that has died
         run_agent(place, config, transport, deadlines, until_unused=UNTIL_UNUSED in sys.argv[1:])
     except (CheckpointError, OSError) as error:
         print(f"ckpt.agent: {error}", file=sys.stderr, flush=True)

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 
 UNTIL_UNUSED = "--until-unused"
 
+# For the srun of agents. Where one dies before MPI knows of it the others would wait for it: srun sends them a SIGTERM.
+ONE_WORLD = ("--mpi=pmix", "--kill-on-bad-exit=1")
+
 # What Slurm, PMIx and Open MPI have told the process that we run in: said again to srun or to an agent's MPI, it would
 # make them part of that process's step and world. Settings (*_MCA_*, Slurm's configuration file) are the site's and
 # stay.

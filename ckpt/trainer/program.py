@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.agent.client import Monitor
-from ckpt.agent.launch import command, environment, outside_our_step, srun
+from ckpt.agent.launch import ONE_WORLD, command, environment, outside_our_step, srun
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError, CheckpointError, ConfigError
 from ckpt.trainer.home import (
@@ -167,7 +167,7 @@ class ProgramAgents:
         if len(place.nodes) == 1:
             variables["HOLDFAST_NODE"] = place.node
         else:
-            argv = [*srun(place.job, place.nodes, "--mpi=pmix"), *argv]
+            argv = [*srun(place.job, place.nodes, *ONE_WORLD), *argv]
         with open(place.ram_dir / LOG, "ab", opener=open_log) as output:
             self._process = subprocess.Popen(
                 argv,

@@ -98,7 +98,7 @@ class SlurmCluster:
             await self._runners.kill()
 
     async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
-        argv = [*self._srun(nodes, "--mpi=pmix"), *agent_launch.command()]
+        argv = [*self._srun(nodes, *agent_launch.ONE_WORLD), *agent_launch.command()]
         own = agent_launch.environment() | {"HOLDFAST_RAM_DIR": str(memory_dir(self.run_id))}
         own["HOLDFAST_RUN_ENDED"] = json.dumps(ended.command())
         self._agents = await Spawned.start(argv, {**environment, **own}, log_path, outlives_us=True)

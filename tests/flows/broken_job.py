@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,25 @@ class BrokenJob:
         last = max(event["step"] for event in self.watch.events("commit") if event["time"] <= back["time"])
         committed = lambda step: step > last  # noqa: E731
         return int(self.watch.wait_for("commit", RECOVERY_S, attempt=attempt, tier="memory", step=committed)["step"])
+
+    @contextmanager
+    def agent_held_back(self, node: str) -> Iterator[None]:
+        """The next checkpoint agent of a node waits meanwhile, before it starts MPI: its memory is locked."""
+        lock = f"/dev/shm/holdfast-*/*-{self.job_id}/agent.lock"
+        hold = ["sh", "-c", f"flock --no-fork {lock} sleep 600 >/dev/null 2>&1 & echo $!"]
+        pid = self.cluster.run_on_node(node, hold).stdout.strip()
+        try:
+            yield
+        finally:
+            self.cluster.run_on_node(node, ["kill", "-KILL", pid])
+
+    def agent_of(self, node: str, *, in_mpi: bool) -> str | None:
+        """Pid of the newest attempt's agent in the pid namespace of its node, once it runs; or has loaded MPI."""
+        agents = r"pgrep -f '^[^ ]*python[^ ]* -m ckpt\.agent$'"
+        newest = f"grep -qzx HOLDFAST_ATTEMPT={self.attempt['attempt']} /proc/$pid/environ"
+        loaded = " && grep -q libmpi /proc/$pid/maps" if in_mpi else ""
+        look = f"for pid in $({agents}); do {newest}{loaded} && echo $pid; done"
+        return self.cluster.run_on_node(node, ["sh", "-c", look], check=False).stdout.strip() or None
 
     def wait_until_gone(self, node: str, pid: str) -> None:
         """Waits until a process of a node has ended."""

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from broken_job import EVERY, HANG_S, BrokenJob, Comeback
 
+from launcher.runner.watch import AGENT_START_TIMEOUT_S
+
 pytestmark = [pytest.mark.slurm, pytest.mark.faults]
 
 
@@ -108,6 +110,24 @@ def test_a_killed_checkpoint_agent(job: BrokenJob) -> None:
     comeback = job.recover(lambda: job.signal("KILL", 0))
     check_in_place(job, comeback, "process_exit")
     assert comeback.recovery.step_resumed is not None and comeback.recovery.step_resumed >= saved, job.watch.story()
+
+
+@pytest.mark.parametrize("in_mpi", [False, True], ids=["before it starts MPI", "in MPI_Init"])
+def test_a_checkpoint_agent_killed_before_the_restore(job: BrokenJob, in_mpi: bool) -> None:
+    """Agents that wait for it in MPI_Init end with it, long before the runners give it up."""
+    before, waiting, other = job.attempt["attempt"], job.node_of(0), job.node_of(2)
+
+    def kill_in_the_next_attempt() -> None:
+        with job.agent_held_back(waiting):
+            job.signal("KILL", 3)
+            job.watch.wait_for("attempt_start", 30, attempt=before + 1)
+            pid = job.watch.until(lambda: job.agent_of(other, in_mpi=True), 30, f"agent on {other} in MPI_Init")
+            node = other if in_mpi else waiting
+            pid = pid if in_mpi else job.watch.until(lambda: job.agent_of(waiting, in_mpi=False), 30, "waiting agent")
+            job.cluster.run_on_node(node, ["kill", "-KILL", pid])
+            job.watch.wait_for("fault", AGENT_START_TIMEOUT_S / 2, attempt=before + 1, kind="agent_lost")
+
+    check_in_place(job, job.recover(kill_in_the_next_attempt), "process_exit")
 
 
 @pytest.mark.timeout(300)

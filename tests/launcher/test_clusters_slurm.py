@@ -194,7 +194,8 @@ def test_steps_name_their_nodes_and_survive_the_loss_of_one(spec: JobSpec, monke
     for argv, nodes, count in ((runners, "n1,n2,n3", 3), (agents, "n1,n3", 2)):
         assert argv[0] == "srun" and argv[argv.index("-m") :][0] == "-m"
         wanted = {f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={nodes}", "--jobid=7"}
-        assert wanted | {"--no-kill", "--overlap", "--kill-on-bad-exit=0", "--export=ALL"} <= set(argv)
+        assert wanted | {"--no-kill", "--overlap", "--export=ALL"} <= set(argv)
+    assert "--kill-on-bad-exit=0" in runners and "--kill-on-bad-exit=1" in agents
     assert "--mpi=none" in runners and runners[-2:] == ["-m", "launcher.runner"]
     assert "--mpi=pmix" in agents and environment["HOLDFAST_RAM_DIR"].endswith("/slurm-big-7")
 
@@ -224,7 +225,7 @@ def test_steps_run_in_the_jobs_container(tmp_path: Path, monkeypatch: pytest.Mon
         f"srun --jobid=7 --nodes=3 --ntasks=3 --ntasks-per-node=1 --nodelist=n1,n2,n3 {common} {container} --mpi=none "
         f"--output=/job/log/runner-%N.log --open-mode=append {sys.executable} -m launcher.runner",
         f"srun --jobid=7 --nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=n1,n3 {common} {container} --mpi=pmix "
-        f"{sys.executable} -m ckpt.agent",
+        f"--kill-on-bad-exit=1 {sys.executable} -m ckpt.agent",
     ]
 
 
