@@ -80,7 +80,8 @@ def _scheme(plan: Plan) -> str:
     if plan.scheme == "none":
         return "none"
     sizes = " or ".join(map(str, plan.losses.set_sizes))
-    return f"{plan.scheme}, {plan.losses.sets} sets of {sizes} nodes"
+    sets = "one set" if plan.losses.sets == 1 else f"{plan.losses.sets} sets"
+    return f"{plan.scheme}, {sets} of {sizes} nodes"
 
 
 def _survives(losses: Losses) -> str:

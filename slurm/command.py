@@ -51,8 +51,9 @@ class CommandError(SlurmError):
     def __init__(self, result: Result, reason: str) -> None:
         self.result = result
         self.reason = reason
-        said = " ".join((result.stderr.strip() or result.stdout.strip()).split()) or "it said nothing"
-        super().__init__(f"command failed: {shlex.join(result.argv)}: {reason}: {said[-1000:]}")
+        said = " ".join((result.stderr.strip() or result.stdout.strip()).split())
+        told = f": {said[-1000:] or 'it said nothing'}" if said or result.returncode is not None else ""
+        super().__init__(f"command failed: {shlex.join(result.argv)}: {reason}{told}")
 
 
 class Runner(Protocol):
@@ -115,7 +116,8 @@ def run(
             start_new_session=True,
         )
     except OSError as error:
-        raise CommandError(result(None), f"could not be started ({error.strerror})") from error
+        hint = f"; is {arguments[0]} installed here?" if isinstance(error, FileNotFoundError) else ""
+        raise CommandError(result(None), f"could not be started ({error.strerror}){hint}") from error
     with process:
         try:
             stdout, stderr = process.communicate(input.encode(), timeout=timeout_s)
