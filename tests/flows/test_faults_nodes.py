@@ -200,11 +200,8 @@ def prolog_fails_on(fault_cluster: Any) -> Iterator[str]:
 def test_a_node_whose_prolog_fails(fault_cluster: Any, prolog_fails_on: str, steady_digests: dict[int, str]) -> None:
     """Slurm drains it, requeues the job and holds it; released, it starts on other nodes as if for the first time."""
     job = BrokenJob(fault_cluster, fault_cluster.home / "prolog")
-    why = ["squeue", "-h", "-o", "%r", "-j", job.job_id]
-    held = lambda: "held" in fault_cluster.run_as_user(why).stdout.lower() or None  # noqa: E731
-    job.watch.until(held, 60, "job that Slurm holds")
     release = f"scontrol release {job.job_id}"
-    assert release in shown(fault_cluster, job.job_id)
+    job.watch.until(lambda: release in shown(fault_cluster, job.job_id) or None, 60, "job that is held")
     fault_cluster.run_on_node(fault_cluster.nodes[0], release.split())
     job.settle()
     attempt = job.attempt
