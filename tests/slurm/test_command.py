@@ -27,7 +27,7 @@ def test_a_signal_is_named() -> None:
 
 
 def test_a_program_that_is_not_there_is_one_line() -> None:
-    with pytest.raises(CommandError, match=r"\(No such file or directory\); is no-such-program installed here\?$"):
+    with pytest.raises(CommandError, match=r"\(No such file or directory\); is /no-such-program installed here\?$"):
         run(["/no-such-program"])
 
 
