@@ -14,7 +14,8 @@ resources=${SAGEMAKER_RESOURCE_CONFIG_PATH:-/opt/ml/config/resource_config.json}
 source=${HOLDFAST_SOURCE:-holdfast}
 version=$source
 for tree in "$here" "$here/.."; do
-    if [[ -f $tree/pyproject.toml ]]; then
+    # ParallelCluster puts the script alone into /tmp, where any user may have put a pyproject.toml.
+    if [[ -f $tree/pyproject.toml && ! -k $tree ]]; then
         source=$(cd "$tree" && pwd)
         version=$(cd "$source" && find lifecycle slurm launcher ckpt pyproject.toml -type f ! -name '*.pyc' -print0 |
             LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)

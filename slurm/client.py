@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from slurm import command
 from slurm.command import CommandError, Runner
@@ -11,6 +13,8 @@ from slurm.errors import SlurmError
 from slurm.hostlist import compress
 from slurm.records import Job, Node, Partition
 from slurm.topology import Topology
+
+_CONNECT_TIMEOUT_S = 2.0
 
 JobId = int | str  # a task of a job array is "42_3": its own number may be the array's, which names all its tasks
 
@@ -21,13 +25,16 @@ class Slurm:
     Every method raises `CommandError` where Slurm does not answer or refuses, with what Slurm said.
     """
 
-    def __init__(self, *, run: Runner = command.run, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *, run: Runner = command.run, env: Mapping[str, str] | None = None, timeout_s: float = 30.0
+    ) -> None:
         """
         Args:
             run: how commands are run.
             env: their whole environment; None passes ours on.
+            timeout_s: how long each may take, seconds.
         """
-        self._run = run
+        self._run = partial(run, timeout_s=timeout_s)
         self._env = env
 
     def job(self, job_id: JobId) -> Job | None:
@@ -143,3 +150,12 @@ class Slurm:
 
     def _scontrol(self, *arguments: str) -> str:
         return self._run(["scontrol", *arguments], env=self._env).stdout
+
+
+def listens(address: str, port: int) -> bool:
+    """Whether somebody accepts connections there: a slurmd that does may serve, whatever the controller knows of it."""
+    try:
+        socket.create_connection((address, port), timeout=_CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True

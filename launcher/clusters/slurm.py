@@ -11,7 +11,6 @@ agents, it outlives a supervisor that dies; where another node may have taken ov
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -33,13 +32,13 @@ from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
 from launcher.runner.memory import memory_dir
 from slurm import JobEnvironment, Node, Slurm, SlurmError, Topology
+from slurm.client import listens
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _CLOSE_TIMEOUT_S = 2.0
-_CONNECT_TIMEOUT_S = 2.0
 _CONNECTING_AT_ONCE = 64
 _ASK_TIMES = 5
 _SCRIPT_ENDS_S = 5.0
@@ -137,7 +136,7 @@ class SlurmCluster:
         def why(node: Node) -> str | None:
             if node.name not in job.nodes or not node.responds:
                 return f"Slurm finds it {node.state}: {node.reason or 'no reason given'}"
-            if not _listens(node.address, node.port or port):
+            if not listens(node.address, node.port or port):
                 return f"its slurmd does not answer at {node.address}:{node.port or port}; see its log there"
             return None
 
@@ -217,10 +216,3 @@ class SlurmCluster:
 
     def _srun(self, nodes: list[str], *options: str) -> list[str]:
         return agent_launch.srun(self._job_id, nodes, *self._in_container, *options)
-
-
-def _listens(address: str, port: int) -> bool:
-    with contextlib.suppress(OSError):
-        socket.create_connection((address, port), timeout=_CONNECT_TIMEOUT_S).close()
-        return True
-    return False

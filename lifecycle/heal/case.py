@@ -27,7 +27,7 @@ from lifecycle.heal.history import (
 from lifecycle.heal.settings import HealSettings
 from lifecycle.heal.ways import reboots, replacements
 from slurm import command
-from slurm.client import Slurm
+from slurm.client import Slurm, listens
 from slurm.command import Runner
 from slurm.errors import SlurmError
 from slurm.hooks.drains import OUT, is_ours, reason, whose, why
@@ -130,7 +130,24 @@ class Cases:
             return self._check(case, node)
         if self._now_s() - case.since_s > self._settings.start_timeout_s:
             return self._fail(case, node, f"not back {self._settings.start_timeout_s:g} s after {case.action}")
+        if case.action == REBOOT and self._settings.reboot == "slurm" and self._is_lost(case, node):
+            self._slurm.reboot(node.name, reason(case.why))
+            return Outcome(node=node.name, what=WAITS, why="Slurm lost its reboot: ordered again")
         return Outcome(node=node.name, what=WAITS, why=f"starts anew ({case.action})")
+
+    def _is_lost(self, case: Case, node: Node) -> bool:
+        """Whether Slurm has lost a reboot: it waits for a node whose slurmd has been up at every look for long.
+
+        slurmctld may die before it has told the node; and 22.05 may not notice a node that is back within seconds.
+        """
+        now_s = self._now_s()
+        if not listens(node.address, node.port or self._slurm.slurmd_port()):
+            self._history.keep(node.name, dataclasses.replace(case, up_since_s=None))
+            return False
+        since_s = now_s if case.up_since_s is None else case.up_since_s
+        lost = now_s - since_s > self._settings.reboot_again_s
+        self._history.keep(node.name, dataclasses.replace(case, up_since_s=None if lost else since_s))
+        return lost
 
     def _check(self, case: Case, node: Node) -> Outcome:
         """Has the node run its check, in the reservation; the exit code is the answer."""

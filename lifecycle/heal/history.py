@@ -59,6 +59,7 @@ class Case:
         since_s: Unix seconds: when it began to start, or its check was submitted.
         slurmd_started: what Slurm said before the action; it says otherwise once the node has started anew.
         job: the check's job; None before.
+        up_since_s: Unix seconds: since when its slurmd answers while Slurm waits for its reboot; None if it does not.
     """
 
     node: str
@@ -67,6 +68,7 @@ class Case:
     since_s: float
     slurmd_started: str
     job: int | None = None
+    up_since_s: float | None = None
 
 
 @dataclass

@@ -35,6 +35,7 @@ class HealSettings:
         max_drained: how many nodes are healed at once: a number, or a share of all such as "10%".
         max_actions_per_hour: reboots and replacements of the whole cluster in any hour.
         flap_s: a node that fails again within so many seconds of its return is not rebooted again.
+        reboot_again_s: a node that still answers so long after Slurm was to reboot it is told again, seconds.
         start_timeout_s: how long a rebooted or replaced node has until it registers.
         check_timeout_s: how long the check has, seconds, its wait for the node included.
     """
@@ -48,6 +49,7 @@ class HealSettings:
     max_drained: str = "10%"
     max_actions_per_hour: int = 4
     flap_s: float = 3600.0
+    reboot_again_s: float = 300.0
     start_timeout_s: float = 1800.0
     check_timeout_s: float = 3600.0
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
+from slurm.client import Slurm
 from slurm.errors import SlurmError
 from slurm.records import Node
 
@@ -38,6 +40,39 @@ def whose(node: Node) -> str:
 def reason(text: str) -> str:
     """A reason of ours, in one line that Slurm takes whole."""
     return f"{TAG} {' '.join(text.split())}"[:_MAX_REASON]
+
+
+def drain_node(slurm: Slurm, name: str, text: str, most: str) -> str:
+    """Drains a node, unless so many are drained that it is rather the check that is wrong, or the whole site.
+
+    Nodes that fail at the same moment do not see each other's drain yet: each looks again, and takes its own back where
+    there are too many. One that is out already stays as it is.
+
+    Args:
+        slurm: the cluster.
+        name: the node.
+        text: what is wrong with it.
+        most: max_drained.
+
+    Returns:
+        Why it was not drained; empty when it is.
+    """
+    nodes = slurm.nodes()
+    if any(node.flags & OUT for node in nodes if node.name == name):
+        return ""
+    if held := _too_many(nodes, name, most):
+        return held
+    slurm.drain(name, reason(text))
+    if held := _too_many(slurm.nodes(), name, most):
+        slurm.resume(name)
+    return held
+
+
+def _too_many(nodes: Sequence[Node], name: str, most: str) -> str:
+    """Why no node may be drained beside the others; empty when one may."""
+    others = sum(is_ours(node) for node in nodes if node.name != name)
+    allowed = at_most(most, len(nodes))
+    return f"{others} others are drained, max_drained is {most} of {len(nodes)}" if others >= allowed else ""
 
 
 def at_most(amount: str, nodes: int) -> int:

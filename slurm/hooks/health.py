@@ -10,7 +10,7 @@ import sys
 
 from slurm.client import Slurm
 from slurm.command import CommandError, run
-from slurm.hooks.drains import OUT, at_most, is_ours, reason
+from slurm.hooks.drains import OUT, drain_node, reason
 from slurm.hooks.hook import FIT, Hook
 from slurm.hooks.prolog import free_memory
 from slurm.hooks.verdict import read_verdict
@@ -21,7 +21,6 @@ _RESERVE_S = 6.0  # for Slurm's answers, and to free memory
 _START_S = 5.0  # until the checks begin: Python, on a node that is busy
 _HAS_LOOKED = (0, 1)  # exit codes of `holdfast node check`; others: it could not begin
 _REBOOTS = {"REBOOT_ISSUED", "REBOOT_REQUESTED"}  # drained by Slurm for the reboot, to be resumed after it
-_REFUSED = "Prolog error"  # the reason that Slurm gives when a prolog kept a job away
 _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
 
 
@@ -38,17 +37,18 @@ def health(hook: Hook) -> int:
     verdict = read_verdict(hook.places)
     if verdict.status == "unknown":
         log.info("verdict: %s", verdict.reason)
-    refused = node.reason.startswith(_REFUSED)
-    if verdict.status != "critical" or (node.flags & OUT and not node.flags & _REBOOTS and not refused):
+    if verdict.status != "critical" or (node.flags & OUT and not node.flags & _REBOOTS):
         return FIT
     if hook.settings.drain != "on":
         log.warning("not fit: %s; `drain: on` in %s would drain it", verdict.reason, hook.places.settings_file)
         return FIT
-    if node.flags & OUT:  # for our prolog or a reboot: from now on for what was found
+    if node.flags & OUT:  # for a reboot: from now on for what was found
         slurm.drain(node.name, reason(verdict.reason))
         log.error("stays drained: %s", verdict.reason)
+    elif held := drain_node(slurm, node.name, verdict.reason, hook.settings.max_drained):
+        log.error("not fit, and not drained, %s: %s", held, verdict.reason)  # tried again at the next check
     else:
-        _drain(hook, slurm, verdict.reason)
+        log.error("drained: %s", verdict.reason)
     return FIT
 
 
@@ -66,28 +66,3 @@ def _look(hook: Hook, level: str) -> None:
         return
     if done.returncode not in _HAS_LOOKED:
         log.error("no check was run: %s", " ".join(done.stderr.split())[-500:] or f"exit code {done.returncode}")
-
-
-def _drain(hook: Hook, slurm: Slurm, why: str) -> None:
-    """Drains this node, unless so many are drained that it is rather the check that is wrong, or the whole site.
-
-    Nodes that fail at the same moment do not see each other's drain yet: each looks again, and takes its own back where
-    there are too many. It tries again at the next check.
-    """
-    if (already := _too_many(hook, slurm)) != "":
-        log.error("not fit, and not drained, %s: %s", already, why)
-        return
-    slurm.drain(hook.node, reason(why))
-    if (already := _too_many(hook, slurm)) != "":
-        slurm.resume(hook.node)
-        log.error("drain taken back, %s: %s", already, why)
-        return
-    log.error("drained: %s", why)
-
-
-def _too_many(hook: Hook, slurm: Slurm) -> str:
-    """Why no further node may be drained; empty when one may."""
-    nodes = slurm.nodes()
-    others = sum(is_ours(node) for node in nodes if node.name != hook.node)
-    most = at_most(hook.settings.max_drained, len(nodes))
-    return f"{others} others are, max_drained is {hook.settings.max_drained} of {len(nodes)}" if others >= most else ""

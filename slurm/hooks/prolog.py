@@ -1,37 +1,48 @@
-"""Prolog: before a job begins on this node. Calls no Slurm command; all but the verdict is local."""
+"""Prolog: before a job begins on this node. Only one that is to be kept away has Slurm asked anything."""
 
 from __future__ import annotations
 
 import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from slurm.errors import SlurmError
 from slurm.hooks.directories import DirectoryError, make_job_dir, make_user_dir, remove_job_dir
 from slurm.hooks.hook import FIT, UNFIT, Hook
 from slurm.hooks.ledger import Ledger
 from slurm.hooks.strays import kill_strays
 from slurm.hooks.verdict import read_verdict
 
+if TYPE_CHECKING:
+    from slurm.client import Slurm
+
 log = logging.getLogger("holdfast.hooks")
 
+_ASK_S = 4.0  # for each of four commands: all of them within the prolog's limit
 _LEAST_FREE = 0.02  # of the memory file system
 
 
-def prolog(hook: Hook) -> int:
+def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
     """Keeps the job away from a node that failed its checks; else makes its directories.
+
+    Args:
+        hook: this call.
+        slurm: the cluster; None for the one of this node.
 
     Returns:
         UNFIT where a check that is recent enough failed, or the memory or the local disk cannot be used, and the admin
-        allows draining; with `drain: off` this is logged alone. Jobs of root are let in: the check before a return.
+        allows draining, and so many as max_drained; else this is logged alone. Jobs of root are let in: the check
+        before a return.
     """
     job = hook.job
     free_memory(hook)
     reason = _against(hook)
     if reason and job.uid != 0:  # root looks after the node
         log.error("job %d: this node is not fit: %s", job.job_id, reason)
-        if hook.settings.drain == "on":
+        if not (held := _may_not_refuse(hook, reason, slurm)):
             return UNFIT
-        log.warning("the job starts all the same: `drain: on` in %s keeps jobs away", hook.places.settings_file)
+        log.warning("the job starts all the same: %s", held)
     ledger = Ledger(hook.places.ledger)
     if (entry := ledger.entry(job)) is not None and entry.keep_until_s is not None:
         kill_strays(job, hook.left_s / 4)  # it was requeued: what still flushes its memory is in its way
@@ -44,6 +55,19 @@ def prolog(hook: Hook) -> int:
         make_user_dir(Path(hook.settings.local_disk), job)
     log.info("job %d of uid %d: ready", job.job_id, job.uid)
     return FIT
+
+
+def _may_not_refuse(hook: Hook, why: str, slurm: Slurm | None) -> str:
+    """Drains the node, as Slurm would for the refusal, within max_drained; why not, or empty when it is drained."""
+    if hook.settings.drain != "on":
+        return f"`drain: on` in {hook.places.settings_file} keeps jobs away"
+    from slurm.client import Slurm  # for this rare case alone: Slurm asks prologs to call none of its commands
+    from slurm.hooks.drains import drain_node
+
+    try:
+        return drain_node(slurm or Slurm(timeout_s=_ASK_S), hook.node, why, hook.settings.max_drained)
+    except SlurmError as error:
+        return f"whether the node may be drained is not known: {error}"
 
 
 def free_memory(hook: Hook) -> None:

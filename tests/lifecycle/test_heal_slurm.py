@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from lifecycle.errors import LifecycleError
 from lifecycle.heal.case import RESERVATION
 from lifecycle.heal.healer import Healer
 from lifecycle.heal.history import History
+from lifecycle.heal.lemons import offenders
 from lifecycle.heal.settings import HealSettings
 from slurm.client import Slurm
 from slurm.command import CommandError
@@ -26,6 +29,7 @@ from slurm.testbed import TestCluster
 pytestmark = [pytest.mark.slurm, pytest.mark.faults]
 
 WAIT_S = 60.0  # far longer than anything here takes
+DEEP_S = 200.0  # torch is loaded anew in each rank
 CHECK = (sys.executable, "-m", "launcher", "node", "check", "--only", "memory_file_system")
 
 
@@ -37,7 +41,7 @@ class Site:
         self.folder = folder
         self.slurm = Slurm(env=os.environ | cluster.env)
         self.state = folder / "heal.json"
-        self.settings = HealSettings(heal="on", check=CHECK)
+        self.settings = HealSettings(heal="on", check=CHECK, reboot_again_s=10)
 
     def node(self, name: str) -> Node:
         return next(node for node in self.slurm.nodes() if node.name == name)
@@ -73,10 +77,12 @@ class Site:
     def told(self, name: str) -> list[str]:
         return [event.what for event in History.read(self.state).of(name)]
 
-    def until(self, condition: Callable[[], object], what: str, *, heal: bool = True) -> None:
-        deadline_s = time.monotonic() + WAIT_S
+    def until(
+        self, condition: Callable[[], object], what: str, *, heal: bool = True, deadline_s: float = WAIT_S
+    ) -> None:
+        end_s = time.monotonic() + deadline_s
         while not condition():
-            assert time.monotonic() < deadline_s, f"waited {WAIT_S} s for {what}; {self.slurm.nodes()}"
+            assert time.monotonic() < end_s, f"waited {deadline_s} s for {what}; {self.slurm.nodes()}"
             if heal:
                 self.look()
             time.sleep(0.2)
@@ -140,6 +146,53 @@ def test_a_node_that_a_reboot_does_not_repair_stays_out(site: Site) -> None:
     healer = Healer(site.slurm, site.settings, History.read(site.state))
     assert healer.bring_back("n1", lambda: time.sleep(0.2)).what == "repaired"
     site.until(lambda: site.node("n1").is_idle, "n1 idle")
+
+
+def test_a_reboot_that_slurm_has_lost_is_ordered_again(site: Site) -> None:
+    """RebootProgram ends well the first time, and nothing happens: Slurm waits for the node for ever."""
+    site.settings = HealSettings(heal="on", check=CHECK, reboot_again_s=2)
+    site.set_hooks("n1", reboot_repairs=True)
+    script, asked = site.cluster.home / "reboot-n1", site.cluster.home / "asked"
+    again = script.read_text().replace(
+        "#!/bin/bash", f"#!/bin/bash\necho >>{asked}; (( $(wc -l <{asked}) > 1 )) || exit 0"
+    )
+    script.write_text(again)
+    site.slurm.drain("n1", "holdfast: as the hook would")
+    before = site.node("n1").slurmd_started
+    site.until(lambda: site.told("n1")[-1:] == ["returned"], "n1 back")
+    assert site.told("n1") == ["reboot", "returned"]
+    assert len(asked.read_text().splitlines()) > 1
+    assert site.node("n1").slurmd_started != before
+
+
+def deep_check(site: Site, health: str) -> tuple[str, ...]:
+    """The real deep level, with gloo's all-reduce within the node; what measures this machine's speed is left out."""
+    home = site.cluster.home  # /tmp is each node's own
+    settings = home / "deep.yaml"
+    settings.write_text(f"skip: [cpu_speed, memory_bandwidth, shm_speed, nvme_speed, tcp_loopback]\n{health}")
+    program = (sys.executable, "-m", "launcher", "node", "check", "--level", "deep", "--config", str(settings))
+    return ("sh", "-c", f"{shlex.join(program)} --verdict {home}/deep.json >{home}/said 2>&1")
+
+
+def test_a_node_returns_after_the_deep_check_and_one_that_fails_it_again_and_again_is_an_offender(site: Site) -> None:
+    site.set_hooks("n1", reboot_repairs=True)
+    site.settings = HealSettings(heal="on", check=deep_check(site, ""), reboot_again_s=10)
+    site.slurm.drain("n1", "holdfast: as the hook would")
+    site.until(lambda: len(site.told("n1")) == 2, "the end of n1's deep check", deadline_s=DEEP_S)
+    assert site.told("n1") == ["reboot", "returned"], (site.cluster.home / "said").read_text()
+    rows = {row["name"]: row for row in json.loads((site.cluster.home / "deep.json").read_text())["checks"]}
+    assert rows["allreduce"]["status"] == "ok" and "2 ranks, gloo" in rows["allreduce"]["measured"]
+
+    site.set_hooks("n2", reboot_repairs=True)  # fit for its own hooks; only the deep check finds fault with it
+    fails = deep_check(site, "names: [storage.invalid]\n")
+    site.settings = HealSettings(heal="on", check=fails, reboots=2, reboot_again_s=10, flap_s=0)
+    site.slurm.drain("n2", "holdfast: as the hook would")
+    site.until(lambda: site.told("n2")[-1:] == ["lemon"], "n2 given up", deadline_s=2 * DEEP_S)
+    assert site.told("n2") == ["reboot", "failed", "reboot", "failed", "lemon"]
+    assert "DRAIN" in site.node("n2").flags
+    assert re.match(r"holdfast: lemon: 2 reboots in vain; .*its check failed \(job", site.node("n2").reason)
+    (worst, *_) = offenders(History.read(site.state).events, [], since_s=0.0)
+    assert (worst.node, worst.is_lemon, worst.reboots, worst.failed) == ("n2", True, 2, 2)
 
 
 def test_a_flapping_node_is_not_rebooted_again_and_again(site: Site) -> None:

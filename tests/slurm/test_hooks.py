@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,10 @@ from waiting import until
 
 from launcher.clusters.slurm import SlurmCluster
 from launcher.runner.memory import memory_dir
+from slurm.client import Slurm
+from slurm.command import CommandError, Result, Runner
 from slurm.hooks.directories import DirectoryError, make_user_dir, user_dir_name
+from slurm.hooks.drains import drain_node
 from slurm.hooks.entry import HOOKS, EntryError, check_trusted, scripts
 from slurm.hooks.epilog import epilog
 from slurm.hooks.hook import FIT, UNFIT, EnvironmentRefused, Hook, HookJob, run_hook
@@ -51,7 +55,39 @@ def job() -> HookJob:
 
 def environment(job: HookJob, **more: str) -> dict[str, str]:
     numbers = {"SLURM_JOB_ID": str(job.job_id), "SLURM_JOB_UID": str(job.uid), "SLURM_JOB_GID": str(job.gid)}
-    return {**numbers, "SLURM_CLUSTER_NAME": job.cluster, **more}
+    return {**numbers, "SLURM_CLUSTER_NAME": job.cluster, "SLURMD_NODENAME": "n1", **more}
+
+
+class TenNodes:
+    """scontrol of a cluster n1 ... n10.
+
+    Attributes:
+        drained: nodes that hooks of ours have drained.
+        meanwhile: nodes whose drain is seen only after the first of this one.
+    """
+
+    def __init__(self, *drained: str, meanwhile: Sequence[str] = ()) -> None:
+        self.drained = set(drained)
+        self.meanwhile = meanwhile
+
+    def __call__(self, argv: Sequence[str], **_: object) -> Result:
+        text = ""
+        if argv[:2] == ["scontrol", "show"]:
+            flags = {name: "+DRAIN" if name in self.drained else "" for name in (f"n{n}" for n in range(1, 11))}
+            line = "NodeName={} CPUTot=8 State=IDLE{} Reason=holdfast: x [root@2026-11-20T23:19:59]\n"
+            text = "".join(line.format(*item) for item in flags.items())
+        elif "State=DRAIN" in argv:
+            self.drained |= {argv[2].removeprefix("NodeName="), *self.meanwhile}
+        else:
+            assert argv[3] == "State=RESUME"
+            self.drained.remove(argv[2].removeprefix("NodeName="))
+        return Result(argv=tuple(argv), returncode=0, stdout=text, stderr="", seconds=0.0)
+
+
+def silent(argv: Sequence[str], **_: object) -> Result:
+    """scontrol where no controller answers."""
+    result = Result(argv=tuple(argv), returncode=1, stdout="", stderr="Unable to contact slurm controller", seconds=0)
+    raise CommandError(result, "exit code 1")
 
 
 def settings(places: Places, text: str) -> None:
@@ -73,8 +109,9 @@ def verdict(places: Places, status: str, **changes: object) -> None:
     places.verdict.write_text(json.dumps(content | {"checks": [check]} | changes))
 
 
-def run(name: str, places: Places, env: dict[str, str], limit_s: float = 20.0) -> int:
-    return run_hook(name, {"prolog": prolog, "epilog": epilog}[name], places=places, env=env, limit_s=limit_s)
+def run(name: str, places: Places, env: dict[str, str], limit_s: float = 20.0, slurm: Runner | None = None) -> int:
+    body = partial(prolog, slurm=Slurm(run=slurm or TenNodes())) if name == "prolog" else epilog
+    return run_hook(name, body, places=places, env=env, limit_s=limit_s)
 
 
 def memory_of(places: Places, job: HookJob) -> Path:
@@ -170,6 +207,24 @@ class TestProlog:
         settings(places, "drain: on\n")
         verdict(places, status)
         assert run("prolog", places, environment(job)) == FIT
+
+    @pytest.mark.parametrize(
+        ("slurm", "code", "said"),
+        [
+            (TenNodes("n2"), FIT, "1 others are drained, max_drained is 10% of 10"),
+            (TenNodes("n1", "n2"), UNFIT, "not fit"),  # drained already
+            (TenNodes(meanwhile=["n3"]), FIT, "1 others are drained"),
+            (silent, FIT, "whether the node may be drained is not known"),
+        ],
+        ids=["too many are drained", "this one is drained", "others at the same moment", "Slurm is silent"],
+    )
+    def test_a_check_that_is_wrong_everywhere_does_not_keep_jobs_away_from_all_nodes(
+        self, places: Places, job: HookJob, slurm: Runner, code: int, said: str
+    ) -> None:
+        settings(places, "drain: on\n")
+        verdict(places, "critical")
+        assert run("prolog", places, environment(job), slurm=slurm) == code
+        assert said in places.log.read_text()
 
     def test_by_default_a_failure_is_only_told(self, places: Places, job: HookJob) -> None:
         verdict(places, "critical")
@@ -405,6 +460,13 @@ class TestFrame:
         verdict(places, "critical")
         assert run("prolog", places, environment(job)) == FIT
         assert "expected a file that only root can write; the defaults apply" in places.log.read_text()
+
+
+@pytest.mark.parametrize(("meanwhile", "left"), [((), {"n1"}), (("n3",), {"n3"})])
+def test_nodes_that_drain_at_the_same_moment_take_it_back(meanwhile: tuple[str, ...], left: set[str]) -> None:
+    nodes = TenNodes(meanwhile=meanwhile)
+    assert (drain_node(Slurm(run=nodes), "n1", "x", "1") == "") == (not meanwhile)
+    assert nodes.drained == left
 
 
 @pytest.mark.parametrize("line", ["drian: on", "keep_memory_s: soon", "no colon"])

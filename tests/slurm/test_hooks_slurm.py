@@ -74,9 +74,20 @@ def test_a_job_that_meets_an_unfit_node_starts_elsewhere(cluster: TestCluster) -
     cluster.run_as_user(["sbatch", "-N1", "-o", str(output), "--wrap", "hostname"])
     until(lambda: output.exists() and output.read_text().strip(), "the job's output")
     assert output.read_text().strip() == "n2"
-    said = "holdfast: gpu_count: 7, expected 8"  # in place of Slurm's "Prolog error"
-    until(lambda: state(cluster, "n1").reason.startswith(said), "n1 drained, with the reason")
+    assert state(cluster, "n1").reason.startswith("holdfast: gpu_count: 7, expected 8")  # not Slurm's "Prolog error"
     assert "DRAIN" in state(cluster, "n1").flags
+
+
+def test_prologs_drain_no_more_nodes_than_allowed(cluster: TestCluster) -> None:
+    """A check that is wrong finds fault with every node: jobs go on running on the others."""
+    fail_a_check(cluster, "n1")
+    until(lambda: "DRAIN" in state(cluster, "n1").flags, "n1 drained")
+    fail_a_check(cluster, "n2")
+    said = cluster.run_as_user(["srun", "-w", "n2", "hostname"]).stdout
+    assert said.strip() == "n2"
+    assert "DRAIN" not in state(cluster, "n2").flags
+    log = (cluster.set_hooks("n2") / "var/log/holdfast/hooks.log").read_text()
+    assert "the job starts all the same: 1 others are drained, max_drained is 10% of 2" in log
 
 
 def test_an_idle_node_that_fails_its_checks_is_drained_with_the_reason(cluster: TestCluster) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,3 +179,35 @@ def test_a_step_that_fails_is_named_with_the_way_on(machine: Machine, tmp_path: 
     said = log.read_text()
     assert "failed at efa: " in said and "cannot be fetched" in said
     assert "When that is put right: holdfast node provision" in said
+
+
+# What ParallelCluster does: the script alone in /tmp under a name of its own, its facts in cfnconfig, Args as they are.
+_PARALLEL_CLUSTER = """
+set -e
+mkdir -p /etc/parallelcluster
+cat > /etc/parallelcluster/cfnconfig <<'FACTS'
+stack_name=train
+cfn_node_type=ComputeFleet
+cfn_region=us-east-1
+cfn_scheduler=slurm
+FACTS
+echo planted > /tmp/pyproject.toml
+script=$(mktemp)
+sed '2i HOLDFAST_SOURCE=WHEEL HOLDFAST_HOME=/opt/alone' /src/lifecycle/on_create.sh > $script
+chmod 755 $script
+cd / && env -u SAGEMAKER_RESOURCE_CONFIG_PATH $script --mirror /srv/mirror --only users --only limits
+/opt/alone/bin/python -I -c 'import lifecycle; print("from", lifecycle.__file__)'
+"""
+
+
+def test_parallelclusters_script_alone_gets_the_package_from_its_source(machine: Machine, tmp_path: Path) -> None:
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps")
+    run((*pip, "--wheel-dir", str(machine.root / "srv/dist"), str(machine.root / "src")), timeout_s=_RUN_S)
+    (wheel,) = (machine.root / "srv/dist").glob("*.whl")
+    log = tmp_path / "log"
+    script = _PARALLEL_CLUSTER.replace("WHEEL", f"/srv/dist/{wheel.name}")
+    assert machine.power_on(script, log).wait(timeout=_RUN_S) == 0, log.read_text()[-3000:]
+    said = log.read_text()
+    assert "from /opt/alone/lib/python" in said
+    assert (machine.root / "opt/alone/source").read_text() == f"/srv/dist/{wheel.name}\n"
+    assert "ann:x:2001:2001" in (machine.root / "etc/passwd").read_text()
