@@ -12,13 +12,19 @@ hooks/          what Slurm calls on every node
 testbed/        a real Slurm of several nodes on this one machine
 """
 
-from slurm.client import Slurm
-from slurm.command import CommandError
-from slurm.environment import JobEnvironment
-from slurm.errors import SlurmError
-from slurm.hostlist import compress, expand
-from slurm.records import Job, Node, state_below
-from slurm.topology import Topology
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slurm.client import Slurm
+    from slurm.command import CommandError
+    from slurm.environment import JobEnvironment
+    from slurm.errors import SlurmError
+    from slurm.hostlist import compress, expand
+    from slurm.records import Job, Node, state_below
+    from slurm.topology import Topology
 
 __all__ = [
     "CommandError",
@@ -32,3 +38,14 @@ __all__ = [
     "expand",
     "state_below",
 ]
+
+_HOMES = ("client", "command", "environment", "errors", "hostlist", "records", "topology")
+
+
+def __getattr__(name: str) -> object:
+    """Imports what is asked for when it is: hooks run for every job, and need nothing of all this."""
+    if name in __all__:
+        for home in _HOMES:
+            if name in vars(module := import_module(f"slurm.{home}")):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

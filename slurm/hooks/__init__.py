@@ -5,9 +5,8 @@ follows no symbolic link, trusts no name, path or environment value that a user 
 whatever hangs. What stays on the node is described in docs/on_disk.md.
 
 hook.py          the frame: limit, log, environment
-prolog.py        before a job: is the node fit? memory and disk directories for the job
+prolog.py        before a job: is the node fit? memory and disk directories for the job, and what tasks are told
 epilog.py        after it: strays, memory kept for a requeue, the kernel's complaints
-task_prolog.py   in each task: where the directories are
 health.py        HealthCheckProgram: looks again, drains where the admin allows it
 reboot.py        RebootProgram
 drains.py        which drains are ours, and how many there may be

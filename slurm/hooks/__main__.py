@@ -18,12 +18,8 @@ def main(arguments: list[str]) -> int:
     """Runs one hook and returns its exit code."""
     name = arguments[0] if arguments else ""
     places = Places(Path(arguments[1].replace("%n", os.uname().nodename))) if arguments[1:] else Places()
-    if name == "task_prolog":
-        from slurm.hooks.task_prolog import task_prolog
-
-        return task_prolog(places, os.environ)
     if name not in LIMITS_S:
-        print(f"slurm.hooks: got {name!r}, expected one of {', '.join([*LIMITS_S, 'task_prolog'])}", file=sys.stderr)
+        print(f"slurm.hooks: got {name!r}, expected one of {', '.join(LIMITS_S)}", file=sys.stderr)
         return 2
     return run_hook(name, _body(name), places=places, env=os.environ, limit_s=LIMITS_S[name])
 

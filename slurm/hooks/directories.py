@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import select
-import shutil
 import signal
 import stat
 from collections.abc import Callable
@@ -36,8 +34,8 @@ def user_dir_name(uid: int) -> str:
     return f"holdfast-{uid}"
 
 
-def make_user_dir(parent: Path, job: HookJob) -> None:
-    """Makes a user's own directory, 0700, in one that belongs to root.
+def make_user_dir(parent: Path, job: HookJob) -> Path:
+    """Makes a user's own directory, 0700, in one that belongs to root; returns it.
 
     What another user planted under that name is moved away, and stays for the admin to look at.
 
@@ -59,10 +57,10 @@ def make_user_dir(parent: Path, job: HookJob) -> None:
         for _ in range(3):  # somebody may plant a name again as often as we move it away
             with contextlib.suppress(FileExistsError):
                 _make(name, above, job)
-                return
+                return parent / name
             if _is_private(name, above, job.uid):
-                return
-            aside = f".holdfast-planted-{secrets.token_hex(4)}"
+                return parent / name
+            aside = f".holdfast-planted-{os.urandom(4).hex()}"
             os.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)
             log.warning("%s/%s was not user %d's own: moved to %s", parent, name, job.uid, aside)
         raise DirectoryError(f"{parent / name}: planted again each time it was moved away")
@@ -72,8 +70,8 @@ def make_user_dir(parent: Path, job: HookJob) -> None:
         os.close(above)
 
 
-def make_job_dir(memory: Path, job: HookJob, limit_s: float) -> None:
-    """Makes the job's memory directory, as its user; one that is there stays (the job was requeued)."""
+def make_job_dir(memory: Path, job: HookJob, limit_s: float) -> Path:
+    """Makes the job's memory directory, as its user, and returns it; one that is there stays (the job was requeued)."""
     path = memory / user_dir_name(job.uid) / job.run
 
     def make() -> None:
@@ -84,6 +82,7 @@ def make_job_dir(memory: Path, job: HookJob, limit_s: float) -> None:
             raise DirectoryError(f"{path}: not a directory of uid {os.geteuid()}")
 
     as_user(job, make, limit_s, f"make {path}")
+    return path
 
 
 def remove_job_dir(memory: Path, job: HookJob, limit_s: float) -> None:
@@ -94,6 +93,8 @@ def remove_job_dir(memory: Path, job: HookJob, limit_s: float) -> None:
         if path.is_symlink():
             path.unlink()
         elif path.exists():
+            import shutil  # not for every job
+
             shutil.rmtree(path)
 
     as_user(job, remove, limit_s, f"remove {path}")
@@ -156,7 +157,7 @@ def as_user(job: HookJob, act: Callable[[], bool | None], limit_s: float, what: 
 
 def _make(name: str, above: int, job: HookJob) -> None:
     """Makes it under a name nobody can know, so that it has its owner before it has its name."""
-    fresh = f".holdfast-new-{secrets.token_hex(8)}"
+    fresh = f".holdfast-new-{os.urandom(8).hex()}"
     os.mkdir(fresh, 0o700, dir_fd=above)
     try:
         descriptor = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)

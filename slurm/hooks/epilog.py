@@ -23,6 +23,7 @@ def epilog(hook: Hook) -> int:
     """
     job = hook.job
     left = kill_strays(job, hook.left_s / 2)
+    (hook.places.tasks / str(job.job_id)).unlink(missing_ok=True)
     ledger = Ledger(hook.places.ledger)
     entry = ledger.entry(job)
     if entry is not None:

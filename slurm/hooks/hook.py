@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import logging.handlers
 import os
 import re
 import select
@@ -179,7 +178,9 @@ def _log_to(places: Places, name: str) -> None:
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     try:
         places.log.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        handlers.append(logging.handlers.RotatingFileHandler(places.log, maxBytes=_LOG_BYTES, backupCount=1))
+        if places.log.exists() and places.log.stat().st_size > _LOG_BYTES:
+            places.log.replace(f"{places.log}.1")
+        handlers.append(logging.FileHandler(places.log))
     except OSError as error:
         print(f"holdfast {name}: {places.log} cannot be written: {error.strerror}", file=sys.stderr)
     for handler in handlers:

@@ -69,6 +69,11 @@ class Places:
         return self.root / "run/holdfast/jobs"
 
     @property
+    def tasks(self) -> Path:
+        """What TaskProlog prints, a file for each job of the node."""
+        return self.root / "run/holdfast/tasks"
+
+    @property
     def log(self) -> Path:
         return self.root / "var/log/holdfast/hooks.log"
 

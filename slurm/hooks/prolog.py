@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm.errors import SlurmError
 from slurm.hooks.directories import DirectoryError, make_job_dir, make_user_dir, remove_job_dir
-from slurm.hooks.hook import FIT, UNFIT, Hook
+from slurm.hooks.hook import FIT, UNFIT, Hook, HookJob
 from slurm.hooks.ledger import Ledger
 from slurm.hooks.strays import kill_strays
 from slurm.hooks.verdict import read_verdict
@@ -50,9 +51,10 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
     if job.uid == 0:
         return FIT
     make_user_dir(hook.places.memory, job)
-    make_job_dir(hook.places.memory, job, hook.left_s)
+    told = {"HOLDFAST_MEMORY_DIR": make_job_dir(hook.places.memory, job, hook.left_s)}
     if hook.settings.local_disk:
-        make_user_dir(Path(hook.settings.local_disk), job)
+        told["HOLDFAST_DISK_DIR"] = make_user_dir(Path(hook.settings.local_disk), job)
+    _tell_tasks(hook.places.tasks, job, told)
     log.info("job %d of uid %d: ready", job.job_id, job.uid)
     return FIT
 
@@ -68,6 +70,14 @@ def _may_not_refuse(hook: Hook, why: str, slurm: Slurm | None) -> str:
         return drain_node(slurm or Slurm(timeout_s=_ASK_S), hook.node, why, hook.settings.max_drained)
     except SlurmError as error:
         return f"whether the node may be drained is not known: {error}"
+
+
+def _tell_tasks(directory: Path, job: HookJob, told: Mapping[str, Path]) -> None:
+    """Leaves for TaskProlog, which runs as the user in every task, what it is to print."""
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    fresh = directory / f"{job.job_id}.new"
+    fresh.write_text("".join(f"export {name}={path}\n" for name, path in told.items()))
+    fresh.replace(directory / str(job.job_id))
 
 
 def free_memory(hook: Hook) -> None:

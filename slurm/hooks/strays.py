@@ -66,13 +66,12 @@ def _strays(job: HookJob) -> Iterator[int]:
 
 def _belongs(pid: int, job: HookJob) -> bool:
     try:
-        status = (_PROC / str(pid) / "status").read_text(errors="replace")
-        uids = next(line.split()[1:] for line in status.splitlines() if line.startswith("Uid:"))
-        if set(uids) != {str(job.uid)}:
-            return False
-        with open(_PROC / str(pid) / "environ", "rb") as file:
+        with open(f"{_PROC}/{pid}/status", "rb", buffering=0) as file:
+            if b"\nUid:" + b"\t%d" % job.uid * 4 + b"\n" not in file.read(1 << 14):
+                return False
+        with open(f"{_PROC}/{pid}/environ", "rb") as file:
             return b"SLURM_JOB_ID=%d" % job.job_id in file.read(1 << 21).split(b"\0")
-    except (OSError, StopIteration):
+    except OSError:
         return False  # it has ended
 
 

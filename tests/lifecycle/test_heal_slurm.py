@@ -151,7 +151,7 @@ def test_a_node_that_a_reboot_does_not_repair_stays_out(site: Site) -> None:
 def test_a_reboot_that_slurm_has_lost_is_ordered_again(site: Site) -> None:
     """RebootProgram ends well the first time, and nothing happens: Slurm waits for the node for ever."""
     site.settings = HealSettings(heal="on", check=CHECK, reboot_again_s=2)
-    site.set_hooks("n1", reboot_repairs=True)
+    site.set_hooks("n1", reboot_repairs=False)
     script, asked = site.cluster.home / "reboot-n1", site.cluster.home / "asked"
     again = script.read_text().replace(
         "#!/bin/bash", f"#!/bin/bash\necho >>{asked}; (( $(wc -l <{asked}) > 1 )) || exit 0"
@@ -175,7 +175,7 @@ def deep_check(site: Site, health: str) -> tuple[str, ...]:
 
 
 def test_a_node_returns_after_the_deep_check_and_one_that_fails_it_again_and_again_is_an_offender(site: Site) -> None:
-    site.set_hooks("n1", reboot_repairs=True)
+    site.set_hooks("n1", reboot_repairs=False)
     site.settings = HealSettings(heal="on", check=deep_check(site, ""), reboot_again_s=10)
     site.slurm.drain("n1", "holdfast: as the hook would")
     site.until(lambda: len(site.told("n1")) == 2, "the end of n1's deep check", deadline_s=DEEP_S)
@@ -183,7 +183,7 @@ def test_a_node_returns_after_the_deep_check_and_one_that_fails_it_again_and_aga
     rows = {row["name"]: row for row in json.loads((site.cluster.home / "deep.json").read_text())["checks"]}
     assert rows["allreduce"]["status"] == "ok" and "2 ranks, gloo" in rows["allreduce"]["measured"]
 
-    site.set_hooks("n2", reboot_repairs=True)  # fit for its own hooks; only the deep check finds fault with it
+    site.set_hooks("n2", reboot_repairs=False)  # fit for its own hooks; only the deep check finds fault with it
     fails = deep_check(site, "names: [storage.invalid]\n")
     site.settings = HealSettings(heal="on", check=fails, reboots=2, reboot_again_s=10, flap_s=0)
     site.slurm.drain("n2", "holdfast: as the hook would")
