@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -138,6 +139,20 @@ class TestProlog:
         for level in (memory_of(places, job), memory_of(places, job).parent):
             facts = level.lstat()
             assert (facts.st_uid, facts.st_mode & 0o7777) == (USER, 0o700)
+
+    def test_tasks_are_told_where_it_is_until_the_job_has_left(self, places: Places, job: HookJob) -> None:
+        script = scripts(root=str(places.root))["task_prolog.sh"]
+
+        def told() -> bytes:
+            return subprocess.run(
+                ["bash", "-c", script], env=environment(job), stdout=subprocess.PIPE, check=True
+            ).stdout
+
+        assert told() == b""
+        run("prolog", places, environment(job))
+        assert told() == f"export HOLDFAST_MEMORY_DIR={memory_of(places, job)}\n".encode()
+        run("epilog", places, environment(job))
+        assert told() == b""
 
     def test_what_is_there_stays_for_a_requeued_job(self, places: Places, job: HookJob) -> None:
         run("prolog", places, environment(job))
@@ -521,7 +536,9 @@ def test_the_scripts_are_one_line_into_python() -> None:
     assert list(texts) == [f"{name}.sh" for name in HOOKS.values()]
     text = texts["prolog.sh"]
     assert "export SLURM_CONF='/etc/s l.conf'" in text
-    assert text.splitlines()[-1] == "exec /opt/holdfast/bin/python -I -m slurm.hooks prolog"
+    start, name = shlex.split(text.splitlines()[-1])[-2:]
+    assert text.splitlines()[-1].startswith("exec /opt/holdfast/bin/python -ISc ")
+    assert "from slurm.hooks.__main__ import main" in start and name == "prolog"
 
 
 def test_root_runs_nothing_that_others_can_change(tmp_path: Path) -> None:
