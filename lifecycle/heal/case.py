@@ -132,8 +132,6 @@ class Cases:
             return self._fail(case, node, f"not back {self._settings.start_timeout_s:g} s after {case.action}")
         if case.action == REBOOT and self._settings.reboot == "slurm" and self._is_lost(case, node):
             self._slurm.resume(node.name)  # while it waits for a reboot, Slurm accepts another order and does nothing
-            if anew:
-                return Outcome(node=node.name, what=WAITS, why="it is back; Slurm had not noticed its reboot")
             self._slurm.reboot(node.name, reason(case.why))
             return Outcome(node=node.name, what=WAITS, why="Slurm lost its reboot: ordered again")
         return Outcome(node=node.name, what=WAITS, why=f"starts anew ({case.action})")
