@@ -46,15 +46,17 @@ class Site:
     def node(self, name: str) -> Node:
         return next(node for node in self.slurm.nodes() if node.name == name)
 
-    def set_hooks(self, name: str, *, reboot_repairs: bool, **settings: str) -> None:
-        """Its health hook drains; what is broken ends with a reboot, or does not."""
+    def set_hooks(self, name: str, *, reboot_repairs: bool, **settings: str) -> Path:
+        """Its health hook drains; what is broken ends with a reboot, or does not. Returns the node's verdict."""
         root = self.cluster.set_hooks(name)
         power_cycle = (root / "etc/holdfast/hooks.yaml").read_text().partition("reboot: ")[2].split()[0]
         script = self.cluster.home / f"reboot-{name}"  # /tmp is each node's own
         repair = "umount /dev/shm\n" if reboot_repairs else ""
         script.write_text(f"#!/bin/bash\n{repair}exec {power_cycle}\n")
         script.chmod(0o755)
-        self.cluster.set_hooks(name, drain="on", reboot=str(script), **settings)
+        return (
+            self.cluster.set_hooks(name, drain="on", reboot=str(script), **settings) / "var/lib/holdfast/verdict.json"
+        )
 
     def break_(self, name: str) -> None:
         """Leaves no room for checkpoints in memory: the node's own probe finds that."""
@@ -132,7 +134,7 @@ def test_a_node_whose_probe_fails_is_rebooted_and_returns_after_its_check(site: 
 
 def test_a_node_that_a_reboot_does_not_repair_stays_out(site: Site) -> None:
     """Slurm resumes it; in its reservation it gets no job; it is drained again and given up."""
-    site.set_hooks("n1", reboot_repairs=False)
+    verdict = site.set_hooks("n1", reboot_repairs=False)
     site.break_("n1")
     site.until(lambda: site.told("n1")[-1:] == ["lemon"], "n1 given up")
     assert site.told("n1") == ["reboot", "failed", "lemon"]
@@ -143,6 +145,10 @@ def test_a_node_that_a_reboot_does_not_repair_stays_out(site: Site) -> None:
     with pytest.raises(LifecycleError, match="n2: not drained"):
         Healer(site.slurm, site.settings, History.read(site.state)).bring_back("n2", lambda: None)
     site.repair("n1")
+    # A check that began before the repair may drain it once more.
+    site.until(
+        lambda: json.loads(verdict.read_text())["status"] != "critical", "the hook to see the repair", heal=False
+    )
     healer = Healer(site.slurm, site.settings, History.read(site.state))
     assert healer.bring_back("n1", lambda: time.sleep(0.2)).what == "repaired"
     site.until(lambda: site.node("n1").is_idle, "n1 idle")
