@@ -7,7 +7,7 @@
     tiers/         the places below memory
     record/        what is stored, and how it is trusted
     job_end/       what a dead job has only in its nodes' memories goes to the tiers that ask for it
-    adapters/      torch's distributed checkpoint on the same shards; export and import
+    adapters/      export and import; HyperPod's names
     sagemaker      the same by HyperPod's names: a script changes its import
     planning       what a job's checkpoints will take, and what they survive
     bench/         the engine beside plain copies and torch's own checkpoints

@@ -29,7 +29,7 @@ from ckpt.trainer.state import Piece, take_apart
 from ckpt.transport import world_of
 
 if TYPE_CHECKING:
-    from ckpt.adapters.dcp import DcpReader, DcpWriter
+    from ckpt.trainer.dcp import DcpReader, DcpWriter
 
 log = logging.getLogger("ckpt")
 
@@ -209,7 +209,7 @@ class Checkpointer:
 
     def dcp_writer(self, step: int) -> DcpWriter:
         """A storage_writer for torch.distributed.checkpoint.save or async_save."""
-        from ckpt.adapters.dcp import DcpWriter
+        from ckpt.trainer.dcp import DcpWriter
 
         return DcpWriter(self, step)
 
@@ -219,7 +219,7 @@ class Checkpointer:
         Args:
             step: must be the newest step that can be recovered; None takes that.
         """
-        from ckpt.adapters.dcp import DcpReader
+        from ckpt.trainer.dcp import DcpReader
 
         return DcpReader(self, step)
 

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,13 @@ def test_launcher_uses_public_faces_only() -> None:
         if (top := name.split(".")[0]) in PUBLIC_ONLY and name not in PUBLIC_ONLY[top]
     ]
     assert not wrong
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports inside functions and for type checkers count too."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for _, path in modules()}
+    graph = {name: imported(path) & names.keys() for name, path in names.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names them
 
 
 def test_slurm_needs_the_standard_library_only() -> None:

@@ -1,6 +1,5 @@
 """Other ways into the same shards.
 
-dcp       torch.distributed.checkpoint: a storage writer and a storage reader
 exchange  export to a torch DCP directory or a safetensors file, import of a DCP directory
 sagemaker HyperPod's names for the writer, the reader and their configuration
 stored    a committed step as named tensors and values, without an agent

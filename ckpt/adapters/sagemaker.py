@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from os.path import abspath
 from typing import Any
 
-from ckpt.adapters.dcp import DcpReader, DcpWriter
 from ckpt.checkpointer import Checkpointer
 from ckpt.config import CheckpointConfig
 from ckpt.errors import ConfigError
+from ckpt.trainer.dcp import DcpReader, DcpWriter
 
 _open: dict[str, tuple[int, Checkpointer]] = {}  # by namespace: the process that made it, and the Checkpointer
 

@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class Fetched:
-    """What has been fetched of one rank's shard into `fetch-<rank>.data`."""
+    """What has been fetched of one rank's shard into `fetch-<rank>.data`; no file until a block is."""
 
     source: str  # a node's or a tier's name
     record: ShardRecord
     path: Path
-    data: memoryview
+    data: memoryview = field(default_factory=lambda: memoryview(b""))
     blocks: set[int] = field(default_factory=set)
 
 
@@ -208,8 +208,7 @@ class Loading:
         if fetched is None or (fetched.source, fetched.record.save) != (source, record.save):
             self._forget(rank)
             path = self._place.ram_dir / f"fetch-{rank}.data"
-            fetched = Fetched(source=source, record=record, path=path, data=_sparse(path, nbytes))
-            self._fetched[rank] = fetched
+            fetched = self._fetched[rank] = Fetched(source=source, record=record, path=path)
         count = block_count(nbytes)
         wanted = range(count) if blocks is None else sorted(set(blocks))
         if any(type(block) is not int or not 0 <= block < count for block in wanted):
@@ -217,6 +216,8 @@ class Loading:
         missing = [block for block in wanted if block not in fetched.blocks]
         if missing:
             try:
+                if not fetched.blocks:
+                    fetched.data = _sparse(fetched.path, nbytes)
                 _allocate(fetched.path, missing, nbytes)
                 await fetch(fetched.data, missing)
             except BaseException:

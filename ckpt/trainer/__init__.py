@@ -8,6 +8,7 @@ overlap       copies from a GPU that go on while training does, and the gate bef
 cuda          the few calls made of a GPU
 restore       from a saved step to live state
 tensor_reads  which parts of which shards fill a live tensor
+dcp           torch.distributed.checkpoint: a storage writer and a storage reader
 saved         one saved step's shards, verified as they are read
 verified      copies and checksums in one pass, by several threads
 torch_or_not  torch, imported only where a state holds something of it

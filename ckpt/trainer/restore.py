@@ -23,7 +23,7 @@ from ckpt.trainer.tensor_reads import TensorReads
 from ckpt.trainer.torch_or_not import is_module, is_optimizer, no_grad, torch
 
 Finish = Callable[[], Any]  # gives the value to put in place, once the bytes have been read
-DCP = "#dcp"  # the tree of a step that was saved through ckpt.adapters.dcp
+DCP = "#dcp"  # the tree of a step that was saved through ckpt.trainer.dcp
 
 
 class Restoration:

@@ -112,6 +112,8 @@ class SavedStep:
 
     def _read_shard(self, rank: int, wanted: list[Read]) -> None:
         blocks = _blocks(wanted)
+        if not blocks:
+            return
         everything = self._is_all(rank, blocks)
         for _ in range(_TRIES):
             path, base, record = self._open(rank, None if everything else blocks)

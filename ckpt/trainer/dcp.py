@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.checkpoint import StorageReader, StorageWriter
@@ -45,8 +45,17 @@ from ckpt.trainer.restore import DCP
 from ckpt.trainer.saved import Read, SavedStep
 from ckpt.trainer.state import Piece
 
-if TYPE_CHECKING:
-    from ckpt.checkpointer import Checkpointer
+
+class Shards(Protocol):
+    """Where shards go and come from; `ckpt.Checkpointer` is one, and says what each of these does."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def newest_step(self) -> int: ...
+    def save_pieces(self, step: int, pieces: list[Piece], tree: Any, *, drain: bool = False) -> None: ...
+    def saved_step(self) -> SavedStep: ...
+    def loaded(self) -> None: ...
 
 
 class DcpWriter(StorageWriter):
@@ -55,7 +64,7 @@ class DcpWriter(StorageWriter):
     A save that fails for want of memory or of an agent is logged and counted like any other, and raises nothing.
     """
 
-    def __init__(self, checkpointer: Checkpointer, step: int, *, drain: bool = False) -> None:
+    def __init__(self, checkpointer: Shards, step: int, *, drain: bool = False) -> None:
         """
         Args:
             checkpointer: the process's own.
@@ -116,7 +125,7 @@ class DcpWriter(StorageWriter):
 class DcpReader(StorageReader):
     """Give it to torch.distributed.checkpoint.load as `storage_reader`; `Checkpointer.newest_step` is its step."""
 
-    def __init__(self, checkpointer: Checkpointer, step: int | None) -> None:
+    def __init__(self, checkpointer: Shards, step: int | None) -> None:
         newest = checkpointer.newest_step
         if not newest:
             raise CheckpointError("dcp_reader: there is no step to restore; look at Checkpointer.newest_step before")
