@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class Fetched:
-    """What has been fetched of one rank's shard into `fetch-<rank>.data`; no file until a block is."""
+    """What has been fetched of one rank's shard into `fetch-<rank>.data`; no file if only the record was asked for."""
 
     source: str  # a node's or a tier's name
     record: ShardRecord
     path: Path
-    data: memoryview = field(default_factory=lambda: memoryview(b""))
+    data: memoryview | None = None
     blocks: set[int] = field(default_factory=set)
 
 
@@ -209,6 +209,10 @@ class Loading:
             self._forget(rank)
             path = self._place.ram_dir / f"fetch-{rank}.data"
             fetched = self._fetched[rank] = Fetched(source=source, record=record, path=path)
+        if blocks == []:
+            return _reply(str(fetched.path), 0, record)
+        if fetched.data is None:
+            fetched.data = _sparse(fetched.path, nbytes)
         count = block_count(nbytes)
         wanted = range(count) if blocks is None else sorted(set(blocks))
         if any(type(block) is not int or not 0 <= block < count for block in wanted):
@@ -216,8 +220,6 @@ class Loading:
         missing = [block for block in wanted if block not in fetched.blocks]
         if missing:
             try:
-                if not fetched.blocks:
-                    fetched.data = _sparse(fetched.path, nbytes)
                 _allocate(fetched.path, missing, nbytes)
                 await fetch(fetched.data, missing)
             except BaseException:
