@@ -54,7 +54,7 @@ lint: $(VENV)/.installed-dev
 	else echo "lint: shellcheck is not installed: the shell scripts were not checked"; fi
 
 bench: $(VENV)/.installed-dev
-	@$(PIP) $(CONSTRAINTS) -e '.[bench]' || echo "bench: without s3torchconnector, which does not install here"
+	@$(PIP) $(CONSTRAINTS) -e '.[bench]' || echo "bench: without s3torchconnector and nanio, which do not install here"
 	@$(BIN)/holdfast ckpt bench
 	@$(BIN)/python benchmarks/recovery.py
 	@$(BIN)/python benchmarks/redundancy.py

@@ -12,7 +12,7 @@
     planning       what a job's checkpoints will take, and what they survive
     bench/         the engine beside plain copies and torch's own checkpoints
     transport      the only door to MPI
-    cli            `holdfast ckpt`; cli_plan, cli_rebuild, verbs: its verbs; progress: their bar
+    cli            `holdfast ckpt`; cli_plan, cli_rebuild, verbs: its verbs; progress: their bar; reported: their errors
     config, errors
 
 Public names:

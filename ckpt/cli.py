@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,10 +20,12 @@ from rich.table import Table
 
 from ckpt.cli_plan import show_plan as show_plan
 from ckpt.cli_rebuild import rebuild_lost
-from ckpt.errors import CheckpointError
+from ckpt.errors import CheckpointError, CorruptError
 from ckpt.progress import Bar
+from ckpt.record.manifest import Manifest
 from ckpt.record.shard import ShardRecord, read_record
 from ckpt.redundancy.parity import ParityRecord, read_parity
+from ckpt.reported import FAILED, end, reported
 from ckpt.tiers.lookup import is_url, local_tiers, s3_tiers
 from ckpt.tiers.mark import MARK
 from ckpt.tiers.posix import read_file
@@ -32,7 +34,6 @@ from ckpt.tiers.tier import Tier
 from ckpt.verbs import register
 
 _SHARD = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+|parity)-[0-9]+\.json")
-_FAILED, _USAGE = 1, 2
 
 app = typer.Typer(help="Look at checkpoints, verify and rebuild them.", no_args_is_help=True, add_completion=False)
 PathArgument = Annotated[
@@ -71,6 +72,7 @@ class StoredStep:
     shards: list[StoredShard] = field(default_factory=list)
     parity: list[StoredShard] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    unread: bool = False  # storage failed on the way, which says nothing of what it holds
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -122,13 +124,16 @@ def verify(
     """Read every block of every step and compare it with its checksum. Exit code 1 when something is bad."""
     steps = [found for found in _find(path) if step in (None, found.step) and found.tier != "aside"]
     if step is not None and not steps:
-        _usage(f"{path}: holds no step {step}; look with `holdfast ckpt ls`")
+        end(f"{path}: holds no step {step}; look with `holdfast ckpt ls`")
     shards = [(found, shard) for found in steps for shard in found.shards + found.parity]
-    with Bar(f"verifying {len(steps)} steps", sum(shard.record.nbytes for _, shard in shards)) as bar:
+    nbytes = sum(shard.record.nbytes for _, shard in shards)
+    with Bar(f"verifying {len(steps)} steps", nbytes, quiet=as_json) as bar:
         for found, shard in shards:
-            found.problems += _verify_shard(shard, bar.advance)
+            _verify_shard(found, shard, bar.advance)
     for found in steps:
-        if set_aside and found.problems and found.name and found.source:
+        if set_aside and found.problems and found.unread:
+            found.problems.append("not set aside: it could not be read; verify it again")
+        elif set_aside and found.problems and found.name and found.source:
             found.problems.append(f"set aside as {_set_aside(found.source, found.name, found.problems)}")
     rows = [{**found.to_json(), "ok": not found.problems} for found in steps]
     if as_json:
@@ -144,12 +149,12 @@ def verify(
             )
         _print(table)
     if not all(row["ok"] for row in rows):
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(FAILED)
 
 
 def _find(where: str) -> list[StoredStep]:
     """The steps under a path or URL, newest first; ends the program when nothing of ours is there."""
-    try:
+    with reported():
         if is_url(where):
             return [step for tier in s3_tiers(where) for step in _tier_steps(tier, "s3")]
         path = Path(where)
@@ -158,10 +163,7 @@ def _find(where: str) -> list[StoredStep]:
             return _memory_steps(path, names)
         if tiers := local_tiers(path):
             return [step for tier, kind in tiers for step in _tier_steps(tier, kind)]
-    except (OSError, CheckpointError) as error:
-        message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        _usage(message if message.startswith(where) else f"{where}: {message}")
-    _usage(f"{where}: neither a checkpoint directory ({MARK} in it or below) nor a node's memory directory")
+    end(f"{where}: neither a checkpoint directory ({MARK} in it or below) nor a node's memory directory")
 
 
 def _tier_steps(tier: Tier, kind: str) -> list[StoredStep]:
@@ -175,14 +177,10 @@ def _tier_steps(tier: Tier, kind: str) -> list[StoredStep]:
         if entry.manifest:
             found.world_size = entry.manifest.world_size
             found.created_s = entry.manifest.created_s
-            found.shards = [
-                StoredShard(
-                    record=place.record,
-                    where=f"{tier.where}/{entry.name}/{place.file}",
-                    read=reader(tier, entry.manifest.save, place),
-                )
-                for place in entry.manifest.shards
-            ]
+            try:
+                found.shards = _manifest_shards(tier, entry.name, entry.manifest)
+            except CorruptError as error:
+                found.problems.append(f"{entry.name}: {error}")
         elif entry.damaged:
             found.problems.append(f"{entry.name}: {entry.reason}")
         steps.append(found)
@@ -190,6 +188,15 @@ def _tier_steps(tier: Tier, kind: str) -> list[StoredStep]:
         problems = [f"{name}: {reason}"]
         steps.append(StoredStep(namespace=tier.namespace, tier="aside", step=None, attempt=None, problems=problems))
     return steps
+
+
+def _manifest_shards(tier: Tier, name: str, manifest: Manifest) -> list[StoredShard]:
+    return [
+        StoredShard(
+            record=place.record, where=f"{tier.where}/{name}/{place.file}", read=reader(tier, manifest.save, place)
+        )
+        for place in manifest.shards
+    ]
 
 
 def _memory_steps(folder: Path, names: list[str]) -> list[StoredStep]:
@@ -225,12 +232,11 @@ def _set_aside(tier: Tier, name: str, problems: list[str]) -> str:
     try:
         return tier.set_aside(name, "; ".join(problems))
     except (CheckpointError, OSError) as error:
-        typer.echo(f"holdfast ckpt: error: {name} is not set aside: {error}", err=True)
-        raise typer.Exit(_FAILED) from None
+        end(f"{name} is not set aside: {error}", FAILED)
 
 
-def _verify_shard(shard: StoredShard, advance: Callable[[int], None]) -> list[str]:
-    """What is bad about a shard's bytes; reads them block by block."""
+def _verify_shard(found: StoredStep, shard: StoredShard, advance: Callable[[int], None]) -> None:
+    """Notes what is bad about a shard's bytes; reads them block by block."""
     where = f"{shard.record.what} in {shard.where}"
 
     def read(start: int, into: memoryview) -> None:
@@ -240,14 +246,12 @@ def _verify_shard(shard: StoredShard, advance: Callable[[int], None]) -> list[st
     try:
         bad = list(find_bad(read, shard.record.nbytes, shard.record.blocks))
     except (CheckpointError, OSError) as error:
-        return [f"{where}: {error}"]
-    what = f"{len(bad)} of {len(shard.record.blocks)} blocks do not match"
-    return [f"{where}: {what}, first block {bad[0]}"] if bad else []
-
-
-def _usage(message: str) -> NoReturn:
-    typer.echo(f"holdfast ckpt: error: {message}", err=True)
-    raise typer.Exit(_USAGE)
+        found.unread |= isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+        found.problems.append(f"{where}: {error}")
+        return
+    if bad:
+        what = f"{len(bad)} of {len(shard.record.blocks)} blocks do not match"
+        found.problems.append(f"{where}: {what}, first block {bad[0]}")
 
 
 def _table(*columns: str) -> Table:

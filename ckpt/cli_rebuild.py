@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.filesize import decimal
 
 from ckpt.errors import CheckpointError
+from ckpt.progress import Bar
 from ckpt.redundancy.offline import Rebuilt, find_saves, rebuild
-
-_FAILED, _USAGE = 1, 2
+from ckpt.reported import FAILED, end, reported
+from ckpt.tiers.lookup import is_url
 
 
 def rebuild_lost(
     directories: Annotated[
-        list[Path], typer.Argument(metavar="DIR", help="Memory directories of the nodes that are left.")
+        list[str], typer.Argument(metavar="DIR", help="Memory directories of the nodes that are left.")
     ],
-    into: Annotated[Path, typer.Option("--into", help="Directory for what is made again; may be one of the others.")],
+    into: Annotated[str, typer.Option("--into", help="Directory for what is made again; may be one of the others.")],
     step: Annotated[int | None, typer.Option("--step", help="This step; else the newest that is whole then.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -28,35 +29,34 @@ def rebuild_lost(
 
     An agent that starts on the target directory finds them there. Exit code 1 when too little is left.
     """
-    if urls := [path for path in (*directories, into) if path.parts[:1] == ("s3:",)]:
-        _end(
-            _USAGE,
+    if urls := [where for where in (*directories, into) if is_url(where)]:
+        end(
             f"{urls[0]}: is in a bucket; parity lies in nodes' memory directories alone, a step in a bucket is whole "
             "or it is none: see `holdfast ckpt verify`",
         )
-    try:
-        saves = find_saves(directories)
-        into.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not os.access(into, os.W_OK | os.X_OK):
-            _end(_USAGE, f"{into}: is not writable")
-    except OSError as error:
-        _end(_USAGE, f"{error.filename}: {error.strerror}")
+    target = Path(into)
+    with reported():
+        saves = find_saves([Path(directory) for directory in directories])
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not os.access(target, os.W_OK | os.X_OK):
+        end(f"{into}: is not writable")
     candidates = [save for save in saves if step in (None, save.step)]
     if not candidates:
         what = "no shards or parity" if step is None else f"nothing of step {step}"
-        _end(_USAGE, f"{', '.join(map(str, directories))}: {what}; look with `holdfast ckpt ls`")
+        end(f"{', '.join(directories)}: {what}; look with `holdfast ckpt ls`")
     reasons = []
     for save in candidates:
         try:
-            made = rebuild(saves[save], into)
+            with Bar(f"rebuilding step {save.step}", saves[save].work_bytes, quiet=as_json) as bar:
+                made = rebuild(saves[save], target, bar.advance)
         except CheckpointError as error:
             reasons.append(f"step {save.step} of attempt {save.attempt}: {error}")
             continue
         except OSError as error:
-            _end(_FAILED, f"{into}: {error.strerror}")
+            end(f"{into}: {error.strerror}", FAILED)
         _show(save.step, made, saves[save].world_size, reasons, as_json)
         return
-    _end(_FAILED, "no step can be had whole: " + "; ".join(reasons))
+    end("no step can be had whole: " + "; ".join(reasons), FAILED)
 
 
 def _show(step: int, made: list[Rebuilt], world_size: int, passed_over: list[str], as_json: bool) -> None:
@@ -69,8 +69,3 @@ def _show(step: int, made: list[Rebuilt], world_size: int, passed_over: list[str
     for one in made:
         typer.echo(f"rank {one.record.rank}: {decimal(one.record.nbytes)} in {one.path}")
     typer.echo(f"step {step}: {len(made)} of {world_size} shards made again, all verify; the rest is where it was")
-
-
-def _end(code: int, message: str) -> NoReturn:
-    typer.echo(f"holdfast ckpt: error: {message}", err=True)
-    raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""A bar on the terminal for what takes a while; nothing for what is quick, or where nobody looks."""
+"""How far something is that takes a while: a bar on a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 
@@ -6,35 +6,60 @@ import time
 from collections.abc import Callable
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 _SHOW_AFTER_S = 2.0
+_LINE_EVERY_S = 10.0
 
 
 class Bar:
-    """Counts bytes; use as a context. Shown on standard error once it has taken two seconds."""
+    """Counts bytes; use as a context. Says on standard error how many of them, how fast, and the time left."""
 
     def __init__(
         self,
         what: str,
         total_bytes: int,
+        *,
+        quiet: bool = False,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """
+        Args:
+            what: is being done.
+            total_bytes: to do.
+            quiet: says nothing, whatever happens: for programs that read the output.
+            console: where to say it.
+            clock: seconds that never go back.
+        """
+        self._what = what
+        self._total_bytes = total_bytes
+        self._done_bytes = 0
+        self._quiet = quiet
         self._console = console or Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         self._progress = Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True)
         self._task = self._progress.add_task(what, total=total_bytes)
         self._clock = clock
         self._since_s = clock()
+        self._said_s = self._since_s + _SHOW_AFTER_S - _LINE_EVERY_S
         self._shown = False
 
     def advance(self, nbytes: int) -> None:
-        """So many more bytes are done."""
-        if not self._shown and self._console.is_terminal and self._clock() - self._since_s > _SHOW_AFTER_S:
+        """So many more bytes are done. Any thread may call it."""
+        self._done_bytes += nbytes
+        self._progress.advance(self._task, nbytes)
+        now = self._clock()
+        if self._quiet or now - self._since_s <= _SHOW_AFTER_S:
+            return
+        if not self._console.is_terminal:
+            if now - self._said_s > _LINE_EVERY_S:
+                self._said_s = now
+                self._console.print(self._line(now - self._since_s), highlight=False, soft_wrap=True)
+        elif not self._shown:
             self._shown = True
             self._progress.start()
-        self._progress.advance(self._task, nbytes)
 
     def __enter__(self) -> Bar:
         return self
@@ -42,3 +67,10 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         if self._shown:
             self._progress.stop()
+
+    def _line(self, seconds: float) -> str:
+        rate = self._done_bytes / seconds
+        left = f", {max(0, self._total_bytes - self._done_bytes) / rate:.0f} s left" if rate else ""
+        return (
+            f"{self._what}: {decimal(self._done_bytes)} of {decimal(self._total_bytes)}, {decimal(int(rate))}/s{left}"
+        )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -12,13 +10,14 @@ import typer
 from rich.console import Console
 from rich.filesize import decimal
 
-from ckpt.errors import CheckpointError, ConfigError, NamespaceError
+from ckpt.errors import ConfigError
 from ckpt.progress import Bar
+from ckpt.reported import reported
 from ckpt.tiers.copying import copy_step
+from ckpt.tiers.lookup import is_url
 from ckpt.tiers.opened import committed_step, make_namespace, open_namespace
 from ckpt.tiers.retention import superfluous
-
-_FAILED, _USAGE = 1, 2
+from ckpt.tiers.throttle import Throttle
 
 _PLACE = "a shared checkpoint directory, or s3://bucket/prefix"
 Source = Annotated[str, typer.Argument(metavar="PATH", help=f"A namespace's folder in {_PLACE}.")]
@@ -35,20 +34,32 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
+    where: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH-or-URL",
+            help="Directory on the storage to drain to; or s3://bucket/prefix, and only S3 is measured, there.",
+        ),
+    ] = "/var/tmp",
     size_mib: Annotated[int, typer.Option("--size-mib", min=16, help="Of the state.")] = 512,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Times each figure is taken; the median counts.")] = 7,
-    directory: Annotated[
-        Path, typer.Option("--dir", exists=True, file_okay=False, writable=True, help="Storage to drain to.")
-    ] = Path("/var/tmp"),
     as_json: JsonOption = False,
 ) -> None:
-    """Measure saves, loads and drains on this machine, beside plain copies and torch's own checkpoints."""
+    """Measure saves, loads and drains on this machine, beside plain copies and torch's own checkpoints.
+
+    Whatever it writes is removed at its end, when it is interrupted too.
+    """
     from ckpt.bench.figures import as_json as to_json
     from ckpt.bench.figures import as_table
-    from ckpt.bench.run import run
+    from ckpt.bench.run import measured_bytes, run, run_bucket, unwinding
 
-    with _reported():
-        figures = run(size_mib=size_mib, repeat=repeat, directory=directory)
+    what = f"s3 {where}" if is_url(where) else "this machine"
+    total = measured_bytes(size_mib, repeat, bucket=is_url(where))
+    with reported(), unwinding(), Bar(f"measuring {what}", total, quiet=as_json) as bar:
+        if is_url(where):
+            figures = run_bucket(where, size_mib=size_mib, repeat=repeat, advance=bar.advance)
+        else:
+            figures = run(size_mib=size_mib, repeat=repeat, directory=Path(where), advance=bar.advance)
     if as_json:
         typer.echo(json.dumps(to_json(figures), indent=1))
     else:
@@ -63,12 +74,12 @@ def copy(
     ] = None,
 ) -> None:
     """Copy committed steps to another directory or bucket, verified on the way; those it has are left alone."""
-    with _reported():
+    with reported():
         here = open_namespace(source)
-        there = make_namespace(destination, here.namespace)
         saves = here.steps() if step is None else [committed_step(here, step)]
         total = 2 * sum(here.read_manifest(save).nbytes for save in saves)  # verified, then written
         with Bar(f"copying {len(saves)} steps", total) as bar:
+            there = make_namespace(destination, here.namespace, Throttle(None, told=bar.advance))
             for save in reversed(saves):  # oldest first: what is cut short leaves the newest for the next time
                 copied = copy_step(here, there, save, bar.advance)
                 typer.echo(f"step {save.step}: {'copied to' if copied else 'already in'} {there.where}")
@@ -80,11 +91,16 @@ def collect(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
     """Remove all but the newest committed steps. Steps set aside by `verify --quarantine` stay."""
-    with _reported():
+    with reported():
         tier = open_namespace(path)
         going = superfluous(tier.catalog(), keep, None)
         nbytes = sum(entry.manifest.nbytes for entry in going if entry.manifest)
-        names = [entry.name for entry in going] if dry_run else tier.retain(keep, None)
+        if dry_run:
+            names = [entry.name for entry in going]
+        else:
+            sizes = {entry.name: entry.manifest.nbytes for entry in going if entry.manifest}
+            with Bar(f"removing {len(going)} steps", nbytes) as bar:
+                names = tier.retain(keep, None, removed=lambda name: bar.advance(sizes.get(name, 0)))
     for name in names:
         typer.echo(f"{'would remove' if dry_run else 'removed'} {tier.where}/{name}")
     typer.echo(f"{len(names)} steps, {decimal(nbytes)}{' would be' if dry_run else ''} freed")
@@ -98,7 +114,7 @@ def export(
     rank: Annotated[int, typer.Option("--rank", min=0, help="Whose plain tensors and values; DTensors: of all.")] = 0,
 ) -> None:
     """Give a step away in a format of torch's own; every byte is verified first."""
-    with _reported():
+    with reported():
         if (dcp is None) == (safetensors is None):
             raise ConfigError("export: give one of --dcp DIR and --safetensors FILE")
         tier = open_namespace(path)
@@ -106,12 +122,14 @@ def export(
         from ckpt.adapters.exchange import export_dcp, export_safetensors
         from ckpt.adapters.stored import read_stored
 
-        with Bar(f"verifying step {save.step}", tier.read_manifest(save).nbytes) as bar:
+        total = 2 * tier.read_manifest(save).nbytes  # verified, then written
+        with Bar(f"exporting step {save.step}", total) as bar:
             stored = read_stored(tier, save, rank, bar.advance)
-        if dcp is not None:
-            export_dcp(stored, dcp)
-        elif safetensors is not None:
-            export_safetensors(stored, safetensors)
+            if dcp is not None:
+                export_dcp(stored, dcp, bar.advance)
+            elif safetensors is not None:
+                export_safetensors(stored, safetensors)
+                bar.advance(total // 2)
     left_out = f", without {len(stored.values)} values that are no tensors" if safetensors and stored.values else ""
     typer.echo(f"exported step {save.step}: {len(stored.parts)} tensors{left_out} to {dcp or safetensors}")
 
@@ -123,19 +141,11 @@ def import_step(
     namespace: Annotated[str | None, typer.Option("--namespace", help="Where PATH is no namespace's folder.")] = None,
 ) -> None:
     """Take a torch DCP directory in as a step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`."""
-    with _reported():
+    with reported():
         tier = open_namespace(path) if namespace is None else make_namespace(path, namespace)
         from ckpt.adapters.exchange import import_dcp
 
-        import_dcp(source, tier, step)
+        total = 2 * sum(file.stat().st_size for file in source.glob("*.distcp"))  # read, then written
+        with Bar(f"importing step {step}", total) as bar:
+            import_dcp(source, tier, step, bar.advance)
     typer.echo(f"imported {source} as step {step} of namespace {tier.namespace}")
-
-
-@contextmanager
-def _reported() -> Iterator[None]:
-    """Errors in one line: exit code 2 for bad input, 1 for what went wrong."""
-    try:
-        yield
-    except (CheckpointError, OSError) as error:
-        typer.echo(f"holdfast ckpt: error: {error}", err=True)
-        raise typer.Exit(_USAGE if isinstance(error, (ConfigError, NamespaceError)) else _FAILED) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from ckpt.adapters.stored import Part, Stored
 from ckpt.errors import ConfigError, StateError
@@ -29,10 +30,11 @@ from ckpt.tiers.tier import Tier
 from ckpt.trainer.leaves import dtype_name, view_bytes
 from ckpt.trainer.restore import DCP
 
+Advance = Callable[[int], object]  # told of every so many bytes done
 _IMPORTED = "import"  # run id of steps that no run has saved
 
 
-def export_dcp(stored: Stored, directory: Path) -> None:
+def export_dcp(stored: Stored, directory: Path, advance: Advance = lambda nbytes: None) -> None:
     """Writes a directory that torch.distributed.checkpoint.load reads by itself, part by part: nothing is gathered.
 
     Raises:
@@ -40,7 +42,7 @@ def export_dcp(stored: Stored, directory: Path) -> None:
     """
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory}: is not empty; choose another directory")
-    dcp.save({}, storage_writer=FileSystemWriter(directory), planner=_Planner(stored), no_dist=True)
+    dcp.save({}, storage_writer=FileSystemWriter(directory), planner=_Planner(stored, advance), no_dist=True)
 
 
 def export_safetensors(stored: Stored, file: Path) -> None:
@@ -66,7 +68,7 @@ def export_safetensors(stored: Stored, file: Path) -> None:
     os.replace(temporary, file)
 
 
-def import_dcp(directory: Path, tier: Tier, step: int) -> SaveId:
+def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda nbytes: None) -> SaveId:
     """Takes a torch DCP directory in as a committed step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`.
 
     Torch's own metadata and objects are pickles: import only what you trust. The whole state goes through memory.
@@ -91,7 +93,7 @@ def import_dcp(directory: Path, tier: Tier, step: int) -> SaveId:
     dcp.load(
         state,
         storage_reader=reader,
-        planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+        planner=_Loader(advance),
         no_dist=True,
     )
     objects = [[name, encode(value, (name,))] for name, value in state.items() if name not in tensors]
@@ -105,6 +107,7 @@ def import_dcp(directory: Path, tier: Tier, step: int) -> SaveId:
     )  # fmt: skip
     tier.begin(save)
     tier.commit(save, 1, tier.write_node(save, 0, [(record, data)]))
+    advance(nbytes)
     return save
 
 
@@ -129,12 +132,24 @@ def _lay_out(entries: dict[str, Any]) -> tuple[list[Chunk], int]:
     return chunks, start
 
 
+class _Loader(DefaultLoadPlanner):
+    """Fills a flat state, and tells how far it is."""
+
+    def __init__(self, advance: Advance) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._advance = advance
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        self._advance(tensor.nbytes)
+
+
 class _Planner(DefaultSavePlanner):
     """Plans the parts of a stored step as torch plans the shards of a live one."""
 
-    def __init__(self, stored: Stored) -> None:
+    def __init__(self, stored: Stored, advance: Advance) -> None:
         super().__init__()
         self._stored = stored
+        self._advance = advance
         self._data: dict[MetadataIndex, Any] = {}
 
     def create_local_plan(self) -> SavePlan:
@@ -154,6 +169,7 @@ class _Planner(DefaultSavePlanner):
     def resolve_data(self, write_item: WriteItem) -> Any:
         value = self._data[MetadataIndex(write_item.index.fqn, write_item.index.offset)]
         if write_item.type is not WriteItemType.BYTE_IO:
+            self._advance(value.nbytes)
             return value
         buffer = io.BytesIO()
         torch.save(value, buffer)

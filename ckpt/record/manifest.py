@@ -6,6 +6,7 @@ size, checksummed, every field checked, and the files it names can only be node 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -92,6 +93,8 @@ class Manifest:
             save, namespace, world_size = SaveId.from_json(value), str(value["namespace"]), value["world_size"]
             packed, partial = Packed.from_json(value), value.get("partial", False) is True
             created_s = float(value["created"])
+            if not math.isfinite(created_s):
+                raise ValueError(f"created is {created_s}")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptError(f"manifest: missing or malformed field: {error}") from None
         for file in packed.files:
@@ -185,7 +188,8 @@ def _check_file(name: Any) -> None:
 
 
 def _check_ranks(ranks: list[int], world_size: Any, partial: bool) -> None:
-    if type(world_size) is not int or world_size < 1 or (not partial and ranks != list(range(world_size))):
+    whole = type(world_size) is int and len(ranks) == world_size and ranks == list(range(world_size))
+    if type(world_size) is not int or world_size < 1 or not (partial or whole):
         raise CorruptError(
             f"manifest: {len(ranks)} shards, expected one of each rank 0 to world size {world_size!r:.20}"
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from ckpt.record.shard import SaveId, ShardRecord, read_record, write_record
 from ckpt.redundancy.galois import multiply_add
 from ckpt.redundancy.parity import ParityRecord, ParitySet, read_parity
 from ckpt.redundancy.stripes import LossError, Sum, extents
+
+Advance = Callable[[int], object]  # told of every so many bytes done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +36,22 @@ class Survivors:
     shards: dict[int, tuple[Path, ShardRecord]] = field(default_factory=dict)
     parity: dict[ParitySet, dict[int, tuple[Path, ParityRecord]]] = field(default_factory=lambda: defaultdict(dict))
 
-    def drop_damaged(self) -> None:
+    def drop_damaged(self, advance: Advance) -> None:
         """Leaves only what verifies."""
-        self.shards = {rank: entry for rank, entry in self.shards.items() if verifies(*entry)}
+        self.shards = {rank: entry for rank, entry in self.shards.items() if verifies(*entry, advance)}
         for members in self.parity.values():
-            for index in [index for index, entry in members.items() if not verifies(*entry)]:
+            for index in [index for index, entry in members.items() if not verifies(*entry, advance)]:
                 del members[index]
+
+    @property
+    def work_bytes(self) -> int:
+        """What a rebuild reads to verify it, and what it makes, as far as that can be known before."""
+        total = sum(record.nbytes for _, record in self.shards.values())
+        total += sum(record.nbytes for members in self.parity.values() for _, record in members.values())
+        for rank in self.lost:
+            with suppress(LossError):
+                total += self.header(rank).nbytes
+        return total
 
     @property
     def lost(self) -> list[int]:
@@ -80,7 +93,7 @@ def find_saves(directories: Sequence[Path]) -> dict[SaveId, Survivors]:
     return dict(sorted(saves.items(), key=lambda entry: (entry[0].step, entry[0].attempt), reverse=True))
 
 
-def rebuild(found: Survivors, target: Path) -> list[Rebuilt]:
+def rebuild(found: Survivors, target: Path, advance: Advance = lambda nbytes: None) -> list[Rebuilt]:
     """Makes every lost shard of a save again, into names of `target` that are free. Overwrites and removes nothing.
 
     Raises:
@@ -88,22 +101,25 @@ def rebuild(found: Survivors, target: Path) -> list[Rebuilt]:
         CorruptError: what was made does not verify; it has been removed.
         OSError: the target is full or cannot be written.
     """
-    found.drop_damaged()
+    found.drop_damaged(advance)
     work = [(rank, found.header(rank), *_sums(found, rank)) for rank in found.lost]  # all or none
-    return [_make(found, target, record, over, sums) for _, record, over, sums in work]
+    return [_make(found, target, record, over, sums, advance) for _, record, over, sums in work]
 
 
-def verifies(path: Path, record: ShardRecord | ParityRecord) -> bool:
+def verifies(path: Path, record: ShardRecord | ParityRecord, advance: Advance = lambda nbytes: None) -> bool:
     """Whether a file's bytes match its record; reads them block by block."""
+
+    def read(block: int) -> bytes:
+        nbytes = min(BLOCK_BYTES, record.nbytes - block * BLOCK_BYTES)
+        advance(nbytes)
+        return os.pread(descriptor, nbytes, block * BLOCK_BYTES)
+
     try:
         descriptor = open_regular(path)
     except (CheckpointError, OSError):
         return False
     try:
-        return all(
-            checksum(os.pread(descriptor, min(BLOCK_BYTES, record.nbytes - i * BLOCK_BYTES), i * BLOCK_BYTES)) == block
-            for i, block in enumerate(record.blocks)
-        )
+        return all(checksum(read(i)) == block for i, block in enumerate(record.blocks))
     except OSError:
         return False
     finally:
@@ -125,7 +141,9 @@ def _sums(found: Survivors, rank: int) -> tuple[ParitySet, list[Sum]]:
     raise LossError(f"rank {rank}: {'; '.join(reasons) or 'no parity of its set is left'}")
 
 
-def _make(found: Survivors, target: Path, record: ShardRecord, over: ParitySet, sums: list[Sum]) -> Rebuilt:
+def _make(
+    found: Survivors, target: Path, record: ShardRecord, over: ParitySet, sums: list[Sum], advance: Advance
+) -> Rebuilt:
     slot = 0
     while any((target / f"copy-{record.rank}-0-{slot}.{kind}").exists() for kind in ("data", "json")):
         slot += 1
@@ -135,7 +153,7 @@ def _make(found: Survivors, target: Path, record: ShardRecord, over: ParitySet, 
     try:
         try:
             for part in sums:
-                _write_sum(found, over, part, descriptor)
+                _write_sum(found, over, part, descriptor, advance)
         finally:
             os.close(descriptor)
         if not verifies(path, record):
@@ -147,7 +165,7 @@ def _make(found: Survivors, target: Path, record: ShardRecord, over: ParitySet, 
     return Rebuilt(record=record, path=path)
 
 
-def _write_sum(found: Survivors, over: ParitySet, part: Sum, descriptor: int) -> None:
+def _write_sum(found: Survivors, over: ParitySet, part: Sum, descriptor: int, advance: Advance) -> None:
     """A block at a time, so that memory stays the same however long the shard."""
     for start in range(0, part.nbytes, BLOCK_BYTES):
         block = memoryview(bytearray(min(BLOCK_BYTES, part.nbytes - start)))
@@ -167,6 +185,7 @@ def _write_sum(found: Survivors, over: ParitySet, part: Sum, descriptor: int) ->
         done = 0
         while done < len(block):
             done += os.pwrite(descriptor, block[done:], part.at + start + done)
+        advance(len(block))
 
 
 def _files(

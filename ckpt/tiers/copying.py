@@ -18,7 +18,7 @@ def copy_step(source: Tier, destination: Tier, save: SaveId, advance: Callable[[
         source: where it is committed.
         destination: another directory or bucket, of the same namespace.
         save: the step.
-        advance: told of every so many bytes verified, and again when they are written.
+        advance: told of every so many bytes verified.
 
     Returns:
         False when the destination has the step already.
@@ -41,7 +41,6 @@ def copy_step(source: Tier, destination: Tier, save: SaveId, advance: Callable[[
         ordered = sorted(places, key=lambda place: place.offset)
         shards = [(place.record, verified_shard(source, save, place, advance)) for place in ordered]
         copied += destination.write_node(save, _node_rank(file), shards)
-        advance(sum(place.record.layout.nbytes for place in ordered))
     destination.commit(save, manifest.world_size, copied)
     return True
 

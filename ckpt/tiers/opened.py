@@ -12,6 +12,7 @@ from ckpt.tiers.lookup import is_url, s3_tiers
 from ckpt.tiers.mark import MARK
 from ckpt.tiers.posix import SharedTier, read_mark
 from ckpt.tiers.s3 import S3Tier
+from ckpt.tiers.throttle import Throttle
 from ckpt.tiers.tier import Tier
 
 
@@ -36,10 +37,12 @@ def open_namespace(where: str, namespace: str | None = None) -> Tier:
     return found[0]
 
 
-def make_namespace(where: str, namespace: str) -> Tier:
+def make_namespace(where: str, namespace: str, throttle: Throttle | None = None) -> Tier:
     """The tier of that namespace below a directory or prefix; it may not be there yet, and is not made here."""
     CheckpointConfig.from_mapping({"namespace": namespace}, where="namespace")
-    return S3Tier(where, namespace) if is_url(where) else SharedTier(Path(where).absolute(), namespace)
+    if is_url(where):
+        return S3Tier(where, namespace, throttle=throttle)
+    return SharedTier(Path(where).absolute(), namespace, throttle=throttle)
 
 
 def committed_step(tier: Tier, step: int | None) -> SaveId:

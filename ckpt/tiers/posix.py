@@ -30,6 +30,7 @@ from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.quarantine import quarantine, quarantined
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
+from ckpt.tiers.tier import Removed
 
 SHARD_ALIGN_BYTES = PAGE_BYTES  # a shard can be mapped where it lies, and written past the page cache
 _SQUASHED = 65534  # whom NFS takes root for
@@ -193,7 +194,10 @@ class SharedTier:
     def aside(self) -> list[tuple[str, str]]:
         return quarantined(self.folder)
 
-    def retain(self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None) -> list[str]:
+    def retain(
+        self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None,
+        removed: Removed = lambda name: None,
+    ) -> list[str]:  # fmt: skip
         """Removes superfluous steps: renamed first, so that none is ever seen half deleted."""
         names = []
         for entry in superfluous(self.catalog(), keep, directory_name(running) if running else None, complete):
@@ -205,6 +209,7 @@ class SharedTier:
                 trash.unlink()
             else:
                 shutil.rmtree(trash)
+                removed(trash.name.removeprefix(_TRASH))
         return names
 
     def _make_directory(self, save: SaveId) -> Path:

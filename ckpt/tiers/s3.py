@@ -25,6 +25,7 @@ from ckpt.tiers.retention import superfluous
 from ckpt.tiers.s3_bucket import Bucket, split_url
 from ckpt.tiers.s3_client import S3Options
 from ckpt.tiers.throttle import Throttle
+from ckpt.tiers.tier import Removed
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,10 @@ class S3Tier:
         names = sorted(name for name in self._bucket.directories(f"{self._prefix}/") if is_aside(name))
         return [(name, self._reason(name)) for name in names]
 
-    def retain(self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None) -> list[str]:
+    def retain(
+        self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None,
+        removed: Removed = lambda name: None,
+    ) -> list[str]:  # fmt: skip
         """Removes superfluous steps: the manifest first, so that none is ever seen half deleted.
 
         What a killed upload left behind is no object, costs all the same, and goes with its step.
@@ -192,6 +196,7 @@ class S3Tier:
             for key, upload in uploads:
                 if key.startswith(inside):
                     self._bucket.abort(key, upload)
+            removed(entry.name)
         return [entry.name for entry in gone]
 
     def _check(self, mark_data: bytes) -> Mark:

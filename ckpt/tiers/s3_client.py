@@ -16,7 +16,15 @@ _CONNECTIONS = 6  # S3 gives each about 5 Gbit/s
 _CONNECT_S = 10
 _READ_S = 60
 
+_REFUSED = {
+    "NoSuchBucket", "401", "403", "AccessDenied", "AllAccessDisabled", "AuthorizationHeaderMalformed", "ExpiredToken",
+    "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch",
+}  # fmt: skip
 _ABSENT = {"404", "NoSuchKey", "NotFound", "NoSuchUpload"}  # not NoSuchBucket: that is a wrong configuration
+
+
+class AccessError(OSError):
+    """The bucket is not there, or not for these credentials: asking again does not help."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +69,14 @@ class LazyClient:
 def telling(where: str) -> Iterator[None]:
     """Turns boto3's errors into OSError, one line that names the place; FileNotFoundError only for what is absent."""
     try:
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import (
+            BotoCoreError,
+            ClientError,
+            NoCredentialsError,
+            NoRegionError,
+            PartialCredentialsError,
+            ProfileNotFound,
+        )
     except ImportError:
         raise ConfigError("s3: boto3 is not installed; pip install 'holdfast[s3]'") from None
     try:
@@ -73,7 +88,12 @@ def telling(where: str) -> Iterator[None]:
         if code == "InvalidRange":
             raise CorruptError(f"{where}: is shorter than its manifest says") from None
         text = " ".join(f"{error.operation_name}: {code} {message}".split())
+        if code in _REFUSED:
+            advice = "make it, or correct the URL" if code == "NoSuchBucket" else "look at the credentials' rights"
+            raise AccessError(f"{where}: {text:.300}; {advice}") from None
         raise OSError(f"{where}: {text:.300}") from None
+    except (NoCredentialsError, PartialCredentialsError, NoRegionError, ProfileNotFound) as error:
+        raise AccessError(f"{where}: {' '.join(str(error).split()):.300}") from None
     except BotoCoreError as error:
         raise OSError(f"{where}: {' '.join(str(error).split()):.300}") from None
 

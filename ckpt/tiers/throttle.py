@@ -15,21 +15,25 @@ class Throttle:
         bytes_per_s: int | None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
+        told: Callable[[int], object] = lambda nbytes: None,
     ) -> None:
         """
         Args:
             bytes_per_s: the rate; None is no limit.
             clock: seconds that never go back.
             sleep: waits so many seconds.
+            told: of every so many bytes that are about to be written.
         """
         self._bytes_per_s = bytes_per_s
         self._clock = clock
         self._sleep = sleep
+        self._told = told
         self._free_s = 0.0  # when what has been handed out will have been paid for
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> None:
         """Returns when `nbytes` more may be written."""
+        self._told(nbytes)
         if self._bytes_per_s is None:
             return
         with self._lock:

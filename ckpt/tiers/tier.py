@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -10,6 +10,8 @@ from ckpt.record.manifest import Manifest, ShardPlace
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.tiers.catalog import Entry
 from ckpt.tiers.claim import Claim
+
+Removed = Callable[[str], object]
 
 
 class Tier(Protocol):
@@ -106,13 +108,18 @@ class Tier(Protocol):
     def aside(self) -> list[tuple[str, str]]:
         """The names and reasons of what was set aside."""
 
-    def retain(self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None) -> list[str]:
+    def retain(
+        self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None,
+        removed: Removed = lambda name: None,
+    ) -> list[str]:  # fmt: skip
         """Removes what newer committed steps have made superfluous; returns the names removed.
 
         Args:
             keep: the newest committed steps that stay.
             running: the save that is being written now; stays.
             complete: of a node-local tier, the saves that all nodes have committed: only they count. None: all do.
+            removed: told the name of each when it is gone.
+            removed: told the name of each that is gone.
         """
 
 

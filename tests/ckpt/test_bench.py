@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from s3_kit import BUCKET, S3Server, s3_server
 from typer.testing import CliRunner
 
 from ckpt.bench.figures import Figure
 from ckpt.cli import app
+from ckpt.tiers.s3_bucket import Bucket
+from ckpt.tiers.throttle import Throttle
 
 
 def leftovers() -> set[Path]:
@@ -21,7 +29,7 @@ def leftovers() -> set[Path]:
 def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("bench")
     before = leftovers()
-    result = CliRunner().invoke(app, ["bench", "--size-mib", "16", "--repeat", "1", "--dir", str(folder), "--json"])
+    result = CliRunner().invoke(app, ["bench", "--size-mib", "16", "--repeat", "1", str(folder), "--json"])
     assert result.exit_code == 0, result.output
     assert leftovers() <= before and not list(folder.iterdir())
     return json.loads(result.stdout)  # type: ignore[no-any-return]
@@ -40,6 +48,7 @@ def test_every_figure_stands_beside_its_peers(figures: dict[str, Any]) -> None:
         "drain to the shared tier": list(figures["drain to the shared tier"]["peer"]),
         "S3 put": list(figures["S3 put"]["peer"]),
         "S3 get": list(figures["S3 get"]["peer"]),
+        **{name: list(figure["peer"]) for name, figure in figures.items() if name == "S3 put, nanio's server"},
     }  # fmt: skip
     assert all(set(figure) - {"missing"} == {"value", "unit", "peer", "ratio"} for figure in figures.values())
     assert all(figure["value"] > 0 for figure in figures.values())
@@ -71,6 +80,64 @@ def test_100_saves_leave_no_descriptors_and_no_memory_behind(figures: dict[str, 
         figure = figures[f"{name} after 100 saves"]
         assert figure["value"] - figure["peer"]["before them"] < 16, name  # MiB: not even one state
     assert figures["agent, own memory after 100 saves"]["value"] < 200
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture
+def bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """As somebody else sees it; the command finds the server in its environment."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint_url)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    return Bucket(BUCKET, server.options, Throttle(None))
+
+
+def test_a_bucket_is_measured_beside_its_peers_and_left_as_it_was(bucket: Bucket) -> None:
+    bucket.put("here/mine", b"x")
+    arguments = ["bench", f"s3://{BUCKET}/here", "--size-mib", "48", "--repeat", "1"]  # three parts, and more
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert list(figures) == ["S3 put", "S3 get"]
+    for figure in figures.values():
+        peers = {*figure["peer"], *figure.get("missing", {})}
+        assert figure["value"] > 0 and peers == {"boto3's default transfer", "s3torchconnector"}
+    assert bucket.keys("") == ["here/mine"] and bucket.uploads("") == []
+    bucket.delete(["here/mine"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_bench_leaves_nothing_in_the_bucket(bucket: Bucket, number: int) -> None:
+    arguments = ["bench", f"s3://{BUCKET}/cut", "--size-mib", "64", "--repeat", "10000"]
+    process = subprocess.Popen([sys.executable, "-m", "launcher", "ckpt", *arguments], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not any("step-" in key for key in bucket.keys("cut/")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(60) != 0
+    finally:
+        process.kill()
+        process.wait()
+    assert bucket.keys("cut/") == [] and bucket.uploads("cut/") == []
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("s3://no-such-bucket/x", "NoSuchBucket"),
+        ("s3://B", "expected s3://bucket/prefix"),
+        ("/no/such/directory", "expected a directory that can be written"),
+    ],
+)
+def test_a_place_that_cannot_be_measured_is_one_line_and_exit_code_2(bucket: Bucket, where: str, message: str) -> None:
+    result = CliRunner().invoke(app, ["bench", where, "--size-mib", "16", "--repeat", "1"])
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1 and message in result.stderr
 
 
 def test_the_ratio_is_to_the_first_peer() -> None:

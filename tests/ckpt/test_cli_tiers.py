@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
-from s3_kit import S3Server, s3_server
+from s3_kit import BUCKET, S3Server, s3_server
 from test_cli_ckpt import facts, run
 from tier_kit import Stored, path_of, save_id, stored
 
-from ckpt.progress import Bar
+from ckpt.record.shard import seal_json, unseal_json
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
+from ckpt.tiers.s3_bucket import Bucket
+from ckpt.tiers.s3_client import S3Options
+from ckpt.tiers.throttle import Throttle
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +74,85 @@ def test_a_url_that_is_not_ours_is_a_usage_error_in_one_line(bucket: Stored, url
     result = run("ls", url)
     assert result.exit_code == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
     assert message in result.stderr
+
+
+VERBS = [["ls"], ["verify"], ["gc", "--keep", "1"], ["copy", "/tmp/nowhere"], ["export", "--dcp", "/tmp/nowhere"]]
+
+
+@pytest.mark.parametrize("command", VERBS, ids=lambda command: command[0])
+@pytest.mark.parametrize("wrong", ["secret", "key", "none", "bucket"])
+def test_wrong_credentials_and_buckets_are_one_line_and_exit_code_2_for_every_verb(
+    bucket: Stored, monkeypatch: pytest.MonkeyPatch, wrong: str, command: list[str]
+) -> None:
+    url = bucket.tier.where
+    if wrong == "secret":
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    elif wrong == "key":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
+    elif wrong == "none":
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    else:
+        url = "s3://no-such-bucket/x"
+    result = run(command[0], url, *command[1:])
+    assert result.exit_code == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1, result.output
+    expected = {"bucket": "no-such-bucket", "none": "credentials"}.get(wrong, "look at the credentials")
+    assert expected in result.stderr.lower()
+
+
+def test_a_server_that_is_away_is_one_line_and_exit_code_1(bucket: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("ckpt.tiers.s3_client.ATTEMPTS", 1)
+    monkeypatch.setattr("ckpt.tiers.lookup.S3Options", partial(S3Options, attempts=1))
+    result = run("verify", bucket.tier.where)
+    assert result.exit_code == 1 and len(result.stderr.splitlines()) == 1 and "127.0.0.1:9" in result.stderr
+
+
+def sealed(change: dict[str, Any], manifest: bytes) -> bytes:
+    """A manifest that verifies and says something else."""
+    return seal_json({**unseal_json(manifest), **change})
+
+
+HOSTILE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "truncated": lambda data: data[: len(data) // 2],
+    "oversize": lambda data: data + b" " * (1 << 20),
+    "huge world": partial(sealed, {"world_size": 1 << 50}),
+    "no number": partial(sealed, {"created": float("nan")}),
+    "malformed layout": partial(sealed, {"parts": [[[], [["k"]]], None, [[1, [0], 1]]]}),
+    "deep": lambda data: seal_json({"format": []}).replace(b"[]", b"[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_manifest_in_a_bucket_is_a_bad_step_and_the_others_are_not(
+    bucket: Stored, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("ckpt.tiers.s3.MAX_BYTES", 1 << 20)
+    file = path_of(save_id(3), "manifest.json")
+    bucket.put(file, HOSTILE[kind](bucket.get(file)))
+    assert [row["step"] for row in facts("ls", bucket.tier.where)] == [5, 4, 3]
+    result = run("verify", bucket.tier.where, "--quarantine")
+    assert result.exit_code == 1 and result.stderr == ""
+    assert result.stdout.count("BAD") == 2 and f"set aside as {bucket.tier.where}/bad-step-0000000003" in result.stdout
+    assert [save.step for save in bucket.tier.steps()] == [4]
+    assert run("verify", bucket.tier.where).exit_code == 0
+
+
+def test_a_step_that_cannot_be_read_is_never_set_aside(
+    bucket: Stored, monkeypatch: pytest.MonkeyPatch, server: S3Server
+) -> None:
+    """The credentials expire between the listing and the data."""
+    read = Bucket.get_into
+
+    def expired(self: Bucket, *arguments: Any) -> None:
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "expired")
+        read(Bucket(BUCKET, S3Options(endpoint_url=server.endpoint_url), Throttle(None)), *arguments)
+
+    monkeypatch.setattr(Bucket, "get_into", expired)
+    result = run("verify", bucket.tier.where, "--quarantine")
+    assert result.exit_code == 1 and "not set aside: it could not be read" in result.stdout
+    assert [save.step for save in bucket.tier.steps()] == [4, 3]
 
 
 @pytest.mark.parametrize("below", ["", "n1", "n1/ns"])
@@ -151,15 +233,3 @@ def test_a_url_without_a_namespace_is_one_line_and_exit_code_2_for_every_verb(
 ) -> None:
     result = run(command[0], "s3://bucket/nothing-there", *command[1:])
     assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1 and "no namespace there" in result.stderr
-
-
-def test_a_bar_shows_once_it_has_taken_two_seconds_and_only_on_a_terminal() -> None:
-    for terminal in (True, False):
-        now, out = [0.0], io.StringIO()
-        console = Console(file=out, force_terminal=terminal, width=100)
-        with Bar("copying", 1000, console, clock=lambda now=now: now[0]) as bar:
-            bar.advance(10)
-            assert out.getvalue() == ""
-            now[0] = 2.1
-            bar.advance(490)
-        assert ("copying" in out.getvalue() and "0.5/1.0 kB" in out.getvalue()) is terminal, out.getvalue()

@@ -20,6 +20,8 @@ from tier_kit import WORLD, save_id, shard, stored
 from ckpt.errors import ConfigError
 from ckpt.record.blocks import BLOCK_BYTES
 from ckpt.tiers import s3_bucket
+from ckpt.tiers.catalog import directory_name
+from ckpt.tiers.mark import new_mark
 from ckpt.tiers.s3 import S3Tier
 from ckpt.tiers.s3_bucket import Bucket, split_url
 from ckpt.tiers.s3_client import S3Options
@@ -219,6 +221,8 @@ _KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[4])
 from ckpt.tiers import s3_bucket
+from ckpt.tiers.catalog import directory_name
+from ckpt.tiers.mark import new_mark
 from ckpt.tiers.s3 import S3Tier
 from ckpt.tiers.s3_client import LazyClient, S3Options
 from tier_kit import WORLD, save_id, shard
@@ -277,3 +281,27 @@ def test_a_process_killed_at_any_stage_leaves_a_checkpoint_and_the_next_one_clea
     assert {key.rpartition("/")[2] for key in tier._bucket.keys(f"{tier._prefix}/")} == {
         "holdfast.json", "manifest.json", "node-00000.data", "node-00001.data"
     }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A namespace of 1,100 steps never committed, the oldest of 10,000 objects; a page of a listing has 1,000."""
+    root = tmp_path_factory.mktemp("crowded")
+    folder = root / BUCKET / "many" / "ns"
+    for step in range(1, 1101):
+        (place := folder / directory_name(save_id(step))).mkdir(parents=True)
+        for node in range(10_000 if step == 1 else 1):
+            (place / f"node-{node:05d}.data").touch()
+    (folder / "holdfast.json").write_bytes(new_mark("ns"))
+    with s3_server(root) as running:
+        yield running
+
+
+def test_listings_of_many_pages_are_followed_to_their_end(crowded: S3Server) -> None:
+    place = S3Tier(f"s3://{BUCKET}/many", "ns", crowded.options)
+    assert [entry.step for entry in place.catalog()] == list(range(1100, 0, -1))
+    bucket, oldest = Bucket(BUCKET, crowded.options, Throttle(None)), f"many/ns/{directory_name(save_id(1))}/"
+    keys = bucket.keys(oldest)
+    assert len(keys) == len(set(keys)) == 10_000
+    bucket.delete(keys)
+    assert bucket.keys(oldest) == [] and len(bucket.keys("many/")) == 1100

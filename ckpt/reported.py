@@ -1,0 +1,36 @@
+"""What a verb of `holdfast ckpt` says when it cannot do what was asked: one line, and an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+
+from ckpt.errors import CheckpointError, ConfigError, NamespaceError
+from ckpt.tiers.s3_client import AccessError
+
+FAILED, USAGE = 1, 2
+_BAD_INPUT = (ConfigError, NamespaceError, AccessError, FileNotFoundError, NotADirectoryError, PermissionError)
+
+
+def end(message: str, code: int = USAGE) -> NoReturn:
+    """Ends the program."""
+    typer.echo(f"holdfast ckpt: error: {message}", err=True)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Ends the program for an error: with USAGE for bad input, a wrong credential too, with FAILED for all else."""
+    try:
+        yield
+    except (CheckpointError, OSError) as error:
+        end(_line(error), USAGE if isinstance(error, _BAD_INPUT) else FAILED)
+
+
+def _line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)

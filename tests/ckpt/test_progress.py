@@ -1,0 +1,100 @@
+"""What is said of a verb that takes a while, and when nothing is."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_kit import World, config, lose
+from agent_kit import run as run_async
+from rich.console import Console
+from test_cli_ckpt import run
+from test_tiers import commit, save_id
+
+from ckpt import progress
+from ckpt.progress import Bar
+from ckpt.tiers.posix import SharedTier
+
+
+def spoken(*, terminal: bool, quiet: bool = False) -> list[str]:
+    """What has been said after 0, 2.1, 3, 12.2 and 13 seconds, 100 bytes each."""
+    now, out, said = [0.0], io.StringIO(), []
+    console = Console(file=out, force_terminal=terminal, width=100)
+    with Bar("copying", 1000, quiet=quiet, console=console, clock=lambda: now[0]) as bar:
+        for second in (0.0, 2.1, 3.0, 12.2, 13.0):
+            now[0] = second
+            bar.advance(100)
+            said.append(out.getvalue())
+    return said
+
+
+def test_a_terminal_shows_a_bar_once_it_has_taken_two_seconds() -> None:
+    said = spoken(terminal=True)
+    assert said[0] == "" and "copying" in said[1] and "0.2/1.0 kB" in said[1]
+
+
+def test_elsewhere_a_line_comes_every_ten_seconds_with_bytes_rate_and_time_left() -> None:
+    said = spoken(terminal=False)
+    first = "copying: 200 bytes of 1.0 kB, 95 bytes/s, 8 s left\n"
+    assert said == ["", first, first, *[f"{first}copying: 400 bytes of 1.0 kB, 32 bytes/s, 18 s left\n"] * 2]
+
+
+def test_nothing_is_said_where_a_program_reads() -> None:
+    assert spoken(terminal=True, quiet=True) == spoken(terminal=False, quiet=True) == [""] * 5
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything takes long, and a line comes each time."""
+    monkeypatch.setattr(progress, "_SHOW_AFTER_S", -1.0)
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", -1.0)
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> SharedTier:
+    tier = SharedTier(tmp_path / "here", "ns")
+    tier.prepare()
+    for step in (3, 4):
+        commit(tier, save_id(step))
+    return tier
+
+
+def last_line(*arguments: Any) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stderr.splitlines()[-1]
+
+
+def test_every_verb_counts_all_its_bytes(slow: None, tier: SharedTier, tmp_path: Path) -> None:
+    assert last_line("verify", tier.path).startswith("verifying 2 steps: 40.0 kB of 40.0 kB, ")
+    assert "copying 2 steps: 8" in last_line("copy", tier.path, tmp_path / "there")  # twice, and manifests
+    assert last_line("gc", tier.path, "--keep", "1").startswith("removing 1 steps: 20.0 kB of 20.0 kB, ")
+
+
+def test_import_and_export_count_what_they_read_and_write(slow: None, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    dcp.save({"w": torch.arange(3000.0)}, checkpoint_id=tmp_path / "in", no_dist=True)
+    there = tmp_path / "there"
+    said = last_line("import", tmp_path / "in", there, "--step", "7", "--namespace", "model")
+    assert said.startswith("importing step 7: 24.0 kB of ")
+    said = last_line("export", there, "--dcp", tmp_path / "out")
+    assert said.startswith("exporting step 7: 24.")
+    said = last_line("export", there, "--safetensors", tmp_path / "out.safetensors")
+    assert said.startswith("exporting step 7: 24.")
+
+
+def test_a_rebuild_counts_what_it_verifies_and_makes_and_says_nothing_with_json(slow: None, tmp_path: Path) -> None:
+    async def saved() -> None:
+        async with World(tmp_path, ["a", "b", "c"], 0, config(scheme="xor")) as world:
+            await world.save(10, 0)
+
+    run_async(saved)
+    lose(tmp_path, "b")
+    left = [tmp_path / "a", tmp_path / "c"]
+    said = last_line("rebuild", *left, "--into", tmp_path / "x").split()
+    assert said[:3] == ["rebuilding", "step", "10:"] and said[3] == said[6], said
+    assert run("rebuild", *left, "--into", tmp_path / "y", "--json").stderr == ""
+    assert run("verify", tmp_path / "x", "--json").stderr == ""
