@@ -66,7 +66,7 @@ class BenchNode:
             self._agent = subprocess.Popen(command(), env=environment, stderr=output)
         self._monitor = Monitor.connect(self._ram_dir, self._attempt, _ANSWER_S)
         self._checkpointer = Checkpointer(
-            config=CheckpointConfig.from_mapping(section), place=place, rank=0, local_rank=0
+            config=CheckpointConfig.from_mapping(section), place=place, rank=0, local_rank=0, env={}
         )
         return self._checkpointer
 

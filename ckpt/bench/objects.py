@@ -199,7 +199,9 @@ class _Boto3:
         from botocore.config import Config
 
         config = Config(s3={"addressing_style": "path" if options.path_style else "auto"})
-        self.client = boto3.client("s3", endpoint_url=options.endpoint_url, region_name=options.region, config=config)
+        self.client = boto3.session.Session().client(  # the default one keeps another server's credentials
+            "s3", endpoint_url=options.endpoint_url, region_name=options.region, config=config
+        )
         self._bucket, prefix = split_url(url)
         self._key = f"{prefix}/boto3"
 

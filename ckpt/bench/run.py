@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -68,6 +69,7 @@ def run(*, size_mib: int, repeat: int, directory: Path, advance: Advance) -> lis
     """
     if not directory.is_dir() or not os.access(directory, os.W_OK | os.X_OK):
         raise ConfigError(f"{directory}: expected a directory that can be written, or s3://bucket/prefix")
+    _log_warnings_only()
     saving, loading, growing, draining, _ = _part_bytes(size_mib << 20, repeat)
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir="/dev/shm") as memory,
@@ -97,6 +99,13 @@ def _part_bytes(nbytes: int, repeat: int) -> tuple[int, ...]:
     """About what saving, loading, growth, drains and S3 move."""
     s3 = min(nbytes, _OBJECT_BYTES)
     return 6 * repeat * nbytes, 3 * repeat * nbytes, SAVES * nbytes, 6 * repeat * nbytes, moved_bytes(s3, repeat)
+
+
+def _log_warnings_only() -> None:
+    """The saves are hundreds."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    logging.getLogger("ckpt").addHandler(handler)
 
 
 def make_state(nbytes: int) -> dict[str, torch.Tensor]:

@@ -31,6 +31,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     before = leftovers()
     result = CliRunner().invoke(app, ["bench", "--size-mib", "16", "--repeat", "1", str(folder), "--json"])
     assert result.exit_code == 0, result.output
+    assert result.stderr == ""
     assert leftovers() <= before and not list(folder.iterdir())
     return json.loads(result.stdout)  # type: ignore[no-any-return]
 
@@ -64,6 +65,7 @@ def test_a_peer_that_is_not_there_is_named_with_the_reason(figures: dict[str, An
         found, missing = figures[name]["peer"], figures[name].get("missing", {})
         assert peers <= {*found, *missing}, name
         assert not {*found} & {*missing}, name
+        assert not [reason for reason in missing.values() if "failed" in reason], missing
         assert all(missing.values())
 
 
