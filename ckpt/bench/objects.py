@@ -71,7 +71,7 @@ def objects(folder: Path, nbytes: int, repeat: int, advance: Advance) -> list[Fi
         return figures
     figures[0].missing[_CONNECTOR] = "cannot put to rclone's server; see below"
     with s3_server(NANIO, folder) as options:
-        put, _ = objects_at(f"s3://{BUCKET}", nbytes, 1, advance, options)
+        put, _ = objects_at(f"s3://{BUCKET}", nbytes, repeat, advance, options)
     ordered = {name: put.peers[name] for name in sorted(put.peers, key=_CONNECTOR.__ne__)}
     return [*figures, Figure(name="S3 put, nanio's server", value=put.value, unit=put.unit, peers=ordered,
                              missing=put.missing)]  # fmt: skip

@@ -96,9 +96,9 @@ def run(*, size_mib: int, repeat: int, directory: Path, advance: Advance) -> lis
 
 
 def _part_bytes(nbytes: int, repeat: int) -> tuple[int, ...]:
-    """About what saving, loading, growth, drains and S3 move."""
-    s3 = min(nbytes, _OBJECT_BYTES)
-    return 6 * repeat * nbytes, 3 * repeat * nbytes, SAVES * nbytes, 6 * repeat * nbytes, moved_bytes(s3, repeat)
+    """About what saving, loading, growth, drains and S3 (on two servers) move."""
+    s3 = 2 * moved_bytes(min(nbytes, _OBJECT_BYTES), repeat)
+    return 6 * repeat * nbytes, 3 * repeat * nbytes, SAVES * nbytes, 6 * repeat * nbytes, s3
 
 
 def _log_warnings_only() -> None:
