@@ -561,6 +561,6 @@ def _processes_of(uid: int) -> Iterator[str]:
 def test_the_hooks_and_the_launcher_mean_the_same_directory(job: HookJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: job.uid)
     env = {"SLURM_JOB_PARTITION": "p", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1", "SLURM_NODEID": "0"}
-    spec = SimpleNamespace(nodes=1, sizes=(1,), spares=0, slurm={})
+    spec = SimpleNamespace(nodes=1, least_nodes=1, sizes=(1,), spares=0, slurm={})
     cluster = SlurmCluster(spec, Path("/nowhere"), env=environment(job, **env))  # type: ignore[arg-type]
     assert memory_dir(cluster.run_id) == Places().memory / user_dir_name(job.uid) / job.run
