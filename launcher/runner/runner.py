@@ -34,7 +34,7 @@ from launcher.runner.processes import die_with_parent, end_all, environment_of, 
 from launcher.runner.stacks import Worker, dump
 from launcher.runner.succession import Succession
 from launcher.runner.variables import worker_environment
-from launcher.runner.watch import LOOK_S, Watch
+from launcher.runner.watch import LOOK_S, Patience, Watch
 from launcher.runner.workers import Workers
 from lifecycle import Status, expected, instance_type, preflight
 from slurm.hostlist import expand
@@ -62,6 +62,7 @@ class Runner:
         self._workers = Workers(self._on_workers)
         self._channel: Channel | None = None
         self._watch: Watch | None = None
+        self._patience = Patience()
         self._following: asyncio.Task[None] | None = None
         self._rejoining: asyncio.Task[None] | None = None
         self._attempt: int | None = None
@@ -230,7 +231,7 @@ class Runner:
         self._nccl_logs = fabric.get("NCCL_DEBUG_FILE")
         env |= fabric
         if message["agent"]:
-            self._watch = Watch(self._attempt, message["node_rank"], self._config.ram_dir, self._send)
+            self._watch = Watch(self._attempt, message["node_rank"], self._config.ram_dir, self._send, self._patience)
             self._following = asyncio.create_task(self._watch.run())
         self._workers.start(
             {
