@@ -6,6 +6,8 @@ It never blocks: the caller polls. One world lives as long as one attempt; after
 
 from __future__ import annotations
 
+import os
+import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -14,6 +16,10 @@ from ckpt.errors import AgentError
 
 MAX_MESSAGE_BYTES = 64 << 20
 _MESSAGE_TAG = 1
+# Where two nodes of a step call each other at the same moment, Slurm's PMIx lets one of them connect: the one whose
+# number in the step is above the other's number in the job (pmixp_dconn.h, 22.05 to 24.11). Without the job's first
+# node in the step that is neither, and both wait for ever. Two agents do so in the ring; so one of them comes later.
+_APART_S = 0.15
 
 
 class TransportError(AgentError):
@@ -128,6 +134,8 @@ class MpiTransport:
         """
         import mpi4py
 
+        if len(nodes) == 2 and node == nodes[1] and "SLURM_STEP_ID" in os.environ:
+            time.sleep(_APART_S)
         mpi4py.rc.thread_level = "funneled"  # only the event loop's thread calls MPI
         mpi4py.rc.finalize = False  # close() does; a process that must end at once does not wait for the others
         from mpi4py import MPI

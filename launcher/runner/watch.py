@@ -33,8 +33,8 @@ Send = Callable[[dict[str, Any]], None]
 class Patience:
     """How long a node's agents may take to come up. It outlives the attempts.
 
-    Now and then two agents never meet in MPI_Init: a message of Slurm's PMIx is lost (seen on 22.05, in 1 of 25 starts
-    on two nodes). Where agents have come up before, others are soon tried in their place.
+    Agents may never meet in MPI_Init (`ckpt.transport` knows a way). Where some have come up before, others are soon
+    tried in their place.
 
     Attributes:
         limit_s: how long the next may take.
