@@ -198,9 +198,8 @@ class SlurmCluster:
                 f"partition {partition.name} has {len(left)} nodes beside those out of use ({','.join(sorted(nodes))}) "
                 f"and those excluded, expected {self._needed}"
             )
-        if (
-            len(left) < self._asked_for
-        ):  # it would wait for ever; as a spare that is never used, such a node does no harm
+        # It would wait for ever; as a spare that is never used, such a node does no harm.
+        if len(left) < self._asked_for:
             log.warning("partition %s has too few nodes to exclude those that are out of use", partition.name)
             return []
         return sorted(excluded)

@@ -34,11 +34,17 @@ def commit(tier: SharedTier, save: SaveId) -> None:
     tier.commit(save, 4, write(tier, save))
 
 
+def with_steps(tier: SharedTier, *steps: int) -> SharedTier:
+    """The tier, prepared, with these steps committed."""
+    tier.prepare()
+    for step in steps:
+        commit(tier, save_id(step))
+    return tier
+
+
 @pytest.fixture
 def tier(tmp_path: Path) -> SharedTier:
-    tier = SharedTier(tmp_path, "ns")
-    tier.prepare()
-    return tier
+    return with_steps(SharedTier(tmp_path, "ns"))
 
 
 def test_a_committed_step_reads_back_byte_for_byte(tier: SharedTier) -> None:

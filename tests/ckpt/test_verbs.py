@@ -6,18 +6,14 @@ from pathlib import Path
 
 import pytest
 from test_cli_ckpt import damage, facts, run
-from test_tiers import commit, save_id, write
+from test_tiers import commit, save_id, with_steps, write
 
 from ckpt.tiers.posix import SharedTier, directory_name
 
 
 @pytest.fixture
 def tier(tmp_path: Path) -> SharedTier:
-    tier = SharedTier(tmp_path / "here", "ns")
-    tier.prepare()
-    for step in (3, 4, 5):
-        commit(tier, save_id(step))
-    return tier
+    return with_steps(SharedTier(tmp_path / "here", "ns"), 3, 4, 5)
 
 
 def test_a_copy_verifies_and_is_made_once(tier: SharedTier, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from test_cli_ckpt import run
 from test_exchange import SAVE, sharded
 from test_parity import of, saved
 from test_recover import expected
-from test_tiers import commit, save_id
+from test_tiers import save_id, with_steps
 
 from ckpt.tiers.posix import SharedTier
 
@@ -53,11 +53,7 @@ def files(*directories: Path) -> dict[Path, bytes]:
 
 @pytest.fixture
 def tier(tmp_path: Path) -> SharedTier:
-    tier = SharedTier(tmp_path / "here", "ns")
-    tier.prepare()
-    for step in (3, 4, 5):
-        commit(tier, save_id(step))
-    return tier
+    return with_steps(SharedTier(tmp_path / "here", "ns"), 3, 4, 5)
 
 
 @pytest.mark.parametrize(("stage", "made"), [("pwrite:0", 0), ("pwrite:1", 0), ("replace:0", 0), ("replace:1", 1)])
