@@ -2,8 +2,9 @@
 # Makes a new node fit for training. Called by SageMaker HyperPod (OnCreate), AWS ParallelCluster (OnNodeConfigured),
 # cloud-init, or by hand as root; arguments go to `holdfast node provision`. Run it again after a crash or a reboot.
 #
-# HOLDFAST_HOME    where holdfast goes; /opt/holdfast
-# HOLDFAST_SOURCE  what pip installs it from where its tree is not beside this script; holdfast
+# --source WHAT, before all other arguments, or HOLDFAST_SOURCE: what pip installs holdfast from where its tree is not
+#                beside this script: a path, a URL or s3://bucket/key, with #sha256=... checked before it is used; holdfast
+# HOLDFAST_HOME  where holdfast goes; /opt/holdfast
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -12,6 +13,10 @@ resources=${SAGEMAKER_RESOURCE_CONFIG_PATH:-/opt/ml/config/resource_config.json}
 [[ $EUID -eq 0 ]] || { echo "on_create.sh: got user $EUID, expected root; run it with sudo" >&2; exit 2; }
 
 source=${HOLDFAST_SOURCE:-holdfast}
+if [[ ${1:-} == --source ]]; then
+    source=${2:?"on_create.sh: --source: expected a path, a URL or s3://bucket/key"}
+    shift 2
+fi
 version=$source
 for tree in "$here" "$here/.."; do
     # ParallelCluster puts the script alone into /tmp, where any user may have put a pyproject.toml.
@@ -41,6 +46,25 @@ if [[ $(cat "$home/source" 2>/dev/null) != "$version" ]]; then
     constraints=()
     [[ -f $source/constraints.txt ]] && constraints=(-c "$source/constraints.txt")
     "$home/bin/python" -m pip --disable-pip-version-check install -q "${constraints[@]}" "${needs[@]}"
+    if [[ $source == s3://* ]]; then # credentials and server as AWS's own tools find them; pip checks a sum in a file's URL
+        "$home/bin/python" -I - "$source" "$home/from-s3" <<'PYTHON'
+import sys
+from pathlib import Path
+from urllib.parse import urldefrag, urlsplit
+
+import boto3
+from botocore.exceptions import BotoCoreError, ClientError
+
+url, folder = urldefrag(sys.argv[1]).url, Path(sys.argv[2])
+bucket, key = urlsplit(url).netloc, urlsplit(url).path.lstrip("/")
+try:
+    folder.mkdir(exist_ok=True)
+    boto3.session.Session().client("s3").download_file(bucket, key, str(folder / Path(key).name))
+except (BotoCoreError, ClientError, OSError, ValueError) as error:
+    sys.exit(f"on_create.sh: {url}: cannot be fetched ({' '.join(str(error).split())}); may this node's role read it?")
+PYTHON
+        source=file://$home/from-s3/${source##*/}
+    fi
     # No dependencies: torch belongs to the jobs' environments, not to the node's.
     "$home/bin/python" -m pip --disable-pip-version-check install -q --no-deps --force-reinstall "$source"
     echo "$version" >"$home/source"

@@ -16,7 +16,7 @@ import typer
 from lifecycle.errors import LifecycleError, UsageError
 from lifecycle.provision.fetch import CACHE_DIRECTORY, Fetch
 from lifecycle.provision.plan import choose
-from lifecycle.provision.provider import hyperpod
+from lifecycle.provision.provider import hyperpod, parallelcluster
 from lifecycle.provision.resume import arm, disarm
 from lifecycle.provision.site import SITE_FILE, Site
 from lifecycle.provision.step import Node, Step
@@ -28,6 +28,7 @@ from slurm.command import CommandError, Result, Runner, run
 LOG_FILE = Path("/var/log/holdfast/provision.log")
 _RESOURCE_CONFIG = Path("/opt/ml/config/resource_config.json")  # where HyperPod puts it
 _PARAMETERS = Path("/etc/holdfast/provisioning_parameters.json")  # where on_create.sh keeps it
+_CFN_CONFIG = Path("/etc/parallelcluster/cfnconfig")  # where ParallelCluster puts it, before any script of the site's
 _LOGGED = 20000  # characters of each stream of one command
 _log = logging.getLogger(__name__)
 
@@ -84,10 +85,12 @@ def provision(
 
 
 def _site(config: Path | None, mirror: str, resource_config: Path | None, parameters: Path | None) -> Site:
-    """The site's own file over what HyperPod says; the command line over both."""
+    """The site's own file over what HyperPod or ParallelCluster says; the command line over both."""
     found: dict[str, Any] = {}
     if resource_config or parameters or (_RESOURCE_CONFIG.exists() and _PARAMETERS.exists()):
         found = hyperpod(resource_config or _RESOURCE_CONFIG, parameters or _PARAMETERS, _addresses())
+    elif _CFN_CONFIG.exists():
+        found = parallelcluster(_CFN_CONFIG)
     path = config or SITE_FILE
     if config or path.exists():
         found = _over(found, read_settings(path))

@@ -1,14 +1,17 @@
-"""What the provider of a node says of it: SageMaker HyperPod's two files."""
+"""What the provider of a node says of it: SageMaker HyperPod's two files, AWS ParallelCluster's one."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from lifecycle.errors import UsageError
+
+_ROLES = {"HeadNode": "controller", "ComputeFleet": "compute", "LoginNode": "login"}  # ParallelCluster's words
 
 
 def hyperpod(resource_config: Path, parameters: Path, addresses: Collection[str]) -> dict[str, Any]:
@@ -40,6 +43,40 @@ def hyperpod(resource_config: Path, parameters: Path, addresses: Collection[str]
     if wanted.get("workload_manager") == "slurm" and site["role"] != "controller" and controllers:
         site["slurm"] = {"conf_server": ",".join(controllers)}
     return site
+
+
+def parallelcluster(facts: Path) -> dict[str, Any]:
+    """ParallelCluster's file as keys of a site: this node's role, and where its instance store is.
+
+    Slurm's daemon is left to ParallelCluster: it starts slurmd, with the node's name, after OnNodeConfigured.
+
+    Args:
+        facts: /etc/parallelcluster/cfnconfig: lines of a shell, `cfn_node_type=ComputeFleet`.
+
+    Raises:
+        UsageError: it cannot be read, or names no kind of node that is known.
+    """
+    try:
+        lines = facts.read_text().splitlines()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{facts}: cannot be read ({error})") from None
+    told = {key: _unquoted(value) for key, _, value in (line.partition("=") for line in lines)}
+    kind = told.get("cfn_node_type", "")
+    if kind not in _ROLES:
+        raise UsageError(f"{facts}: cfn_node_type: got {kind!r}, expected {', '.join(_ROLES)}")
+    site: dict[str, Any] = {"role": _ROLES[kind], "slurm": {"start": False}}
+    if told.get("cfn_ephemeral_dir"):
+        site["nvme"] = {"mount": told["cfn_ephemeral_dir"]}
+    return site
+
+
+def _unquoted(value: str) -> str:
+    """A shell's word as it means it; "" where it is more than one word, as a list is."""
+    try:
+        words = shlex.split(value)
+    except ValueError:
+        return ""
+    return words[0] if len(words) == 1 else ""
 
 
 def _group(resource_config: Path, parameters: Path, addresses: Collection[str]) -> tuple[dict[str, Any], list[str]]:

@@ -50,11 +50,15 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """Slurm's daemon here. `conf_server`: host[:port] of slurmctld, where nodes get slurm.conf from it (configless)."""
+    """Slurm's daemon here. `conf_server`: host[:port] of slurmctld, where nodes get slurm.conf from it (configless).
+
+    `start`: whether it is enabled and started here; not where something else does that afterwards (ParallelCluster).
+    """
 
     conf_server: str = ""
     munge_key: str = ""
     install: bool = False
+    start: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,8 @@ class Slurmd(Step):
 
     def goal(self, node: Node) -> str:
         server = node.site.slurm.conf_server
-        return f"slurmd with memlock {node.site.memlock}{f', slurm.conf from {server}' if server else ''}"
+        later = "" if node.site.slurm.start else "; started by others"
+        return f"slurmd with memlock {node.site.memlock}{f', slurm.conf from {server}' if server else ''}{later}"
 
     def skip(self, node: Node) -> str:
         if node.in_container:
@@ -43,12 +44,13 @@ class Slurmd(Step):
             node.run(("systemctl", "daemon-reload"), timeout_s=60)
             if node.site.slurm.munge_key:
                 node.run(("systemctl", "restart", "munge"), timeout_s=60)
-            node.run(("systemctl", "enable", "slurmd"), timeout_s=60)
-            node.run(("systemctl", "restart", "slurmd"), timeout_s=120)
+            if node.site.slurm.start:
+                node.run(("systemctl", "enable", "slurmd"), timeout_s=60)
+                node.run(("systemctl", "restart", "slurmd"), timeout_s=120)
 
     def verify(self, node: Node) -> None:
         super().verify(node)
-        if node.has_systemd:
+        if node.has_systemd and node.site.slurm.start:
             found = node.run(("systemctl", "is-active", "slurmd"), check=False).stdout.strip()
             if found != "active":
                 raise StepError(

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from launcher.cli import main
 from lifecycle.errors import UsageError
-from lifecycle.provision.provider import hyperpod
+from lifecycle.provision import command
+from lifecycle.provision.provider import hyperpod, parallelcluster
 from lifecycle.provision.site import Site
 from lifecycle.yaml_file import read_settings
 
@@ -117,3 +119,64 @@ def test_what_is_wrong_in_hyperpods_files_is_said(tmp_path: Path, resources: Any
 def test_a_missing_file_of_hyperpod_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
         hyperpod(tmp_path / "none.json", tmp_path / "none.json", set())
+
+
+# As aws-parallelcluster-cookbook's template writes it.
+_CFN_CONFIG = """\
+stack_name=train
+cfn_preinstall="/opt/parallelcluster/scripts/fetch_and_run --execute-via-cfnconfig -preinstall"
+cfn_preinstall_args=()
+cfn_region=us-east-1
+cfn_scheduler=slurm
+cfn_ephemeral_dir=/scratch
+cfn_proxy=NONE
+cfn_node_type=ComputeFleet
+cfn_cluster_user=ubuntu
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "role"), [("ComputeFleet", "compute"), ("HeadNode", "controller"), ("LoginNode", "login")]
+)
+def test_parallelclusters_file_says_what_this_node_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str, role: str
+) -> None:
+    facts = tmp_path / "cfnconfig"
+    facts.write_text(_CFN_CONFIG.replace("ComputeFleet", kind))
+    site = Site.from_mapping(parallelcluster(facts), "t")
+    assert (site.role, site.nvme.mount, site.slurm.start) == (role, "/scratch", False)
+
+    monkeypatch.setattr(command, "_CFN_CONFIG", facts)
+    own = tmp_path / "node.yaml"
+    own.write_text("container: false\nslurm: {munge_key: /srv/key}\n")
+    assert main(["node", "provision", "--dry-run", "--json", "--only", "hooks", "--config", str(own)]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["plan"] == "skip") == (role != "compute") and role in ("compute", row["detail"].split()[1])
+
+
+def test_what_a_site_says_goes_over_what_parallelcluster_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, own = tmp_path / "cfnconfig", tmp_path / "node.yaml"
+    facts.write_text(_CFN_CONFIG)
+    own.write_text("role: login\nslurm: {munge_key: /srv/key}\n")
+    monkeypatch.setattr(command, "_CFN_CONFIG", facts)
+    site = command._site(own, "", None, None)
+    assert (site.role, site.slurm.munge_key, site.slurm.start) == ("login", "/srv/key", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "cfn_node_type: got '', expected HeadNode, ComputeFleet, LoginNode"),
+        ("cfn_node_type=Batch", "cfn_node_type: got 'Batch'"),
+        ("cfn_node_type='x", "cfn_node_type: got ''"),
+        ("cfn_node_type=(HeadNode x)", "cfn_node_type: got ''"),
+        (None, "cannot be read"),
+    ],
+)
+def test_what_is_wrong_in_parallelclusters_file_is_said(tmp_path: Path, text: str | None, said: str) -> None:
+    facts = tmp_path / "cfnconfig"
+    if text is not None:
+        facts.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        parallelcluster(facts)
+    assert said in str(caught.value) and "\n" not in str(caught.value)

@@ -185,6 +185,16 @@ def test_slurmd_that_does_not_come_up_is_a_failure_with_the_way_to_its_log(tmp_p
     assert outcome.ending is Ending.FAILED and "journalctl -u slurmd" in outcome.reason
 
 
+def test_slurmd_is_left_to_what_starts_it_afterwards(tmp_path: Path) -> None:
+    """ParallelCluster: before its own last step slurmd has no name to register with."""
+    programs = Programs(bare(tmp_path))
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    programs.answers[("systemctl", "is-active", "slurmd")] = (3, "inactive\n")
+    assert _one("slurmd", node_of(tmp_path, programs, slurm={"start": False})).ending is Ending.DONE
+    assert ("systemctl", "daemon-reload") in programs.ran
+    assert not any("slurmd" in argv for argv in programs.ran)
+
+
 def test_a_user_that_was_made_without_a_home_gets_it(tmp_path: Path) -> None:
     """As a useradd leaves it that is killed between the two."""
     (bare(tmp_path) / "etc/skel").mkdir()

@@ -6,6 +6,7 @@ Mountpoint and enroot, pyxis' sources, an S3 mount helper.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ from root_kit import Machine, deb, loop_device, missing_programs, tar_gz, wait
 from lifecycle.provision.plan import STEPS
 from lifecycle.versions import pin, table
 from slurm.command import run
+from tests.ckpt.s3_kit import BUCKET, s3_server
 
 pytestmark = [pytest.mark.provision, pytest.mark.timeout(400)]
 _CREATE = "/src/lifecycle/on_create.sh"
@@ -186,27 +188,46 @@ set -e
 mkdir -p /etc/parallelcluster
 cat > /etc/parallelcluster/cfnconfig <<'FACTS'
 stack_name=train
-cfn_node_type=ComputeFleet
 cfn_region=us-east-1
 cfn_scheduler=slurm
+cfn_ephemeral_dir=/scratch
+cfn_node_type=ComputeFleet
 FACTS
 echo planted > /tmp/pyproject.toml
-script=$(mktemp)
-sed '2i HOLDFAST_SOURCE=WHEEL HOLDFAST_HOME=/opt/alone' /src/lifecycle/on_create.sh > $script
-chmod 755 $script
-cd / && env -u SAGEMAKER_RESOURCE_CONFIG_PATH $script --mirror /srv/mirror --only users --only limits
+export HOLDFAST_HOME=/opt/alone
+on_node_configured() {
+    script=$(mktemp)
+    cat /src/lifecycle/on_create.sh > $script
+    chmod 755 $script
+    (cd / && env -u SAGEMAKER_RESOURCE_CONFIG_PATH $script "$@")
+}
+on_node_configured --source s3://BUCKET/none.whl --only users && exit 3
+on_node_configured --source "WHEEL#sha256=${RANDOM}" --only users && exit 4
+on_node_configured --source "WHEEL#sha256=SUM" --mirror /srv/mirror --only users --only limits
 /opt/alone/bin/python -I -c 'import lifecycle; print("from", lifecycle.__file__)'
+sed -i s/ComputeFleet/HeadNode/ /etc/parallelcluster/cfnconfig
+on_node_configured --source "WHEEL#sha256=SUM" --dry-run --json
 """
 
 
-def test_parallelclusters_script_alone_gets_the_package_from_its_source(machine: Machine, tmp_path: Path) -> None:
+def test_parallelclusters_script_alone_gets_the_package_from_a_bucket(machine: Machine, tmp_path: Path) -> None:
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps")
-    run((*pip, "--wheel-dir", str(machine.root / "srv/dist"), str(machine.root / "src")), timeout_s=_RUN_S)
-    (wheel,) = (machine.root / "srv/dist").glob("*.whl")
+    bucket = tmp_path / "s3" / BUCKET
+    run((*pip, "--wheel-dir", str(bucket), str(machine.root / "src")), timeout_s=_RUN_S)
+    (wheel,) = bucket.glob("*.whl")
     log = tmp_path / "log"
-    script = _PARALLEL_CLUSTER.replace("WHEEL", f"/srv/dist/{wheel.name}")
-    assert machine.power_on(script, log).wait(timeout=_RUN_S) == 0, log.read_text()[-3000:]
+    url, sum_ = f"s3://{BUCKET}/{wheel.name}", hashlib.sha256(wheel.read_bytes()).hexdigest()
+    script = _PARALLEL_CLUSTER.replace("WHEEL", url).replace("BUCKET", BUCKET).replace("SUM", sum_)
+    with s3_server(tmp_path / "s3") as server:
+        facts = {"AWS_ENDPOINT_URL": server.endpoint_url, "AWS_DEFAULT_REGION": "us-east-1"}
+        keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+        exports = "".join(f"export {name}={value}\n" for name, value in (facts | keys).items())
+        assert machine.power_on(exports + script, log).wait(timeout=_RUN_S) == 0, log.read_text()[-3000:]
     said = log.read_text()
+    assert f"on_create.sh: s3://{BUCKET}/none.whl: cannot be fetched (" in said
+    assert "DO NOT MATCH THE HASHES" in said
     assert "from /opt/alone/lib/python" in said
-    assert (machine.root / "opt/alone/source").read_text() == f"/srv/dist/{wheel.name}\n"
+    assert (machine.root / "opt/alone/source").read_text() == f"{url}#sha256={sum_}\n"
     assert "ann:x:2001:2001" in (machine.root / "etc/passwd").read_text()
+    head = {row["step"]: row for row in json.loads(said[said.rindex("\n[\n") :])}
+    assert head["slurmd"]["detail"] == "a controller has no slurmd" and head["hooks"]["plan"] == "skip"
