@@ -63,6 +63,8 @@ class Saves:
         self._listener = context.listener
         self._deadlines = context.deadlines
         self._in_flight: dict[int, Save] = {}
+        self._ending: set[Save] = set()  # dropped, and yet to be told to the workers
+        self._is_lost = False  # the other agents are, and the workers know
         self._dropped: deque[int] = deque(maxlen=_REMEMBER)  # a worker may come late with one
         self._missed_step = -1  # up to here a worker of this node has missed saves
         self._changed = asyncio.Condition()
@@ -116,9 +118,9 @@ class Saves:
             self._listener.problem("missed saves not told", str(error), step)
 
     async def flush(self) -> None:
-        """Returns when nothing of this node's saves is in flight any more, or the other agents are lost."""
+        """Returns when the workers know what became of this node's saves, or that the other agents are lost."""
         async with self._changed:
-            await self._changed.wait_for(lambda: (not self._in_flight and not self.pinned) or self._peers.broken)
+            await self._changed.wait_for(lambda: not (self._in_flight or self._ending or self.pinned) or self._is_lost)
 
     async def world_lost(self, reason: str) -> None:
         """The other agents are lost. What is promised may have committed, so it stays; nothing else ever will."""
@@ -128,6 +130,7 @@ class Saves:
             for tier in list(pin.tiers):
                 await self.drained(step, tier, failed=True)
         self._listener.to_trainers("world_lost", reason=reason)
+        self._is_lost = True
         await self._tell_waiters()
 
     async def drained(self, step: int, tier: str, failed: bool, **size_and_time: Any) -> None:
@@ -297,9 +300,12 @@ class Saves:
             self._dropped.append(step)
         if (save := self._in_flight.pop(step, None)) is None:
             return
-        tasks = _cancel(save)
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._listener.to_trainers("dropped", step=step, reason=reason, replicas_differ=replicas_differ)
+        self._ending.add(save)
+        try:
+            await asyncio.gather(*_cancel(save), return_exceptions=True)
+            self._listener.to_trainers("dropped", step=step, reason=reason, replicas_differ=replicas_differ)
+        finally:
+            self._ending.discard(save)
         await self._tell_waiters()
 
     async def _tell_waiters(self) -> None:

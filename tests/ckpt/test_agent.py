@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
@@ -94,6 +95,34 @@ def test_a_rank_that_cannot_save_makes_all_drop_the_step_at_once(tmp_path):
             assert "node b: rank 3" in problem["detail"]
             await world.flush()
             await world.save(20, 1)
+
+    run(test)
+
+
+def test_a_flush_is_answered_when_the_worker_has_been_told_of_a_drop_and_not_before(tmp_path):
+    """Else a rank goes on as if the save had come about: and stores tensors by halves that another stores whole."""
+    over = asyncio.Event()
+
+    async def slow_to_end():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await over.wait()
+
+    async def test():
+        async with World(tmp_path, ["a", "b"], 0, config()) as world:
+            saves, worker = world.agents[0]._saves, world.workers[0]
+            worker.save(10, 0)
+            await until(lambda: 10 in saves._in_flight)
+            slow = saves._start(saves._in_flight[10], slow_to_end())
+            world.workers[1].send(op="skipped", step=10, rank=1, reason="no memory")
+            await until(lambda: 10 not in saves._in_flight)
+            flush = asyncio.ensure_future(worker.request("flush"))
+            await worker.request("nonsense")  # the one before has been looked at by now
+            assert not slow.done() and not flush.done()
+            over.set()
+            await flush
+            assert worker.seen("dropped")
 
     run(test)
 
