@@ -34,10 +34,12 @@ def test_due_steps_are_drained_and_old_ones_go(tmp_path):
             await until(lambda: len(world.monitors[0].messages) >= 9)
             commits = [event["step"] for event in world.monitors[0].seen("commit") if event["tier"] == "shared"]
             assert commits == [10, 20, 30]
-            assert all(event["tier"] == "memory" for event in world.monitors[1].seen("commit"))
+            await world.monitors[1].event("commit", tier="memory", step=30)
+            assert {event["tier"] for event in world.monitors[1].seen("commit")} == {"memory"}
             await until(lambda: committed(tmp_path / "shared") == [20, 30])
         folder = next((tmp_path / "shared" / "test").glob("step-0000000030*"))
         manifest = read_manifest(folder)
+        assert [place.rank for place in manifest.shards] == [0, 1, 2, 3]
         for place in manifest.shards:
             data = (folder / place.file).read_bytes()[place.offset :][: place.record.layout.nbytes]
             assert data == content(place.rank, 30)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import waiting
 from agent_kit import World, config, content, lose, run, until
-from trainer_kit import LIMIT_S, Node, settle
+from trainer_kit import FAST, Node, settle
 
 from ckpt.agent.stock import whole_in_place
 from ckpt.config import Place
@@ -32,15 +32,13 @@ def test_a_run_whose_agent_is_replaced_saves_again_and_loads_what_it_saved_then(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = {"x": np.zeros(1000)}
-    with node.start() as ckpt:
+    with node.start(deadlines=replace(FAST, slot_s=3600)) as ckpt:  # a save that waited for a slot would never end
         ckpt.save(1, state)
         settle(ckpt)
         node.stop()
         for step in range(2, 6):
-            begun_s = time.monotonic()
             assert ckpt.due(step)
             ckpt.save(step, state)
-            assert time.monotonic() - begun_s < LIMIT_S / 10  # nothing is waited for
         assert ckpt.failed_saves == 4
         assert caplog.text.count("saving stops") == 1 and "is not saved" not in caplog.text
         node.start_agent(generation=1)

@@ -51,7 +51,7 @@ class Node:
     def checkpointer(self, **options: Any) -> Checkpointer:
         """A worker's of this attempt."""
         config = CheckpointConfig.from_mapping(self.section)
-        return Checkpointer(config=config, place=self.place, deadlines=FAST, **options)
+        return Checkpointer(config=config, place=self.place, **{"deadlines": FAST, **options})
 
     def start_agent(self, generation: int) -> None:
         """This attempt's agent; above generation 0 one that takes the place of another."""

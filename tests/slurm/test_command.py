@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -32,11 +31,9 @@ def test_a_program_that_is_not_there_is_one_line() -> None:
 
 
 def test_a_program_that_does_not_end_is_killed_with_its_children(tmp_path: Path) -> None:
-    children = "import subprocess, os; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
-    start_s = time.monotonic()
+    children = "import subprocess, os; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
     with pytest.raises(CommandError, match=r"no answer within 0\.5 s") as caught:
         run([sys.executable, "-S", "-c", children], timeout_s=0.5)
-    assert time.monotonic() - start_s < 10
     state = Path(f"/proc/{caught.value.result.stdout.strip()}/stat")
 
     def has_ended() -> bool:
