@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from slurm_kit import submit, write_job
 from launcher.history.recovery import Recovery, recoveries
 
 SCRIPT = Path(__file__).with_name("steady.py")
+IN_PROTECT = Path(__file__).with_name("in_protect.py")
 EVERY = 10  # steps between two saves in memory
 HANG_S = 6.0
 RECOVERY_S = 90.0  # longer than any recovery takes on a machine that does much else
@@ -114,19 +116,33 @@ class BrokenJob:
         """Kills a node's runner alone: not srun, which names it too, nor the warm process, which the kernel ends."""
         self.cluster.run_on_node(node, ["pkill", "-KILL", "-f", r"^[^ ]*python[^ ]* -m launcher\.runner$"])
 
-    def lose_agent(self, node: str) -> int:
-        """Kills a node's checkpoint agent; returns the first step that others, in its place, have committed."""
+    def lose_agent(self, node: str, *, in_protect: bool = False) -> int:
+        """Kills a node's checkpoint agent, on demand in the middle of a save's redundancy.
+
+        Returns:
+            The first step that other agents, in its place, have committed.
+        """
         attempt = self.attempt["attempt"]
-        self.cluster.run_on_node(node, ["pkill", "-KILL", "-f", r"^[^ ]*python[^ ]* -m ckpt\.agent$"])
+        if in_protect:
+            (ram_dir,) = self.cluster.run_on_node(node, ["sh", "-c", f"echo {self._ram_dir}"]).stdout.split()
+            pid = self.watch.until(lambda: self.agent_of(node, in_mpi=True), RECOVERY_S, f"agent on {node}")
+            self.cluster.run_on_node(node, [sys.executable, str(IN_PROTECT), pid, ram_dir])
+        else:
+            self.cluster.run_on_node(node, ["pkill", "-KILL", "-f", r"^[^ ]*python[^ ]* -m ckpt\.agent$"])
         back = self.watch.wait_for("agents_back", RECOVERY_S, attempt=attempt)
         last = max(event["step"] for event in self.watch.events("commit") if event["time"] <= back["time"])
         committed = lambda step: step > last  # noqa: E731
         return int(self.watch.wait_for("commit", RECOVERY_S, attempt=attempt, tier="memory", step=committed)["step"])
 
+    @property
+    def _ram_dir(self) -> str:
+        """The job's memory directory on a node, as a shell finds it."""
+        return f"/dev/shm/holdfast-*/*-{self.job_id}"
+
     @contextmanager
     def agent_held_back(self, node: str) -> Iterator[None]:
         """The next checkpoint agent of a node waits meanwhile, before it starts MPI: its memory is locked."""
-        lock = f"/dev/shm/holdfast-*/*-{self.job_id}/agent.lock"
+        lock = f"{self._ram_dir}/agent.lock"
         hold = ["sh", "-c", f"flock --no-fork {lock} sleep 600 >/dev/null 2>&1 & echo $!"]
         pid = self.cluster.run_on_node(node, hold).stdout.strip()
         try:
@@ -150,7 +166,7 @@ class BrokenJob:
 
     def saves(self, rank: int, times: int) -> None:
         """Waits for saves of a rank in its node's memory, by the records there: needs neither events nor logs."""
-        records = f"cat /dev/shm/holdfast-*/*-{self.job_id}/own-{rank % self.workers_per_node}-*.json"
+        records = f"cat {self._ram_dir}/own-{rank % self.workers_per_node}-*.json"
 
         def read() -> str:
             return self.cluster.run_on_node(self.node_of(rank), ["sh", "-c", records], check=False).stdout

@@ -78,7 +78,8 @@ def test_more_nodes_than_spares_are_lost_and_an_elastic_job_shrinks(
 def test_runners_and_nodes_that_die_one_after_another(fault_cluster: Any, steady_digests: dict[int, str]) -> None:
     """An idle spare, then a node's runner, then the node that replaces it, while it restores; and a node comes back.
 
-    Before all that the checkpoint agents are lost: what the nodes' loss is survived with was saved by others.
+    Before all that a checkpoint agent dies in the middle of a save's redundancy, and all others with it: what is saved,
+    and protected, by those in their place is what the nodes' loss is survived with.
     """
     job = BrokenJob(fault_cluster, fault_cluster.home / "one-after-another", nodes=2, spares=3)
     job.settle()
@@ -92,7 +93,7 @@ def test_runners_and_nodes_that_die_one_after_another(fault_cluster: Any, steady
     assert idle not in status(fault_cluster, job.job_id)["spares"]
 
     lost = job.attempt["nodes"][1]
-    saved = job.lose_agent(lost)
+    saved = job.lose_agent(lost, in_protect=True)
 
     def lose_node_and_replacement() -> None:
         job.kill_runner(lost)
