@@ -14,9 +14,7 @@ testbed/        a real Slurm of several nodes on this one machine
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # as typing has it: see slurm/hooks/__init__.py
 if TYPE_CHECKING:
     from slurm.client import Slurm
     from slurm.command import CommandError
@@ -44,6 +42,8 @@ _HOMES = ("client", "command", "environment", "errors", "hostlist", "records", "
 
 def __getattr__(name: str) -> object:
     """Imports what is asked for when it is: hooks run for every job, and need nothing of all this."""
+    from importlib import import_module
+
     if name in __all__:
         for home in _HOMES:
             if name in vars(module := import_module(f"slurm.{home}")):

@@ -87,7 +87,8 @@ def lemons(
     as_json: Json = False,
 ) -> None:
     """List the nodes that fail again and again: lemons first."""
-    here = [Places().incidents] if Places().incidents.exists() else []
+    own = Path(Places().incidents)
+    here = [own] if own.exists() else []
     told = [incident for path in (incidents or here) for incident in _read(path)]
     found = offenders(History.read(state).events, told, time.time() - days * _DAY_S)
     if as_json:

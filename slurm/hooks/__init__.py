@@ -4,7 +4,12 @@ Standard library only, and nothing of lifecycle: what its checks found is read f
 follows no symbolic link, trusts no name, path or environment value that a user can set, and ends within its limit
 whatever hangs. What stays on the node is described in docs/on_disk.md.
 
-hook.py          the frame: limit, log, environment
+Jobs wait for prologs and epilogs, and most find nothing to do: what runs for every job has paths as text, plain classes
+and a log of its own, and imports nothing of typing. Python starts in 10 ms; pathlib, dataclasses, logging, json and
+re take four times that. What only some jobs need is imported where it is needed; a test lists what may be for all.
+
+hook.py          the frame: limit, environment
+log.py           what people read of them
 prolog.py        before a job: is the node fit? memory and disk directories for the job, and what tasks are told
 epilog.py        after it: strays, memory kept for a requeue, the kernel's complaints
 health.py        HealthCheckProgram: looks again, drains where the admin allows it

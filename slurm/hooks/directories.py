@@ -8,19 +8,17 @@ everything is done by a child that has become the user: it can do no more than t
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import select
-import signal
 import stat
-from collections.abc import Callable
-from pathlib import Path
 
 from slurm.errors import SlurmError
 from slurm.hooks.hook import HookJob
+from slurm.hooks.log import log
 
-log = logging.getLogger("holdfast.hooks")
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _SAID_NO = 3  # exit code of a child
 
@@ -34,7 +32,12 @@ def user_dir_name(uid: int) -> str:
     return f"holdfast-{uid}"
 
 
-def make_user_dir(parent: Path, job: HookJob) -> Path:
+def job_dir(memory: str, job: HookJob) -> str:
+    """Where the job's memory is."""
+    return f"{memory}/{user_dir_name(job.uid)}/{job.run}"
+
+
+def make_user_dir(parent: str, job: HookJob) -> str:
     """Makes a user's own directory, 0700, in one that belongs to root; returns it.
 
     What another user planted under that name is moved away, and stays for the admin to look at.
@@ -43,6 +46,7 @@ def make_user_dir(parent: Path, job: HookJob) -> Path:
         DirectoryError: the parent is not root's, or the directory cannot be made.
     """
     name = user_dir_name(job.uid)
+    path = f"{parent}/{name}"
     try:
         above = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -55,29 +59,32 @@ def make_user_dir(parent: Path, job: HookJob) -> Path:
                 "others may write"
             )
         for _ in range(3):  # somebody may plant a name again as often as we move it away
-            with contextlib.suppress(FileExistsError):
+            try:
                 _make(name, above, job)
-                return parent / name
-            if _is_private(name, above, job.uid):
-                return parent / name
+                return path
+            except FileExistsError:
+                if _is_private(name, above, job.uid):
+                    return path
             aside = f".holdfast-planted-{os.urandom(4).hex()}"
             os.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)
-            log.warning("%s/%s was not user %d's own: moved to %s", parent, name, job.uid, aside)
-        raise DirectoryError(f"{parent / name}: planted again each time it was moved away")
+            log.warning("%s was not user %d's own: moved to %s", path, job.uid, aside)
+        raise DirectoryError(f"{path}: planted again each time it was moved away")
     except OSError as error:
-        raise DirectoryError(f"{parent / name}: {error.strerror}") from None
+        raise DirectoryError(f"{path}: {error.strerror}") from None
     finally:
         os.close(above)
 
 
-def make_job_dir(memory: Path, job: HookJob, limit_s: float) -> Path:
+def make_job_dir(memory: str, job: HookJob, limit_s: float) -> str:
     """Makes the job's memory directory, as its user, and returns it; one that is there stays (the job was requeued)."""
-    path = memory / user_dir_name(job.uid) / job.run
+    path = job_dir(memory, job)
 
     def make() -> None:
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-        facts = path.lstat()
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            pass
+        facts = os.lstat(path)
         if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
             raise DirectoryError(f"{path}: not a directory of uid {os.geteuid()}")
 
@@ -85,32 +92,36 @@ def make_job_dir(memory: Path, job: HookJob, limit_s: float) -> Path:
     return path
 
 
-def remove_job_dir(memory: Path, job: HookJob, limit_s: float) -> None:
+def remove_job_dir(memory: str, job: HookJob, limit_s: float) -> None:
     """Removes the job's memory directory, as its user, and the user's if that leaves it empty."""
-    path = memory / user_dir_name(job.uid) / job.run
+    import shutil  # not for every job
+
+    path = job_dir(memory, job)
 
     def remove() -> None:
-        if path.is_symlink():
-            path.unlink()
-        elif path.exists():
-            import shutil  # not for every job
-
+        if os.path.islink(path):
+            os.unlink(path)
+        elif os.path.exists(path):
             shutil.rmtree(path)
 
     as_user(job, remove, limit_s, f"remove {path}")
-    with contextlib.suppress(OSError):
-        path.parent.rmdir()  # no link is followed: rmdir refuses one
+    try:
+        os.rmdir(os.path.dirname(path))  # no link is followed: rmdir refuses one
+    except OSError:
+        pass
 
 
-def holds_memory(memory: Path, job: HookJob, limit_s: float) -> bool:
+def holds_memory(memory: str, job: HookJob, limit_s: float) -> bool:
     """Whether anything is in the job's memory directory; an empty one is removed, as its user."""
     if job.uid == 0:
         return False
-    path = memory / user_dir_name(job.uid) / job.run
+    path = job_dir(memory, job)
 
     def remove_empty() -> None:
-        with contextlib.suppress(OSError):
-            path.rmdir()
+        try:
+            os.rmdir(path)
+        except OSError:
+            pass
 
     as_user(job, remove_empty, limit_s, f"look into {path}")
     try:
@@ -145,6 +156,8 @@ def as_user(job: HookJob, act: Callable[[], bool | None], limit_s: float, what: 
     watch = os.pidfd_open(child)
     try:
         if not select.select([watch], [], [], limit_s)[0]:
+            import signal  # not for every job
+
             signal.pidfd_send_signal(watch, signal.SIGKILL)
             raise DirectoryError(f"{what}: not done within {limit_s:g} s")
         status = os.waitid(os.P_PIDFD, watch, os.WEXITED)
@@ -169,8 +182,10 @@ def _make(name: str, above: int, job: HookJob) -> None:
             raise FileExistsError
         os.rename(fresh, name, src_dir_fd=above, dst_dir_fd=above)  # onto an empty directory at most, never through one
     except BaseException:
-        with contextlib.suppress(OSError):
+        try:
             os.rmdir(fresh, dir_fd=above)
+        except OSError:
+            pass
         raise
 
 

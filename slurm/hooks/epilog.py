@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
+import os
 
 from slurm.hooks.directories import holds_memory
-from slurm.hooks.flush import start_flush
 from slurm.hooks.hook import FIT, UNFIT, Hook
 from slurm.hooks.incidents import record_incidents
 from slurm.hooks.ledger import Ledger
+from slurm.hooks.log import log
 from slurm.hooks.prolog import free_memory
 from slurm.hooks.strays import kill_strays
-
-log = logging.getLogger("holdfast.hooks")
 
 
 def epilog(hook: Hook) -> int:
@@ -23,13 +21,18 @@ def epilog(hook: Hook) -> int:
     """
     job = hook.job
     left = kill_strays(job, hook.left_s / 2)
-    (hook.places.tasks / str(job.job_id)).unlink(missing_ok=True)
+    try:
+        os.unlink(f"{hook.places.tasks}/{job.job_id}")
+    except FileNotFoundError:
+        pass
     ledger = Ledger(hook.places.ledger)
     entry = ledger.entry(job)
     if entry is not None:
         if holds_memory(hook.places.memory, job, hook.left_s / 2):
             keep_s, flush_s = hook.settings.keep_memory_s, hook.settings.flush_memory_s
             ledger.end(entry, keep_s)
+            from slurm.hooks.flush import start_flush
+
             if flush_s > 0 and start_flush(hook.places.memory, job, flush_s, hook.left_s / 2):
                 keep_s = max(keep_s, flush_s)
                 ledger.end(entry, keep_s)

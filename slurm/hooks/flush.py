@@ -8,7 +8,6 @@ job come back, and whoever frees its memory know it by SLURM_JOB_ID and kill it 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import pwd
 import resource
@@ -16,10 +15,9 @@ import signal
 import sys
 from pathlib import Path
 
-from slurm.hooks.directories import DirectoryError, as_user, user_dir_name
+from slurm.hooks.directories import DirectoryError, as_user, job_dir
 from slurm.hooks.hook import HookJob
-
-log = logging.getLogger("holdfast.hooks")
+from slurm.hooks.log import log
 
 _REQUEST = "on_job_end.json"  # left by the job's checkpoint agents (ckpt/job_end/request.py)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -27,7 +25,7 @@ _NICE = 19  # the next job comes first
 _LAST_WORDS_S = 10  # for the process to say that it is late, before it is ended
 
 
-def start_flush(memory: Path, job: HookJob, within_s: float, limit_s: float) -> bool:
+def start_flush(memory: str, job: HookJob, within_s: float, limit_s: float) -> bool:
     """Starts it, unless the job left no word that it wants this.
 
     Args:
@@ -39,7 +37,7 @@ def start_flush(memory: Path, job: HookJob, within_s: float, limit_s: float) -> 
     Returns:
         Whether it was started.
     """
-    path = memory / user_dir_name(job.uid) / job.run
+    path = Path(job_dir(memory, job))
 
     def is_asked() -> bool:
         return (path / _REQUEST).is_file() or any((below / _REQUEST).is_file() for below in path.iterdir())

@@ -5,17 +5,16 @@ It runs `holdfast node check` as a program, so that nothing a check imports or d
 
 from __future__ import annotations
 
-import logging
+import os
 import sys
 
 from slurm.client import Slurm
 from slurm.command import CommandError, run
 from slurm.hooks.drains import OUT, drain_node, reason
 from slurm.hooks.hook import FIT, Hook
+from slurm.hooks.log import log
 from slurm.hooks.prolog import free_memory
 from slurm.hooks.verdict import read_verdict
-
-log = logging.getLogger("holdfast.hooks")
 
 _RESERVE_S = 6.0  # for Slurm's answers, and to free memory
 _START_S = 5.0  # until the checks begin: Python, on a node that is busy
@@ -56,9 +55,9 @@ def _look(hook: Hook, level: str) -> None:
     """Has the checks leave their verdict, all of it before the hook's own limit."""
     left_s = max(1.0, hook.left_s - _RESERVE_S)
     argv = [sys.executable, "-I", "-m", "launcher", "node", "check", "--level", level]
-    argv += ["--verdict", str(hook.places.verdict), "--within", f"{max(1.0, left_s - _START_S):.1f}"]
-    if hook.places.checks_file.exists():
-        argv += ["--config", str(hook.places.checks_file)]
+    argv += ["--verdict", hook.places.verdict, "--within", f"{max(1.0, left_s - _START_S):.1f}"]
+    if os.path.exists(hook.places.checks_file):
+        argv += ["--config", hook.places.checks_file]
     try:
         done = run(argv, timeout_s=left_s, check=False)
     except CommandError as error:

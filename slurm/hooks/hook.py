@@ -6,34 +6,28 @@ behind where it is not, and the hook ends with the exit code that does no harm.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-import re
 import select
-import signal
-import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from slurm.errors import SlurmError
+from slurm.hooks.log import log
 from slurm.hooks.places import Places, Settings, SettingsError
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 FIT = 0
 UNFIT = 1  # Slurm drains the node
-_LOG_BYTES = 4 << 20
 _MAX_JOB_ID = 0x7FFFFFFF
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-
-log = logging.getLogger("holdfast.hooks")
+_SIGKILL = 9  # the same on all of Linux; `signal` imports enum and re
 
 
 class EnvironmentRefused(SlurmError):
     """A value that Slurm hands to a hook is not what it can be; nothing is done with it."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class HookJob:
     """The job a hook is called for.
 
@@ -44,10 +38,11 @@ class HookJob:
         cluster: Slurm's name of the cluster.
     """
 
-    job_id: int
-    uid: int
-    gid: int
-    cluster: str
+    def __init__(self, *, job_id: int, uid: int, gid: int, cluster: str) -> None:
+        self.job_id = job_id
+        self.uid = uid
+        self.gid = gid
+        self.cluster = cluster
 
     @property
     def run(self) -> str:
@@ -62,7 +57,7 @@ class HookJob:
             EnvironmentRefused: a number or the cluster's name is missing or cannot be one.
         """
         cluster = env.get("SLURM_CLUSTER_NAME", "")
-        if not _NAME.fullmatch(cluster):
+        if not _is_name(cluster):
             raise EnvironmentRefused(f"SLURM_CLUSTER_NAME: got {cluster[:64]!r}, expected letters, digits, '-' and '_'")
         return cls(
             cluster=cluster,
@@ -72,7 +67,6 @@ class HookJob:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Hook:
     """What the body of a hook is given.
 
@@ -83,10 +77,11 @@ class Hook:
         deadline_s: on the monotonic clock: when the hook is ended.
     """
 
-    places: Places
-    settings: Settings
-    env: Mapping[str, str]
-    deadline_s: float
+    def __init__(self, *, places: Places, settings: Settings, env: Mapping[str, str], deadline_s: float) -> None:
+        self.places = places
+        self.settings = settings
+        self.env = env
+        self.deadline_s = deadline_s
 
     @property
     def job(self) -> HookJob:
@@ -96,7 +91,7 @@ class Hook:
     def node(self) -> str:
         """The node's name in Slurm."""
         name = self.env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-        if not _NAME.fullmatch(name):
+        if not _is_name(name):
             raise EnvironmentRefused(f"node name: got {name!r}, expected letters, digits, '.', '_' and '-'")
         return name
 
@@ -131,14 +126,18 @@ def run_hook(name: str, body: Callable[[Hook], int], *, places: Places, env: Map
             status = os.waitid(os.P_PIDFD, watch, os.WEXITED)
             ended = status is not None and status.si_code == os.CLD_EXITED
             return status.si_status if status is not None and ended else FIT
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-        print(f"holdfast {name}: did not end within {limit_s:g} s: given up", file=sys.stderr)
+        try:
+            os.killpg(child, _SIGKILL)
+        except ProcessLookupError:
+            pass
+        os.write(2, f"holdfast {name}: did not end within {limit_s:g} s: given up\n".encode())
         return FIT
     finally:
         os.close(watch)
-        with contextlib.suppress(BlockingIOError):
-            sys.stderr.write(os.read(said, 1 << 16).decode(errors="replace"))
+        try:
+            os.write(2, os.read(said, 1 << 16))
+        except OSError:
+            pass  # it said nothing, or nobody listens
         os.close(said)
 
 
@@ -156,7 +155,7 @@ def _be_child(
     try:
         os.setsid()
         os.umask(0o022)
-        _log_to(places, name)
+        log.open(places.log, name)
         try:
             settings = places.settings()
         except SettingsError as error:
@@ -168,25 +167,13 @@ def _be_child(
     except BaseException:
         log.exception("the hook itself failed")
     finally:
-        logging.shutdown()
         os._exit(code)
 
 
-def _log_to(places: Places, name: str) -> None:
-    """To the hooks' log, and to stderr, which slurmd logs."""
-    line = logging.Formatter(f"%(asctime)s {name}[%(process)d] %(levelname)s %(message)s")
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
-    try:
-        places.log.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        if places.log.exists() and places.log.stat().st_size > _LOG_BYTES:
-            places.log.replace(f"{places.log}.1")
-        handlers.append(logging.FileHandler(places.log))
-    except OSError as error:
-        print(f"holdfast {name}: {places.log} cannot be written: {error.strerror}", file=sys.stderr)
-    for handler in handlers:
-        handler.setFormatter(line)
-        log.addHandler(handler)
-    log.setLevel(logging.INFO)
+def _is_name(text: str) -> bool:
+    """Letters, digits, '.', '_' and '-', the first one a letter or digit."""
+    plain = text.replace(".", "").replace("_", "").replace("-", "")
+    return len(text) <= 255 and text.isascii() and text[:1].isalnum() and plain.isalnum()
 
 
 def _number(env: Mapping[str, str], name: str, most: int) -> int:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import os
-import re
 import time
-from pathlib import Path
 
 from slurm.hooks.hook import HookJob
+from slurm.hooks.log import log
 
-log = logging.getLogger("holdfast.hooks")
-
-_KMSG = Path("/dev/kmsg")
+_KMSG = "/dev/kmsg"
 _MAX_RECORDS = 100_000
 _MAX_INCIDENTS = 50  # of one job: a broken GPU says the same a thousand times
-_SPEAKS_OF = re.compile(
+_WORDS = (b"Xid (PCI:", b"efa ")  # one of them is in whatever _SPEAKS_OF finds
+_SPEAKS_OF = (
     r"NVRM: Xid \(PCI:[0-9a-fA-F:.]+\): \d+"
     r"|SXid \(PCI:[0-9a-fA-F:.]+\): \d+"
     r"|\befa [0-9a-f:.]+: .*(?:[Ff]ail|[Ee]rror|[Tt]imeout|reset)"
 )
 
 
-def record_incidents(path: Path, node: str, job: HookJob, since_s: float, kmsg: Path = _KMSG) -> list[str]:
+def record_incidents(path: str, node: str, job: HookJob, since_s: float, kmsg: str = _KMSG) -> list[str]:
     """Appends what the kernel said since a job began.
 
     Args:
@@ -36,14 +32,19 @@ def record_incidents(path: Path, node: str, job: HookJob, since_s: float, kmsg: 
     Returns:
         The messages.
     """
-    found = [text for at_s, text in kernel_messages(kmsg) if at_s >= since_s and _SPEAKS_OF.search(text)]
-    found = list(dict.fromkeys(found))[:_MAX_INCIDENTS]
+    recent = [text for at_s, text in kernel_messages(kmsg, _WORDS) if at_s >= since_s]
+    if not recent:
+        return []
+    import json  # with re, not for every job
+    import re
+
+    found = list(dict.fromkeys(text for text in recent if re.search(_SPEAKS_OF, text)))[:_MAX_INCIDENTS]
     if found:
         now_s = round(time.time(), 3)
         rows = [
             {"time_s": now_s, "node": node, "job": job.job_id, "uid": job.uid, "what": what[:500]} for what in found
         ]
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             os.write(descriptor, "".join(json.dumps(row) + "\n" for row in rows).encode())
@@ -53,8 +54,13 @@ def record_incidents(path: Path, node: str, job: HookJob, since_s: float, kmsg: 
     return found
 
 
-def kernel_messages(kmsg: Path = _KMSG) -> list[tuple[float, str]]:
-    """(seconds since boot, text) of every message the kernel still has; empty where it may not be read."""
+def kernel_messages(kmsg: str = _KMSG, words: tuple[bytes, ...] = (b"",)) -> list[tuple[float, str]]:
+    """(seconds since boot, text) of every message the kernel still has; empty where it may not be read.
+
+    Args:
+        kmsg: the kernel's log.
+        words: only records in which one of these is.
+    """
     try:
         descriptor = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -62,19 +68,24 @@ def kernel_messages(kmsg: Path = _KMSG) -> list[tuple[float, str]]:
         return []
     messages = []
     try:
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
-            for _ in range(_MAX_RECORDS):
-                try:
-                    record = file.read(1 << 14)
-                except BrokenPipeError:  # overwritten while we read: the next read goes on after the gap
-                    continue
-                if not record:  # None: no more for now
-                    break
-                for line in record.decode(errors="replace").splitlines():
-                    head, semicolon, text = line.partition(";")
-                    parts = head.split(",")
-                    if semicolon and len(parts) >= 3 and parts[2].isdigit():
-                        messages.append((int(parts[2]) / 1e6, text))
+        for _ in range(_MAX_RECORDS):
+            try:
+                record = os.read(descriptor, 1 << 14)
+            except BrokenPipeError:  # overwritten while we read: the next read goes on after the gap
+                continue
+            except BlockingIOError:  # no more for now
+                break
+            if not record:
+                break
+            if not any(word in record for word in words):
+                continue
+            for line in record.decode(errors="replace").splitlines():
+                head, semicolon, text = line.partition(";")
+                parts = head.split(",")
+                if semicolon and len(parts) >= 3 and parts[2].isdigit():
+                    messages.append((int(parts[2]) / 1e6, text))
     except OSError as error:
         log.info("%s: %s", kmsg, error.strerror)
+    finally:
+        os.close(descriptor)
     return messages

@@ -1,44 +1,38 @@
-"""Which jobs have memory on this node, and until when: `<run>/holdfast/jobs/<job id>.json`, root's own.
+"""Which jobs have memory on this node, and until when: `<run>/holdfast/jobs/<job id>`, root's own.
 
-Times are on the clock that runs since boot: the files go with a reboot, as the memory does, and no change of the date
-touches them.
+A file is one line of `name=value`: uid, gid, cluster, started_s, and keep_until_s once the job has left. Times are on
+the clock that runs since boot: the files go with a reboot, as the memory does, and no change of the date touches them.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from slurm.hooks.hook import HookJob
+from slurm.hooks.log import log
+from slurm.hooks.places import SettingsError, read_of_root, write_of_root
 
-log = logging.getLogger("holdfast.hooks")
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MAX_BYTES = 1 << 12
 
 
-@dataclass(frozen=True, kw_only=True)
 class Entry:
     """A job on this node.
 
     Attributes:
-        job_id, uid, gid, cluster: the job.
+        job: the job.
         started_s: when its prolog ran, seconds since boot.
         keep_until_s: when its memory may go, seconds since boot; None while it runs.
     """
 
-    job_id: int
-    uid: int
-    gid: int
-    cluster: str
-    started_s: float
-    keep_until_s: float | None = None
-
-    @property
-    def job(self) -> HookJob:
-        return HookJob(job_id=self.job_id, uid=self.uid, gid=self.gid, cluster=self.cluster)
+    def __init__(self, job: HookJob, *, started_s: float, keep_until_s: float | None = None) -> None:
+        self.job = job
+        self.started_s = started_s
+        self.keep_until_s = keep_until_s
 
     @property
     def is_due(self) -> bool:
@@ -49,48 +43,59 @@ class Entry:
 class Ledger:
     """The entries of all jobs of this node."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: str) -> None:
         self._directory = directory
 
     def begin(self, job: HookJob) -> None:
         """The job runs here, for the first time or again."""
-        self._write(Entry(**vars(job), started_s=now_s()))
+        self._write(Entry(job, started_s=now_s()))
 
     def end(self, entry: Entry, keep_s: float) -> None:
         """The job has left the node; its memory stays for a while."""
-        self._write(Entry(**asdict(entry) | {"keep_until_s": now_s() + keep_s}))
+        self._write(Entry(entry.job, started_s=entry.started_s, keep_until_s=now_s() + keep_s))
 
     def forget(self, entry: Entry) -> None:
         """Nothing of the job is left."""
-        self._path(entry.job_id).unlink(missing_ok=True)
+        try:
+            os.unlink(self._path(entry.job.job_id))
+        except FileNotFoundError:
+            pass
 
     def entry(self, job: HookJob) -> Entry | None:
         """The job's entry; None where its prolog did not run, or for another user."""
-        found = self._read(self._path(job.job_id))
-        return found if found is not None and found.uid == job.uid else None
+        found = self._read(job.job_id)
+        return found if found is not None and found.job.uid == job.uid else None
 
     def __iter__(self) -> Iterator[Entry]:
-        for path in sorted(self._directory.glob("*.json")):
-            if (found := self._read(path)) is not None:
+        try:
+            names = os.listdir(self._directory)
+        except FileNotFoundError:
+            return
+        for job_id in sorted(int(name) for name in names if name.isdigit()):
+            if (found := self._read(job_id)) is not None:
                 yield found
 
-    def _path(self, job_id: int) -> Path:
-        return self._directory / f"{job_id}.json"
+    def _path(self, job_id: int) -> str:
+        return f"{self._directory}/{job_id}"
 
-    def _read(self, path: Path) -> Entry | None:
+    def _read(self, job_id: int) -> Entry | None:
+        path = self._path(job_id)
         try:
-            return Entry(**json.loads(path.read_text()))
+            facts = dict(word.split("=") for word in read_of_root(path, _MAX_BYTES).split())
+            keep_until_s = float(facts["keep_until_s"]) if "keep_until_s" in facts else None
+            job = HookJob(job_id=job_id, uid=int(facts["uid"]), gid=int(facts["gid"]), cluster=facts["cluster"])
+            return Entry(job, started_s=float(facts["started_s"]), keep_until_s=keep_until_s)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError) as error:
-            log.warning("%s cannot be read (%s); the job's memory stays until a reboot", path, error)
+        except (OSError, SettingsError, KeyError, ValueError) as error:
+            log.warning("%s cannot be read (%r); the job's memory stays until a reboot", path, error)
             return None
 
     def _write(self, entry: Entry) -> None:
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = self._path(entry.job_id).with_suffix(".new")
-        temporary.write_text(json.dumps(asdict(entry)))
-        os.replace(temporary, self._path(entry.job_id))
+        job = entry.job
+        kept = "" if entry.keep_until_s is None else f" keep_until_s={entry.keep_until_s}"
+        text = f"uid={job.uid} gid={job.gid} cluster={job.cluster} started_s={entry.started_s}{kept}\n"
+        write_of_root(self._path(job.job_id), text, 0o600, 0o700)
 
 
 def now_s() -> float:

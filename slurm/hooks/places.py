@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any
 
 from slurm.errors import SlurmError
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from typing import Any
 
 _MAX_SETTINGS_BYTES = 1 << 16
 
@@ -17,7 +18,6 @@ class SettingsError(SlurmError):
     """A settings file cannot be trusted or understood; the hook goes on with the defaults and says so."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Settings:
     """`/etc/holdfast/hooks.yaml`: flat `key: value` lines; every key is optional, and so is the file.
 
@@ -33,58 +33,75 @@ class Settings:
         check: level of `holdfast node check` that the health hook runs on an idle node; a busy one gets "prolog".
     """
 
-    drain: str = "off"
-    keep_memory_s: float = 900.0
-    flush_memory_s: float = 900.0
-    verdict_age_s: float = 21600.0
-    local_disk: str = ""
-    reboot: str = ""
-    max_drained: str = "10%"
-    check: str = "quick"
+    def __init__(
+        self,
+        *,
+        drain: str = "off",
+        keep_memory_s: float = 900.0,
+        flush_memory_s: float = 900.0,
+        verdict_age_s: float = 21600.0,
+        local_disk: str = "",
+        reboot: str = "",
+        max_drained: str = "10%",
+        check: str = "quick",
+    ) -> None:
+        self.drain = drain
+        self.keep_memory_s = keep_memory_s
+        self.flush_memory_s = flush_memory_s
+        self.verdict_age_s = verdict_age_s
+        self.local_disk = local_disk
+        self.reboot = reboot
+        self.max_drained = max_drained
+        self.check = check
 
 
-@dataclass(frozen=True)
 class Places:
-    """The hooks' files.
+    """The hooks' files."""
 
-    Attributes:
-        root: everything but the memory lies below it. "/", but on a test cluster, whose nodes share one disk.
-        memory: where nodes keep training state in memory.
-    """
-
-    root: Path = Path("/")
-    memory: Path = field(default=Path("/dev/shm"))
-
-    @property
-    def verdict(self) -> Path:
-        return self.root / "var/lib/holdfast/verdict.json"
+    def __init__(self, root: str | os.PathLike[str] = "/", memory: str | os.PathLike[str] = "/dev/shm") -> None:
+        """
+        Args:
+            root: everything but the memory lies below it. "/", but on a test cluster, whose nodes share one disk.
+            memory: where nodes keep training state in memory.
+        """
+        self.root = os.fspath(root)
+        self.memory = os.fspath(memory)
 
     @property
-    def incidents(self) -> Path:
-        return self.root / "var/lib/holdfast/incidents.jsonl"
+    def verdict(self) -> str:
+        return os.path.join(self.root, "var/lib/holdfast/verdict.json")
 
     @property
-    def ledger(self) -> Path:
+    def verdict_read(self) -> str:
+        """What the hooks made of the verdict, where that is nothing against the node; goes with a reboot."""
+        return os.path.join(self.root, "run/holdfast/verdict-read")
+
+    @property
+    def incidents(self) -> str:
+        return os.path.join(self.root, "var/lib/holdfast/incidents.jsonl")
+
+    @property
+    def ledger(self) -> str:
         """On a file system that a reboot empties, as it does the memory."""
-        return self.root / "run/holdfast/jobs"
+        return os.path.join(self.root, "run/holdfast/jobs")
 
     @property
-    def tasks(self) -> Path:
+    def tasks(self) -> str:
         """What TaskProlog prints, a file for each job of the node."""
-        return self.root / "run/holdfast/tasks"
+        return os.path.join(self.root, "run/holdfast/tasks")
 
     @property
-    def log(self) -> Path:
-        return self.root / "var/log/holdfast/hooks.log"
+    def log(self) -> str:
+        return os.path.join(self.root, "var/log/holdfast/hooks.log")
 
     @property
-    def settings_file(self) -> Path:
-        return self.root / "etc/holdfast/hooks.yaml"
+    def settings_file(self) -> str:
+        return os.path.join(self.root, "etc/holdfast/hooks.yaml")
 
     @property
-    def checks_file(self) -> Path:
+    def checks_file(self) -> str:
         """The health checks' own settings, which `holdfast node check` reads."""
-        return self.root / "etc/holdfast/health.yaml"
+        return os.path.join(self.root, "etc/holdfast/health.yaml")
 
     def settings(self) -> Settings:
         """What the site set.
@@ -96,7 +113,7 @@ class Places:
             text = read_of_root(self.settings_file, _MAX_SETTINGS_BYTES)
         except FileNotFoundError:
             return Settings()
-        known: dict[str, type] = {item.name: type(item.default) for item in fields(Settings)}
+        known = {key: type(value) for key, value in vars(Settings()).items()}
         found: dict[str, Any] = {}
         for number, line in enumerate(text.splitlines(), 1):
             content = line.partition("#")[0].strip()
@@ -113,7 +130,7 @@ class Places:
         return Settings(**found)
 
 
-def read_of_root(path: Path, max_bytes: int) -> str:
+def read_of_root(path: str | os.PathLike[str], max_bytes: int) -> str:
     """Text of a file that only root (or we) can have written.
 
     Raises:
@@ -122,16 +139,33 @@ def read_of_root(path: Path, max_bytes: int) -> str:
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        file = os.fdopen(descriptor, "rb")  # no directory either
     except FileNotFoundError:
         raise
     except OSError as error:
         raise SettingsError(f"{path}: cannot be opened: {error.strerror}") from None
-    with file:
+    try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
             raise SettingsError(
                 f"{path}: mode {facts.st_mode & 0o7777:o} of uid {facts.st_uid}, "
                 "expected a file that only root can write"
             )
-        return file.read(max_bytes).decode(errors="replace")
+        return os.read(descriptor, max_bytes).decode(errors="replace")
+    finally:
+        os.close(descriptor)
+
+
+def write_of_root(path: str, text: str, mode: int, directory_mode: int = 0o755) -> None:
+    """Leaves a file that is there whole or not at all; makes its directory if there is none."""
+    fresh = f"{path}.new"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(fresh, flags, mode)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), directory_mode, exist_ok=True)
+        descriptor = os.open(fresh, flags, mode)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+    os.replace(fresh, path)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from slurm.errors import SlurmError
 from slurm.hooks.directories import DirectoryError, make_job_dir, make_user_dir, remove_job_dir
-from slurm.hooks.hook import FIT, UNFIT, Hook, HookJob
+from slurm.hooks.hook import FIT, UNFIT, Hook
 from slurm.hooks.ledger import Ledger
-from slurm.hooks.strays import kill_strays
+from slurm.hooks.log import log
+from slurm.hooks.places import write_of_root
 from slurm.hooks.verdict import read_verdict
 
+TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from slurm.client import Slurm
-
-log = logging.getLogger("holdfast.hooks")
 
 _ASK_S = 4.0  # for each of four commands: all of them within the prolog's limit
 _LEAST_FREE = 0.02  # of the memory file system
@@ -46,6 +42,8 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
         log.warning("the job starts all the same: %s", held)
     ledger = Ledger(hook.places.ledger)
     if (entry := ledger.entry(job)) is not None and entry.keep_until_s is not None:
+        from slurm.hooks.strays import kill_strays
+
         kill_strays(job, hook.left_s / 4)  # it was requeued: what still flushes its memory is in its way
     ledger.begin(job)
     if job.uid == 0:
@@ -53,8 +51,9 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
     make_user_dir(hook.places.memory, job)
     told = {"HOLDFAST_MEMORY_DIR": make_job_dir(hook.places.memory, job, hook.left_s)}
     if hook.settings.local_disk:
-        told["HOLDFAST_DISK_DIR"] = make_user_dir(Path(hook.settings.local_disk), job)
-    _tell_tasks(hook.places.tasks, job, told)
+        told["HOLDFAST_DISK_DIR"] = make_user_dir(hook.settings.local_disk, job)
+    text = "".join(f"export {name}={path}\n" for name, path in told.items())
+    write_of_root(f"{hook.places.tasks}/{job.job_id}", text, 0o644)  # for TaskProlog, which runs as the user
     log.info("job %d of uid %d: ready", job.job_id, job.uid)
     return FIT
 
@@ -72,20 +71,14 @@ def _may_not_refuse(hook: Hook, why: str, slurm: Slurm | None) -> str:
         return f"whether the node may be drained is not known: {error}"
 
 
-def _tell_tasks(directory: Path, job: HookJob, told: Mapping[str, Path]) -> None:
-    """Leaves for TaskProlog, which runs as the user in every task, what it is to print."""
-    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-    fresh = directory / f"{job.job_id}.new"
-    fresh.write_text("".join(f"export {name}={path}\n" for name, path in told.items()))
-    fresh.replace(directory / str(job.job_id))
-
-
 def free_memory(hook: Hook) -> None:
     """Removes the memory of jobs that left the node and were not requeued onto it in time."""
     ledger = Ledger(hook.places.ledger)
     for entry in ledger:
         if not entry.is_due:
             continue
+        from slurm.hooks.strays import kill_strays
+
         try:
             kill_strays(entry.job, hook.left_s / 4)  # a flush that has not ended
             remove_job_dir(hook.places.memory, entry.job, hook.left_s / 2)
@@ -93,7 +86,7 @@ def free_memory(hook: Hook) -> None:
             log.error("%s; tried again before the next job", error)
             continue
         ledger.forget(entry)
-        log.info("memory of job %d, uid %d: freed", entry.job_id, entry.uid)
+        log.info("memory of job %d, uid %d: freed", entry.job.job_id, entry.job.uid)
 
 
 def _against(hook: Hook) -> str:

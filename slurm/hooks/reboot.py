@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 
 from slurm.command import CommandError, run
 from slurm.hooks.hook import FIT, Hook
-
-log = logging.getLogger("holdfast.hooks")
+from slurm.hooks.log import log
 
 WAYS: Sequence[Sequence[str]] = (
     ("/usr/bin/systemctl", "reboot"),

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import select
-import signal
 import time
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from slurm.hooks.directories import as_user
 from slurm.hooks.hook import HookJob
+from slurm.hooks.log import log
 
-log = logging.getLogger("holdfast.hooks")
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-_PROC = Path("/proc")
+_PROC = "/proc"
 _EMPTY_SCANS = 5  # one may miss a process that forks and ends while it is read
 
 
@@ -29,12 +27,18 @@ def kill_strays(job: HookJob, limit_s: float) -> list[int]:
     Returns:
         Those that still live after `limit_s` seconds: they hang in the kernel, only a reboot ends them.
     """
+    if job.uid == 0:
+        return []
     end_s = time.monotonic() + limit_s
     killed: dict[int, int] = {}
     empty_scans = 0
     try:
         while time.monotonic() < end_s:
-            found = [pid for pid in _strays(job) if pid not in killed]
+            youngest = _youngest()
+            mine = _processes_of(job.uid)
+            if not mine and not killed and _youngest() == youngest:
+                break  # nothing began meanwhile that the scan can have missed
+            found = [pid for pid in mine if pid not in killed and _belongs(pid, job)]
             for pid in found:
                 if (descriptor := _kill(pid, job)) is not None:
                     killed[pid] = descriptor
@@ -56,12 +60,23 @@ def kill_strays(job: HookJob, limit_s: float) -> list[int]:
     return left
 
 
-def _strays(job: HookJob) -> Iterator[int]:
-    if job.uid == 0:
-        return
+def _youngest() -> int:
+    """Number of the process or thread that began last."""
+    with open(f"{_PROC}/loadavg", "rb", buffering=0) as file:
+        return int(file.read(1 << 10).split()[-1])
+
+
+def _processes_of(uid: int) -> list[int]:
+    """Those with this effective user id: the owner of their directories, dumpable or not; their `status` takes long."""
+    found = []
     for entry in os.scandir(_PROC):
-        if entry.name.isdigit() and _belongs(int(entry.name), job):
-            yield int(entry.name)
+        if entry.name.isdigit():
+            try:
+                if entry.stat(follow_symlinks=False).st_uid == uid:
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # it has ended
+    return found
 
 
 def _belongs(pid: int, job: HookJob) -> bool:
@@ -84,8 +99,12 @@ def _kill(pid: int, job: HookJob) -> int | None:
     if not _belongs(pid, job):
         os.close(descriptor)
         return None
-    with contextlib.suppress(ProcessLookupError):
+    import signal  # most jobs leave nothing behind
+
+    try:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
     return descriptor
 
 
@@ -96,16 +115,22 @@ def _kill_groups(pids: Iterable[int], job: HookJob) -> None:
     """
     groups = set()
     for pid in pids:
-        with contextlib.suppress(OSError):
+        try:
             groups.add(os.getpgid(pid))
+        except OSError:
+            continue
+    if not groups:
+        return
+    import signal
 
     def kill() -> None:
         for group in groups - {0, 1}:
-            with contextlib.suppress(OSError):
+            try:
                 os.killpg(group, signal.SIGKILL)
+            except OSError:
+                continue
 
-    if groups:
-        as_user(job, kill, 5.0, f"kill what job {job.job_id} left behind")
+    as_user(job, kill, 5.0, f"kill what job {job.job_id} left behind")
 
 
 def _ended(descriptors: Iterable[int], wait_s: float) -> set[int]:

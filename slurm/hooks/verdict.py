@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import os
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
-from slurm.hooks.places import Places, SettingsError, read_of_root
+from slurm.hooks.places import Places, SettingsError, read_of_root, write_of_root
 
 _VERSION = 1
 _MAX_BYTES = 1 << 20
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_HARMLESS = ("ok", "warning")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The part of the file that hooks act on.
 
@@ -24,32 +22,72 @@ class Verdict:
         reason: the failed checks, or why nothing is known; one line.
     """
 
-    status: str
-    age_s: float
-    reason: str
+    def __init__(self, *, status: str, age_s: float, reason: str) -> None:
+        self.status = status
+        self.age_s = age_s
+        self.reason = reason
 
 
 def read_verdict(places: Places) -> Verdict:
-    """The verdict of this boot; "unknown" where there is none that can be trusted."""
+    """The verdict of this boot; "unknown" where there is none that can be trusted.
+
+    One with nothing against the node is read once: what was made of it is kept, with the marks of the very file it was
+    made of, for the hooks that follow. They need no JSON, whose import takes as long as the rest of a prolog.
+    """
     try:
-        found = json.loads(read_of_root(places.verdict, _MAX_BYTES))
-        if found["version"] != _VERSION:
-            return _unknown(f"{places.verdict} has version {found['version']!r}, expected {_VERSION}")
-        if found["boot_id"] != _boot_id():
-            return _unknown("the last check was before this boot")
-        failed = [
-            f"{row['name']}: {row['measured']}, expected {row['expected']}"
-            for row in found["checks"]
-            if row["status"] == "critical"
-        ]
-        age_s = time.time() - float(found["time_s"])
-        return Verdict(status=str(found["status"]), age_s=age_s, reason=" ".join("; ".join(failed).split())[:500])
+        marks = _marks(places.verdict)
+        if (known := _known(places, marks)) is not None:
+            return known
+        verdict = _parse(read_of_root(places.verdict, _MAX_BYTES), places)
     except FileNotFoundError:
         return _unknown(f"no verdict yet; `holdfast node check` writes {places.verdict}")
     except SettingsError as error:
         return _unknown(str(error))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return _unknown(f"{places.verdict} is no verdict ({type(error).__name__}: {error})")
+    if verdict.status in _HARMLESS:
+        _keep(places, verdict, marks)
+    return verdict
+
+
+def _parse(text: str, places: Places) -> Verdict:
+    import json
+
+    found = json.loads(text)
+    if found["version"] != _VERSION:
+        return _unknown(f"{places.verdict} has version {found['version']!r}, expected {_VERSION}")
+    if found["boot_id"] != _boot_id():
+        return _unknown("the last check was before this boot")
+    failed = [
+        f"{row['name']}: {row['measured']}, expected {row['expected']}"
+        for row in found["checks"]
+        if row["status"] == "critical"
+    ]
+    age_s = time.time() - float(found["time_s"])
+    return Verdict(status=str(found["status"]), age_s=age_s, reason=" ".join("; ".join(failed).split())[:500])
+
+
+def _marks(path: str) -> str:
+    """What tells a file from every other, and from itself before anything was written to it or its owner changed."""
+    facts = os.lstat(path)
+    return f"{facts.st_dev}:{facts.st_ino}:{facts.st_size}:{facts.st_mtime_ns}:{facts.st_ctime_ns}"
+
+
+def _known(places: Places, marks: str) -> Verdict | None:
+    """What was made of this very file before; None if nothing was, or there is no telling."""
+    try:
+        found, status, time_s = read_of_root(places.verdict_read, 1 << 10).split()
+        known = Verdict(status=status, age_s=time.time() - float(time_s), reason="")
+    except (OSError, SettingsError, ValueError):
+        return None
+    return known if found == marks and status in _HARMLESS else None
+
+
+def _keep(places: Places, verdict: Verdict, marks: str) -> None:
+    try:
+        write_of_root(places.verdict_read, f"{marks} {verdict.status} {time.time() - verdict.age_s:.3f}\n", 0o600)
+    except OSError:
+        pass  # the next hook reads the verdict itself
 
 
 def _unknown(why: str) -> Verdict:
@@ -58,6 +96,7 @@ def _unknown(why: str) -> Verdict:
 
 def _boot_id() -> str:
     try:
-        return _BOOT_ID.read_text().strip()
+        with open(_BOOT_ID) as file:
+            return file.read().strip()
     except OSError:
         return ""

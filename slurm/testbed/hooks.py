@@ -49,11 +49,12 @@ def install_hooks(plan: Plan) -> list[str]:
 def write_settings(plan: Plan, machine: str, settings: Mapping[str, str | float]) -> Path:
     """Writes a machine's hooks.yaml; returns what stands for "/" in the files of its hooks."""
     places = Places(plan.hooks_root(machine))
-    places.settings_file.parent.mkdir(parents=True, exist_ok=True)
+    file = Path(places.settings_file)
+    file.parent.mkdir(parents=True, exist_ok=True)
     ours: dict[str, str | float] = {"check": "prolog", "reboot": str(_reboot_script(plan))}
     text = "".join(f"{key}: {value}\n" for key, value in (ours | dict(settings)).items())
-    places.settings_file.write_text(text)
-    return places.root
+    file.write_text(text)
+    return Path(places.root)
 
 
 def _reboot_script(plan: Plan) -> Path:

@@ -6,11 +6,14 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from waiting import until
@@ -19,7 +22,7 @@ from launcher.clusters.slurm import SlurmCluster
 from launcher.runner.memory import memory_dir
 from slurm.client import Slurm
 from slurm.command import CommandError, Result, Runner
-from slurm.hooks.directories import DirectoryError, make_user_dir, user_dir_name
+from slurm.hooks.directories import DirectoryError, job_dir, make_user_dir
 from slurm.hooks.drains import drain_node
 from slurm.hooks.entry import HOOKS, EntryError, check_trusted, scripts
 from slurm.hooks.epilog import epilog
@@ -92,8 +95,9 @@ def silent(argv: Sequence[str], **_: object) -> Result:
 
 
 def settings(places: Places, text: str) -> None:
-    places.settings_file.parent.mkdir(parents=True, exist_ok=True)
-    places.settings_file.write_text(text)
+    file = Path(places.settings_file)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
 
 
 def verdict(places: Places, status: str, **changes: object) -> None:
@@ -106,8 +110,9 @@ def verdict(places: Places, status: str, **changes: object) -> None:
         "level": "quick",
         "status": status,
     }
-    places.verdict.parent.mkdir(parents=True, exist_ok=True)
-    places.verdict.write_text(json.dumps(content | {"checks": [check]} | changes))
+    file = Path(places.verdict)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content | {"checks": [check]} | changes))
 
 
 def run(name: str, places: Places, env: dict[str, str], limit_s: float = 20.0, slurm: Runner | None = None) -> int:
@@ -116,7 +121,7 @@ def run(name: str, places: Places, env: dict[str, str], limit_s: float = 20.0, s
 
 
 def memory_of(places: Places, job: HookJob) -> Path:
-    return places.memory / f"holdfast-{job.uid}" / job.run
+    return Path(places.memory) / f"holdfast-{job.uid}" / job.run
 
 
 def as_user(uid: int, script: str, **env: str) -> subprocess.Popen[bytes]:
@@ -141,7 +146,7 @@ class TestProlog:
             assert (facts.st_uid, facts.st_mode & 0o7777) == (USER, 0o700)
 
     def test_tasks_are_told_where_it_is_until_the_job_has_left(self, places: Places, job: HookJob) -> None:
-        script = scripts(root=str(places.root))["task_prolog.sh"]
+        script = scripts(root=places.root)["task_prolog.sh"]
 
         def told() -> bytes:
             return subprocess.run(
@@ -181,7 +186,7 @@ class TestProlog:
         assert run("prolog", places, environment(job)) == FIT
         assert memory_of(places, job).is_dir() and place.lstat().st_uid == USER
         assert list(target.iterdir()) == [] and target.stat().st_uid == 0
-        assert "moved to .holdfast-planted-" in places.log.read_text()
+        assert "moved to .holdfast-planted-" in Path(places.log).read_text()
 
     def test_a_link_that_the_user_put_for_his_job_is_left_alone(
         self, places: Places, job: HookJob, tmp_path: Path
@@ -192,7 +197,7 @@ class TestProlog:
         memory_of(places, job).symlink_to(target)
         assert run("prolog", places, environment(job)) == FIT
         assert list(target.iterdir()) == [] and target.stat().st_uid == 0
-        assert "not a directory" in places.log.read_text()
+        assert "not a directory" in Path(places.log).read_text()
 
     def test_a_parent_that_is_not_roots_is_refused(self, places: Places, job: HookJob) -> None:
         os.chown(places.memory, OTHER, OTHER)
@@ -239,12 +244,38 @@ class TestProlog:
         settings(places, "drain: on\n")
         verdict(places, "critical")
         assert run("prolog", places, environment(job), slurm=slurm) == code
-        assert said in places.log.read_text()
+        assert said in Path(places.log).read_text()
+
+    def test_what_was_made_of_a_verdict_lasts_until_the_next_one_or_until_it_cannot_be_trusted(
+        self, places: Places, job: HookJob
+    ) -> None:
+        settings(places, "drain: on\n")
+        verdict(places, "ok", time_s=time.time() - 1000)
+        first, again = read_verdict(places), read_verdict(places)
+        assert Path(places.verdict_read).exists()
+        assert (again.status, again.reason) == (first.status, first.reason)
+        assert again.age_s == pytest.approx(1000, abs=100)
+        os.chown(places.verdict, OTHER, OTHER)
+        assert read_verdict(places).status == "unknown"
+        verdict(places, "critical")
+        os.chown(places.verdict, 0, 0)
+        assert run("prolog", places, environment(job)) == UNFIT
+
+    def test_what_others_could_have_made_of_a_verdict_is_not_believed(self, places: Places) -> None:
+        verdict(places, "critical")
+        facts = os.stat(places.verdict)
+        marks = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+        kept = Path(places.verdict_read)
+        kept.parent.mkdir(parents=True)
+        kept.write_text(f"{':'.join(map(str, marks))} ok {time.time()}\n")
+        assert read_verdict(places).status == "ok"  # it would be root's word
+        os.chown(kept, OTHER, OTHER)
+        assert read_verdict(places).status == "critical"
 
     def test_by_default_a_failure_is_only_told(self, places: Places, job: HookJob) -> None:
         verdict(places, "critical")
         assert run("prolog", places, environment(job)) == FIT
-        assert "not fit: gpu_count: 7, expected 8" in places.log.read_text()
+        assert "not fit: gpu_count: 7, expected 8" in Path(places.log).read_text()
 
     def test_a_verdict_that_a_user_could_have_written_is_not_believed(self, places: Places, job: HookJob) -> None:
         settings(places, "drain: on\n")
@@ -258,7 +289,7 @@ class TestProlog:
     ) -> None:
         settings(places, f"drain: on\nlocal_disk: {tmp_path}\n")
         assert run("prolog", places, environment(job)) == UNFIT
-        assert f"{tmp_path}: no file system is mounted there" in places.log.read_text()
+        assert f"{tmp_path}: no file system is mounted there" in Path(places.log).read_text()
 
 
 @as_root
@@ -332,7 +363,7 @@ class TestEpilog:
             "4,4,6000001,-;NVRM: Xid (PCI:0000:4f:00): 79, pid=1234, GPU has fallen off the bus.\n"
         )
         file = tmp_path / "incidents.jsonl"
-        record_incidents(file, "n1", job, since_s=2.0, kmsg=kmsg)
+        record_incidents(str(file), "n1", job, since_s=2.0, kmsg=str(kmsg))
         (row,) = map(json.loads, file.read_text().splitlines())
         assert (row["node"], row["job"], row["uid"]) == ("n1", 77, USER)
         assert "Xid (PCI:0000:4f:00): 79" in row["what"]
@@ -389,7 +420,7 @@ class TestFlush:
         assert f"-I -m ckpt.job_end {memory_of(places, job)} --within 900" in lines
         descriptors = {int(line) for line in lines if line.isdigit()} - {USER}
         assert {descriptor for descriptor in descriptors if descriptor < 10} == {0, 1, 2}  # from 10 on: the shell's
-        assert "goes to its lower tiers, within 900 s" in places.log.read_text()
+        assert "goes to its lower tiers, within 900 s" in Path(places.log).read_text()
 
     def test_a_job_that_did_not_ask_or_a_site_that_does_not_allow_it_starts_nothing(
         self, places: Places, job: HookJob, said: Path
@@ -399,7 +430,7 @@ class TestFlush:
         settings(places, "flush_memory_s: 0\n")
         run("epilog", places, environment(job))
         assert self.flushing(job) == [] and not said.exists()
-        assert "lower tiers" not in places.log.read_text()
+        assert "lower tiers" not in Path(places.log).read_text()
 
     @pytest.mark.parametrize("comes_back", [True, False])
     def test_it_ends_when_the_job_is_back_or_its_memory_is_freed(
@@ -414,7 +445,7 @@ class TestFlush:
         run("prolog", places, environment(next_job))
         assert self.flushing(job) and (memory_of(places, job) / "shard").exists()  # kept for it all that time
         ledger = Ledger(places.ledger)
-        (entry,) = [entry for entry in ledger if entry.job_id == job.job_id]
+        (entry,) = [entry for entry in ledger if entry.job.job_id == job.job_id]
         if not comes_back:
             ledger.end(entry, 0)
         run("prolog", places, environment(job if comes_back else next_job))
@@ -467,14 +498,53 @@ class TestFrame:
             raise ZeroDivisionError
 
         assert run_hook("prolog", broken, places=places, env={}, limit_s=5) == FIT
-        assert "ZeroDivisionError" in places.log.read_text()
+        assert "ZeroDivisionError" in Path(places.log).read_text()
 
     def test_settings_that_others_can_write_are_not_taken(self, places: Places, job: HookJob) -> None:
         settings(places, "drain: on\n")
-        places.settings_file.chmod(0o666)
+        Path(places.settings_file).chmod(0o666)
         verdict(places, "critical")
         assert run("prolog", places, environment(job)) == FIT
-        assert "expected a file that only root can write; the defaults apply" in places.log.read_text()
+        assert "expected a file that only root can write; the defaults apply" in Path(places.log).read_text()
+
+
+@as_root
+class TestQuickPath:
+    """Most jobs find a node that is fit and leave nothing behind: what their hooks import is time that they lose."""
+
+    PYTHON = frozenset(("__future__", "_collections_abc", "_stat", "genericpath", "os", "posixpath", "select", "stat"))
+    OURS = frozenset(("__main__", "directories", "hook", "ledger", "log", "places", "prolog", "verdict"))
+    ALLOWED: ClassVar[dict[str, frozenset[str]]] = {
+        "prolog": OURS,
+        "epilog": OURS | {"epilog", "incidents", "strays"},
+    }
+
+    def test_nothing_is_imported_that_only_other_jobs_need(self, tmp_path: Path, job: HookJob) -> None:
+        places = Places(tmp_path)  # its memory is the machine's: the scripts know no other
+        job.cluster = f"test-{os.getpid()}"
+        verdict(places, "ok")
+        imported: dict[str, set[str]] = {}
+        for _ in range(2):  # the first one reads the verdict
+            for name in self.ALLOWED:
+                imported[name] = self.imported(name, places, job)
+        assert "ready" in Path(places.log).read_text()
+        for name, ours in self.ALLOWED.items():
+            allowed = self.PYTHON | {"slurm", "slurm.errors", "slurm.hooks"} | {f"slurm.hooks.{own}" for own in ours}
+            assert imported[name] <= allowed, name
+        with suppress(OSError):
+            memory_of(Places(), job).parent.rmdir()
+
+    def imported(self, name: str, places: Places, job: HookJob) -> set[str]:
+        """What the script's interpreter and its children import beyond what Python itself starts with."""
+        script = scripts(root=places.root)[f"{name}.sh"].replace(" -ISc ", " -X importtime -ISc ")
+        started = self.names([sys.executable, "-X", "importtime", "-ISc", ""], job)
+        return self.names(["bash", "-c", script], job) - started
+
+    @staticmethod
+    def names(argv: list[str], job: HookJob) -> set[str]:
+        """What a program that is run with -X importtime says it imports."""
+        told = subprocess.run(argv, env=environment(job), stderr=subprocess.PIPE, text=True, check=True).stderr
+        return {line.rpartition("|")[2].strip() for line in told.splitlines() if line.startswith("import time:")}
 
 
 @pytest.mark.parametrize(("meanwhile", "left"), [((), {"n1"}), (("n3",), {"n3"})])
@@ -563,4 +633,4 @@ def test_the_hooks_and_the_launcher_mean_the_same_directory(job: HookJob, monkey
     env = {"SLURM_JOB_PARTITION": "p", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1", "SLURM_NODEID": "0"}
     spec = SimpleNamespace(nodes=1, least_nodes=1, sizes=(1,), spares=0, slurm={})
     cluster = SlurmCluster(spec, Path("/nowhere"), env=environment(job, **env))  # type: ignore[arg-type]
-    assert memory_dir(cluster.run_id) == Places().memory / user_dir_name(job.uid) / job.run
+    assert memory_dir(cluster.run_id) == Path(job_dir(Places().memory, job))

@@ -55,4 +55,4 @@ class Hooks(Step):
 
     @staticmethod
     def _settings(node: Node) -> Path:
-        return Places(node.root).settings_file
+        return Path(Places(node.root).settings_file)
