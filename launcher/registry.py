@@ -85,7 +85,7 @@ def find_job(reference: str, runs: Path | None = None) -> KnownJob:
         UsageError: there is no such job.
     """
     for folder in (Path(reference), (runs or Path("runs")) / reference):
-        if (folder / "job.json").is_file() or (folder / "events.jsonl").is_file():
+        if any((folder / name).is_file() for name in ("job.json", "events.jsonl")) or _is_submitted(folder):
             return _of_folder(folder.absolute())
     jobs = known_jobs()
     found = [job for job in jobs if reference == job.job_id or Path(reference).absolute() == job.folder]
@@ -107,7 +107,8 @@ def _of_folder(folder: Path) -> KnownJob:
     with contextlib.suppress(OSError, ValueError):
         spec = json.loads((folder / "job.json").read_text())
     start = next((event for event in read_events(folder / "events.jsonl") if event["event"] == "job_start"), {})
-    cluster = str(start.get("cluster") or ("slurm" if folder.name.isdigit() else "local"))
+    is_slurm = folder.name.isdigit() or _is_submitted(folder)
+    cluster = str(start.get("cluster") or ("slurm" if is_slurm else "local"))
     run_id = str(start.get("run_id") or folder.name)
     return KnownJob(
         job_id=run_id.rpartition("-")[2] if cluster == "slurm" else folder.name,
@@ -118,6 +119,12 @@ def _of_folder(folder: Path) -> KnownJob:
         spares=spec.get("spares", 0),
         submitted_s=folder.stat().st_mtime,
     )
+
+
+def _is_submitted(folder: Path) -> bool:
+    """Whether Slurm was given this folder's job: until it starts, submitit's script is all there is."""
+    folder = folder.absolute()
+    return (folder / f"{folder.name}_submission.sh").is_file()
 
 
 def _read(path: Path) -> KnownJob | None:

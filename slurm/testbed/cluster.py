@@ -153,7 +153,7 @@ class TestCluster:
         """How to use the cluster from a shell, in a few lines."""
         return (
             f"export SLURM_CONF={self._plan.slurm_conf}\n"
-            f"sudo -u {self.user} --preserve-env=SLURM_CONF sbatch --chdir={self.home} ...\n"
+            f"cd {self.home} && runuser -u {self.user} -- env HOME={self.home} sbatch ...\n"
             f"holdfast cluster down --name {self.name}"
         )
 

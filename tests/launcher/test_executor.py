@@ -187,6 +187,19 @@ def test_a_job_that_was_submitted_is_known(home: Path, command: Any) -> None:
     assert find_job("42") == find_job("gpt") == find_job("runs/42") == job
 
 
+def test_jobs_that_wait_are_known_by_their_folders_to_those_who_did_not_submit_them(
+    home: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = Executor(cluster="slurm")
+    executor.map_array(Torchrun("train.py", "--lr"), ["0.1", "0.2"])
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))
+    for folder in (home / "runs").iterdir():
+        job = find_job(str(folder))
+        assert (job.job_id, job.cluster, job.folder) == (folder.name, "slurm", folder)
+    with pytest.raises(UsageError, match="no job"):
+        find_job(str(home / "runs"))
+
+
 def test_an_elastic_job_starts_on_fewer_nodes_where_slurm_has_no_more(home: Path, command: Any) -> None:
     executor = Executor(cluster="slurm")
     executor.update_parameters(nodes=16, spares=2)  # of the 16 that there are
