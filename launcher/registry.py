@@ -123,8 +123,8 @@ def _of_folder(folder: Path) -> KnownJob:
 
 def _is_submitted(folder: Path) -> bool:
     """Whether Slurm was given this folder's job: until it starts, submitit's script is all there is."""
-    folder = folder.absolute()
-    return (folder / f"{folder.name}_submission.sh").is_file()
+    job_id = folder.absolute().name.partition("_")[0]  # without the number in an array
+    return (folder / f"{job_id}_submission.sh").is_file()
 
 
 def _read(path: Path) -> KnownJob | None:
