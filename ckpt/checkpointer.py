@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ckpt.config import CheckpointConfig, Place, config_from_env
-from ckpt.errors import ConfigError, StateError
+from ckpt.errors import AgentError, ConfigError, StateError
+from ckpt.forked import drop_descriptors_below, let_go_when_forked
 from ckpt.record.board import Board
 from ckpt.record.copying import threads_per_rank
 from ckpt.trainer.cadence import Cadence
@@ -119,6 +120,8 @@ class Checkpointer:
         self._session: Session | None = None
         self._cadence: Cadence | None = None
         self._last_step = 0
+        self._is_forked = False
+        let_go_when_forked(self)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ, *, replicated: Sequence[str] = ()) -> Checkpointer:
@@ -235,6 +238,8 @@ class Checkpointer:
 
     def close(self, *, flush: bool = True) -> None:
         """Waits for saves in flight (unless told not to) and takes leave of the agent. May be called twice."""
+        if self._is_forked:
+            return
         with self._lock:
             if self._session:
                 if flush:
@@ -249,6 +254,13 @@ class Checkpointer:
                 self._own.close()
             if self._journal:
                 self._journal.close()
+
+    def let_go(self) -> None:
+        """In a process forked from this one: it has no part in the checkpoints, whatever it calls here."""
+        self._lock = threading.RLock()  # another thread may have held it
+        self._is_forked = True
+        drop_descriptors_below(self._place.ram_dir)
+        self._session = self._cadence = None
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -290,6 +302,11 @@ class Checkpointer:
 
     def _connect(self, wants: Callable[[SavedStep], list[Any]] | None = None) -> Session:
         with self._lock:
+            if self._is_forked:
+                raise AgentError(
+                    f"process {os.getpid()} was forked from rank {self._identity.rank} and has no part in its "
+                    "checkpoints: load and save in the process that made the Checkpointer"
+                )
             if self._session is None:
                 self._session = Session(
                     self._place, self._config, self._identity, self._deadlines, self._stager.pin, wants

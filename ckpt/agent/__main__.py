@@ -22,7 +22,7 @@ _NICE = 10  # training comes first
 
 def main() -> int:
     """Returns the exit code: 0 after a shutdown, 1 when the agent could not start."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # Slurm signals every process of a step; a monitor says when to end
     os.umask(0o077)
     os.nice(_NICE)

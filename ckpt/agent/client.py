@@ -19,6 +19,7 @@ from typing import Any
 from ckpt.agent.credentials import peer_of
 from ckpt.agent.messages import Decoder, encode
 from ckpt.errors import AgentError
+from ckpt.forked import let_go_when_forked
 
 _CONNECT_POLL_S = 0.02  # between looks for a socket that the agent has yet to make
 _SEND_TIMEOUT_S = 30.0  # an agent that takes nothing off its socket for so long is stuck
@@ -38,6 +39,7 @@ class _Connection:
         self._idle.register(stream, select.POLLIN)
         self._decoder = Decoder()
         self._received: deque[dict[str, Any]] = deque()
+        let_go_when_forked(self)
 
     @classmethod
     def open(cls, path: Path, timeout_s: float) -> _Connection:
@@ -96,6 +98,8 @@ class _Connection:
 
     def close(self) -> None:
         self._socket.close()
+
+    let_go = close
 
 
 class Monitor:

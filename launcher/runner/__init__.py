@@ -9,6 +9,7 @@
     port.py        for the workers' next rendezvous
     workers.py     the runner's handle on the warm process; ends workers for certain
     warm.py        the warm process, the only module here that imports torch: forks an elastic agent for each attempt
+    step_signals.py  signals that Slurm sends to every process: what a script forks leaves them to its rank
     script.py      inside a worker: runs the user's script as `python script.py` would
     memory.py      the node's memory directory
     network.py     which network NCCL uses in the workers

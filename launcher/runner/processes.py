@@ -47,6 +47,15 @@ def state_of(pid: int) -> str:
         return ""
 
 
+def status_of(pid: int) -> dict[str, str]:
+    """What the kernel says of a process in /proc/PID/status (proc(5)); empty when it is gone."""
+    try:
+        fields = dict(line.partition(":")[::2] for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    except OSError:
+        return {}
+    return {name: " ".join(value.split()) for name, value in fields.items()}
+
+
 def cpu_ticks(pid: int) -> int:
     """CPU time that a process has used, in clock ticks (100 a second); 0 when it is gone."""
     try:

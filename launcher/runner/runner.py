@@ -32,6 +32,7 @@ from launcher.runner.network import NetworkWatch, nccl_log_pattern
 from launcher.runner.port import free_port
 from launcher.runner.processes import die_with_parent, end_all, environment_of, pids_with_environment
 from launcher.runner.stacks import Worker, dump
+from launcher.runner.step_signals import WARNINGS
 from launcher.runner.succession import Succession
 from launcher.runner.variables import worker_environment
 from launcher.runner.watch import LOOK_S, Patience, Watch
@@ -82,8 +83,8 @@ class Runner:
     async def run(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._on_sigterm)
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
-        # A job submitted without `--signal=B:` has the warning of its time limit sent to every process.
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        for warning in WARNINGS:
+            signal.signal(warning, signal.SIG_IGN)
         self._preflight()
         warm = asyncio.create_task(self._workers.run())
         heard_s = time.monotonic()

@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.runner.processes import die_with_parent
 from launcher.runner.stacks import answer_stack_requests
+from launcher.runner.step_signals import leave_signals_to_the_rank
 
 ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
@@ -30,6 +31,7 @@ def run_script(task: dict[str, Any], agent_pid: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+    leave_signals_to_the_rank()
     answer_stack_requests()
     _redirect_output(Path(task["log_dir"]) / f"rank-{os.environ['RANK']}.log")
     script = task["script"]

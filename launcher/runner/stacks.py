@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.runner.processes import state_of
+from launcher.runner.processes import state_of, status_of
 from slurm import SlurmError
 from slurm.command import run
 
@@ -39,6 +39,7 @@ _DUMP_BYTES = 1 << 20
 _TOLD_FRAMES = 12
 _FRAME_CHARS = 200
 _PR_SET_PTRACER = 0x59616D61
+_STATUS = ("State", "SigPnd", "ShdPnd", "SigBlk", "SigCgt", "VmRSS", "Threads")  # proc(5)
 _FAULTHANDLER_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _PY_SPY_FRAME = re.compile(r"^    (\S.*) \((.+):(\d+)\)$", re.MULTILINE)
 _OURS = re.compile(r"/launcher/runner/script\.py:|<frozen runpy>|/runpy\.py:")
@@ -130,7 +131,7 @@ async def _ask(pid: int) -> str:
 
 def _handles(pid: int) -> bool:
     """Whether the process handles STACK_SIGNAL; unhandled it would end it."""
-    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (STACK_SIGNAL - 1) & 1)
+    return bool(int(status_of(pid).get("SigCgt", "0"), 16) >> (STACK_SIGNAL - 1) & 1)
 
 
 def _open_memory(pid: int) -> int | None:
@@ -162,25 +163,17 @@ def _head(worker: Worker, state: str) -> str:
 
 def _kernel_view(pid: int) -> str:
     """What the kernel says of each thread, as far as we may know."""
-    lines = [f"--- kernel: {', '.join(f'{key} {value}' for key, value in _status(pid).items())}"]
+    said = status_of(pid)
+    lines = [f"--- kernel: {', '.join(f'{field} {said[field]}' for field in _STATUS if field in said)}"]
     with contextlib.suppress(OSError):
         for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
             task = Path(f"/proc/{pid}/task/{thread}")
-            said = [f"thread {thread}"]
+            words = [f"thread {thread}"]
             for name in ("wchan", "syscall", "stack"):  # the last two: root's, or the tracer's, to read
                 with contextlib.suppress(OSError):
-                    said.append(f"{name}: {' '.join((task / name).read_text().split())}")
-            lines.append("  " + "; ".join(said))
+                    words.append(f"{name}: {' '.join((task / name).read_text().split())}")
+            lines.append("  " + "; ".join(words))
     return "\n".join(lines)
-
-
-def _status(pid: int) -> dict[str, str]:
-    wanted = ("State", "SigPnd", "ShdPnd", "SigBlk", "SigCgt", "VmRSS", "Threads")
-    try:
-        fields = dict(line.partition(":")[::2] for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    except OSError:
-        return {}
-    return {name: " ".join(fields[name].split()) for name in wanted if name in fields}
 
 
 def _append(path: Path, text: str) -> None:

@@ -29,6 +29,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from launcher.runner.processes import die_with_parent
 from launcher.runner.script import ENDING_SIGNALS, run_script, script_traceback
+from launcher.runner.step_signals import WARNINGS
 
 _EXIT_BARRIER_S = 7 * 24 * 3600.0  # the supervisor ends what waits in vain
 _MONITOR_INTERVAL_S = 0.05
@@ -50,7 +51,8 @@ def main() -> None:
     die_with_parent(int(os.environ["HOLDFAST_RUNNER_PID"]))
     for ending in ENDING_SIGNALS:
         signal.signal(ending, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # as in the runner; a script may set a handler of its own
+    for warning in WARNINGS:  # as in the runner; a script may set a handler of its own
+        signal.signal(warning, signal.SIG_IGN)
     tasks, reports = os.dup(0), os.dup(1)
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)

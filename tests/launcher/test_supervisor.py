@@ -454,7 +454,10 @@ def test_rank_that_blocks_is_found_by_silence_where_no_steps_are_told(make_job: 
     assert len(job.events("attempt_start")) == 2
 
 
-def test_the_warning_of_the_time_limit_sent_to_every_process_ends_none(make_job: Callable[..., Job]) -> None:
+@pytest.mark.parametrize("warning", [signal.SIGUSR1, signal.SIGUSR2])
+def test_the_warning_of_the_time_limit_sent_to_every_process_ends_none(
+    make_job: Callable[..., Job], warning: signal.Signals
+) -> None:
     """As Slurm sends it for a job submitted with --signal=USR2@90, without the B: that spares the steps."""
     job = make_job(WAIT, spares=0)
 
@@ -463,7 +466,7 @@ def test_the_warning_of_the_time_limit_sent_to_every_process_ends_none(make_job:
         pids = pids_with_environment({"HOLDFAST_RUN_ID": local_run_id(job.dir)})
         assert len(pids) >= 6  # runners, warm processes, workers
         for pid in pids:
-            os.kill(pid, signal.SIGUSR2)
+            os.kill(pid, warning)
         (job.dir / "go-0").touch()
 
     job.meanwhile(warn)
