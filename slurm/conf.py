@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -56,7 +57,8 @@ def lint(text: str, directory: Path = DIRECTORY) -> list[Remark]:
 
     Args:
         text: the file's content; what it includes has to be linted by itself.
-        directory: where the hooks' scripts are.
+        directory: where the hooks' scripts are. A link to one that a pattern of Prolog or Epilog finds on this machine
+            counts as the script.
     """
     found = _parse(text)
     return [remark for rule in _rules(directory) if (remark := rule(found)) is not None]
@@ -64,10 +66,11 @@ def lint(text: str, directory: Path = DIRECTORY) -> list[Remark]:
 
 @dataclass(frozen=True)
 class _Set:
-    """A parameter as the file has it."""
+    """A parameter as the file has it, and its values in the lines before, which count for a few parameters only."""
 
     line: int
     value: str
+    before: tuple[str, ...] = ()
 
 
 _Found = Mapping[str, _Set]
@@ -75,7 +78,7 @@ _Rule = Callable[[_Found], "Remark | None"]
 
 
 def _parse(text: str) -> dict[str, _Set]:
-    """Parameter in lower case (Slurm ignores case) -> its last setting. Lines of nodes and partitions are left out."""
+    """Parameter in lower case (Slurm ignores case) -> its settings. Lines of nodes and partitions are left out."""
     found: dict[str, _Set] = {}
     number, whole = 0, ""
     for index, line in enumerate(text.splitlines(), 1):
@@ -87,7 +90,9 @@ def _parse(text: str) -> dict[str, _Set]:
         name, equals, value = whole.strip().partition("=")
         whole = ""
         if equals and name.strip().lower() not in ("nodename", "partitionname", "downnodes", "frontendname"):
-            found[name.strip().lower()] = _Set(number, value.strip().strip('"'))
+            key, earlier = name.strip().lower(), found.get(name.strip().lower())
+            before = (*earlier.before, earlier.value) if earlier else ()
+            found[key] = _Set(number, value.strip().strip('"'), before)
     return found
 
 
@@ -138,19 +143,50 @@ def _rules(directory: Path) -> Iterator[_Rule]:
 
 
 def _is_called(parameter: str, script: str) -> _Rule:
+    if parameter in ("Prolog", "Epilog"):
+        return _is_among(parameter, script)
+
     def rule(found: _Found) -> Remark | None:
         now = found.get(parameter.lower())
-        if now is not None and script in re.split(r"[,\s]+", now.value):
+        if now is not None and now.value == script:
             return None
         why = "the hook is not called"
         if now is not None and now.value not in ("", "(null)"):
-            if parameter in ("Prolog", "Epilog"):
-                why += "; several are allowed: add a line, Slurm runs them in reverse alphabetical order"
-            else:
-                why += "; there can be one only: have yours call it"
+            why += "; there can be one only: have yours call it"
         return _remark(now, parameter, script, why, needed=parameter not in ("TaskProlog", "RebootProgram"))
 
     return rule
+
+
+def _is_among(parameter: str, script: str) -> _Rule:
+    """For a parameter of several scripts: a pattern in every Slurm, lines beside each other since 24.05 (read in the
+    sources of prep/script and read_config). No Slurm knows a list in one line.
+    """
+    pattern = f"/etc/slurm/{parameter.lower()}.d/*"
+    beside = (
+        f"to call it beside yours, link both into one directory and set {parameter}={pattern}; Slurm calls them in "
+        "reverse alphabetical order, and none after the first that fails: name the link zz-holdfast"
+    )
+
+    def rule(found: _Found) -> Remark | None:
+        now = found.get(parameter.lower())
+        if now is None or now.value in ("", "(null)"):
+            return _remark(now, parameter, script, "the hook is not called", needed=True)
+        if not any(_finds(value, script) for value in (now.value, *now.before)):
+            return _remark(now, parameter, pattern, f"the hook is not called; {beside}", needed=True)
+        if now.before:
+            why = f"before Slurm 24.05 the last line alone counts; {beside}"
+            return _remark(now, parameter, pattern, why, needed=False)
+        return None
+
+    return rule
+
+
+def _finds(pattern: str, script: str) -> bool:
+    """Whether Slurm calls the script for a pattern: by its own path, or by a link on this machine."""
+    if Path(script).match(pattern):
+        return True
+    return any(Path(found).resolve() == Path(script).resolve() for found in glob.glob(pattern))
 
 
 def _has_word(parameter: str, word: str, why: str) -> _Rule:

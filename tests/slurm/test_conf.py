@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm.conf import hook_lines, lint
+import pytest
+
+from slurm.conf import Remark, hook_lines, lint
+from slurm.hooks.entry import DIRECTORY
 
 GOOD = "ClusterName=a\nSlurmdTimeout=60\nReturnToService=1\nResumeTimeout=900\nNodeName=n[1-4] CPUs=8\n"
 
@@ -37,12 +40,33 @@ def test_words_that_are_set_already_are_kept() -> None:
     assert remarks["SchedulerParameters"].line == 2
 
 
-def test_a_prolog_of_the_sites_own_may_stand_beside_ours() -> None:
-    remarks = {r.parameter: r for r in lint("Prolog=/etc/slurm/prolog.sh\nTaskProlog=/etc/slurm/task.sh\n")}
-    assert "several are allowed" in remarks["Prolog"].why
-    assert "have yours call it" in remarks["TaskProlog"].why
-    both = lint("Prolog=/etc/slurm/prolog.sh,/hooks/prolog.sh\n", Path("/hooks"))
-    assert "Prolog" not in {remark.parameter for remark in both}
+def remarks_on(text: str, directory: Path = DIRECTORY) -> dict[str, Remark]:
+    return {remark.parameter: remark for remark in lint(text, directory)}
+
+
+def test_a_prolog_of_the_sites_own_may_stand_beside_ours(tmp_path: Path) -> None:
+    found = remarks_on("Prolog=/etc/slurm/prolog.sh\nTaskProlog=/etc/slurm/task.sh\n")
+    assert found["Prolog"].needed and found["Prolog"].expected == "Prolog=/etc/slurm/prolog.d/*"
+    assert "have yours call it" in found["TaskProlog"].why
+
+    hooks, both = tmp_path / "hooks", tmp_path / "prolog.d"
+    both.mkdir()
+    (both / "10-site").touch()
+    assert remarks_on(f"Prolog={both}/*\n", hooks)["Prolog"].needed  # ours is not there
+    (both / "zz-holdfast").symlink_to(hooks / "prolog.sh")
+    assert "Prolog" not in remarks_on(f"Prolog={both}/*\n", hooks)
+    assert "Prolog" not in remarks_on("Prolog=/nowhere/hooks/pro*.sh\n", Path("/nowhere/hooks"))
+
+
+def test_a_list_of_prologs_in_one_line_is_none() -> None:
+    """Slurm takes it for one path, finds none, and drains every node that is to run a job."""
+    assert remarks_on("Prolog=/etc/slurm/prolog.sh,/hooks/prolog.sh\n", Path("/hooks"))["Prolog"].needed
+
+
+@pytest.mark.parametrize("lines", [["/a.sh", "/hooks/epilog.sh"], ["/hooks/epilog.sh", "/a.sh"]])
+def test_several_lines_are_told_as_what_only_a_newer_slurm_reads(lines: list[str]) -> None:
+    found = remarks_on("".join(f"Epilog={line}\n" for line in lines), Path("/hooks"))["Epilog"]
+    assert "before Slurm 24.05 the last line alone counts" in found.why and not found.needed
 
 
 def test_timeouts_that_cost_hours_are_told() -> None:
