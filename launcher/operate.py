@@ -6,16 +6,14 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.errors import LauncherError
 from launcher.history.events import read_events
 from launcher.history.status import Status, status_of
 from launcher.registry import KnownJob
 from launcher.submission.process import Process
-
-if TYPE_CHECKING:
-    from slurm import Job
+from launcher.submission.queue import why_it_waits
 
 OUTCOMES = ("done", "user_error", "no_progress", "too_few_nodes", "cancelled", "internal")
 _CANCEL_DEADLINE_S = 30.0
@@ -87,8 +85,10 @@ def _in_queue(job: KnownJob, status: Status) -> Status:
 
     if not job.job_id.replace("_", "", 1).isdigit():
         return status
+    slurm = Slurm()
     try:
-        queued = Slurm().job(job.job_id)
+        queued = slurm.job(job.job_id)
+        waits = why_it_waits(queued, slurm.nodes) if queued is not None and queued.state == "PENDING" else None
     except SlurmError as error:
         return replace(status, reason=f"Slurm does not tell: {error}")
     if queued is not None and queued.state == "CANCELLED":
@@ -96,18 +96,9 @@ def _in_queue(job: KnownJob, status: Status) -> Status:
     if queued is None or queued.has_ended:
         said = "no longer knows it" if queued is None else f"says {queued.state}"
         return replace(status, state="lost", reason=f"it left no outcome and Slurm {said}; {last_words(job)}")
-    if queued.state == "PENDING":
-        state = "requeued" if status.attempt is not None else "pending"
-        return replace(status, state=state, reason=_why_it_waits(queued))
+    if waits is not None:
+        return replace(status, state="requeued" if status.attempt is not None else "pending", reason=waits)
     return replace(status, state="starting") if status.state == "pending" else status
-
-
-def _why_it_waits(queued: Job) -> str:
-    reason = queued.reason or "no reason given"
-    told = f"waits in the queue: {reason}"
-    if "held" in reason.lower():  # JobHeldAdmin, launch_failed_requeued_held: a Prolog failed, say
-        told += f"; Slurm holds it until somebody releases it: sinfo -R names sick nodes, scontrol release {queued.id}"
-    return told
 
 
 def _cancel_local(job: KnownJob) -> None:

@@ -1,0 +1,38 @@
+"""Why a job waits in Slurm's queue, in words, and what would end that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slurm import Job, Node
+
+_FOR_NODES = ("DOWN", "DRAINED", "UnavailableNodes")  # in reasons of a job that has too few nodes
+_NAMED = 8
+
+
+def why_it_waits(job: Job, nodes: Callable[[], Iterable[Node]]) -> str:
+    """One line.
+
+    Args:
+        job: one that is pending.
+        nodes: the cluster's; asked for only where the job waits for some that are out of service.
+
+    Raises:
+        SlurmError: Slurm does not answer.
+    """
+    kind, colon, names = job.reason.partition(":")
+    reason = f"{kind.replace('_', ' ')}{colon}{names}" or "no reason given"
+    told = f"waits in the queue: {reason}"
+    if "held" in reason.lower():  # JobHeldAdmin, launch_failed_requeued_held: a Prolog failed, say
+        told += f"; Slurm holds it until somebody releases it: sinfo -R names sick nodes, scontrol release {job.id}"
+    if any(word in reason for word in _FOR_NODES):
+        sick = [node for node in nodes() if _is_out(node) and {*job.partition.split(",")} & {*node.partitions}]
+        told += "".join(f"; {node.name}: {node.reason or node.state}" for node in sick[:_NAMED])
+        told += f"; and {len(sick) - _NAMED} more: sinfo -R" if len(sick) > _NAMED else ""
+    return told
+
+
+def _is_out(node: Node) -> bool:
+    return bool(node.flags & {"DRAIN", "FAIL"}) or not node.responds
