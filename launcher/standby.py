@@ -1,9 +1,10 @@
 """Takes a job over in place: `python -m launcher.standby JOB_DIR TERM closed|silent`, started by a runner.
 
-A runner that has lost its supervisor starts us when its turn has come. Where the lease still changes the supervisor
-lives, and it is our node that is cut off: we leave. Where it has run out, or the connection was closed and nobody is
-reached at that address any more, we take the next term, and what was decided so far is read from the job's
-folder. Should that be wrong it does no harm: a supervisor that finds a higher term leaves.
+A runner that misses its supervisor starts us when its turn has come, and closes our standard input when it hears the
+supervisor again. While the lease is renewed the supervisor lives, and it is our node that is cut off: we wait. Once it
+has run out, or the connection was closed and nobody is reached at that address any more, we take the next term, and
+what was decided so far is read from the job's folder. Should that be wrong it does no harm: a supervisor that finds a
+higher term leaves.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import contextlib
 import errno
 import json
 import logging
+import os
+import select
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,71 +36,105 @@ def may_take_over(
     term: int,
     lease: LeaseWatch,
     is_gone: Callable[[], bool] = lambda: False,
+    is_heard: Callable[[], bool] = lambda: False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Waits until the supervisor is gone; False if it is not, or somebody has taken over, or the job has ended.
+    """Waits until the supervisor is gone; False if it is heard, or somebody has taken over, or the job has ended.
 
     Args:
         job_dir: the job's folder.
         term: the term that would be taken over.
         lease: made when the supervisor was missed.
         is_gone: whether that is certain before the lease has run out.
+        is_heard: whether our runner hears it again.
         sleep: seconds.
     """
-    while newest_number(job_dir) == term and not (job_dir / "result.json").exists():
+    while newest_number(job_dir) == term and not (job_dir / "result.json").exists() and not is_heard():
         if lease.quiet_s() >= LEASE_S or is_gone():
             return True
-        if lease.has_changed:
-            return False
         sleep(_POLL_S)
     return False
 
 
 class Absence:
-    """Whether a supervisor that has closed its connection can be reached no more. A closed connection is its kernel's
-    word: a node that is cut off, or frozen, closes none.
+    """Whether a supervisor can be reached no more.
 
     Args:
         term: its term.
         clock: monotonic seconds.
+
+    Attributes:
+        is_silent: whether nothing answered at its address when we looked last, not even its host's kernel.
     """
 
     def __init__(self, term: Term, clock: Callable[[], float] = time.monotonic) -> None:
         self._address = (term.host, term.port)
         self._clock = clock
         self._refused_s: float | None = None
+        self.is_silent = False
 
-    def is_certain(self) -> bool:
+    def look(self) -> None:
         """Tries its address. Blocks for half a second at most."""
+        refused = silent = False
         try:
             socket.create_connection(self._address, timeout=_CONNECT_S).close()
         except ConnectionRefusedError:
-            self._refused_s = self._clock() if self._refused_s is None else self._refused_s
-            return self._clock() - self._refused_s >= KEEPER_S
+            refused = True
         except socket.gaierror:
-            return False
+            pass
         except OSError as error:
-            return error.errno != errno.ENETUNREACH  # then it is we who have no network
-        self._refused_s = None
-        return False
+            silent = error.errno != errno.ENETUNREACH  # then it is we who have no network
+        self.is_silent = silent
+        self._refused_s = (self._clock() if self._refused_s is None else self._refused_s) if refused else None
+
+    def is_certain(self) -> bool:
+        """Of one that has closed its connection. That is its kernel's word: a node that is cut off, or frozen, closes
+        none. One whose host refuses connections may be followed by another there."""
+        return self.is_silent or (self._refused_s is not None and self._clock() - self._refused_s >= KEEPER_S)
+
+    def keep_looking(self, until: threading.Event) -> None:
+        """In a thread of its own."""
+        while not until.is_set():
+            self.look()
+            until.wait(_POLL_S)
 
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     job_dir, term, was_closed = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "closed"
     lease = LeaseWatch(job_dir)
-    from launcher.jobfile import JobSpec  # while the lease runs out: this takes a while
+    loading = threading.Thread(target=_load)
+    loading.start()
+    holder, decided = None, threading.Event()
+    with contextlib.suppress(OSError, ValueError):
+        holder = newest(job_dir)
+    absence = Absence(holder) if holder is not None and holder.number == term else None
+    if absence is not None:
+        threading.Thread(target=absence.keep_looking, args=(decided,), daemon=True).start()
+    is_gone = absence.is_certain if absence is not None and was_closed else lambda: False
+    may = may_take_over(job_dir, term, lease, is_gone, lambda: _has_ended(sys.stdin.fileno()))
+    if not may:
+        log.info("the supervisor of term %s lives, or another has taken over", term)
+        os._exit(0)  # at once, whatever is being loaded: our runner may need the next one
+    decided.set()
+    loading.join()
+    from launcher.jobfile import JobSpec
     from launcher.supervisor.entry import supervise_here
 
     spec = JobSpec.from_mapping(json.loads((job_dir / "job.json").read_text()), job_dir)
-    holder = None
-    with contextlib.suppress(OSError, ValueError):
-        holder = newest(job_dir)
-    absence = Absence(holder) if was_closed and holder is not None and holder.number == term else None
-    if not may_take_over(job_dir, term, lease, absence.is_certain if absence is not None else lambda: False):
-        log.info("the supervisor of term %s lives, or another has taken over", term)
-        return 0
-    return supervise_here(spec, job_dir, "slurm", take_over=term).exit_code
+    is_silent = absence is not None and absence.is_silent
+    return supervise_here(spec, job_dir, "slurm", take_over=term, predecessor_is_silent=is_silent).exit_code
+
+
+def _load() -> None:
+    """What takes a while, while we wait."""
+    import launcher.supervisor.entry  # noqa: F401
+
+
+def _has_ended(fd: int) -> bool:
+    """Whether the other end of a pipe is closed."""
+    readable, _, _ = select.select([fd], [], [], 0)
+    return bool(readable)
 
 
 if __name__ == "__main__":

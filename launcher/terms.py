@@ -17,7 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 RENEW_S = 0.5
-LEASE_S = 2.0  # a lease that has not changed for so long has run out
+LEASE_S = 1.5  # a lease that has not changed for so long has run out
+
+_LONGEST_LOOK_S = 0.5  # what passes between two looks counts as no more: we, or the file system, may have stood still
 
 _NAME = re.compile(r"(\d{6})\.json")
 
@@ -89,30 +91,27 @@ def renew(job_dir: Path, number: int, count: int) -> None:
 
 
 class LeaseWatch:
-    """How long the lease has not changed, as seen from here. Look at it often.
+    """How long the lease has not changed, as seen from here. Look at it often: only what was watched counts.
 
     Args:
         job_dir: the job's folder.
         clock: monotonic seconds.
-
-    Attributes:
-        has_changed: whether it was renewed since the watch began.
     """
 
     def __init__(self, job_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = job_dir / "lease"
         self._clock = clock
         self._seen = self._read()
-        self._since_s = clock()
-        self.has_changed = False
+        self._looked_s = clock()
+        self._quiet_s = 0.0
 
     def quiet_s(self) -> float:
         """Since the last change seen, or since the watch began."""
-        seen = self._read()
-        if seen != self._seen:
-            self._seen, self._since_s = seen, self._clock()
-            self.has_changed = True
-        return self._clock() - self._since_s
+        seen, now_s = self._read(), self._clock()
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        self._quiet_s = self._quiet_s + min(passed_s, _LONGEST_LOOK_S) if seen == self._seen else 0.0
+        self._seen = seen
+        return self._quiet_s
 
     def _read(self) -> bytes:
         with contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,8 @@
 """The job's single record: events.jsonl, one JSON object per line, written by the supervisor alone.
 
 A line goes out in one O_APPEND write. A supervisor that dies in the middle of one leaves a torn last line: readers skip
-it, and the next supervisor ends it before it writes its own. While the file cannot be written (disk full, file system
+it, and the next supervisor ends it before it writes its own. Each line carries its writer's term: one that a supervisor
+has still written after another has taken over does not count. While the file cannot be written (disk full, file system
 read-only or away) lines are kept and go out, in order, with a later one.
 """
 
@@ -13,6 +14,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,9 @@ class EventLog:
         lock: whether to refuse a file that another process writes. On Slurm the job's terms say who writes, on all
             nodes.
 
+    Attributes:
+        term: the writer's, in each event from when it is set.
+
     Raises:
         LauncherError: another process writes it.
     """
@@ -47,6 +52,7 @@ class EventLog:
             raise LauncherError(f"{path}: another supervisor runs this job; wait for its end or cancel it") from None
         except OSError as error:  # a shared file system without locks: Slurm itself runs a job only once
             log.debug("%s is not locked: %s", path, error)
+        self.term: int | None = None
         self._unwritten = b""
         self._since_s: float | None = None  # when the file could first not be written
         size = os.fstat(self._fd).st_size
@@ -63,6 +69,7 @@ class EventLog:
         """
         record: Event = {"time": fields.pop("time", round(time.time(), 3)), "event": event}
         record |= {name: fields.pop(name, None) for name in _COMMON} | fields
+        record |= {"term": self.term} if self.term is not None else {}
         self._unwritten += json.dumps(record).encode() + b"\n"
         with contextlib.suppress(OSError):
             self.flush()
@@ -91,12 +98,24 @@ class EventLog:
 
 
 def read_events(path: Path) -> list[Event]:
-    """All whole events of a file, oldest first; none if there is no file."""
+    """All whole events of a file that count, oldest first; none if there is no file."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    return [event for line in lines if (event := _parse(line)) is not None]
+    return list(_of_those_who_ruled(event for line in lines if (event := _parse(line)) is not None))
+
+
+def _of_those_who_ruled(events: Iterable[Event]) -> Iterator[Event]:
+    """Without those that stand behind one of a higher term."""
+    highest = 0
+    for event in events:
+        term = event.get("term")
+        if isinstance(term, int):
+            if term < highest:
+                continue
+            highest = term
+        yield event
 
 
 def _parse(line: bytes) -> Event | None:

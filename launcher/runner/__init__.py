@@ -36,7 +36,7 @@ Messages (JSON objects on launcher.channel), runner -> supervisor:
     broken {reason}                          this node cannot start workers at all
 supervisor -> runner:
     welcome {term, turn}                     answers hello; turn: the node's place in the succession, or null
-    ack {turn}                               answers, about once a second, a heartbeat
+    ack {turn}                               answers a heartbeat: every other one, of who is next every one
     start {attempt, node_rank, nodes, master_addr, master_port, agent}     begin the attempt; nodes: a hostlist;
         agent: whether one is coming up
     stop {attempt}                           ask all ranks to stop at one step boundary

@@ -43,7 +43,8 @@ from slurm.hostlist import expand
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = LOOK_S
-SUPERVISOR_SILENCE_S = 5.0  # no answer to a heartbeat for so long: the connection is dead
+SUSPECT_S = 1.25  # no answer for so long, to two heartbeats and more: another may rule, or have to
+SUPERVISOR_SILENCE_S = 5.0  # the connection is dead
 FENCE_S = 10.0
 LEAVE_S = 120.0
 KILL_TIMEOUT_S = 2.0
@@ -105,7 +106,7 @@ class Runner:
                         await self._succession.abandon()
                     return
                 if not self._leaving:
-                    await asyncio.sleep(_RECONNECT_S)
+                    await self._until_another_rules(rules, _RECONNECT_S)
         finally:
             warm.cancel()
             await self._end_attempt()
@@ -152,15 +153,49 @@ class Runner:
                 await self._obey(message)
                 if self._leaving:
                     break
-                message = await asyncio.wait_for(channel.receive(), SUPERVISOR_SILENCE_S)
-        except (ChannelError, asyncio.TimeoutError) as error:
-            log.warning("supervisor lost: %s", str(error) or f"silent for {SUPERVISOR_SILENCE_S} s")
-            self._succession.lost(was_closed=isinstance(error, ChannelError))
+                heard = await self._hear(channel)
+                if heard is None:
+                    break
+                message = heard
+        except ChannelError as error:
+            log.warning("supervisor lost: %s", error)
+            self._succession.closed()
         finally:
             beat.cancel()
             self._channel = None
             await channel.close()
         return True
+
+    async def _hear(self, channel: Channel) -> Message | None:
+        """The supervisor's next message; None when it has been silent for too long, or another rules meanwhile.
+
+        One that has been silent may be one that was frozen: it is obeyed again only if nobody has followed it.
+        """
+        receiving = asyncio.create_task(channel.receive())
+        silent_s = 0.0
+        try:
+            while silent_s < SUPERVISOR_SILENCE_S:
+                wait_s = _LOOK_S if silent_s else SUSPECT_S
+                await asyncio.wait({receiving}, timeout=wait_s)
+                if receiving.done():
+                    message = receiving.result()
+                    if silent_s and self._succession.is_superseded:
+                        break
+                    self._succession.heard()
+                    return message
+                silent_s += wait_s
+                if self._succession.is_superseded:
+                    break
+                await self._succession.step_in()
+            log.warning("supervisor lost: silent for %.1f s, or another rules", silent_s)
+            return None
+        finally:
+            receiving.cancel()
+
+    async def _until_another_rules(self, rules: tuple[str, int], timeout_s: float) -> None:
+        until_s = time.monotonic() + timeout_s
+        while self._address() == rules and time.monotonic() < until_s:
+            await asyncio.sleep(_LOOK_S)
 
     async def _connect(self, secret: bytes) -> tuple[Channel, Message] | None:
         """To the supervisor that rules; None if another comes to rule meanwhile: the old one may never answer."""

@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 
 from launcher.runner.processes import die_with_parent
-from launcher.terms import LEASE_S, LeaseWatch, Term, newest
+from launcher.terms import LEASE_S, RENEW_S, LeaseWatch, Term, newest
 from slurm import JobEnvironment, Slurm, SlurmError
 
 log = logging.getLogger(__name__)
 
 STAGGER_S = 2.0  # between one candidate and the next: the first needs so long to be up and seen
+_MEETING_S = 1.0  # one that has just begun is connected to first
 _MAX_TURN = 8  # from here on nobody waits longer: claiming a term is safe for any number at once
 # Of the step that we run in; a supervisor starts steps of its own.
 _STEP_VARIABLES = ("SLURM_STEP", "SLURM_TASK", "SLURM_CPU_BIND", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_DISTRIBUTION",
@@ -44,12 +45,25 @@ class Succession:
         if term < self.term:
             log.warning("supervisor of term %s refused: we obey term %s", term, self.term)
             return False
-        self.term, self.turn, self._lost_s, self._was_closed = term, turn, None, False
+        self.term, self.turn = term, turn
+        self.heard()
         return True
 
-    def lost(self, *, was_closed: bool) -> None:
-        """The connection to the supervisor is gone: closed from there, or given up after a silence."""
-        self._was_closed = was_closed
+    def heard(self) -> None:
+        """The supervisor has said something: nobody needs to stand by."""
+        self._lost_s, self._was_closed = None, False
+        if self._standby is not None and self._standby.stdin is not None:
+            self._standby.stdin.close()
+
+    def closed(self) -> None:
+        """The supervisor, or its host's kernel, has closed the connection."""
+        self._was_closed = True
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether a higher term rules than the one that we obey."""
+        ruling = self.ruling()
+        return ruling is not None and ruling.number > self.term
 
     def ruling(self) -> Term | None:
         """The newest term, if it can be read."""
@@ -60,7 +74,7 @@ class Succession:
             return None
 
     async def step_in(self) -> None:
-        """Called again and again while there is no supervisor: starts a standby when our turn has come."""
+        """Called again and again while the supervisor is missed: starts a standby when our turn has come."""
         if self.turn is None or self._stands_by:
             return
         now_s = time.monotonic()
@@ -70,7 +84,8 @@ class Succession:
             self._lost_s, self._missed = now_s, missed
         # Each term since ours has gone to one who came before us.
         turn = max(0, self.turn - (missed - self.term))
-        if now_s < self._lost_s + STAGGER_S * min(turn, _MAX_TURN):
+        meeting_s = _MEETING_S if missed > self.term else 0.0
+        if now_s < self._lost_s + STAGGER_S * min(turn, _MAX_TURN) + meeting_s:
             return
         self._lost_s = now_s  # and again after a while, should this one come to nothing
         me = os.getpid()
@@ -79,7 +94,7 @@ class Succession:
             *(sys.executable, "-m", "launcher.standby", str(self._job_dir), str(missed)),
             "closed" if self._was_closed and missed == self.term else "silent",
             env={name: value for name, value in os.environ.items() if not name.startswith(_STEP_VARIABLES)},
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,  # closed when the supervisor is heard again
             start_new_session=True,
             preexec_fn=lambda: _outlive_sigterm(me),
         )
@@ -92,14 +107,18 @@ class Succession:
         """
         try:
             lease = LeaseWatch(self._job_dir)
-            await asyncio.sleep(2 * LEASE_S)
-            if lease.quiet_s() > LEASE_S:
+            quiet_s, until_s = 0.0, time.monotonic() + 2 * LEASE_S
+            while time.monotonic() < until_s:
+                await asyncio.sleep(RENEW_S / 2)
+                quiet_s = lease.quiet_s()
+            if quiet_s > LEASE_S:
                 await asyncio.to_thread(self._hand_back)
         except (SlurmError, OSError) as error:
             log.error("the job has no supervisor and could not be handed back: %s", error)
 
     async def close(self) -> None:
-        """Waits for the supervisor that we started, which ends with us."""
+        """Waits for the supervisor that we started, which ends with us; a standby leaves."""
+        self.heard()
         if self._standby is not None:
             await self._standby.wait()
 

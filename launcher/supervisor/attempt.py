@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from launcher.clusters.cluster import Cluster
@@ -19,8 +19,9 @@ from launcher.supervisor.outcome import Ending
 from slurm.hostlist import compress
 
 START_TIMEOUT_S = 300.0  # until workers run everywhere; a cold import of torch from a shared file system is slow
-RETURN_S = 6.0  # after a take-over: a runner believes for 5 s in a supervisor that is cut off
+RETURN_S = 6.0  # after a take-over: a runner looks for it twice a second at least; one that was frozen comes later
 PREDECESSOR_S = 1.0
+PREDECESSOR_LOST = "lost with the supervisor it ran"
 STOP_TIMEOUT_S = {"time_limit": 75.0}  # sbatch --signal=B:USR2@90 leaves 90 s
 DEFAULT_STOP_TIMEOUT_S = 25.0  # Slurm's KillWait, 30 s by default, runs from the SIGTERM that makes us stop
 STACKS_TIMEOUT_S = 12.0  # a runner gives its workers 2 s, and py-spy 5 s
@@ -77,17 +78,18 @@ class Attempt:
             evidence=self._evidence,
         )
 
-    async def resume(self, history: Sequence[Event], predecessor: str | None) -> Ending:
+    async def resume(self, history: Sequence[Event], predecessor: str | None, out: Collection[str]) -> Ending:
         """Goes on with an attempt that another supervisor began, and that runs; instead of run().
 
         Args:
             history: the job's events.
             predecessor: that supervisor's node, which may be lost with it.
+            out: nodes that are known to be.
         """
         self._evidence.resume(history)
         self._evidence.started.update(self._nodes)
         self._agents.adopt()
-        await self._wait_for_return(predecessor)
+        await self._wait_for_return(predecessor, out)
         return await self._finish()
 
     async def run(self) -> Ending:
@@ -138,24 +140,26 @@ class Attempt:
             self._links.send(node, start)
         await self._agents.start()
 
-    async def _wait_for_return(self, predecessor: str | None) -> None:
+    async def _wait_for_return(self, predecessor: str | None, out: Collection[str]) -> None:
         """Until the runners have found us; that of our predecessor's node gets little time once all others have."""
         evidence, nodes = self._evidence, set(self._nodes)
         begun_s = time.monotonic()
         others_s: float | None = None
-        while missing := nodes - evidence.returned - evidence.lost:
+        while missing := nodes - evidence.returned - evidence.lost - set(out):
             now_s = time.monotonic()
             if others_s is None and missing <= {predecessor}:
                 others_s = now_s
             deadline_s = begun_s + RETURN_S if others_s is None else min(begun_s + RETURN_S, others_s + PREDECESSOR_S)
+            if self._links.is_isolated:  # it may be we who are cut off
+                deadline_s = now_s + PREDECESSOR_S
             if now_s >= deadline_s or self._host.requests.cancelled:
                 break
             notice = await self._host.next_notice(deadline_s - now_s)
             if notice is not None:
                 evidence.take(notice)
         for node in self._nodes:
-            if node in missing:
-                reason = "lost with the supervisor it ran" if node == predecessor else "its runner did not come back"
+            if node in missing or node in out:
+                reason = PREDECESSOR_LOST if node == predecessor else "its runner did not come back"
                 self._host.put_out(node, reason)
                 evidence.lost.add(node)
                 evidence.fault(Fault(kind=NODE_LOST, node=node, reason=reason, detect_s=0.0))

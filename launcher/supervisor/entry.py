@@ -36,12 +36,20 @@ def supervise(spec: JobSpec, job_dir: Path, cluster: str) -> Outcome:
     return Keeper(lambda after: supervise_here(spec, job_dir, cluster, take_over=after), job_dir).run()
 
 
-def supervise_here(spec: JobSpec, job_dir: Path, cluster: str, *, take_over: int | None = None) -> Outcome:
+def supervise_here(
+    spec: JobSpec,
+    job_dir: Path,
+    cluster: str,
+    *,
+    take_over: int | None = None,
+    predecessor_is_silent: bool = False,
+) -> Outcome:
     """A supervisor's life in this process.
 
     Args:
         spec, job_dir, cluster: as for `supervise`; the folder is there.
         take_over: the term of the supervisor that is gone; None starts the job, or goes on with it after a requeue.
+        predecessor_is_silent: whether nothing answers on that supervisor's node.
 
     Returns:
         The outcome; "superseded" where another supervisor has taken over.
@@ -51,7 +59,8 @@ def supervise_here(spec: JobSpec, job_dir: Path, cluster: str, *, take_over: int
         if take_over is None:
             prepare(spec, job_dir)
         with log_to(job_dir / "log" / "supervisor.log"):
-            supervisor = Supervisor(spec, job_dir, open_cluster(cluster, spec, job_dir), events, take_over)
+            opened = open_cluster(cluster, spec, job_dir)
+            supervisor = Supervisor(spec, job_dir, opened, events, take_over, predecessor_is_silent)
             return asyncio.run(supervisor.run())
     finally:
         events.close()

@@ -15,10 +15,10 @@ from launcher.channel import MAX_HALF_OPEN, Channel, ChannelError, Message, serv
 log = logging.getLogger(__name__)
 
 SILENCE_S = 2.5  # heartbeats come every 0.5 s
-SUSPECT_S = 1.5
+SUSPECT_S = 1.25
 ISOLATED_S = 20.0  # most nodes silent at once: time for others to take over, before we believe that they are gone
 _TICK_S = 0.1
-_ACK_EVERY_S = 0.9  # every other heartbeat; a runner gives us up after 5 s
+_ACK_EVERY_S = 0.9  # every other heartbeat
 _CLOSE_TIMEOUT_S = 3.0
 _OTHER_FILES = 256  # logs, pipes and sockets of the process beside the runners' connections
 
@@ -64,6 +64,8 @@ class Links:
         self._successors = tuple(successors)
         self._turns: dict[str, int] | None = None  # of those that are left; made when it is asked for
         self._isolated_s: float | None = None  # since when most nodes have been silent
+        self._awaited: set[str] = set()  # nodes that ought to come, as silent as those that came and fell silent
+        self._awaited_s = 0.0
         self._secret = secret
         self._inbox = inbox
         self._links: dict[str, _Link] = {}
@@ -96,6 +98,11 @@ class Links:
         link = self._links.get(node)
         return link.channel.peer_host if link is not None else node
 
+    def await_return(self, nodes: Iterable[str]) -> None:
+        """After a take-over: these nodes' runners look for us."""
+        self._awaited = set(nodes) - self._links.keys() - self._dismissed.keys()
+        self._awaited_s = time.monotonic()
+
     def dismiss(self, node: str, *, forget: bool) -> None:
         """Tells a node's runner to leave, now or when it comes back; nothing more is heard of it.
 
@@ -104,6 +111,7 @@ class Links:
             forget: whether it removes its memory directory.
         """
         self._dismissed[node] = forget
+        self._awaited.discard(node)
         self._turns = None
         self.send(node, {"op": "leave", "forget": forget})
 
@@ -143,6 +151,7 @@ class Links:
         if node in self._links:
             self._links[node].channel.abort()
         link = self._links[node] = _Link(channel, hello)
+        self._awaited.discard(node)
         channel.send({"op": "welcome", "term": self.term, "turn": self._turn(node)})
         self._inbox.put_nowait(Notice(kind="hello", node=node, body=hello))
         try:
@@ -151,9 +160,10 @@ class Links:
                 link.heard_s = time.monotonic()
                 if message["op"] == "heartbeat":
                     link.state = message
-                    if link.heard_s - link.acked_s >= _ACK_EVERY_S:
+                    turn = self._turn(node)  # who is to follow us has to notice soonest
+                    if turn == 0 or link.heard_s - link.acked_s >= _ACK_EVERY_S:
                         link.acked_s = link.heard_s
-                        channel.send({"op": "ack", "turn": self._turn(node)})
+                        channel.send({"op": "ack", "turn": turn})
                 self._inbox.put_nowait(Notice(kind=message["op"], node=node, body=message))
         except ChannelError:
             self._lose(node, link, "the connection to its runner closed", 0.0)
@@ -194,13 +204,17 @@ class Links:
     def _may_be_cut_off(self, now_s: float) -> bool:
         """Whether to doubt ourselves rather than the nodes. Two nodes cannot tell which of them it is."""
         silent = sum(now_s - link.heard_s > SUSPECT_S for link in self._links.values())
-        if not self._successors or 2 * silent <= len(self._links):
+        silent += len(self._awaited) if now_s - self._awaited_s > SUSPECT_S else 0
+        if not self._successors or 2 * silent <= len(self._links) + len(self._awaited):
             self._isolated_s = None
             return False
         if self._isolated_s is None:
             self._isolated_s = now_s
             self._inbox.put_nowait(Notice(kind="isolated"))
-        return now_s - self._isolated_s < ISOLATED_S
+        if now_s - self._isolated_s < ISOLATED_S:
+            return True
+        self._awaited.clear()
+        return False
 
     def _lose(self, node: str, link: _Link, reason: str, detect_s: float) -> None:
         if self._links.get(node) is link:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import time
@@ -76,12 +77,24 @@ class Office:
             return
         try:
             number = newest_number(self._job_dir)
-        except OSError as error:  # nobody can take over through a folder that cannot be read
+        except OSError as error:  # what is written meanwhile is kept, and does not count if another rules
             log.warning("terms of %s not read: %s", self._job_dir, error)
             return
-        if number > self.term:
-            raise Superseded(f"term {number} rules, ours is {self.term}")
+        self._compare(number)
         self._checked_s = now_s
+
+    def confirm(self) -> None:
+        """As `check`, before what cannot be taken back.
+
+        Raises:
+            OSError: the terms cannot be read. Others may see them, and have taken over, while a node that is cut off
+                does not.
+        """
+        number = newest_number(self._job_dir)
+        if number < self.term:
+            raise OSError(errno.ESTALE, "our term is not there", str(self._job_dir / "terms"))
+        if self.term:
+            self._compare(number)
 
     async def hold(self, is_heard: Callable[[], bool], lost: Callable[[], None]) -> None:
         """Renews the lease for as long as the runners hear us; returns when we are superseded.
@@ -102,3 +115,7 @@ class Office:
             except OSError as error:  # training does not depend on it, and runners that hear us look at no lease
                 log.warning("lease of %s not renewed: %s", self._job_dir, error)
             await asyncio.sleep(RENEW_S)
+
+    def _compare(self, number: int) -> None:
+        if number > self.term:
+            raise Superseded(f"term {number} rules, ours is {self.term}")

@@ -35,9 +35,9 @@ class Past:
         return max((e["step"] or 0 for e in self.events if e["event"] == "commit"), default=None)
 
     @property
-    def has_runners(self) -> bool:
-        """Whether runners have come since the scheduler last started the job."""
-        return any(event["event"] == "node_ready" for event in self._last_run())
+    def runners(self) -> set[str]:
+        """Nodes whose runners have come since the scheduler last started the job."""
+        return {event["node"] for event in self._last_run() if event["event"] == "node_ready"}
 
     def running_attempt(self) -> Event | None:
         """The start of the attempt whose workers run while we take over."""

@@ -20,7 +20,7 @@ from launcher.clusters.cluster import Cluster
 from launcher.history.events import Event, EventLog, read_events
 from launcher.jobfile import JobSpec
 from launcher.runner.variables import attempt_environment
-from launcher.supervisor.attempt import RETURN_S, Attempt
+from launcher.supervisor.attempt import PREDECESSOR_LOST, RETURN_S, Attempt
 from launcher.supervisor.faults import PREFLIGHT, SCHEDULER_LOST, START_TIMEOUT, Fault
 from launcher.supervisor.folder import read_secret, write_json
 from launcher.supervisor.hang import HangDetector
@@ -38,14 +38,20 @@ from launcher.terms import newest
 
 log = logging.getLogger(__name__)
 
-_NOT_LOGGED = ("time", "event", "traceback", "sources")
+_NOT_LOGGED = ("time", "event", "term", "traceback", "sources")
 
 
 class Supervisor:
     """The state machine. Made and run by entry.py; the Host of its attempts."""
 
     def __init__(
-        self, spec: JobSpec, job_dir: Path, cluster: Cluster, events: EventLog, take_over: int | None = None
+        self,
+        spec: JobSpec,
+        job_dir: Path,
+        cluster: Cluster,
+        events: EventLog,
+        take_over: int | None = None,
+        predecessor_is_silent: bool = False,
     ) -> None:
         self._spec = spec
         self._job_dir = job_dir
@@ -55,27 +61,25 @@ class Supervisor:
         self._inbox: asyncio.Queue[Notice] = asyncio.Queue()
         self._office = Office(job_dir, cluster)
         self._take_over = take_over
-        self._predecessor: str | None = None
+        self._predecessor = self._node_taken_over_from()
+        self._predecessor_is_silent = predecessor_is_silent
         self._is_superseded = self._has_ended = False
         self._holding: asyncio.Task[None] | None = None
         self._timing: asyncio.Task[None] | None = None
         successors = [node for node in cluster.nodes if node != cluster.node] if cluster.node is not None else []
+        successors.sort(key=lambda node: node == self._predecessor)  # last: it may be lost, or frozen
         self._links = Links(cluster.nodes, read_secret(job_dir), self._inbox, successors)
         self._ladder = Ladder(spec.restart, cluster.can_requeue)
         self._hang = HangDetector(spec.restart.hang_timeout_s, has_checkpoint=spec.checkpoint is not None)
-        self._past = Past(read_events(job_dir / "events.jsonl"), take_over=take_over is not None)
-        for event in self._past.events:
-            self._ladder.observe(event)
-            self._hang.observe(event)
-        # The local cluster's nodes are new each time; a Slurm node that failed stays out for the job's life.
-        self._out = self._past.out if cluster.can_requeue else {}
+        self._past = Past((), take_over=take_over is not None)
+        self._out: dict[str, str] = {}
         # Where there is a spare it is the supervisor's node: the job then outlives its loss without a fault.
         in_order = sorted(cluster.nodes, key=lambda node: node == cluster.node)
-        self._roster = Roster(in_order, spec.sizes, self._out, cluster.topology.distance)
+        self._roster = Roster(in_order, spec.sizes, {}, cluster.topology.distance)
         self._readiness = Readiness(self, self._roster, cluster, job_dir)
         self._switches = domains.switches_of(cluster.topology, cluster.nodes)
-        self._number = self._past.next_attempt
-        self._step = self._past.step
+        self._number = 0
+        self._step: int | None = None
         self._attempt_step: int | None = None
         self._warm: set[str] = set()
         self._to_requeue = Requeue(cluster, self._out)
@@ -95,20 +99,21 @@ class Supervisor:
             await self._open()
             outcome = await self._attempts()
             if self._requeue:
+                await self._readiness.written(self._office.confirm)
                 outcome = await self._hand_back(outcome)
         except Superseded:
             raise
         except Exception as error:  # the last line of defence: say it, end everything, leave a result
             log.exception("internal error")
             outcome = self._outcome("internal", f"{type(error).__name__}: {error}; see log/supervisor.log")
-        self._office.check()
+        await self._readiness.written(self._office.confirm)
         await self._close(forget=outcome.name != "stopped")
         if outcome.name != "stopped":
             told = {"outcome": outcome.name, "reason": outcome.reason}
             self._has_ended = True
             self.record("job_end", **told, step=outcome.step, seconds=outcome.seconds)
             result = asdict(outcome) | {"run_id": self._cluster.run_id}
-            await self._readiness.written(lambda: write_json(self._job_dir / "result.json", result))
+            await self._readiness.written(lambda: self._write_result(result))
         await self._readiness.written(self._events.flush)
         if outcome.name != "stopped":
             await asyncio.to_thread(self._cluster.end_job)
@@ -135,9 +140,7 @@ class Supervisor:
         written = self._events.append(event, **fields)
         self._ladder.observe(written)
         self._hang.observe(written)
-        said = {key: value for key, value in written.items() if key not in _NOT_LOGGED and value is not None}
-        level = logging.DEBUG if event == "commit" else logging.INFO
-        log.log(level, "%s: %s", event, ", ".join(f"{key}={value}" for key, value in said.items()))
+        _tell(written)
 
     def see_step(self, step: int | None) -> int | None:
         if step is not None:
@@ -156,18 +159,23 @@ class Supervisor:
         """Takes office: starts the server and, unless they run already, the runners."""
         cluster, spec = self._cluster, self._spec
         port = await self._links.open(cluster.listen_host)
-        if self._take_over is not None and (term := newest(self._job_dir)) is not None and term.node != cluster.node:
-            self._predecessor = term.node
         self._office.take(port, self._take_over)
-        self._links.term = self._office.term
+        self._links.term = self._events.term = self._office.term
+        taken = None
+        if self._take_over is not None:
+            taken = self._events.append("takeover", node=cluster.node, predecessor=self._predecessor)
+        self._recall()
         self._holding = asyncio.create_task(self._office.hold(lambda: not self._links.is_isolated, self._on_superseded))
         self._timing = asyncio.create_task(self._stop_in_time())
         for node in self._roster.out:
             self._links.dismiss(node, forget=True)
-        if self._take_over is not None:
-            self.record("takeover", node=cluster.node, term=self._office.term, predecessor=self._predecessor)
-            if self._past.has_runners:
-                asyncio.get_running_loop().call_later(RETURN_S, self.post, Notice(kind="roll_call"))
+        if taken is not None:
+            _tell(taken)
+            if self._predecessor is not None and self._predecessor_is_silent:
+                self.put_out(self._predecessor, PREDECESSOR_LOST)
+            if self._past.runners:
+                self._links.await_return(self._past.runners)
+                self._call_the_roll_later()
                 return
         self.record(
             "job_start",
@@ -193,6 +201,20 @@ class Supervisor:
                 **domains.to_environment(self._switches),
             },
         )
+
+    def _recall(self) -> None:
+        """Learns what was decided so far. After `takeover` was written: what comes behind that line from the supervisor
+        before us, stopped between its look at the terms and its write, does not count."""
+        self._past = past = Past(read_events(self._job_dir / "events.jsonl"), take_over=self._take_over is not None)
+        for event in past.events:
+            self._ladder.observe(event)
+            self._hang.observe(event)
+        # The local cluster's nodes are new each time; a Slurm node that failed stays out for the job's life.
+        self._out.update(past.out if self._cluster.can_requeue else {})
+        for node in self._cluster.nodes:
+            if node in self._out:
+                self._roster.put_out(node, self._out[node])
+        self._number, self._step = past.next_attempt, past.step
 
     async def _attempts(self) -> Outcome:
         """Attempt after attempt, until one ends the job or the ladder does."""
@@ -259,7 +281,7 @@ class Supervisor:
         number, nodes = start["attempt"], tuple(start["nodes"])
         self._roster.resume(nodes)
         attempt = self._make_attempt(number, nodes)
-        return await self._end(number, attempt.resume(self._past.events, self._predecessor))
+        return await self._end(number, attempt.resume(self._past.events, self._predecessor, self._roster.out))
 
     async def _end(self, number: int, life: Awaitable[Ending]) -> Ending:
         ending = await life
@@ -292,6 +314,8 @@ class Supervisor:
         elif notice.kind == "isolated":
             log.warning("most nodes are silent: waiting whether it is this one that is cut off")
             self._cluster.let_go()
+        elif notice.kind == "roll_call" and self._links.is_isolated:  # it may be we who are cut off
+            self._call_the_roll_later()
         elif notice.kind == "roll_call":
             for absent in self._roster.absent:
                 self.put_out(absent, f"its runner did not come back within {RETURN_S:g} s of the take-over")
@@ -310,6 +334,9 @@ class Supervisor:
             self.record("node_ready", node=node, warm=True)
         elif notice.kind in ("lost", "broken"):
             self.put_out(node, body["reason"])
+
+    def _call_the_roll_later(self) -> None:
+        asyncio.get_running_loop().call_later(RETURN_S, self.post, Notice(kind="roll_call"))
 
     def _on_request(self, reason: str | None) -> None:
         if reason is not None and not self._has_ended:  # later Slurm ends what is left of the job, us among it
@@ -341,6 +368,11 @@ class Supervisor:
         self._cluster.let_go()
         return self._outcome("superseded", why)
 
+    def _node_taken_over_from(self) -> str | None:
+        """None where the supervisor before us was on our node, or there was none."""
+        term = newest(self._job_dir) if self._take_over is not None else None
+        return term.node if term is not None and term.node != self._cluster.node else None
+
     async def _close(self, *, forget: bool) -> None:
         """Ends everything that this job started."""
         for node in self._cluster.nodes:
@@ -348,9 +380,20 @@ class Supervisor:
         await self._links.close()
         await self._cluster.close(forget=forget)
 
+    def _write_result(self, result: dict[str, Any]) -> None:
+        self._office.confirm()
+        write_json(self._job_dir / "result.json", result)
+
     def _log_dir(self, attempt: int) -> Path:
         return self._job_dir / "log" / f"attempt-{attempt}"
 
     def _outcome(self, name: str, reason: str = "") -> Outcome:
         seconds = round(time.monotonic() - self._begun_s, 3)
         return Outcome(name=name, step=self._step, exit_code=EXIT_CODES[name], reason=reason, seconds=seconds)
+
+
+def _tell(event: Event) -> None:
+    """An event's line in the log."""
+    said = {key: value for key, value in event.items() if key not in _NOT_LOGGED and value is not None}
+    level = logging.DEBUG if event["event"] == "commit" else logging.INFO
+    log.log(level, "%s: %s", event["event"], ", ".join(f"{key}={value}" for key, value in said.items()))

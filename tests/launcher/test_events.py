@@ -88,3 +88,18 @@ def test_events_that_cannot_be_written_go_out_later_in_order(tmp_path: Path, mon
     written.append(log.append("job_end", outcome="done"))
     log.close()
     assert read_events(path) == written
+
+
+def test_what_a_supervisor_still_writes_after_its_succession_does_not_count(tmp_path: Path) -> None:
+    """It had looked for a higher term, was stopped, and wrote when it woke up."""
+    path = tmp_path / "events.jsonl"
+    stopped, successor = EventLog(path, lock=False), EventLog(path, lock=False)
+    stopped.term, successor.term = 1, 2
+    before = stopped.append("attempt_start", attempt=0)
+    taken = successor.append("takeover")
+    stopped.append("fault", attempt=0)
+    after = successor.append("attempt_end", attempt=0)
+    stopped.append("attempt_start", attempt=1)
+    assert read_events(path) == [before, taken, after]
+    for log in (stopped, successor):
+        log.close()

@@ -1,22 +1,165 @@
-"""A runner that finds no supervisor: it fences its node, and in the end hands the job back."""
+"""A runner that misses its supervisor: whom it obeys, who stands by, and how the job is handed back in the end."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from launcher.channel import Channel, Message, serve
 from launcher.runner import runner as runner_module
 from launcher.runner.config import RunnerConfig
 from launcher.runner.runner import Runner
 from launcher.runner.succession import Succession
+from launcher.runner.workers import Workers
+from launcher.terms import Term, claim, newest_number, renew
+
+SECRET = b"\0"
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def job_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job's folder; no runner loads torch."""
+
+    async def nothing(workers: Workers) -> None:
+        pass
+
+    monkeypatch.setattr(Workers, "run", nothing)
+    (tmp_path / "secret").write_text(SECRET.hex())
+    return tmp_path
+
+
+def runner(job_dir: Path, port: int) -> Runner:
+    ram_dir = job_dir / "ram"
+    return Runner(
+        RunnerConfig(
+            run_id="test-succession",
+            node="n1",
+            ram_dir=ram_dir,
+            job_dir=job_dir,
+            host="127.0.0.1",
+            port=port,
+            parent_pid=None,
+        )
+    )
+
+
+class Supervisor:
+    """One in a test's hands, which takes the next term."""
+
+    def __init__(self, job_dir: Path) -> None:
+        self._job_dir = job_dir
+        self._came: asyncio.Queue[Channel] = asyncio.Queue()
+
+    @contextlib.asynccontextmanager
+    async def serves(self) -> AsyncIterator[int]:
+        """While it does; its port."""
+        server = await serve("127.0.0.1", SECRET, self._accept)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+
+    def take_office(self, port: int) -> None:
+        self.term = newest_number(self._job_dir) + 1
+        term = Term(number=self.term, run_id="test", node=None, host="127.0.0.1", port=port, pid=os.getpid())
+        assert claim(self._job_dir, term)
+
+    async def runner(self) -> Channel:
+        """The connection of a runner that has come."""
+        return await asyncio.wait_for(self._came.get(), DEADLINE_S)
+
+    @property
+    def has_runner(self) -> bool:
+        return not self._came.empty()
+
+    async def _accept(self, channel: Channel, hello: Message) -> None:
+        channel.send({"op": "welcome", "term": self.term, "turn": None})
+        self._came.put_nowait(channel)
+        with contextlib.suppress(Exception):
+            while True:
+                await channel.receive()
+
+
+def test_a_supervisor_that_wakes_up_after_its_succession_is_not_obeyed(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It orders the runner to leave: the runner goes to the one that rules instead, and obeys that one."""
+    monkeypatch.setattr(runner_module, "SUSPECT_S", 0.3)
+    monkeypatch.setattr(runner_module, "_LOOK_S", DEADLINE_S)  # it looks at nothing until it is told something
+
+    async def scene() -> None:
+        frozen, successor = Supervisor(job_dir), Supervisor(job_dir)
+        async with frozen.serves() as port, successor.serves() as next_port:
+            frozen.take_office(port)
+            running = asyncio.create_task(runner(job_dir, port).run())
+            channel = await frozen.runner()
+            await asyncio.sleep(0.6)  # twice SUSPECT_S: silent
+            successor.take_office(next_port)
+            channel.send({"op": "leave", "forget": False})
+            (await successor.runner()).send({"op": "leave", "forget": False})
+            await asyncio.wait_for(running, DEADLINE_S)
+
+    asyncio.run(scene())
+
+
+def test_a_silent_supervisor_is_left_for_its_successor_before_it_is_given_up(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "SUPERVISOR_SILENCE_S", 100 * DEADLINE_S)
+
+    async def scene() -> None:
+        silent, successor = Supervisor(job_dir), Supervisor(job_dir)
+        async with silent.serves() as port, successor.serves() as next_port:
+            silent.take_office(port)
+            running = asyncio.create_task(runner(job_dir, port).run())
+            await silent.runner()
+            successor.take_office(next_port)
+            (await successor.runner()).send({"op": "leave", "forget": False})
+            await asyncio.wait_for(running, DEADLINE_S)
+
+    asyncio.run(scene())
+
+
+def test_a_standby_leaves_when_the_supervisor_is_heard_again(job_dir: Path) -> None:
+    """Until then it waits for as long as the lease is renewed: it is its own node that is cut off."""
+
+    async def scene() -> None:
+        successor = Supervisor(job_dir)
+        successor.take_office(1)
+        succession = Succession(job_dir)
+        assert succession.welcome(1, 0)
+        renewing = asyncio.create_task(renew_again_and_again(job_dir))
+        await succession.step_in()
+        standby = succession._standby
+        assert standby is not None
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(standby.wait(), 3.0)  # twice the lease
+        succession.heard()
+        assert await asyncio.wait_for(standby.wait(), DEADLINE_S) == 0
+        renewing.cancel()
+        assert newest_number(job_dir) == 1
+
+    asyncio.run(scene())
+
+
+async def renew_again_and_again(job_dir: Path) -> None:
+    count = 0
+    while True:
+        count += 1
+        renew(job_dir, 1, count)
+        await asyncio.sleep(0.1)
 
 
 def test_a_runner_without_a_supervisor_hands_the_job_back_and_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner_module, "LEAVE_S", 1.0)
     handed_back_s: list[float] = []
@@ -25,18 +168,8 @@ def test_a_runner_without_a_supervisor_hands_the_job_back_and_leaves(
         handed_back_s.append(time.monotonic())
 
     monkeypatch.setattr(Succession, "abandon", hand_back)
-    (tmp_path / "secret").write_text("00")
     with socket.socket() as nobody:  # bound and not listening: every connection is refused
         nobody.bind(("127.0.0.1", 0))
-        config = RunnerConfig(
-            run_id="test-succession",
-            node="n1",
-            ram_dir=tmp_path / "ram",
-            job_dir=tmp_path,
-            host="127.0.0.1",
-            port=nobody.getsockname()[1],
-            parent_pid=None,
-        )
         begun_s = time.monotonic()
-        asyncio.run(Runner(config).run())
+        asyncio.run(runner(job_dir, nobody.getsockname()[1]).run())
     assert len(handed_back_s) == 1 and handed_back_s[0] - begun_s >= 1.0

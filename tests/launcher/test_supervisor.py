@@ -24,7 +24,11 @@ from launcher.jobfile import JobSpec
 from launcher.runner.memory import memory_dir
 from launcher.runner.processes import pids_with_environment
 from launcher.supervisor import Outcome, supervise
+from launcher.supervisor.entry import supervise_here
+from launcher.supervisor.folder import make_folders, prepare
 from launcher.supervisor.links import SILENCE_S
+from launcher.supervisor.office import Office
+from launcher.terms import Term, claim
 
 # Every rank says that it runs, then waits to be let go; the names of both files hold attempt and rank.
 WAIT = """
@@ -275,6 +279,28 @@ def test_second_supervisor_of_a_job_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match="another supervisor"):
         job.supervise()
     log.close()
+
+
+def test_a_successor_knows_what_was_decided_until_its_own_first_line(
+    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor before it goes on for as long as it has not seen the higher term."""
+    job = make_job("", spares=0)
+    make_folders(job.dir)
+    prepare(job.spec, job.dir)
+    before = EventLog(job.dir / "events.jsonl", lock=False)
+    before.term = 1
+    take = Office.take
+
+    def decided_meanwhile(office: Office, port: int, after: int | None) -> None:
+        take(office, port, after)
+        before.append("attempt_start", attempt=6, nodes=["node0", "node1"], spares=[], rung="workers")
+
+    monkeypatch.setattr(Office, "take", decided_meanwhile)
+    claim(job.dir, Term(number=1, run_id="run", node=None, host="127.0.0.1", port=1, pid=1))
+    assert supervise_here(job.spec, job.dir, "local", take_over=1).name == "done"
+    assert [event["attempt"] for event in job.events("attempt_start")] == [6, 7]
+    assert [event["term"] for event in job.events("takeover")] == [2]
 
 
 def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:

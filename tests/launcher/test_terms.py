@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,9 @@ from typing import Any, cast
 import pytest
 
 from launcher.standby import KEEPER_S, Absence, may_take_over
+from launcher.supervisor.folder import until_written
 from launcher.supervisor.office import Office, Superseded
-from launcher.terms import LEASE_S, LeaseWatch, Term, claim, newest, newest_number, renew
+from launcher.terms import LEASE_S, RENEW_S, LeaseWatch, Term, claim, newest, newest_number, renew
 
 
 def term(number: int, node: str = "n1") -> Term:
@@ -55,8 +57,21 @@ def test_standby_takes_over_when_the_lease_has_stood_still_long_enough(tmp_path:
 def test_standby_leaves_a_supervisor_alone_that_renews_its_lease(tmp_path: Path) -> None:
     claim(tmp_path, term(1))
     renew(tmp_path, 1, 5)
-    clock = Clock(lambda now_s: renew(tmp_path, 1, 6) if now_s > LEASE_S / 2 else None)
-    assert not may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), sleep=clock.sleep)
+    clock = Clock(lambda now_s: renew(tmp_path, 1, int(now_s / RENEW_S)))
+    heard = lambda: clock.now_s > 10 * LEASE_S  # noqa: E731
+    assert not may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), is_heard=heard, sleep=clock.sleep)
+    assert clock.now_s > 10 * LEASE_S, "it had left before the supervisor was heard again"
+
+
+def test_a_lease_has_not_run_out_because_we_stood_still(tmp_path: Path) -> None:
+    """As a frozen process, or a file system that hangs for everybody: the supervisor had no chance to renew."""
+    claim(tmp_path, term(1))
+    clock = Clock()
+    lease = LeaseWatch(tmp_path, clock)
+    clock.sleep(60.0)
+    assert lease.quiet_s() < LEASE_S
+    clock.sleep(RENEW_S)
+    assert lease.quiet_s() < LEASE_S
 
 
 @pytest.mark.parametrize("what", ["another took over", "the job has ended"])
@@ -76,7 +91,7 @@ def test_standby_leaves_when_there_is_nothing_to_take_over(tmp_path: Path, what:
 def test_standby_takes_over_at_once_where_the_supervisor_is_certainly_gone(tmp_path: Path) -> None:
     claim(tmp_path, term(1))
     clock = Clock()
-    assert may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), lambda: True, clock.sleep)
+    assert may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), lambda: True, sleep=clock.sleep)
     assert clock.now_s == 0.0
 
 
@@ -84,7 +99,7 @@ def test_a_supervisor_that_is_gone_was_followed_by_another_all_the_same(tmp_path
     claim(tmp_path, term(1))
     claim(tmp_path, term(2))
     clock = Clock()
-    assert not may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), lambda: True, clock.sleep)
+    assert not may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), lambda: True, sleep=clock.sleep)
 
 
 def test_a_supervisor_whose_host_refuses_connections_is_gone_once_its_keeper_had_time() -> None:
@@ -93,10 +108,13 @@ def test_a_supervisor_whose_host_refuses_connections_is_gone_once_its_keeper_had
         clock = Clock()
         absence = Absence(Term(number=1, run_id="run", node="n1", host=host, port=port, pid=1), clock)
         clock.now_s = 100.0
+        absence.look()
         assert not absence.is_certain(), "somebody listens"
+    absence.look()
     assert not absence.is_certain(), "the batch script there may be about to start the next one"
     clock.now_s += KEEPER_S
-    assert absence.is_certain()
+    absence.look()
+    assert absence.is_certain() and not absence.is_silent, "its host lives"
 
 
 @pytest.mark.parametrize(
@@ -115,11 +133,50 @@ def test_a_host_that_cannot_be_reached_is_gone_unless_it_is_we_who_are_cut_off(
         raise error
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    assert Absence(term(1)).is_certain() == is_gone
+    absence = Absence(term(1))
+    assert not absence.is_certain(), "nobody has looked"
+    absence.look()
+    assert absence.is_certain() == absence.is_silent == is_gone
 
 
 def office(job_dir: Path, node: str) -> Office:
     return Office(job_dir, cast(Any, SimpleNamespace(run_id="run", node=node, host=node)))
+
+
+def test_of_successors_at_once_one_takes_office(tmp_path: Path) -> None:
+    claim(tmp_path, term(1))
+
+    def takes(index: int) -> bool:
+        try:
+            office(tmp_path, f"n{index}").take(1, after=1)
+        except Superseded:
+            return False
+        return True
+
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(takes, range(2, 34))).count(True) == 1
+    assert newest_number(tmp_path) == 2
+
+
+def test_a_supervisor_that_does_not_see_the_folder_waits_before_it_ends_or_requeues_the_job(tmp_path: Path) -> None:
+    """Others may see it, and have taken over."""
+    cut_off = office(tmp_path, "n1")
+    cut_off.take(1, after=None)
+    cut_off.confirm()
+    (tmp_path / "terms").rename(tmp_path / "away")
+    cut_off.check()  # events may be written: they do not count if another rules
+    asked: list[bool] = []
+
+    def is_given_up() -> bool:  # asked between one try and the next
+        asked.append(True)
+        if len(asked) == 2:
+            (tmp_path / "away").rename(tmp_path / "terms")
+            office(tmp_path, "n2").take(2, after=1)
+        return False
+
+    with pytest.raises(Superseded, match="term 2 rules, ours is 1"):
+        asyncio.run(until_written(cut_off.confirm, timeout_s=30, give_up=is_given_up))
+    assert len(asked) == 2
 
 
 def test_supervisor_that_finds_a_higher_term_is_superseded(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""The supervisor's end of the runners' connections, with runners in the test's hands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from launcher.channel import Channel, Message, connect
+from launcher.supervisor.links import Links, Notice
+
+SECRET = b"secret"
+BEAT: Message = {"op": "heartbeat", "warm": True, "port": 1}
+DEADLINE_S = 30.0
+
+
+class Runners:
+    """Of nodes n1, n2, ...; the supervisor's is n1."""
+
+    def __init__(self, count: int) -> None:
+        self.nodes = [f"n{number}" for number in range(1, count + 1)]
+        self.inbox: asyncio.Queue[Notice] = asyncio.Queue()
+        self.links = Links(self.nodes, SECRET, self.inbox, successors=self.nodes[1:])
+        self.channels: dict[str, Channel] = {}
+        self.turns: dict[str, int | None] = {}
+
+    async def join(self, *, alone: bool = False) -> None:
+        port = await self.links.open("127.0.0.1")
+        for node in self.nodes[:1] if alone else self.nodes:
+            hello = {"op": "hello", "node": node, "warm": True, "port": 1}
+            self.channels[node], welcome = await connect("127.0.0.1", port, SECRET, hello)
+            self.turns[node] = welcome["turn"]
+
+    @contextlib.asynccontextmanager
+    async def beating(self, nodes: list[str]) -> AsyncIterator[None]:
+        """Meanwhile these nodes' hearts beat."""
+
+        async def beat() -> None:
+            while True:
+                for node in nodes:
+                    self.channels[node].send(BEAT)
+                await asyncio.sleep(0.2)
+
+        task = asyncio.create_task(beat())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def notice(self, *kinds: str) -> Notice:
+        """The next one of these."""
+        while (notice := await asyncio.wait_for(self.inbox.get(), DEADLINE_S)).kind not in kinds:
+            pass
+        return notice
+
+
+def test_who_is_next_is_answered_every_time_and_the_others_every_other_time() -> None:
+    """So that the one that is to follow a lost supervisor misses it soonest."""
+
+    async def answers(runners: Runners, node: str) -> list[str]:
+        channel = runners.channels[node]
+        for _ in range(3):
+            channel.send(BEAT)
+            await runners.notice("heartbeat")
+        runners.links.send(node, {"op": "end"})
+        heard = [""]
+        while heard[-1] != "end":
+            heard.append((await asyncio.wait_for(channel.receive(), DEADLINE_S))["op"])
+        return heard[1:-1]
+
+    async def scene() -> None:
+        runners = Runners(3)
+        await runners.join()
+        assert runners.turns == {"n1": None, "n2": 0, "n3": 1}
+        assert await answers(runners, "n2") == ["ack", "ack", "ack"]
+        assert await answers(runners, "n3") == ["ack"]
+        runners.links.abort()
+
+    asyncio.run(scene())
+
+
+def test_one_that_has_taken_over_and_to_which_nobody_comes_doubts_itself_too() -> None:
+    async def scene() -> None:
+        runners = Runners(4)
+        await runners.join(alone=True)
+        runners.links.await_return(runners.nodes[:3])
+        async with runners.beating(runners.nodes[:1]):
+            assert (await runners.notice("isolated", "lost")).kind == "isolated" and runners.links.is_isolated
+            for node in runners.nodes[1:3]:
+                runners.links.dismiss(node, forget=False)
+            await asyncio.wait_for(until(lambda: not runners.links.is_isolated), DEADLINE_S)
+        runners.links.abort()
+
+    asyncio.run(scene())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "silent", "doubts"),
+    [(2, 1, False), (3, 1, False), (3, 2, True), (4, 2, False), (4, 3, True), (5, 2, False), (5, 3, True)],
+)
+def test_a_supervisor_doubts_itself_when_more_than_half_of_its_nodes_are_silent(
+    nodes: int, silent: int, doubts: bool
+) -> None:
+    """Otherwise it puts the silent ones out. Of two halves it is the supervisor's that goes on."""
+
+    async def scene() -> None:
+        runners = Runners(nodes)
+        await runners.join()
+
+        async with runners.beating(runners.nodes[:-silent]):
+            notice = await runners.notice("isolated", "lost")
+        assert (notice.kind == "isolated") is doubts and runners.links.is_isolated is doubts
+        assert doubts or notice.node in runners.nodes[-silent:]
+        runners.links.abort()
+
+    asyncio.run(scene())
