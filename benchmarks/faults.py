@@ -1,6 +1,6 @@
 """What each fault costs: seconds until it is noticed, steps lost, seconds to the next step, beside a cold start.
 
-    python benchmarks/faults.py [--json]
+    python benchmarks/faults.py [--json] [--only JOB]
 
 The fault suite's own job (tests/flows/steady.py: 2 nodes with 2 workers each, 2 spares, saved in memory every 10 steps)
 on a real 4-node Slurm (root, Debian's Slurm), broken in one way after another. A cold start counts from `holdfast
@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from recovery import ROOT, Row, table
@@ -32,7 +33,7 @@ from slurm.testbed import TestbedError, TestCluster
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print {name: {value, unit, peer, ratio}}")
-    parser.add_argument("--only", choices=WAYS, help="one job's faults alone")
+    parser.add_argument("--only", choices=WAYS, action="append", help="one job's faults alone; may be given again")
     args = parser.parse_args()
     try:
         cluster = TestCluster.up("bench", nodes=4)
@@ -40,7 +41,7 @@ def main() -> int:
         print(f"benchmark: needs a real Slurm: {error}", file=sys.stderr)
         return 1
     try:
-        rows = [way for name, ways in WAYS.items() if args.only in (None, name) for way in ways(cluster)]
+        rows = [way for name, ways in WAYS.items() if not args.only or name in args.only for way in ways(cluster)]
     finally:
         cluster.down()
     if args.json:
@@ -77,13 +78,33 @@ def requeued_and_cut_off(cluster: Any) -> Iterator[Row]:
     ended(job)
 
 
-def supervisors(cluster: Any) -> Iterator[Row]:
-    """A third one loses its batch host, a spare, and then the node that has taken over, which trains."""
+def crash_closed(cluster: Any, node: str) -> None:
+    """Its kernel closes all connections, as that of a node that reboots; then nothing answers there any more."""
+    cluster.run_on_node(node, ["kill", "-KILL", "-1"], check=False)
+    cluster.crash_node(node)
+
+
+def crash_silent(cluster: Any, node: str) -> None:
+    """As by a power failure."""
+    cluster.node_down(node)
+    cluster.crash_node(node)
+
+
+def cut_off(cluster: Any, node: str) -> None:
+    """What runs there goes on, and still sees the job's folder."""
+    cluster.node_down(node)
+
+
+LOSSES = {"closed": crash_closed, "silent": crash_silent, "cut-off": cut_off}
+
+
+def supervisors(how: str, cluster: Any) -> Iterator[Row]:
+    """Others lose their batch host, a spare, and then the node that has taken over, which trains."""
     cluster.restore()
-    job = SupervisedJob(cluster, cluster.home / "supervisors", spares=2)
+    job = SupervisedJob(cluster, cluster.home / f"supervisors-{how}", spares=2)
     job.settle()
     lost_at = time.time()
-    takeover = job.taken_over(lambda: cluster.crash_node(job.term.node))
+    takeover = job.taken_over(lambda: LOSSES[how](cluster, job.term.node))
     heard = job.watch.wait_for("commit", RECOVERY_S, time=lambda at: at > takeover["time"])
     in_place = Recovery(
         node=takeover["predecessor"],
@@ -94,13 +115,17 @@ def supervisors(cluster: Any) -> Iterator[Row]:
         detect_s=takeover["time"] - lost_at,
         next_step_s=heard["time"] - lost_at,
     )
-    yield row(job, "batch host crashed, a spare (to the next save heard of)", in_place)
+    yield row(job, f"batch host lost, a spare ({how}; to the next save heard of)", in_place)
     job.watch.wait_for("node_out", RECOVERY_S, node=takeover["predecessor"])
-    yield broken(job, "supervisor's node crashed, which trains", lambda: cluster.crash_node(job.term.node))
+    yield broken(job, f"its successor's node lost, which trains ({how})", lambda: LOSSES[how](cluster, job.term.node))
     ended(job)
 
 
-WAYS = {"processes": in_place_and_crashed, "nodes": requeued_and_cut_off, "supervisors": supervisors}
+WAYS: dict[str, Callable[[Any], Iterator[Row]]] = {
+    "processes": in_place_and_crashed,
+    "nodes": requeued_and_cut_off,
+    **{f"supervisors-{how}": partial(supervisors, how) for how in LOSSES},
+}
 
 
 def begun(cluster: Any, name: str) -> BrokenJob:
