@@ -10,9 +10,9 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ckpt.record.isal import isal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,16 +82,11 @@ def numpy_multiply_add(into: Bytes, data: Bytes, coefficient: int) -> None:
 @functools.cache
 def isal_multiply_add() -> MultiplyAdd | None:
     """`multiply_add` by ISA-L; None where the library is not there."""
-    spec = find_spec("pyeclib")
-    home = Path(spec.origin).parent.parent if spec and spec.origin else None
-    for path in sorted(home.glob("pyeclib.libs/libisal*")) if home else []:
-        try:
-            library = ctypes.CDLL(str(path))
-            init, update = library.ec_init_tables, library.ec_encode_data_update
-        except (OSError, AttributeError):
-            continue
-        return _bind(init, update)
-    return None
+    try:
+        library = isal()
+        return _bind(library.ec_init_tables, library.ec_encode_data_update) if library else None
+    except AttributeError:
+        return None
 
 
 def _bind(init: Callable[..., None], update: Callable[..., None]) -> MultiplyAdd:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from ckpt.errors import ConfigError, CorruptError
+from ckpt.tiers.crc32 import crc32_header
 from ckpt.tiers.parallel import in_parallel
 from ckpt.tiers.s3_client import LazyClient, S3Options, connections, telling
 from ckpt.tiers.throttle import Throttle
@@ -47,24 +48,33 @@ class Bucket:
 
     def put_pieces(self, key: str, pieces: Sequence[Piece]) -> None:
         """Makes an object of pieces of memory; between them are zeros. It is there whole, or not at all."""
+        pieces = sorted(pieces, key=lambda piece: piece[0])
         size = max((offset + len(data) for offset, data in pieces), default=0)
         part_bytes = max(PART_BYTES, -(-size // _MAX_PARTS))
         if size <= part_bytes:
-            self.put(key, _cut(pieces, 0, size))
+            self.put(key, _cut(pieces, 0, bytearray(size)))
             return
         with telling(self._url(key)):
             upload = self._client.create_multipart_upload(
                 Bucket=self._name, Key=key, ChecksumAlgorithm="CRC32", **self._options.encryption
             )["UploadId"]
 
+        bodies: list[bytearray] = []  # of parts that are there: touching new memory costs more than filling old
+
         def put_part(number: int) -> dict[str, Any]:
             start = (number - 1) * part_bytes
-            body = _cut(pieces, start, min(size, start + part_bytes))
-            self._throttle.take(len(body))
+            nbytes = min(size - start, part_bytes)
+            try:
+                body = bodies.pop() if nbytes == part_bytes else bytearray(nbytes)
+            except IndexError:
+                body = bytearray(nbytes)
+            sum32 = crc32_header(_cut(pieces, start, body))
+            self._throttle.take(nbytes)
             with telling(f"{self._url(key)} part {number}"):
                 answer = self._client.upload_part(
-                    Bucket=self._name, Key=key, UploadId=upload, PartNumber=number, Body=body, ChecksumAlgorithm="CRC32"
+                    Bucket=self._name, Key=key, UploadId=upload, PartNumber=number, Body=body, ChecksumCRC32=sum32
                 )
+            bodies.append(body)
             sums = {name: answer[name] for name in ("ETag", "ChecksumCRC32") if name in answer}
             return {"PartNumber": number, **sums}
 
@@ -173,11 +183,15 @@ class Bucket:
         return f"s3://{self._name}/{key}"
 
 
-def _cut(pieces: Iterable[Piece], start: int, end: int) -> bytearray:
-    """A copy of the object's bytes from start to end."""
-    body = bytearray(end - start)
-    for offset, data in pieces:
-        first, last = max(start, offset), min(end, offset + len(data))
-        if first < last:
-            body[first - start : last - start] = data[first - offset : last - offset]
+def _cut(pieces: Iterable[Piece], start: int, body: bytearray) -> bytearray:
+    """Fills a body with the object's bytes from `start` on; pieces in order."""
+    end, done = start + len(body), start
+    with memoryview(body) as into:  # an assignment to a bytearray's own slice makes a copy first
+        for offset, data in pieces:
+            first, last = max(start, offset), min(end, offset + len(data))
+            if first < last:
+                into[done - start : first - start] = bytes(first - done)
+                into[first - start : last - start] = data[first - offset : last - offset]
+                done = last
+        into[done - start :] = bytes(end - done)
     return body

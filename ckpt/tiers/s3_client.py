@@ -100,16 +100,23 @@ def telling(where: str) -> Iterator[None]:
 
 def _make(options: S3Options) -> Any:
     import boto3
+    import botocore.session
     from botocore.config import Config
 
-    config = Config(
-        retries={"mode": "adaptive", "total_max_attempts": options.attempts},
-        connect_timeout=_CONNECT_S,
-        read_timeout=_READ_S,
-        max_pool_connections=2 * connections(),  # a write and a read may go on at once
-        s3={"addressing_style": "path" if options.path_style else "auto"},
-        response_checksum_validation="when_required",  # of whole objects; every block read has our own checksum
-    )
-    session = boto3.session.Session()  # its own: the default one is not thread-safe
     with telling("s3"):
+        core = botocore.session.get_session()  # its own: the default one is not thread-safe
+        s3: dict[str, Any] = {"addressing_style": "path" if options.path_style else "auto"}
+        if "payload_signing_enabled" not in (core.get_config_variable("s3") or {}):
+            # Bodies have a CRC-32 in a signed header. Without TLS botocore would sign their SHA-256 as well, which
+            # costs more than all else together, and guards what is written on a wire where nothing guards what is read.
+            s3["payload_signing_enabled"] = False
+        config = Config(
+            retries={"mode": "adaptive", "total_max_attempts": options.attempts},
+            connect_timeout=_CONNECT_S,
+            read_timeout=_READ_S,
+            max_pool_connections=2 * connections(),  # a write and a read may go on at once
+            s3=s3,
+            response_checksum_validation="when_required",  # of whole objects; every block read has our own checksum
+        )
+        session = boto3.session.Session(botocore_session=core)
         return session.client("s3", endpoint_url=options.endpoint_url, region_name=options.region, config=config)

@@ -7,11 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+from zlib import crc32
 
 import pytest
 from s3_kit import BUCKET, S3Server, s3_server
@@ -28,6 +33,7 @@ from ckpt.tiers.s3_client import S3Options
 from ckpt.tiers.throttle import Throttle
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
+GAPPED = [(0, 500), (900, 300), (1950, 100), (2900, 1200), (4500, 10), (7500, 600)]  # offsets and sizes of pieces
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +48,7 @@ def answering(answer: Answer) -> Iterator[S3Options]:
 
     class Handler(BaseHTTPRequestHandler):
         def handle_any(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             answer(self)
 
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any
@@ -215,6 +221,69 @@ def test_an_upload_that_fails_leaves_no_parts_behind(server: S3Server, monkeypat
     with pytest.raises(OSError, match="the last part fails"):
         tier.write_node(save_id(1), 0, [shard(save_id(1), 0, nbytes=12 << 20)])
     assert tier._bucket.uploads(f"{tier._prefix}/") == [] == tier._bucket.keys(f"{tier._prefix}/")
+
+
+@dataclass
+class Uploads:
+    """What came with each part, and answers to all of an upload; the first part is refused once."""
+
+    parts: dict[int, bytes] = field(default_factory=dict)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    refused: bool = False
+
+    def __call__(self, request: Any) -> None:
+        asked = dict(parse_qsl(urlsplit(request.path).query, keep_blank_values=True))
+        answer = b""
+        if request.command == "POST" and "uploads" in asked:
+            answer = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+        elif request.command == "POST":
+            answer = b"<CompleteMultipartUploadResult/>"
+        elif not self.refused:
+            self.refused = True
+            error(503, "SlowDown")(request)
+            return
+        else:
+            body = self.parts[int(asked["partNumber"])] = request.body
+            self.headers.append({name.lower(): value for name, value in request.headers.items()})
+            assert request.headers["x-amz-checksum-crc32"] == b64encode(crc32(body).to_bytes(4, "big")).decode()
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(answer)))
+        request.send_header("ETag", '"tag"')
+        request.end_headers()
+        request.wfile.write(answer)
+
+
+def test_a_part_goes_up_at_once_with_its_checksum_and_again_unchanged_when_it_was_refused(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces that leave gaps, parts that begin and end in them: the bodies are used again, the gaps are zeros."""
+    monkeypatch.setattr(s3_bucket, "PART_BYTES", 1000)
+    pieces = [(offset, memoryview(bytes([1 + offset % 255]) * nbytes)) for offset, nbytes in GAPPED]
+    expected = bytearray(max(offset + len(data) for offset, data in pieces))
+    for offset, data in pieces:
+        expected[offset : offset + len(data)] = data
+    uploads = Uploads()
+    with answering(uploads) as options:
+        Bucket(BUCKET, options, Throttle(None)).put_pieces("key", pieces)
+    assert uploads.refused and b"".join(uploads.parts[number] for number in sorted(uploads.parts)) == expected
+    for headers in uploads.headers:
+        assert headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+        assert "x-amz-checksum-crc32" in headers["authorization"]  # signed
+        assert "expect" not in headers and "transfer-encoding" not in headers
+
+
+def test_whoever_wants_his_payloads_signed_says_so_where_all_programs_look(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(s3_bucket, "PART_BYTES", 1000)
+    (tmp_path / "config").write_text("[default]\ns3 =\n  payload_signing_enabled = true\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    uploads = Uploads()
+    with answering(uploads) as options:
+        Bucket(BUCKET, options, Throttle(None)).put_pieces("key", [(0, memoryview(bytes(1500)))])
+    assert [headers["x-amz-content-sha256"] for headers in uploads.headers] == [
+        sha256(bytes(int(headers["content-length"]))).hexdigest() for headers in uploads.headers
+    ]
 
 
 _KILLED = """
