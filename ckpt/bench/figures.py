@@ -39,6 +39,13 @@ def timed_s(work: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
+def timed_and_cpu_s(work: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds that a call takes, and of all cores that this process uses meanwhile."""
+    before = time.process_time()
+    seconds = timed_s(work)
+    return seconds, time.process_time() - before
+
+
 def median(values: Iterable[float]) -> float:
     """The middle of the repeats; one slow repeat on a busy machine does not count."""
     return statistics.median(values)
@@ -68,5 +75,5 @@ def as_table(figures: Iterable[Figure], title: str) -> Table:
 def _text(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
-    digits = 4 if unit == "s" else 0
+    digits = {"s": 4, "s/GB": 2}.get(unit, 0)
     return f"{value:,.{digits}f} {unit}".rstrip()

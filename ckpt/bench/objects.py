@@ -1,4 +1,4 @@
-"""Bytes per second to and from S3, beside boto3's default transfer and s3torchconnector, on one server in one run."""
+"""Bytes per second to and from S3, and the client's CPU, beside boto3's default transfer and s3torchconnector."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from ckpt.bench.figures import Figure, median, timed_s
+from ckpt.bench.figures import Figure, median, timed_and_cpu_s
 from ckpt.bench.s3_server import BUCKET, NANIO, RCLONE, program, s3_server
 from ckpt.errors import ConfigError
 from ckpt.record.blocks import checksums
@@ -28,6 +29,7 @@ from ckpt.tiers.throttle import Throttle
 
 _NOISE_BYTES = 1 << 20
 _NAMES = ("S3 put", "S3 get")
+_CPU = "{}, CPU of the client"
 _CONNECTOR = "s3torchconnector"
 _PREFIX = "holdfast-bench-"
 
@@ -63,18 +65,25 @@ def objects(folder: Path, nbytes: int, repeat: int, advance: Advance) -> list[Fi
         return [Figure(name=name, value=None, unit="MB/s", missing=missing) for name in _NAMES]
     with s3_server(RCLONE, folder) as options:
         figures = objects_at(f"s3://{BUCKET}", nbytes, repeat, advance, options)
-    if _CONNECTOR not in figures[0].missing or not find_spec(_CONNECTOR):
+    refused = [figure for figure in figures if _CONNECTOR in figure.missing]
+    if not refused or not find_spec(_CONNECTOR):
         return figures
     # Rclone's answer to CreateMultipartUpload has a root element that the connector's CRT does not know.
-    if program(NANIO) is None:
-        figures[0].missing[_CONNECTOR] = "cannot put to rclone's server; pip install nanio, a server that it can put to"
+    nanio = program(NANIO) is not None
+    reason = "see below" if nanio else "pip install nanio, a server that it can put to"
+    for figure in refused:
+        figure.missing[_CONNECTOR] = f"cannot put to rclone's server; {reason}"
+    if not nanio:
         return figures
-    figures[0].missing[_CONNECTOR] = "cannot put to rclone's server; see below"
     with s3_server(NANIO, folder) as options:
-        put, _ = objects_at(f"s3://{BUCKET}", nbytes, repeat, advance, options)
-    ordered = {name: put.peers[name] for name in sorted(put.peers, key=_CONNECTOR.__ne__)}
-    return [*figures, Figure(name="S3 put, nanio's server", value=put.value, unit=put.unit, peers=ordered,
-                             missing=put.missing)]  # fmt: skip
+        beside = objects_at(f"s3://{BUCKET}", nbytes, repeat, advance, options)
+    names = {figure.name for figure in refused}
+    return [*figures, *(_on_nanio(figure) for figure in beside if figure.name in names)]
+
+
+def _on_nanio(figure: Figure) -> Figure:
+    ordered = {name: figure.peers[name] for name in sorted(figure.peers, key=_CONNECTOR.__ne__)}
+    return replace(figure, name=f"{figure.name}, nanio's server", peers=ordered)
 
 
 def objects_at(url: str, nbytes: int, repeat: int, advance: Advance, options: S3Options | None = None) -> list[Figure]:
@@ -133,16 +142,18 @@ def _measure(
     advance: Advance,
 ) -> list[Figure]:  # fmt: skip
     nbytes = len(data)
-    speeds: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in _NAMES}
+    costs: dict[str, dict[str, list[tuple[float, float]]]] = {}
     missing = {name: dict(absent) for name in _NAMES}
     for turn in range(repeat + 1):
+        if turn <= 1:  # the first does not count: the server had to take new memory
+            costs = {name: defaultdict(list) for name in _NAMES}
         for mover in (ours, *peers):
             ways: tuple[Callable[[], None], ...] = (lambda: mover.put(data), lambda: mover.get(into))  # noqa: B023
             for name, move in zip(_NAMES, ways, strict=True):
                 if mover.name in missing[name]:
                     continue
                 try:
-                    speeds[name][mover.name].append(nbytes / 1e6 / timed_s(move))
+                    costs[name][mover.name].append(timed_and_cpu_s(move))
                 except Exception as error:
                     if mover is ours:
                         raise
@@ -150,13 +161,14 @@ def _measure(
                 advance(nbytes)
         ours.tidy()
         gc.collect()  # what s3torchconnector leaves half done complains at the end of the process otherwise
-        if not turn:  # the server had to take new memory
-            speeds = {name: defaultdict(list) for name in _NAMES}
     figures = []
     for name in _NAMES:
-        values = {mover: median(of_mover) for mover, of_mover in speeds[name].items() if of_mover}
-        value = values.pop(ours.name)
-        figures.append(Figure(name=name, value=value, unit="MB/s", peers=values, missing=missing[name]))
+        taken = {mover: list(zip(*of_mover, strict=True)) for mover, of_mover in costs[name].items() if of_mover}
+        speeds = {mover: nbytes / 1e6 / median(seconds) for mover, (seconds, _) in taken.items()}
+        cpu = {mover: median(cpu_s) / (nbytes / 1e9) for mover, (_, cpu_s) in taken.items()}
+        for title, unit, values in ((name, "MB/s", speeds), (_CPU.format(name), "s/GB", cpu)):
+            value = values.pop(ours.name)
+            figures.append(Figure(name=title, value=value, unit=unit, peers=values, missing=dict(missing[name])))
     return figures
 
 

@@ -20,6 +20,8 @@ from ckpt.cli import app
 from ckpt.tiers.s3_bucket import Bucket
 from ckpt.tiers.throttle import Throttle
 
+S3 = ["S3 put", "S3 put, CPU of the client", "S3 get", "S3 get, CPU of the client"]
+
 
 def leftovers() -> set[Path]:
     return set(Path("/dev/shm").glob("holdfast-bench-*"))
@@ -47,9 +49,8 @@ def test_every_figure_stands_beside_its_peers(figures: dict[str, Any]) -> None:
         "load() from own memory": ["plain copy from mapped memory", "dcp.load from /dev/shm"],
         "drain to the nvme tier": list(figures["drain to the nvme tier"]["peer"]),
         "drain to the shared tier": list(figures["drain to the shared tier"]["peer"]),
-        "S3 put": list(figures["S3 put"]["peer"]),
-        "S3 get": list(figures["S3 get"]["peer"]),
-        **{name: list(figure["peer"]) for name, figure in figures.items() if name == "S3 put, nanio's server"},
+        **{name: list(figures[name]["peer"]) for name in S3},
+        **{name: list(figure["peer"]) for name, figure in figures.items() if name.endswith("nanio's server")},
     }  # fmt: skip
     assert all(set(figure) - {"missing"} == {"value", "unit", "peer", "ratio"} for figure in figures.values())
     assert all(figure["value"] > 0 for figure in figures.values())
@@ -58,8 +59,7 @@ def test_every_figure_stands_beside_its_peers(figures: dict[str, Any]) -> None:
 def test_a_peer_that_is_not_there_is_named_with_the_reason(figures: dict[str, Any]) -> None:
     wanted = {
         "drain to the nvme tier": {"fio's sequential direct write"},
-        "S3 put": {"boto3's default transfer", "s3torchconnector"},
-        "S3 get": {"boto3's default transfer", "s3torchconnector"},
+        **{name: {"boto3's default transfer", "s3torchconnector"} for name in S3},
     }
     for name, peers in wanted.items():
         found, missing = figures[name]["peer"], figures[name].get("missing", {})
@@ -104,7 +104,7 @@ def test_a_bucket_is_measured_beside_its_peers_and_left_as_it_was(bucket: Bucket
     result = CliRunner().invoke(app, [*arguments, "--json"])
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
-    assert list(figures) == ["S3 put", "S3 get"]
+    assert list(figures) == S3
     for figure in figures.values():
         peers = {*figure["peer"], *figure.get("missing", {})}
         assert figure["value"] > 0 and peers == {"boto3's default transfer", "s3torchconnector"}
