@@ -45,7 +45,9 @@ class Slurm:
             if "Invalid job id" in error.result.stderr:
                 return None
             raise
-        return Job.parse(text)
+        records = re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)  # of all tasks where it is an array's number too
+        own = (record for record in records if record.startswith(f"JobId={job_id} "))
+        return Job.parse(next(own, text))
 
     def nodes(self) -> tuple[Node, ...]:
         """All nodes of the cluster."""

@@ -13,6 +13,7 @@ log.py           what people read of them
 prolog.py        before a job: is the node fit? memory and disk directories for the job, and what tasks are told
 epilog.py        after it: strays, memory kept for a requeue, the kernel's complaints
 health.py        HealthCheckProgram: looks again, drains where the admin allows it
+departures.py    what follows a job's departure, also where Slurm called no epilog of ours
 reboot.py        RebootProgram
 drains.py        which drains are ours, and how many there may be
 verdict.py       what the checks last said of this node

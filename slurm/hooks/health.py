@@ -10,6 +10,7 @@ import sys
 
 from slurm.client import Slurm
 from slurm.command import CommandError, run
+from slurm.hooks.departures import see_off_forgotten
 from slurm.hooks.drains import OUT, drain_node, reason
 from slurm.hooks.hook import FIT, Hook
 from slurm.hooks.log import log
@@ -27,6 +28,7 @@ def health(hook: Hook) -> int:
     """Frees what dead jobs kept in memory, checks, drains a node that failed. Slurm ignores the exit code."""
     free_memory(hook)
     slurm = Slurm()
+    see_off_forgotten(hook, slurm)
     node = next((found for found in slurm.nodes() if found.name == hook.node), None)
     if node is None:
         log.error("Slurm knows no node %s", hook.node)

@@ -6,6 +6,7 @@ behind where it is not, and the hook ends with the exit code that does no harm.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` imports enum and re
 import os
 import select
 import time
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 FIT = 0
 UNFIT = 1  # Slurm drains the node
 _MAX_JOB_ID = 0x7FFFFFFF
-_SIGKILL = 9  # the same on all of Linux; `signal` imports enum and re
+_ALONE_S = 1.0  # beyond the limit: for a body whose parent slurmd has killed, as it does when it is stopped
 
 
 class EnvironmentRefused(SlurmError):
@@ -127,7 +128,7 @@ def run_hook(name: str, body: Callable[[Hook], int], *, places: Places, env: Map
             ended = status is not None and status.si_code == os.CLD_EXITED
             return status.si_status if status is not None and ended else FIT
         try:
-            os.killpg(child, _SIGKILL)
+            os.killpg(child, _signal.SIGKILL)
         except ProcessLookupError:
             pass
         os.write(2, f"holdfast {name}: did not end within {limit_s:g} s: given up\n".encode())
@@ -154,6 +155,7 @@ def _be_child(
     code = FIT
     try:
         os.setsid()
+        _signal.setitimer(_signal.ITIMER_REAL, _ALONE_S + max(0.0, deadline_s - time.monotonic()))
         os.umask(0o022)
         log.open(places.log, name)
         try:

@@ -6,6 +6,7 @@ the clock that runs since boot: the files go with a reboot, as the memory does, 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 
@@ -48,11 +49,24 @@ class Ledger:
 
     def begin(self, job: HookJob) -> None:
         """The job runs here, for the first time or again."""
-        self._write(Entry(job, started_s=now_s()))
+        lock = self._lock()
+        try:
+            self._write(Entry(job, started_s=now_s()))
+        finally:
+            if lock is not None:
+                os.close(lock)
 
     def end(self, entry: Entry, keep_s: float) -> None:
-        """The job has left the node; its memory stays for a while."""
-        self._write(Entry(entry.job, started_s=entry.started_s, keep_until_s=now_s() + keep_s))
+        """The job has left the node; its memory stays for a while. Not if it is back since the entry was read."""
+        lock = self._lock()
+        if lock is None:
+            return
+        try:
+            found = self.entry(entry.job)
+            if found is not None and found.started_s == entry.started_s:
+                self._write(Entry(entry.job, started_s=entry.started_s, keep_until_s=now_s() + keep_s))
+        finally:
+            os.close(lock)
 
     def forget(self, entry: Entry) -> None:
         """Nothing of the job is left."""
@@ -90,6 +104,15 @@ class Ledger:
         except (OSError, SettingsError, KeyError, ValueError) as error:
             log.warning("%s cannot be read (%r); the job's memory stays until a reboot", path, error)
             return None
+
+    def _lock(self) -> int | None:
+        """Held while an entry changes: a health check may look at a job whose prolog runs. None without any entry."""
+        try:
+            directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        return directory
 
     def _write(self, entry: Entry) -> None:
         job = entry.job

@@ -37,7 +37,7 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
     reason = _against(hook)
     if reason and job.uid != 0:  # root looks after the node
         log.error("job %d: this node is not fit: %s", job.job_id, reason)
-        if not (held := _may_not_refuse(hook, reason, slurm)):
+        if not (held := may_not_drain(hook, reason, slurm)):
             return UNFIT
         log.warning("the job starts all the same: %s", held)
     ledger = Ledger(hook.places.ledger)
@@ -58,8 +58,12 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
     return FIT
 
 
-def _may_not_refuse(hook: Hook, why: str, slurm: Slurm | None) -> str:
-    """Drains the node, as Slurm would for the refusal, within max_drained; why not, or empty when it is drained."""
+def may_not_drain(hook: Hook, why: str, slurm: Slurm | None) -> str:
+    """Drains the node with the reason, before Slurm does with its own, which healing takes for an admin's.
+
+    Returns:
+        Why not: the admin does not allow it, or max_drained; empty when it is drained.
+    """
     if hook.settings.drain != "on":
         return f"`drain: on` in {hook.places.settings_file} keeps jobs away"
     from slurm.client import Slurm  # for this rare case alone: Slurm asks prologs to call none of its commands

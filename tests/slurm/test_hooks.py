@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shlex
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,8 @@ from launcher.clusters.slurm import SlurmCluster
 from launcher.runner.memory import memory_dir
 from slurm.client import Slurm
 from slurm.command import CommandError, Result, Runner
+from slurm.hooks import departures
+from slurm.hooks.departures import see_off_forgotten
 from slurm.hooks.directories import DirectoryError, job_dir, make_user_dir
 from slurm.hooks.drains import drain_node
 from slurm.hooks.entry import HOOKS, EntryError, check_trusted, scripts
@@ -116,7 +120,7 @@ def verdict(places: Places, status: str, **changes: object) -> None:
 
 
 def run(name: str, places: Places, env: dict[str, str], limit_s: float = 20.0, slurm: Runner | None = None) -> int:
-    body = partial(prolog, slurm=Slurm(run=slurm or TenNodes())) if name == "prolog" else epilog
+    body = partial({"prolog": prolog, "epilog": epilog}[name], slurm=Slurm(run=slurm or TenNodes()))
     return run_hook(name, body, places=places, env=env, limit_s=limit_s)
 
 
@@ -135,6 +139,7 @@ def as_user(uid: int, script: str, **env: str) -> subprocess.Popen[bytes]:
 
 
 SLEEP = "echo ready; exec sleep 60"
+ENDED = 7  # of a hook's body that has come to its end
 
 
 @as_root
@@ -353,6 +358,26 @@ class TestEpilog:
         run("prolog", places, environment(HookJob(job_id=78, uid=OTHER, gid=OTHER, cluster="c")))
         assert (precious / job.run / "file").exists()
 
+    @pytest.mark.parametrize(("drain", "code"), [("on", UNFIT), ("off", FIT)])
+    def test_processes_that_cannot_be_killed_drain_the_node_with_the_reason(
+        self, places: Places, job: HookJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drain: str, code: int
+    ) -> None:
+        """Slurm's own "Epilog error" would be an admin's affair to healing."""
+        monkeypatch.setattr(departures, "kill_strays", lambda job, limit_s: [99])  # nothing hangs in this kernel
+        settings(places, f"drain: {drain}\n")
+        asked, nodes = tmp_path / "asked", TenNodes()
+        asked.touch()
+
+        def scontrol(argv: Sequence[str], **_: object) -> Result:
+            with asked.open("a") as file:
+                print(*argv, file=file)
+            return nodes(argv)
+
+        assert run("epilog", places, environment(job), slurm=scontrol) == code
+        ours = "NodeName=n1 State=DRAIN Reason=holdfast: processes of job 77 hang in the kernel, reboot: [99]"
+        assert (ours in asked.read_text()) is (code == UNFIT)
+        assert ("this node is not drained" in Path(places.log).read_text()) is (code == FIT)
+
     def test_what_the_kernel_said_of_a_gpu_is_kept_against_the_node(self, tmp_path: Path, job: HookJob) -> None:
         kmsg = tmp_path / "kmsg"
         kmsg.write_text(
@@ -367,6 +392,75 @@ class TestEpilog:
         (row,) = map(json.loads, file.read_text().splitlines())
         assert (row["node"], row["job"], row["uid"]) == ("n1", 77, USER)
         assert "Xid (PCI:0000:4f:00): 79" in row["what"]
+
+
+@as_root
+class TestDepartureWithoutAnEpilog:
+    """Slurm calls none of ours after a script of the site's that failed: the health hook looks."""
+
+    def look(self, places: Places, job: HookJob, said: Callable[[], str]) -> float | None:
+        """Until when the ledger has the job's memory stay, after a look that asks Slurm for the job."""
+
+        def scontrol(argv: Sequence[str], **_: object) -> Result:
+            assert argv == ["scontrol", "show", "job", "--oneliner", str(job.job_id)]
+            return Result(argv=tuple(argv), returncode=0, stdout=said(), stderr="", seconds=0.0)
+
+        def body(hook: Hook) -> int:
+            see_off_forgotten(hook, Slurm(run=scontrol))
+            return ENDED
+
+        env = {"SLURMD_NODENAME": "n1"}  # a health check is told of no job
+        assert run_hook("health", body, places=places, env=env, limit_s=20.0) == ENDED
+        (entry,) = Ledger(places.ledger)
+        return entry.keep_until_s
+
+    @pytest.mark.parametrize(
+        ("job_state", "nodes", "is_here"),
+        [
+            ("RUNNING", "n[1-2]", True),
+            ("COMPLETING", "n1", True),
+            ("RUNNING", "n2", False),
+            ("PENDING", "(null)", False),
+            ("COMPLETED", "n1", False),
+        ],
+    )
+    def test_who_has_left_keeps_its_memory_for_a_while(
+        self, places: Places, job: HookJob, job_state: str, nodes: str, is_here: bool
+    ) -> None:
+        run("prolog", places, environment(job))
+        (memory_of(places, job) / "shard").write_text("state")
+        stray = as_user(USER, SLEEP, SLURM_JOB_ID=str(job.job_id))
+        try:
+            keep_until_s = self.look(places, job, lambda: record(job, job_state, nodes))
+            assert (keep_until_s is None) is is_here
+            assert (memory_of(places, job) / "shard").exists()
+            if job_state == "COMPLETED":
+                assert stray.wait(10) == -9
+            else:  # the job may be at its start at this moment
+                assert stray.poll() is None
+        finally:
+            stray.kill()
+            stray.communicate()
+
+    def test_a_job_whose_name_looks_like_slurms_words_holds_up_no_health_check(
+        self, places: Places, job: HookJob
+    ) -> None:
+        run("prolog", places, environment(job))
+        assert self.look(places, job, lambda: f"JobName=x JobState=COMPLETED {record(job, 'RUNNING', 'n1')}") is None
+        assert "whether job 77 is here is not known" in Path(places.log).read_text()
+
+    def test_a_job_that_comes_back_while_it_is_looked_for_keeps_its_memory(self, places: Places, job: HookJob) -> None:
+        run("prolog", places, environment(job))
+
+        def comes_back() -> str:
+            run("prolog", places, environment(job))
+            return record(job, "PENDING", "(null)")
+
+        assert self.look(places, job, comes_back) is None
+
+
+def record(job: HookJob, state: str, nodes: str) -> str:
+    return f"JobId={job.job_id} UserId=nobody({USER}) JobState={state} Partition=train NodeList={nodes}\n"
 
 
 PROGRAM = """#!/bin/sh
@@ -493,6 +587,32 @@ class TestFrame:
         assert run_hook("prolog", hang, places=places, env={}, limit_s=0.3) == FIT
         assert "did not end within 0.3 s" in capfd.readouterr().err
 
+    def test_a_hook_that_slurmd_kills_goes_on_and_ends_within_its_limit(self, places: Places, tmp_path: Path) -> None:
+        """Slurm kills its script's process group: at its own limit, or when slurmd is stopped."""
+        said = tmp_path / "said"
+
+        def hang(hook: Hook) -> int:
+            said.with_suffix(".new").write_text(str(os.getpid()))
+            said.with_suffix(".new").rename(said)
+            time.sleep(600)
+            return UNFIT
+
+        script = os.fork()
+        if script == 0:
+            os.setpgid(0, 0)
+            os._exit(run_hook("epilog", hang, places=places, env={}, limit_s=1.0))
+        until(said.exists, "the hook's body")
+        body = os.pidfd_open(int(said.read_text()))
+        try:
+            os.killpg(script, signal.SIGKILL)
+            os.waitpid(script, 0)
+            ended = select.poll()
+            ended.register(body, select.POLLIN)
+            assert not ended.poll(0), "the body was in the script's process group"
+            until(lambda: ended.poll(0), "the end of the body")
+        finally:
+            os.close(body)
+
     def test_a_hook_that_fails_itself_drains_no_node(self, places: Places) -> None:
         def broken(hook: Hook) -> int:
             raise ZeroDivisionError
@@ -512,11 +632,13 @@ class TestFrame:
 class TestQuickPath:
     """Most jobs find a node that is fit and leave nothing behind: what their hooks import is time that they lose."""
 
-    PYTHON = frozenset(("__future__", "_collections_abc", "_stat", "genericpath", "os", "posixpath", "select", "stat"))
+    PYTHON = frozenset(
+        ("__future__", "_collections_abc", "_stat", "fcntl", "genericpath", "os", "posixpath", "select", "stat")
+    )
     OURS = frozenset(("__main__", "directories", "hook", "ledger", "log", "places", "prolog", "verdict"))
     ALLOWED: ClassVar[dict[str, frozenset[str]]] = {
         "prolog": OURS,
-        "epilog": OURS | {"epilog", "incidents", "strays"},
+        "epilog": OURS | {"departures", "epilog", "incidents", "strays"},
     }
 
     def test_nothing_is_imported_that_only_other_jobs_need(self, tmp_path: Path, job: HookJob) -> None:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from slurm import CommandError, Slurm, SlurmError
 from slurm.command import Result
+from slurm.testbed import TestCluster
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -35,6 +38,22 @@ def test_reads_a_job() -> None:
     job = Slurm(run=run).job(7)
     assert job is not None and job.nodes == ("n1", "n2", "n3")
     assert run.asked == [("scontrol", "show", "job", "--oneliner", "7")]
+
+
+@pytest.mark.slurm
+def test_a_task_with_the_number_of_its_array_is_told_from_the_others(slurm_cluster: TestCluster) -> None:
+    """The one that starts last has it; Slurm tells of all tasks who asks for it."""
+    array = ["sbatch", "--parsable", "--array=0-1%1", "-N1", "-o", "/dev/null", "--wrap", "sleep 600"]
+    number = int(slurm_cluster.run_as_user(array).stdout)
+    slurm = Slurm(env=os.environ | slurm_cluster.env)
+
+    def state_of(job_id: int | str) -> str:
+        job = slurm.job(job_id)
+        assert job is not None
+        return job.state
+
+    until(lambda: state_of(f"{number}_0") == "RUNNING", "the first task")
+    assert state_of(number) == "PENDING"
 
 
 def test_a_job_that_slurm_does_not_know_is_none() -> None:

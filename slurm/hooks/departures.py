@@ -1,0 +1,77 @@
+"""What follows a job's departure from this node: in its epilog, or in a health check where Slurm called none of ours.
+
+Slurm calls no further epilog after one that failed: a site's own that comes before ours has ours left out. The job's
+processes and memory would stay for good.
+"""
+
+from __future__ import annotations
+
+import os
+
+from slurm.hooks.directories import holds_memory
+from slurm.hooks.hook import Hook, HookJob
+from slurm.hooks.incidents import record_incidents
+from slurm.hooks.ledger import Ledger
+from slurm.hooks.log import log
+from slurm.hooks.strays import kill_strays
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from slurm.client import Slurm
+
+
+def see_off(hook: Hook, job: HookJob) -> list[int]:
+    """Ends what the job left running, keeps its memory for a requeue, has it flushed, notes the kernel's complaints.
+
+    Returns:
+        Its processes that cannot be killed.
+    """
+    left = kill_strays(job, hook.left_s / 2)
+    try:
+        os.unlink(f"{hook.places.tasks}/{job.job_id}")
+    except FileNotFoundError:
+        pass
+    ledger = Ledger(hook.places.ledger)
+    entry = ledger.entry(job)
+    if entry is None:
+        return left
+    if holds_memory(hook.places.memory, job, hook.left_s / 2):
+        keep_s, flush_s = hook.settings.keep_memory_s, hook.settings.flush_memory_s
+        ledger.end(entry, keep_s)
+        from slurm.hooks.flush import start_flush
+
+        if flush_s > 0 and start_flush(hook.places.memory, job, flush_s, hook.left_s / 2):
+            keep_s = max(keep_s, flush_s)
+            ledger.end(entry, keep_s)
+        log.info("job %d: memory kept for %g s", job.job_id, keep_s)
+    else:
+        ledger.forget(entry)
+    record_incidents(hook.places.incidents, hook.node, job, entry.started_s)
+    return left
+
+
+def see_off_forgotten(hook: Hook, slurm: Slurm) -> None:
+    """Does the same for jobs that have left without our epilog.
+
+    One that may come back, as it waits or runs elsewhere, only has the time begin for which its memory is kept: a
+    prolog of it may run at this moment, and who comes back kills what was left running.
+
+    Raises:
+        CommandError: Slurm does not answer.
+    """
+    from slurm.records import RecordError  # not for every epilog
+
+    for entry in (ledger := Ledger(hook.places.ledger)):
+        if entry.keep_until_s is not None:
+            continue
+        try:
+            job = slurm.job(entry.job.job_id)
+        except RecordError as error:  # its name or comment looks like Slurm's own words: its user's choice
+            log.warning("whether job %d is here is not known: %s", entry.job.job_id, error)
+            continue
+        if job is None or job.has_ended:
+            log.warning("job %d left without our epilog", entry.job.job_id)
+            see_off(hook, entry.job)
+        elif job.state == "PENDING" or hook.node not in job.nodes:
+            log.warning("job %d left without our epilog, and may come back", entry.job.job_id)
+            ledger.end(entry, hook.settings.keep_memory_s)
