@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from lifecycle.health.check import Check, Node
 from lifecycle.health.finding import Finding, Status
+from lifecycle.health.tree import kill_tree
 
 _REAP_S = 0.2
 
@@ -150,8 +151,7 @@ class _Round:
         self._selector.unregister(child.pipe)
         os.close(child.pipe)
         del self._children[child.pipe]
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child.pid, signal.SIGKILL)
+        kill_tree(child.pid)
         _reap(child.pid)
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from lifecycle.health.catalog import CHECKS, select
 from lifecycle.health.check import CannotObserve, Check, Level, Node, NotHere, check
@@ -55,6 +56,28 @@ def test_a_hung_check_is_unknown_at_its_limit_and_holds_up_nobody() -> None:
     assert [finding.status for finding in findings] == [Status.OK, Status.UNKNOWN, Status.OK]
     assert [finding.check for finding in findings] == ["first", "hung", "after"]
     assert findings[1].measured == "no answer within 0.3 s" and findings[1].seconds >= 0.3
+
+
+def test_the_tool_of_a_check_that_is_given_up_ends_too(tmp_path: Path) -> None:
+    """Tools are run in sessions of their own; one that hangs would stay after each run."""
+    said = tmp_path / "pids"
+
+    def ask(node: Node) -> Finding:
+        node.run(["sh", "-c", f"sleep 600 & echo $$ $! >{said}; wait"], timeout_s=600)
+        return fit("never")
+
+    (finding,) = run_checks([made("asks", ask)], Node(), 1.0)
+    assert finding.status is Status.UNKNOWN
+    pids = [int(pid) for pid in said.read_text().split()]
+    assert len(pids) == 2
+    until(lambda: not any(_runs(pid) for pid in pids), "the end of the tool")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_the_time_a_run_may_take_is_known_before_it() -> None:
