@@ -12,6 +12,7 @@ from slurm.hooks.entry import DIRECTORY, HOOKS
 
 _HEALTH_INTERVAL_S = 300
 _HOOK_TIMEOUT_S = 120
+_ALLOC_TOO = frozenset(("contain", "nohold", "runinjob", "x11"))  # flags of PrologFlags that set Alloc
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,9 @@ def _rules(directory: Path) -> Iterator[_Rule]:
         "alloc",
         "the prolog would run only at a job's first step on a node, and a job that cannot start "
         "there would be noticed too late",
+        implied_by=_ALLOC_TOO,
     )
+    yield _runs_outside_the_job
     yield _has_word(
         "SchedulerParameters",
         "nohold_on_prolog_fail",
@@ -189,11 +192,26 @@ def _finds(pattern: str, script: str) -> bool:
     return any(Path(found).resolve() == Path(script).resolve() for found in glob.glob(pattern))
 
 
-def _has_word(parameter: str, word: str, why: str) -> _Rule:
+def _words(now: _Set | None) -> list[str]:
+    return [each.strip() for each in now.value.split(",")] if now is not None and now.value else []
+
+
+def _runs_outside_the_job(found: _Found) -> Remark | None:
+    """Read in the sources of 25.05: the epilog is then one of the job's processes."""
+    now = found.get("prologflags")
+    words = _words(now)
+    if "runinjob" not in (each.lower() for each in words):
+        return None
+    why = "with RunInJob Slurm may end with the job what brings a dead job's memory to its lower tiers (on_job_end)"
+    expected = ",".join(["Alloc" if each.lower() == "runinjob" else each for each in words])
+    return _remark(now, "PrologFlags", expected, why, needed=False)
+
+
+def _has_word(parameter: str, word: str, why: str, *, implied_by: frozenset[str] = frozenset()) -> _Rule:
     def rule(found: _Found) -> Remark | None:
         now = found.get(parameter.lower())
-        words = [each.strip() for each in now.value.split(",")] if now is not None and now.value else []
-        if word in (each.lower() for each in words):
+        words = _words(now)
+        if {word, *implied_by} & {each.lower() for each in words}:
             return None
         expected = ",".join([*words, "Alloc" if word == "alloc" else word])
         return _remark(now, parameter, expected, why, needed=True)

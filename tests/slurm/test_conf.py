@@ -32,10 +32,10 @@ def test_every_missing_line_is_told_with_what_happens_without_it() -> None:
 
 
 def test_words_that_are_set_already_are_kept() -> None:
-    text = "PrologFlags=Contain,X11\nSchedulerParameters=bf_max_job_test=100\n"
+    text = "PrologFlags=Serial\nSchedulerParameters=bf_max_job_test=100\n"
     remarks = {remark.parameter: remark for remark in lint(text)}
-    assert remarks["PrologFlags"].expected == "PrologFlags=Contain,X11,Alloc"
-    assert (remarks["PrologFlags"].line, remarks["PrologFlags"].got) == (1, "Contain,X11")
+    assert remarks["PrologFlags"].expected == "PrologFlags=Serial,Alloc"
+    assert (remarks["PrologFlags"].line, remarks["PrologFlags"].got) == (1, "Serial")
     assert remarks["SchedulerParameters"].expected == "SchedulerParameters=bf_max_job_test=100,nohold_on_prolog_fail"
     assert remarks["SchedulerParameters"].line == 2
 
@@ -67,6 +67,16 @@ def test_a_list_of_prologs_in_one_line_is_none() -> None:
 def test_several_lines_are_told_as_what_only_a_newer_slurm_reads(lines: list[str]) -> None:
     found = remarks_on("".join(f"Epilog={line}\n" for line in lines), Path("/hooks"))["Epilog"]
     assert "before Slurm 24.05 the last line alone counts" in found.why and not found.needed
+
+
+@pytest.mark.parametrize("flags", ["Contain,X11", "contain", "NoHold"])
+def test_flags_that_imply_alloc_are_enough(flags: str) -> None:
+    assert "PrologFlags" not in remarks_on(f"PrologFlags={flags}\n")
+
+
+def test_hooks_that_slurm_runs_within_the_job_are_advised_against() -> None:
+    remark = remarks_on("PrologFlags=RunInJob,X11\n")["PrologFlags"]
+    assert "on_job_end" in remark.why and remark.expected == "PrologFlags=Alloc,X11" and not remark.needed
 
 
 def test_timeouts_that_cost_hours_are_told() -> None:
