@@ -27,6 +27,8 @@ def why_it_waits(job: Job, nodes: Callable[[], Iterable[Node]]) -> str:
     told = f"waits in the queue: {reason}"
     if "held" in reason.lower():  # JobHeldAdmin, launch_failed_requeued_held: a Prolog failed, say
         told += f"; Slurm holds it until somebody releases it: sinfo -R names sick nodes, scontrol release {job.id}"
+    if kind == "BeginTime" and job.restarts:
+        told += "; Slurm delays a requeued job, by 120 s where the site has not set AuthInfo=cred_expire"
     if any(word in reason for word in _FOR_NODES):
         sick = [node for node in nodes() if _is_out(node) and {*job.partition.split(",")} & {*node.partitions}]
         told += "".join(f"; {node.name}: {node.reason or node.state}" for node in sick[:_NAMED])

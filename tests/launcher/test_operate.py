@@ -41,3 +41,13 @@ def test_a_job_that_waits_for_drained_nodes_names_them_and_why(reason: str, name
     told = why_it_waits(job, lambda: [Node.parse(text) for text in lines])
     said = reason.replace("_", " ").replace("gpu 2", "gpu_2")
     assert told == f"waits in the queue: {said}" + (f"; gpu_2: {epilog}" if named else "")
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_requeued_job_is_told_how_long_slurm_delays_it(restarts: int) -> None:
+    text = (
+        PENDING.read_text()
+        .replace("Reason=Resources", "Reason=BeginTime")
+        .replace("Restarts=0", f"Restarts={restarts}")
+    )
+    assert ("by 120 s where" in why_it_waits(Job.parse(text), list)) is bool(restarts)
