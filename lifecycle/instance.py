@@ -23,8 +23,6 @@ class Expected:
         gpu_memory_bytes: memory of one GPU.
         nvlinks: active NVLinks of one GPU.
         nvme_disks: local NVMe disks.
-        allreduce_gb_s: bus bandwidth of an all-reduce over the node's GPUs, GB/s.
-        pair_allreduce_gb_s: the same over two nodes.
     """
 
     instance: str
@@ -33,8 +31,6 @@ class Expected:
     gpu_memory_bytes: int | None = None
     nvlinks: int | None = None
     nvme_disks: int | None = None
-    allreduce_gb_s: float | None = None
-    pair_allreduce_gb_s: float | None = None
 
 
 def expected(instance: str | None) -> Expected | None:

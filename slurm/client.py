@@ -120,14 +120,16 @@ class Slurm:
         """Reboot a node through RebootProgram once its jobs have ended; Slurm resumes it when it registers again."""
         self._scontrol("reboot", "ASAP", "nextstate=RESUME", f"reason={reason}", node)
 
-    def reserve(self, name: str, node: str) -> None:
-        """Keep a node for root's own jobs until `release`, whatever state it is in; again does nothing."""
-        wanted = (f"ReservationName={name}", f"Nodes={node}", "Users=root", "StartTime=now", "Duration=UNLIMITED")
+    def reserve(self, name: str, nodes: Iterable[str]) -> None:
+        """Keep nodes for root's own jobs until `release`, whatever state they are in; again: these, and no others."""
+        listed = f"Nodes={compress(nodes)}"
+        wanted = (f"ReservationName={name}", listed, "Users=root", "StartTime=now", "Duration=UNLIMITED")
         try:
             self._scontrol("create", "reservation", *wanted, "Flags=MAINT,IGNORE_JOBS,OVERLAP")
         except CommandError:
             if name not in self.reservations():
                 raise
+            self._scontrol("update", f"ReservationName={name}", listed)
 
     def release(self, name: str) -> None:
         """Remove a reservation; there need be none."""
@@ -136,6 +138,10 @@ class Slurm:
         except CommandError:
             if name in self.reservations():
                 raise
+
+    def cancel_in(self, reservation: str) -> None:
+        """End all jobs in a reservation for good; there need be none."""
+        self._run(["scancel", f"--reservation={reservation}"], env=self._env)
 
     def reservations(self) -> tuple[str, ...]:
         """Names of all reservations."""

@@ -1,4 +1,5 @@
-"""A node being healed: reserved, started anew, checked in the reservation, and only then given jobs again.
+"""A node being healed: reserved, started anew, checked in the reservation, alone and with neighbours, and only then
+given jobs again.
 
 The reservation (MAINT, root's jobs alone) is what keeps others away from the moment Slurm resumes a rebooted node until
 its check has passed: Slurm runs no job at all on a drained node, a check neither. It outlives a healer that dies.
@@ -9,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from lifecycle.errors import LifecycleError
 from lifecycle.heal.history import (
@@ -25,7 +27,8 @@ from lifecycle.heal.history import (
     History,
 )
 from lifecycle.heal.settings import HealSettings
-from lifecycle.heal.ways import reboots, replacements
+from lifecycle.heal.ways import Way, reboots, replacements
+from lifecycle.health.collective import CHECKED_NODE
 from slurm import command
 from slurm.client import Slurm, listens
 from slurm.command import Runner
@@ -35,7 +38,21 @@ from slurm.records import Node
 
 RESERVATION = "holdfast-heal-"  # begins the name of the reservation of a node that is healed
 WAITS, CHECKING = "waits", "checking"
+PAIRS_LOG = Path("/var/log/holdfast/heal-pairs.log")
+"""What the check between nodes said, on the first node of its job; the folder is the hooks' own."""
 
+_NEIGHBOURS = 2
+_IS_UNFIT = 9
+# Exit code 1 alone may mean that the first node's Python or its files are at fault: that speaks against no node here.
+_COMPARE = """\
+export {variable}={node}
+said=$({check} 2>&1); code=$?
+[ -z "$said" ] || {{
+    mkdir -p {folder}
+    printf '%s %s\\n' "$(date -u +%FT%TZ) job $SLURM_JOB_ID on $SLURM_JOB_NODELIST:" "$said" >>{log}
+}}
+case $code,$said in 1,*critical*) exit 9;; esac
+exit $code"""
 _REBOOTS = frozenset(("REBOOT_REQUESTED", "REBOOT_ISSUED"))
 
 
@@ -87,22 +104,19 @@ class Cases:
         """
         case = Case(node=node.name, action=action, why=cause, since_s=self._now_s(), slurmd_started=node.slurmd_started)
         self._note(case, action, cause, case)
-        try:
-            self._slurm.reserve(RESERVATION + node.name, node.name)
-            if action == BY_HAND:
-                return self._check(case, node)
-            ways = reboots(self._slurm) if action == REBOOT else replacements(self._slurm, self._settings, self._run)
-            ways[self._settings.reboot if action == REBOOT else self._settings.replace](node, cause)
-        except (SlurmError, LifecycleError) as error:
-            return self._fail(case, node, f"{action}: {error}")
-        return Outcome(node=node.name, what=action, why=cause)
+        return self._ask(case, node)
 
-    def go_on(self, case: Case, node: Node | None) -> Outcome:
+    def go_on(self, case: Case, nodes: Sequence[Node]) -> Outcome:
         """Takes a case further; closes it where the node returned, failed, or is an admin's now."""
+        node = next((node for node in nodes if node.name == case.node), None)
         if node is None:
-            return Outcome(node=case.node, what=WAITS, why="Slurm does not know it at the moment")
+            return self._told(case, WAITS, "Slurm does not know it at the moment")
         if node.flags & OUT and not is_ours(node) and not node.reason.startswith("Action:"):
             return self._close(case, LEFT, f"drained by {whose(node)}: {why(node)}")
+        if not case.asked:
+            return self._ask(case, node, again=True)
+        if case.passed_s is not None:
+            return self._is_compared(case, node, nodes, case.passed_s)
         return self._starts(case, node) if case.job is None else self._is_checked(case, node, case.job)
 
     def strays(self) -> list[str]:
@@ -119,10 +133,30 @@ class Cases:
             with contextlib.suppress(SlurmError):
                 self._slurm.release(name)
 
+    def _ask(self, case: Case, node: Node, *, again: bool = False) -> Outcome:
+        """Asks for what a case is about. `again`: a healer died here, and may have asked already."""
+        try:
+            self._slurm.reserve(RESERVATION + node.name, [node.name])
+            if case.action != BY_HAND and node.slurmd_started == case.slurmd_started:
+                self._way(case.action)(node, case.why)
+        except SlurmError as error:
+            return self._fail(case, node, f"{case.action}: {error}")
+        except LifecycleError as error:
+            if not again:  # else it may well be that there is nothing left to replace
+                return self._fail(case, node, f"{case.action}: {error}")
+        asked = dataclasses.replace(case, asked=True)
+        self._history.keep(node.name, asked)
+        return self._check(asked, node) if case.action == BY_HAND else self._told(case, case.action, case.why)
+
+    def _way(self, action: str) -> Way:
+        if action == REBOOT:
+            return reboots(self._slurm)[self._settings.reboot]
+        return replacements(self._slurm, self._settings, self._run)[self._settings.replace]
+
     def _starts(self, case: Case, node: Node) -> Outcome:
         if "REBOOT_REQUESTED" in node.flags:  # until its jobs have ended; the time to start counts from then
             self._history.keep(node.name, dataclasses.replace(case, since_s=self._now_s()))
-            return Outcome(node=node.name, what=WAITS, why="jobs on it end first")
+            return self._told(case, WAITS, "jobs on it end first")
         anew = case.action == BY_HAND or node.slurmd_started != case.slurmd_started
         if anew and node.responds and not node.flags & _REBOOTS:
             if is_ours(node) and case.action == REBOOT and self._settings.reboot == "slurm":
@@ -133,8 +167,8 @@ class Cases:
         if case.action == REBOOT and self._settings.reboot == "slurm" and self._is_lost(case, node):
             self._slurm.resume(node.name)  # while it waits for a reboot, Slurm accepts another order and does nothing
             self._slurm.reboot(node.name, reason(case.why))
-            return Outcome(node=node.name, what=WAITS, why="Slurm lost its reboot: ordered again")
-        return Outcome(node=node.name, what=WAITS, why=f"starts anew ({case.action})")
+            return self._told(case, WAITS, "Slurm lost its reboot: ordered again")
+        return self._told(case, WAITS, f"starts anew ({case.action})")
 
     def _is_lost(self, case: Case, node: Node) -> bool:
         """Whether Slurm has lost a reboot: it waits for a node whose slurmd has been up at every look for long.
@@ -154,18 +188,9 @@ class Cases:
         """Has the node run its check, in the reservation; the exit code is the answer."""
         if node.flags & OUT or node.state == "DOWN":
             self._slurm.resume(node.name)
-        options = {
-            "reservation": RESERVATION + node.name,
-            "nodelist": node.name,
-            "nodes": "1",
-            "job-name": "holdfast-heal-check",
-            "output": "/dev/null",  # the node's verdict.json has the findings
-            "chdir": "/",
-        }
-        told = ["--exclusive", "--no-requeue", *(f"--{name}={value}" for name, value in options.items())]
-        job = self._slurm.submit(told, f"#!/bin/sh\nexec {shlex.join(self._settings.check)}\n")
+        job = self._submit(case, [node.name], f"exec {shlex.join(self._settings.check)}")
         self._history.keep(node.name, dataclasses.replace(case, job=job, since_s=self._now_s()))
-        return Outcome(node=node.name, what=CHECKING, why=f"job {job}: {shlex.join(self._settings.check)}")
+        return self._told(case, CHECKING, f"job {job}: {shlex.join(self._settings.check)}")
 
     def _is_checked(self, case: Case, node: Node, job_id: int) -> Outcome:
         job = self._slurm.job(job_id)
@@ -174,26 +199,96 @@ class Cases:
         if is_ours(node):
             return self._fail(case, node, why(node))
         if job.has_ended and job.state == "COMPLETED":
-            return self._close(case, REPAIRED if case.action == BY_HAND else RETURNED, case.why)
+            if not self._settings.check_pairs:
+                return self._return(case)
+            self._history.keep(node.name, dataclasses.replace(case, job=None, passed_s=self._now_s()))
+            return self._told(case, CHECKING, "passed alone; next between nodes")
         if job.has_ended:
             return self._fail(
                 case, node, f"{case.why}; after {case.action} its check failed (job {job_id}: {job.state})"
             )
         if self._now_s() - case.since_s > self._settings.check_timeout_s:
             return self._fail(case, node, f"{case.why}; its check did not end (job {job_id}: {job.state})")
-        return Outcome(node=node.name, what=CHECKING, why=f"job {job_id}: {job.state}")
+        return self._told(case, CHECKING, f"job {job_id}: {job.state}")
+
+    def _is_compared(self, case: Case, node: Node, nodes: Sequence[Node], since_s: float) -> Outcome:
+        """The check between nodes: with neighbours that are idle, so that nobody waits, and only for so long."""
+        if is_ours(node):
+            return self._fail(case, node, why(node))
+        job = None if case.job is None else self._slurm.job(case.job)
+        if job is not None and job.has_ended and job.state == "COMPLETED":
+            return self._return(case)
+        if job is not None and job.has_ended and job.state == "FAILED" and job.exit_code == _IS_UNFIT:
+            beside = ", ".join(name for name in job.nodes if name != node.name)
+            where = f"{PAIRS_LOG} on {job.batch_host}"
+            return self._fail(case, node, f"{case.why}; slow or wrong with {beside}, which do well without it: {where}")
+        if self._now_s() - since_s > self._settings.pairs_timeout_s:
+            return self._return(case, " (between nodes nothing was measured in time)")
+        if job is not None and not job.has_ended:
+            return self._told(case, CHECKING, f"job {job.id}, between nodes: {job.state}")
+        others = self._neighbours(node, nodes)
+        if not others:
+            return self._told(case, CHECKING, "between nodes as soon as a neighbour is idle")
+        self._slurm.reserve(RESERVATION + node.name, [node.name, *others])
+        number = self._submit(case, [node.name, *others], self._comparison(node))
+        self._history.keep(node.name, dataclasses.replace(case, job=number))
+        return self._told(case, CHECKING, f"job {number}, with {', '.join(others)}")
+
+    def _comparison(self, node: Node) -> str:
+        return _COMPARE.format(
+            variable=CHECKED_NODE,
+            node=node.name,
+            check=shlex.join(self._settings.check_pairs),
+            folder=PAIRS_LOG.parent,
+            log=PAIRS_LOG,
+        )
+
+    def _neighbours(self, node: Node, nodes: Sequence[Node]) -> list[str]:
+        """Idle nodes like this one, the nearest; two, so that of a slow pair the third tells whose fault it is."""
+        alike = [
+            other.name
+            for other in nodes
+            if other.is_idle
+            and other.name != node.name
+            and other.name not in self._history.cases
+            and other.cpus == node.cpus
+            and set(other.partitions) & set(node.partitions)
+        ]
+        distance = self._slurm.topology().distance
+        return sorted(alike, key=lambda name: (distance(node.name, name), name))[:_NEIGHBOURS] if alike else []
+
+    def _submit(self, case: Case, nodes: Sequence[str], script: str) -> int:
+        """A job of root's in the reservation; one that a healer left there, which died at this point, goes first."""
+        reservation = RESERVATION + case.node
+        self._slurm.cancel_in(reservation)
+        options = {
+            "reservation": reservation,
+            "nodelist": ",".join(nodes),
+            "nodes": str(len(nodes)),
+            "job-name": "holdfast-heal-check",
+            "output": "/dev/null",  # verdict.json has the findings of a node alone, PAIRS_LOG those between nodes
+            "chdir": "/",
+        }
+        told = ["--exclusive", "--no-requeue", *(f"--{name}={value}" for name, value in options.items())]
+        return self._slurm.submit(told, f"#!/bin/sh\n{script}\n")
 
     def _fail(self, case: Case, node: Node, said: str) -> Outcome:
         """Drains it again before it can be given a job."""
         self._slurm.drain(node.name, reason(said))
         return self._close(case, FAILED, said)
 
+    def _return(self, case: Case, remark: str = "") -> Outcome:
+        return self._close(case, REPAIRED if case.action == BY_HAND else RETURNED, case.why + remark)
+
     def _close(self, case: Case, what: str, said: str) -> Outcome:
         self._note(case, what, said, None)
         with contextlib.suppress(SlurmError):  # while its check still ends; `release_strays` does it then
-            if case.job is not None:
-                self._slurm.cancel(case.job)
+            self._slurm.cancel_in(RESERVATION + case.node)
             self._slurm.release(RESERVATION + case.node)
+        return self._told(case, what, said)
+
+    @staticmethod
+    def _told(case: Case, what: str, said: str) -> Outcome:
         return Outcome(node=case.node, what=what, why=said)
 
     def _note(self, case: Case, what: str, said: str, left: Case | None) -> None:

@@ -56,13 +56,12 @@ class Healer:
             LifecycleError: the history cannot be written.
         """
         nodes = self._slurm.nodes()
-        by_name = {node.name: node for node in nodes}
         found = []
         if self._settings.is_on:
             self._cases.release_strays()
         for case in list(self._history.cases.values()):
             if self._settings.is_on:
-                found.append(self._try(case.node, partial(self._cases.go_on, case, by_name.get(case.node))))
+                found.append(self._try(case.node, partial(self._cases.go_on, case, nodes)))
             else:
                 found.append(Outcome(node=case.node, what=WAITS, why="half healed; `heal: on` goes on with it"))
         busy = {outcome.node for outcome in found}
@@ -72,7 +71,7 @@ class Healer:
         return found
 
     def bring_back(self, name: str, wait: Callable[[], None]) -> Outcome:
-        """Returns a node that an admin has repaired, if it passes the check.
+        """Returns a node that an admin has repaired, if it passes the check; goes on where a call was cut short.
 
         Args:
             name: the node.
@@ -82,19 +81,14 @@ class Healer:
             LifecycleError: it is not ours to return, or did not pass.
         """
         node = self._node(name)
-        if name in self._history.cases:
+        self._cases.release_strays()  # of a call that was cut short after the check: the node is back but for that
+        begun = self._history.cases.get(name)
+        if begun is not None and begun.action != BY_HAND:
             raise LifecycleError(f"{name}: it is being healed already; `holdfast node heal` shows how far it is")
-        if not node.flags & OUT:
-            raise LifecycleError(f"{name}: not drained ({node.state}); nothing to return")
-        if not is_ours(node):
-            raise LifecycleError(
-                f"{name}: drained by {whose(node)}, not by holdfast: {why(node)}; if you may undo that: "
-                f"scontrol update NodeName={name} State=RESUME"
-            )
-        outcome = self._cases.begin(node, BY_HAND, why(node).removeprefix(_LEMON))
+        outcome = self._begin_by_hand(node) if begun is None else self._cases.go_on(begun, self._slurm.nodes())
         while name in self._history.cases:
             wait()
-            outcome = self._cases.go_on(self._history.cases[name], self._node(name))
+            outcome = self._cases.go_on(self._history.cases[name], self._slurm.nodes())
         deadline_s = self._now_s() + _RELEASE_S
         while self._cases.strays():
             if self._now_s() > deadline_s:
@@ -105,6 +99,16 @@ class Healer:
             wait()
             self._cases.release_strays()
         return outcome
+
+    def _begin_by_hand(self, node: Node) -> Outcome:
+        if not node.flags & OUT:
+            raise LifecycleError(f"{node.name}: not drained ({node.state}); nothing to return")
+        if not is_ours(node):
+            raise LifecycleError(
+                f"{node.name}: drained by {whose(node)}, not by holdfast: {why(node)}; if you may undo that: "
+                f"scontrol update NodeName={node.name} State=RESUME"
+            )
+        return self._cases.begin(node, BY_HAND, why(node).removeprefix(_LEMON))
 
     def _take(self, node: Node, nodes: Sequence[Node]) -> Outcome:
         """A node that our hooks have drained and nobody has looked after yet."""

@@ -58,7 +58,9 @@ class Case:
         why: what was wrong.
         since_s: Unix seconds: when it began to start, or its check was submitted.
         slurmd_started: what Slurm said before the action; it says otherwise once the node has started anew.
+        asked: whether the action was asked for, and the node is reserved.
         job: the check's job; None before.
+        passed_s: Unix seconds: when it passed its own check, and the one between nodes began; None before.
         up_since_s: Unix seconds: since when its slurmd answers while Slurm waits for its reboot; None if it does not.
     """
 
@@ -67,7 +69,9 @@ class Case:
     why: str
     since_s: float
     slurmd_started: str
+    asked: bool = False
     job: int | None = None
+    passed_s: float | None = None
     up_since_s: float | None = None
 
 

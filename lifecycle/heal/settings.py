@@ -32,12 +32,16 @@ class HealSettings:
         command: the admin's own way to replace one: argv, `{node}` stands for the node's name, `{address}` for its
             address.
         check: argv of the check that a node has to pass before it returns; run on it, as root, in a reservation.
+        check_pairs: argv of the check between nodes, run in a job of the node and up to two idle neighbours, the
+            node's name in HOLDFAST_CHECKED_NODE; empty: none.
         max_drained: how many nodes are healed at once: a number, or a share of all such as "10%".
         max_actions_per_hour: reboots and replacements of the whole cluster in any hour.
         flap_s: a node that fails again within so many seconds of its return is not rebooted again.
         reboot_again_s: a node that still answers so long after Slurm was to reboot it is told again, seconds.
         start_timeout_s: how long a rebooted or replaced node has until it registers.
         check_timeout_s: how long the check has, seconds, its wait for the node included.
+        pairs_timeout_s: how long the check between nodes has, its wait for an idle neighbour included; the node then
+            returns without.
     """
 
     heal: str = "off"
@@ -46,12 +50,14 @@ class HealSettings:
     replace: str = "none"
     command: tuple[str, ...] = ()
     check: tuple[str, ...] = (sys.executable, "-m", "launcher", "node", "check", "--level", "deep")
+    check_pairs: tuple[str, ...] = (sys.executable, "-m", "launcher", "node", "check", "--only", "allreduce_pairs")
     max_drained: str = "10%"
     max_actions_per_hour: int = 4
     flap_s: float = 3600.0
     reboot_again_s: float = 300.0
     start_timeout_s: float = 1800.0
     check_timeout_s: float = 3600.0
+    pairs_timeout_s: float = 900.0
 
     def __post_init__(self) -> None:
         _one_of("heal", self.heal, ("on", "off"))

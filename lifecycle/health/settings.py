@@ -24,6 +24,9 @@ class Settings:
         names: hosts whose names have to resolve, beside the node's own and Slurm's controllers.
         s3: s3://bucket/prefix that jobs write to.
         s3_endpoint: URL of a server that is not AWS.
+        python: interpreter that has torch, for the all-reduces; None: the one that runs the checks.
+        allreduce_gb_s: bus bandwidth that an all-reduce within a fit node of this site reaches, GB/s.
+        pair_allreduce_gb_s: the same over two nodes.
     """
 
     instance: str | None = None
@@ -32,6 +35,9 @@ class Settings:
     names: tuple[str, ...] = ()
     s3: str | None = None
     s3_endpoint: str | None = None
+    python: str | None = None
+    allreduce_gb_s: float | None = None
+    pair_allreduce_gb_s: float | None = None
 
     @classmethod
     def read(cls, path: Path) -> Settings:
@@ -44,13 +50,17 @@ class Settings:
 
 
 def _value(path: Path, key: str, value: Any) -> Any:
-    known = {field.name: field.default for field in fields(Settings)}
+    known = {field.name: str(field.type) for field in fields(Settings)}
     if key not in known:
         near = difflib.get_close_matches(key, known, n=1)
         raise UsageError(
             f"{path}: unknown key {key}; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(known)}"
         )
-    if known[key] == ():
+    if known[key].startswith("float"):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise UsageError(f"{path}: {key}: got {value!r}, expected a number, more than 0")
+        return float(value)
+    if known[key].startswith("tuple"):
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise UsageError(f"{path}: {key}: got {value!r}, expected a list of names")
         return tuple(value)

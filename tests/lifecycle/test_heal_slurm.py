@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from lifecycle.errors import LifecycleError
+from lifecycle.heal import case
 from lifecycle.heal.case import RESERVATION
 from lifecycle.heal.healer import Healer
-from lifecycle.heal.history import History
+from lifecycle.heal.history import Case, History
 from lifecycle.heal.lemons import offenders
 from lifecycle.heal.settings import HealSettings
 from slurm.client import Slurm
@@ -30,6 +31,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.faults]
 
 WAIT_S = 60.0  # far longer than anything here takes
 DEEP_S = 200.0  # torch is loaded anew in each rank
+PAIRS = (sys.executable, "-m", "launcher", "node", "check", "--only", "allreduce_pairs", "--brief")
 CHECK = (sys.executable, "-m", "launcher", "node", "check", "--only", "memory_file_system")
 
 
@@ -41,7 +43,7 @@ class Site:
         self.folder = folder
         self.slurm = Slurm(env=os.environ | cluster.env)
         self.state = folder / "heal.json"
-        self.settings = HealSettings(heal="on", check=CHECK, reboot_again_s=10)
+        self.settings = HealSettings(heal="on", check=CHECK, check_pairs=(), reboot_again_s=10)
 
     def node(self, name: str) -> Node:
         return next(node for node in self.slurm.nodes() if node.name == name)
@@ -156,7 +158,7 @@ def test_a_node_that_a_reboot_does_not_repair_stays_out(site: Site) -> None:
 
 def test_a_reboot_that_slurm_has_lost_is_ordered_again(site: Site) -> None:
     """RebootProgram ends well the first time, and nothing happens: Slurm waits for the node for ever."""
-    site.settings = HealSettings(heal="on", check=CHECK, reboot_again_s=2)
+    site.settings = HealSettings(heal="on", check=CHECK, check_pairs=(), reboot_again_s=2)
     site.set_hooks("n1", reboot_repairs=False)
     script, asked = site.cluster.home / "reboot-n1", site.cluster.home / "asked"
     again = script.read_text().replace(
@@ -182,7 +184,7 @@ def deep_check(site: Site, health: str) -> tuple[str, ...]:
 
 def test_a_node_returns_after_the_deep_check_and_one_that_fails_it_again_and_again_is_an_offender(site: Site) -> None:
     site.set_hooks("n1", reboot_repairs=False)
-    site.settings = HealSettings(heal="on", check=deep_check(site, ""), reboot_again_s=10)
+    site.settings = HealSettings(heal="on", check=deep_check(site, ""), check_pairs=(), reboot_again_s=10)
     site.slurm.drain("n1", "holdfast: as the hook would")
     site.until(lambda: len(site.told("n1")) == 2, "the end of n1's deep check", deadline_s=DEEP_S)
     assert site.told("n1") == ["reboot", "returned"], (site.cluster.home / "said").read_text()
@@ -191,7 +193,7 @@ def test_a_node_returns_after_the_deep_check_and_one_that_fails_it_again_and_aga
 
     site.set_hooks("n2", reboot_repairs=False)  # fit for its own hooks; only the deep check finds fault with it
     fails = deep_check(site, "names: [storage.invalid]\n")
-    site.settings = HealSettings(heal="on", check=fails, reboots=2, reboot_again_s=10, flap_s=0)
+    site.settings = HealSettings(heal="on", check=fails, check_pairs=(), reboots=2, reboot_again_s=10, flap_s=0)
     site.slurm.drain("n2", "holdfast: as the hook would")
     site.until(lambda: site.told("n2")[-1:] == ["lemon"], "n2 given up", deadline_s=2 * DEEP_S)
     assert site.told("n2") == ["reboot", "failed", "reboot", "failed", "lemon"]
@@ -199,6 +201,86 @@ def test_a_node_returns_after_the_deep_check_and_one_that_fails_it_again_and_aga
     assert re.match(r"holdfast: lemon: 2 reboots in vain; .*its check failed \(job", site.node("n2").reason)
     (worst, *_) = offenders(History.read(site.state).events, [], since_s=0.0)
     assert (worst.node, worst.is_lemon, worst.reboots, worst.failed) == ("n2", True, 2, 2)
+
+
+def slow_down(site: Site, *names: str) -> None:
+    """Their links pass a small part of what they did."""
+    for name in site.cluster.nodes:
+        site.cluster.run_on_node(name, ["tc", "qdisc", "del", "dev", "eth0", "root"], check=False)
+    for name in names:
+        shape = ["tbf", "rate", "40mbit", "burst", "64kb", "latency", "400ms"]
+        site.cluster.run_on_node(name, ["tc", "qdisc", "add", "dev", "eth0", "root", *shape])
+
+
+@pytest.mark.timeout(600)
+def test_a_node_that_is_slow_with_neighbours_which_do_well_without_it_stays_out(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = site.cluster.home / "pairs.log"
+    monkeypatch.setattr(case, "PAIRS_LOG", log)
+    site.settings = HealSettings(heal="on", check=("true",), check_pairs=PAIRS, replace="none")
+    bring_back = lambda: Healer(site.slurm, site.settings, History.read(site.state)).bring_back(  # noqa: E731
+        "n2", lambda: time.sleep(0.2)
+    )
+    site.slurm.drain("n2", "holdfast: as the hook would")
+    try:
+        slow_down(site, "n2")
+        assert bring_back().what == "failed", log.read_text()
+        assert "slow or wrong with n1, n3, which do well without it" in site.node("n2").reason
+        assert "DRAIN" in site.node("n2").flags and " on n[1-3]: " in log.read_text()
+        assert site.node("n1").is_idle and site.node("n3").is_idle
+
+        slow_down(site, "n1")
+        assert bring_back().what == "repaired", log.read_text()
+        assert "warning" in log.read_text().splitlines()[-1]  # it is n1's, and said so
+        site.until(lambda: site.node("n2").is_idle, "n2 idle")
+    finally:
+        slow_down(site)
+
+
+def test_without_an_idle_neighbour_a_node_returns_when_its_time_for_that_is_up(site: Site) -> None:
+    for name in ("n2", "n3", "n4"):
+        site.slurm.drain(name, "disk swap")
+    site.settings = HealSettings(heal="on", check=("true",), check_pairs=PAIRS, pairs_timeout_s=2)
+    site.slurm.drain("n1", "holdfast: as the hook would")
+    outcome = Healer(site.slurm, site.settings, History.read(site.state)).bring_back("n1", lambda: time.sleep(0.2))
+    assert (outcome.what, outcome.why) == (
+        "repaired",
+        "as the hook would (between nodes nothing was measured in time)",
+    )
+
+
+def test_healers_that_are_killed_one_after_the_other_bring_a_node_back(site: Site) -> None:
+    """Real processes, SIGKILL, a real Slurm; test_heal_killed.py has every point."""
+    site.set_hooks("n1", reboot_repairs=True)
+    settings = site.folder / "heal.yaml"
+    settings.write_text("heal: on\ncheck: ['true']\ncheck_pairs: ['true']\n")
+    settings.chmod(0o644)
+    site.slurm.drain("n1", "holdfast: as the hook would")
+    argv = [sys.executable, "-m", "launcher", "node", "heal", "--every", "0.1"]
+    argv += ["--config", str(settings), "--state", str(site.state)]
+    reached: list[Callable[[Case], object]] = [
+        lambda case: True,
+        lambda case: case.asked,
+        lambda case: case.job,
+        lambda case: case.passed_s,
+    ]
+    for condition in [*reached, None]:
+        healer = subprocess.Popen(argv, env=os.environ | site.cluster.env, stdout=subprocess.DEVNULL)
+        try:
+            site.until(
+                lambda condition=condition: (
+                    site.told("n1")[-1:] == ["returned"]
+                    or (condition and (found := History.read(site.state).cases.get("n1")) and condition(found))
+                ),
+                "the healer",
+                heal=False,
+            )
+        finally:
+            healer.kill()
+            healer.wait()
+    assert site.told("n1") == ["reboot", "returned"]
+    site.until(lambda: site.node("n1").is_idle and not site.slurm.reservations(), "n1 idle")
 
 
 def test_a_flapping_node_is_not_rebooted_again_and_again(site: Site) -> None:
@@ -257,7 +339,7 @@ def test_what_an_admin_drains_is_his(site: Site) -> None:
 
 def test_a_node_that_hyperpod_replaced_returns_after_its_check(site: Site) -> None:
     """HyperPod acts on the state and the reason; here the new machine is a slurmd that starts anew."""
-    site.settings = HealSettings(heal="on", check=CHECK, reboots=0, replace="hyperpod")
+    site.settings = HealSettings(heal="on", check=CHECK, check_pairs=(), reboots=0, replace="hyperpod")
     site.slurm.drain("n1", "holdfast: as the hook would")
     assert site.look() == ["replace"]
     assert site.node("n1").reason.startswith("Action:Replace [")

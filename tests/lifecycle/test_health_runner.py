@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -143,18 +144,35 @@ def test_the_prolog_is_given_less_than_two_seconds_and_nothing_outlasts_them_eve
     assert findings[4].measured.startswith("not run")
 
 
-def test_a_mount_that_does_not_answer_hangs_no_check_and_is_critical(tmp_path: Path) -> None:
+def beside_a_hung_mount(place: Path, *command: str) -> subprocess.CompletedProcess[str]:
     if os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK):
         pytest.skip("needs root and /dev/fuse")
     program = Path(__file__).with_name("hung_mount.py")
     unshare = ["unshare", "-m", "--propagation", "private"]  # nobody else's df shall meet the mount
-    done = subprocess.run(
-        [*unshare, sys.executable, program, tmp_path], capture_output=True, text=True, timeout=60, check=True
-    )
-    stuck, after, mounts = done.stdout.splitlines()
+    argv = [*unshare, sys.executable, str(program), str(place), *command]
+    return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=100)
+
+
+def test_a_mount_that_does_not_answer_hangs_no_check_and_is_critical(tmp_path: Path) -> None:
+    stuck, after, mounts = beside_a_hung_mount(tmp_path).stdout.splitlines()
     assert stuck.startswith("stuck UNKNOWN no answer within 0.5 s")
     assert after.startswith("after OK")
     assert mounts.startswith(f"network_mounts CRITICAL {tmp_path} (fuse.hung): no answer within")
+
+
+def test_the_whole_check_ends_beside_a_mount_that_does_not_answer(tmp_path: Path) -> None:
+    """Where jobs write: the check of that disk is given up, and says so; all others have their answer."""
+    place, settings = tmp_path / "local", tmp_path / "health.yaml"
+    place.mkdir()
+    settings.write_text(f"nvme: {place}\nskip: [cpu_speed, memory_bandwidth, shm_speed, tcp_loopback]\n")
+    check = (sys.executable, "-m", "launcher", "node", "check", "--json", "--within", "15", "--config", str(settings))
+    done = beside_a_hung_mount(place, *check, "--verdict", str(tmp_path / "verdict.json"))
+    rows = {row["name"]: row for row in json.loads(done.stdout)["checks"]}
+    assert done.returncode == 1, done.stderr
+    assert rows["network_mounts"]["status"] == "critical" and str(place) in rows["network_mounts"]["measured"]
+    assert rows["nvme_speed"]["status"] == "unknown" and "no answer" in rows["nvme_speed"]["measured"]
+    silent = [name for name, row in rows.items() if "no answer" in row["measured"]]
+    assert sorted(silent) == ["network_mounts", "nvme_speed"]
 
 
 def test_every_check_says_what_it_promises_and_prolog_s_are_short() -> None:

@@ -91,6 +91,57 @@ def test_the_node_that_is_in_every_slow_pair_is_named() -> None:
     assert finding.status is Status.CRITICAL
 
 
+@pytest.mark.parametrize(
+    ("speeds", "status"),
+    [
+        ({("n1", "n2"): 0.2, ("n2", "n3"): 2.0, ("n3", "n1"): 0.2}, Status.CRITICAL),  # n1, by two neighbours
+        ({("n1", "n2"): 0.2, ("n2", "n3"): 0.2, ("n3", "n1"): 2.0}, Status.WARNING),  # n2: n3 does well with n1
+        ({("n1", "n2"): 0.2, ("n2", "n3"): 2.0, ("n3", "n1"): 2.0}, Status.WARNING),  # either, or the way between
+        ({("n1", "n2"): 2.0, ("n2", "n3"): 2.1, ("n3", "n1"): 1.8}, Status.OK),
+    ],
+)
+def test_one_node_is_blamed_only_where_its_neighbours_do_well_without_it(
+    speeds: dict[tuple[str, str], float], status: Status
+) -> None:
+    node = Node(environment={"HOLDFAST_CHECKED_NODE": "n1", "SLURMD_NODENAME": "n3"})
+    assert judge_pairs({pair: gloo(speed) for pair, speed in speeds.items()}, {}, node).status is status
+
+
+def test_one_node_is_not_blamed_for_its_only_pair() -> None:
+    wanted = Settings(pair_allreduce_gb_s=10)
+    node = Node(environment={"HOLDFAST_CHECKED_NODE": "n1"}, settings=wanted)
+    slow = {("n1", "n2"): gloo(2.0)}
+    assert judge_pairs(slow, {}, node).status is Status.WARNING
+    here = Node(environment={"SLURMD_NODENAME": "n1"}, settings=wanted)
+    assert judge_pairs(slow, {}, here).status is Status.CRITICAL
+    assert judge_pairs({("n1", "n2"): gloo(8.0)}, {}, here).status is Status.OK
+
+
+def test_a_node_that_fails_with_every_neighbour_is_blamed_as_a_slow_one() -> None:
+    node = Node(environment={"HOLDFAST_CHECKED_NODE": "n1"})
+    failed = {("n1", "n2"): "no route", ("n3", "n1"): "no route"}
+    finding = judge_pairs({("n2", "n3"): gloo(2.0)}, failed, node)
+    assert finding.status is Status.CRITICAL and "n1-n2: no route" in finding.measured
+
+
+@pytest.mark.parametrize(("reached", "status"), [(7.9, Status.CRITICAL), (8.0, Status.OK)])
+def test_what_the_site_expects_of_an_all_reduce_is_held_to_four_fifths(reached: float, status: Status) -> None:
+    finding = judge_node(gloo(reached), 10.0)
+    assert finding.status is status and finding.expected == "at least 8 GB/s"
+
+
+def test_the_all_reduce_runs_in_the_interpreter_that_the_site_names(tmp_path: Path) -> None:
+    """One that has torch, and not this package: as on a node, where /opt/holdfast is without torch."""
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\necho "$1" >{tmp_path}/asked\ncd / && unset PYTHONPATH && exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    finding = collective.allreduce.run(Node(settings=Settings(python=str(python))))
+    assert finding.status is Status.OK and "2 ranks, gloo" in finding.measured
+    assert (tmp_path / "asked").read_text() == "-I\n"
+
+
 def test_a_wrong_sum_is_critical_and_a_pair_without_result_unknown_alone() -> None:
     assert judge_node(gloo(2.0, right=False), None).status is Status.CRITICAL
     here = os.uname().nodename

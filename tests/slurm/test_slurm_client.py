@@ -90,6 +90,22 @@ def test_asks_slurm_to_cancel_requeue_and_drain() -> None:
     ]
 
 
+def test_a_reservation_that_is_there_gets_these_nodes() -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def run(argv: Sequence[str], **_: object) -> Result:
+        asked.append(tuple(argv))
+        result = Result(argv=tuple(argv), returncode=0, stdout="ReservationName=r Nodes=n1\n", stderr="", seconds=0.0)
+        if argv[1] == "create":
+            raise CommandError(result, "exit code 1")
+        return result
+
+    Slurm(run=run).reserve("r", ["n1", "n2"])
+    assert asked[-1] == ("scontrol", "update", "ReservationName=r", "Nodes=n[1-2]")
+    with pytest.raises(CommandError):
+        Slurm(run=run).reserve("another", ["n1"])
+
+
 def test_a_drain_without_a_reason_is_refused() -> None:
     run = Answers()
     with pytest.raises(SlurmError, match="drain of n3: no reason"):

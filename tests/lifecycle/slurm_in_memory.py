@@ -1,0 +1,162 @@
+"""A cluster in memory, as far as healing asks one: for deaths of the healer at every point; for real they take hours.
+
+What it does is what test_heal_slurm.py sees a real one do: a reboot ends with the node resumed, a drained node runs no
+job, a job in a reservation needs all of its nodes in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from slurm.client import Slurm
+from slurm.errors import SlurmError
+from slurm.hooks.drains import OUT
+from slurm.records import Job, Node
+from slurm.topology import Topology
+
+NODES = ("n1", "n2", "n3", "n4")
+
+
+class Killed(BaseException):
+    """The healer died here."""
+
+
+@dataclass
+class Fuse:
+    """Counts what changes something, and kills its process at one of these: before it happened, or after.
+
+    Attributes:
+        dies_at: the number of the change, from 0; None: never.
+        after: whether that change still happens.
+    """
+
+    dies_at: int | None = None
+    after: bool = False
+    changes: int = 0
+
+    def around(self, change: Callable[[], None]) -> None:
+        number, self.changes = self.changes, self.changes + 1
+        if number == self.dies_at and not self.after:
+            raise Killed
+        change()
+        if number == self.dies_at:
+            raise Killed
+
+
+class SlurmInMemory(Slurm):
+    """Four nodes, the first drained by our hook.
+
+    Attributes:
+        exit_code: of each job, by its script and how many there were before.
+        exposed: what a node was, at each moment in which users' jobs could have begun on n1.
+        orders: reboots and failures asked for.
+    """
+
+    def __init__(self, fuse: Fuse, exit_code: Callable[[str, int], int] = lambda script, before: 0) -> None:
+        self.fuse = fuse
+        self.exit_code = exit_code
+        self.orders: list[str] = []
+        self.passed = 0
+        self.exposed: list[str] = []
+        self._reserved: dict[str, set[str]] = {}
+        self._jobs: dict[int, tuple[str, Job]] = {}
+        self._starts = 0
+        self._rebooting: set[str] = set()
+        self._nodes = {
+            name: Node(
+                name=name,
+                address=name,
+                state="IDLE",
+                flags=frozenset(),
+                reason="",
+                partitions=("train",),
+                cpus=8,
+                slurmd_started="0",
+            )
+            for name in NODES
+        }
+        self._set("n1", flags={"DRAIN"}, reason="holdfast: gpu lost")
+
+    def nodes(self) -> tuple[Node, ...]:
+        for name in sorted(self._rebooting):
+            self._starts_anew(name)
+        self._rebooting.clear()
+        reserved = set().union(*self._reserved.values())
+        return tuple(
+            dataclasses.replace(node, flags=node.flags | ({"MAINTENANCE"} if node.name in reserved else set()))
+            for node in self._nodes.values()
+        )
+
+    def replace(self, name: str) -> None:
+        """What the admin's command does."""
+        self._change(lambda: (self.orders.append("replace"), self._rebooting.add(name)))
+
+    def reboot(self, node: str, reason: str) -> None:
+        self._change(lambda: (self.orders.append("reboot"), self._rebooting.add(node)))
+
+    def drain(self, node: str, reason: str) -> None:
+        self._change(lambda: self._set(node, flags={"DRAIN"}, reason=reason))
+
+    def resume(self, node: str) -> None:
+        self._change(lambda: self._set(node, flags=set(), reason=""))
+
+    def reserve(self, name: str, nodes: Iterable[str]) -> None:
+        self._change(lambda: self._reserved.update({name: set(nodes)}))
+
+    def release(self, name: str) -> None:
+        self._change(lambda: self._reserved.pop(name, None))
+
+    def reservations(self) -> tuple[str, ...]:
+        return tuple(self._reserved)
+
+    def submit(self, options: Sequence[str], script: str) -> int:
+        told = dict(option.removeprefix("--").partition("=")[::2] for option in options)
+        nodes = told["nodelist"].split(",")
+        if not set(nodes) <= self._reserved.get(told["reservation"], set()):
+            raise SlurmError("sbatch: error: Requested reservation is invalid")
+        if any(self._nodes[name].flags & OUT for name in nodes):
+            raise SlurmError("sbatch: error: Requested nodes are not available")
+        number = len(self._jobs) + 1
+        code = self.exit_code(script, len(self._jobs))
+        job = Job(
+            id=number,
+            user="root",
+            state="FAILED" if code else "COMPLETED",
+            reason="",
+            partition="train",
+            nodes=tuple(nodes),
+            batch_host=nodes[0],
+            restarts=0,
+            exit_code=code,
+        )
+        self._change(lambda: self._jobs.update({number: (told["reservation"], job)}))
+        return number
+
+    def job(self, job_id: int | str) -> Job | None:
+        found = self._jobs.get(int(job_id))
+        return None if found is None else found[1]
+
+    def cancel_in(self, reservation: str) -> None:
+        self._change(lambda: None)  # its jobs end at once
+
+    def topology(self) -> Topology:
+        return Topology()
+
+    def _starts_anew(self, name: str) -> None:
+        self._starts += 1
+        self._set(name, flags=set(), reason="")
+        self._nodes[name] = dataclasses.replace(self._nodes[name], slurmd_started=str(self._starts))
+
+    def _set(self, name: str, flags: set[str], reason: str) -> None:
+        said = f"{reason} [root@2026-11-20T23:19:59]" if reason else ""
+        self._nodes[name] = dataclasses.replace(self._nodes[name], flags=frozenset(flags), reason=said)
+
+    def _change(self, change: Callable[[], object]) -> None:
+        self.fuse.around(lambda: (change(), self._look())[0])  # type: ignore[func-returns-value]
+
+    def _look(self) -> None:
+        open_ = not self._nodes["n1"].flags & OUT and not any("n1" in nodes for nodes in self._reserved.values())
+        if open_:
+            self.exposed.append(f"after {len(self._jobs)} jobs")
