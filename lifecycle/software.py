@@ -12,7 +12,7 @@ import typer
 from lifecycle.errors import UsageError
 from lifecycle.image import KINDS, Image
 from lifecycle.inventory import installed
-from lifecycle.versions import Installed, Verdict, resolve
+from lifecycle.versions import Installed, PinnedFile, Verdict, pinned_files, resolve
 from slurm.command import run
 
 Efa = Annotated[str, typer.Option(help="Version of the EFA installer.  [default: the newest pinned]", metavar="V")]
@@ -22,12 +22,17 @@ def versions(
     torch: Annotated[str, typer.Option(help="Ask for this torch instead of the one installed.", metavar="V")] = "",
     python: Annotated[str, typer.Option(help="The interpreter whose torch is asked.")] = sys.executable,
     efa: Efa = "",
+    files: Annotated[
+        bool, typer.Option("--files", help="List what provisioning fetches: name, SHA-256 or -, file, URL.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say which torch, NCCL, aws-ofi-nccl and EFA are here, whether they fit together, and the set that does.
 
     Exit code 1: they do not.
     """
+    if files:
+        return _print_files(pinned_files(efa), as_json)
     found = Installed(torch=torch) if torch else installed(run, python)
     verdict = resolve(found, efa)
     if as_json:
@@ -52,6 +57,14 @@ def image(
         raise UsageError(f"node image: got {kind!r}, expected {' or '.join(KINDS)}")
     made = Image.of(torch, efa, base)
     typer.echo(made.docker() if kind == "docker" else made.apptainer(), nl=False)
+
+
+def _print_files(found: list[PinnedFile], as_json: bool) -> None:
+    if as_json:
+        return typer.echo(json.dumps([{**asdict(file), "file": file.name} for file in found], indent=2))
+    for file in found:
+        typer.echo(f"{file.artifact} {file.sha256 or '-'} {file.name} {file.url}")
+    return None
 
 
 def _print(found: Installed, verdict: Verdict) -> None:

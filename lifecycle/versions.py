@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import yaml
 from lifecycle.errors import UsageError
 
 _TABLE = Path(__file__).with_name("versions.yaml")
+_DEB_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class VersionError(UsageError):
@@ -62,6 +64,25 @@ class Pinned:
     plugin: str
     libfabric: str
     efa_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PinnedFile:
+    """A file that provisioning fetches.
+
+    Attributes:
+        artifact: its name in the table, and under `sha256` in node.yaml.
+        url: where its publisher has it; a mirror has it by the last part of this.
+        sha256: "" where the table has none and the site has to name it.
+    """
+
+    artifact: str
+    url: str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return self.url.rsplit("/", 1)[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +138,33 @@ def pin(torch: str = "", efa: str = "") -> Pinned:
         libfabric=row["libfabric"],
         efa_sha256=row.get("sha256", ""),
     )
+
+
+def pinned_file(artifact: str, version: str = "", sha256: str = "") -> PinnedFile:
+    """A file for this machine's architecture.
+
+    Args:
+        artifact: its name in the table.
+        version: "" takes the table's.
+        sha256: of that version; "" takes the table's.
+    """
+    row = table()["artifacts"][artifact]
+    arch = platform.machine()
+    words = {"version": version or row.get("version", ""), "arch": arch, "deb_arch": _DEB_ARCH.get(arch, arch)}
+    return PinnedFile(artifact=artifact, url=row["url"].format(**words), sha256=sha256 or row.get("sha256", ""))
+
+
+def pinned_files(efa: str = "") -> list[PinnedFile]:
+    """All files that provisioning may fetch, with this EFA installer; "" takes the newest whose checksum is known.
+
+    Raises:
+        VersionError: the table has no such installer.
+    """
+    installer = pin(efa=efa)
+    return [
+        pinned_file(name, installer.efa, installer.efa_sha256) if name == "efa" else pinned_file(name)
+        for name in table()["artifacts"]
+    ]
 
 
 def resolve(installed: Installed, efa: str = "") -> Verdict:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -29,6 +31,7 @@ LOG_FILE = Path("/var/log/holdfast/provision.log")
 _RESOURCE_CONFIG = Path("/opt/ml/config/resource_config.json")  # where HyperPod puts it
 _PARAMETERS = Path("/etc/holdfast/provisioning_parameters.json")  # where on_create.sh keeps it
 _CFN_CONFIG = Path("/etc/parallelcluster/cfnconfig")  # where ParallelCluster puts it, before any script of the site's
+_NO_LOG = "{}: the log cannot be written ({}); going on without it"
 _LOGGED = 20000  # characters of each stream of one command
 _log = logging.getLogger(__name__)
 
@@ -94,9 +97,10 @@ def _site(config: Path | None, mirror: str, resource_config: Path | None, parame
     path = config or SITE_FILE
     if config or path.exists():
         found = _over(found, read_settings(path))
-    if mirror:
-        found["mirror"] = mirror
-    return Site.from_mapping(found, str(path))
+    site = Site.from_mapping(found, str(path))
+    return (
+        dataclasses.replace(site, mirror=Site.from_mapping({"mirror": mirror}, "--mirror").mirror) if mirror else site
+    )
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,13 +175,30 @@ def _summary(outcomes: Sequence[Outcome], arguments: Sequence[str]) -> int:
 
 
 def _open_log(path: Path) -> None:
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("lifecycle.provision")
     logger.setLevel(logging.INFO)
     logger.propagate = False
+    logger.handlers = []
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        handler = _LogFile(path)
+    except OSError as error:
+        typer.echo(_NO_LOG.format(path, error.strerror), err=True)
+        logger.handlers = [logging.NullHandler()]  # else Python prints what is not logged
+        return
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.handlers = [handler]
+
+
+class _LogFile(logging.FileHandler):
+    """Says once that it cannot write (a full disk); provisioning may well be what makes room."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        typer.echo(_NO_LOG.format(self.baseFilename, getattr(error, "strerror", None) or error), err=True)
+        with contextlib.suppress(OSError):  # what it still holds
+            self.close()
+        logging.getLogger("lifecycle.provision").handlers = [logging.NullHandler()]
 
 
 def _logged(runner: Runner) -> Runner:

@@ -6,21 +6,20 @@ import contextlib
 import errno
 import hashlib
 import logging
-import platform
+import shlex
 import shutil
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from lifecycle.provision.site import Site
+from lifecycle.provision.site import SITE_FILE, Site
 from lifecycle.provision.step import StepError
-from lifecycle.versions import table
+from lifecycle.versions import PinnedFile, pinned_file
 
 CACHE_DIRECTORY = "/var/cache/holdfast"
 _CHUNK_BYTES = 1 << 20
 _TIMEOUT_S = 60.0
-_DEB_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}
 _log = logging.getLogger(__name__)
 
 
@@ -42,25 +41,22 @@ class Fetch:
         self._cache = cache
 
     def __call__(self, artifact: str, version: str = "", sha256: str = "") -> Path:
-        row: dict[str, Any] = table()["artifacts"][artifact]
-        version = version or row.get("version", "")
-        arch = platform.machine()
-        url = row["url"].format(version=version, arch=arch, deb_arch=_DEB_ARCH.get(arch, arch))
-        name = f"{artifact}-{url.rsplit('/', 1)[1].removeprefix(artifact + '-')}"
-        wanted = self._site.sha256.get(artifact) or sha256 or row.get("sha256", "")
+        file = pinned_file(artifact, version, sha256)
+        name = f"{artifact}-{file.name.removeprefix(artifact + '-')}"
+        wanted = self._site.sha256.get(artifact) or file.sha256
         if not wanted:
             raise StepError(
-                f"{url}: no checksum is pinned for it; verify the file once by hand and put its SHA-256 "
-                f"under `sha256: {{{artifact}: ...}}` in node.yaml"
+                f"{file.url}: no checksum is pinned for it. Take it once with {self._sum_command(file)}, compare with "
+                f"what its publisher says, and put it into {SITE_FILE}: sha256: {{{artifact}: SUM}}"
             )
         path = self._cache / name
         if path.exists() and _sha256(path) == wanted:
             return path
-        return self._get(url, path, wanted)
+        return self._get(file, path, wanted)
 
-    def _get(self, url: str, path: Path, wanted: str) -> Path:
+    def _get(self, file: PinnedFile, path: Path, wanted: str) -> Path:
         """Into a part file, verified, then renamed; what a killed fetch left is overwritten."""
-        source = self._source(url)
+        source = self._source(file)
         part = path.with_name(path.name + ".part")
         try:
             self._cache.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -86,8 +82,14 @@ class Fetch:
         _log.info("fetched %s", source)
         return path
 
-    def _source(self, url: str) -> str:
-        return f"{self._site.mirror.rstrip('/')}/{url.rsplit('/', 1)[1]}" if self._site.mirror else url
+    def _source(self, file: PinnedFile) -> str:
+        return f"{self._site.mirror.rstrip('/')}/{file.name}" if self._site.mirror else file.url
+
+    def _sum_command(self, file: PinnedFile) -> str:
+        source = shlex.quote(self._source(file))
+        if source.startswith("s3://"):
+            return f"`aws s3 cp {source} - | sha256sum`"
+        return f"`sha256sum {source}`" if source.startswith("/") else f"`curl -fsSL {source} | sha256sum`"
 
     def _open(self, source: str) -> _Reader:
         if source.startswith("s3://"):

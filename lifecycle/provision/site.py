@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lifecycle.errors import UsageError
+from lifecycle.versions import table
 
 SITE_FILE = Path("/etc/holdfast/node.yaml")
 _NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
@@ -196,7 +197,9 @@ def _validate(site: Site, where: str) -> None:
     for user in site.users:
         expect(bool(_NAME.fullmatch(user.name)), "users", user.name, "a name of lower-case letters, digits, _ and -")
         expect(user.uid >= 1000, f"users: {user.name}: uid", user.uid, "1000 or more")
-    for sum_ in site.sha256.values():
+    for artifact, sum_ in site.sha256.items():
+        known = tuple(table()["artifacts"])
+        expect(artifact in known, "sha256", artifact, f"one of {', '.join(known)}")
         expect(bool(re.fullmatch(r"[0-9a-f]{64}", sum_)), "sha256", sum_, "64 hexadecimal digits")
     expect(
         not site.mirror or site.mirror.startswith(("/", "s3://")), "mirror", site.mirror, "a directory's path or s3://"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from launcher.cli import main
 from lifecycle.versions import Installed, VersionError, ordered, pin, resolve, table
 
 
@@ -58,3 +61,17 @@ def test_a_torch_or_installer_that_the_table_lacks_is_said() -> None:
         resolve(Installed(torch="2.9.7"))
     with pytest.raises(VersionError, match="EFA installer: got '9'"):
         pin(efa="9")
+
+
+def test_the_files_that_provisioning_fetches_are_listed_for_a_mirror(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["node", "versions", "--files", "--efa", "1.49.0"]) == 0
+    rows = [line.split(" ") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == list(table()["artifacts"])
+    assert rows[0][1:3] == [table()["efa"]["1.49.0"]["sha256"], "aws-efa-installer-1.49.0.tar.gz"]
+    assert all(url.endswith(f"/{file}") and "{" not in url for _, _, file, url in rows)
+    assert len({file for _, _, file, _ in rows}) == len(rows), "a mirror has them side by side"
+    assert any(sum_ == "-" for _, sum_, _, _ in rows)
+
+    assert main(["node", "versions", "--files", "--json"]) == 0
+    assert [row["artifact"] for row in json.loads(capsys.readouterr().out)] == [row[0] for row in rows]
+    assert main(["node", "versions", "--files", "--efa", "9"]) == 2

@@ -39,7 +39,7 @@ class Nccl(Step):
 
 
 class NcclTests(Step):
-    """nccl-tests, built here: the deep check measures all-reduce with them."""
+    """nccl-tests, built here: for sbatch_templates/nccl_tests.sbatch, and for people."""
 
     name = "nccl-tests"
     _home = "/opt/nccl-tests"

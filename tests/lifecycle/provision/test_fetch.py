@@ -66,10 +66,29 @@ def test_what_a_killed_fetch_left_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_file_without_a_pinned_checksum_is_not_fetched_until_the_site_names_one(tmp_path: Path) -> None:
+    """The command that takes it can be run as it stands in the message."""
     mirror = _mirror(tmp_path, _BODY)
-    with pytest.raises(StepError, match="no checksum is pinned"):
+    with pytest.raises(StepError, match="no checksum is pinned") as caught:
         _fetch(tmp_path, mirror=mirror)("efa", "1.42.0")
-    assert _fetch(tmp_path, mirror=mirror, sha256={"efa": _SHA256})("efa", "1.42.0").read_bytes() == _BODY
+    command = str(caught.value).split("`")[1]
+    taken = run(("bash", "-c", command)).stdout.split()[0]
+    assert taken == _SHA256 and "into /etc/holdfast/node.yaml: sha256: {efa: SUM}" in str(caught.value)
+    assert _fetch(tmp_path, mirror=mirror, sha256={"efa": taken})("efa", "1.42.0").read_bytes() == _BODY
+
+
+@pytest.mark.parametrize(
+    ("mirror", "command"),
+    [
+        ("", "`curl -fsSL https://efa-installer.amazonaws.com/aws-efa-installer-1.42.0.tar.gz | sha256sum`"),
+        ("s3://b/x", "`aws s3 cp s3://b/x/aws-efa-installer-1.42.0.tar.gz - | sha256sum`"),
+    ],
+)
+def test_the_command_that_takes_a_checksum_reads_what_would_be_fetched(
+    tmp_path: Path, mirror: str, command: str
+) -> None:
+    with pytest.raises(StepError) as caught:
+        _fetch(tmp_path, mirror=mirror)("efa", "1.42.0")
+    assert command in str(caught.value)
 
 
 def test_a_file_that_the_mirror_lacks_is_said(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from lifecycle.yaml_file import read_settings
         ({"nvme": {"fs": "zfs"}}, "nvme.fs: got 'zfs', expected xfs or ext4"),
         ({"slurm": {"conf_server": "a\nSLURMD_OPTIONS=x"}}, "expected one line"),
         ({"sha256": {"efa": "abc"}}, "sha256: got 'abc', expected 64 hexadecimal digits"),
+        ({"sha256": {"pyxsi": "0" * 64}}, "sha256: got 'pyxsi', expected one of efa, gdrcopy"),
         ({"mirror": "http://x"}, "mirror: got 'http://x', expected a directory's path or s3://"),
         ([1], "got a list, expected keys and values"),
     ],
