@@ -23,6 +23,7 @@ class Gathering:
     """A step that some nodes have sealed."""
 
     step: int
+    alarm: asyncio.TimerHandle  # for the nodes that have not sealed it
     since_s: float = field(default_factory=time.monotonic)
     nodes: dict[int, int] = field(default_factory=dict)  # bytes sealed, by node rank
     drain: bool = False
@@ -74,8 +75,8 @@ class Coordinator:
             raise AgentError(f"step {step} was missed by a rank that had no agent")
         save = self._gathering.get(step)
         if save is None:
-            save = self._gathering[step] = Gathering(step=step)
-            self._spawn(self._watch(save))
+            alarm = asyncio.get_running_loop().call_later(self._deadlines.seal_s, self._overdue, step)
+            save = self._gathering[step] = Gathering(step=step, alarm=alarm)
         save.nodes[source] = message["nbytes"]
         save.drain |= message["drain"]
         for token, told, members in message["tokens"]:
@@ -114,9 +115,10 @@ class Coordinator:
         except PeerError as error:
             await self._drop(save.step, str(error))
             return
-        if self._gathering.pop(save.step, None) is None:
+        if self._end(save.step) is None:
             return  # a node has failed it meanwhile
         self._committed = save.step
+        self._dropped = {step for step in self._dropped if step > save.step}  # the others are refused as older ones
         tiers = self._drain.wanted(save.step, save.drain)
         nbytes = sum(save.nodes.values())
         fields = {"step": save.step, "tiers": tiers, "nbytes": nbytes, "seconds": round(_since(save), 6)}
@@ -128,16 +130,21 @@ class Coordinator:
         if tiers:
             self._spawn(self._drain.lead(self._context.save_id(save.step), nbytes, tiers))
 
-    async def _watch(self, save: Gathering) -> None:
-        await asyncio.sleep(self._deadlines.seal_s)
-        missing = [name for node, name in enumerate(self._peers.nodes) if node not in save.nodes]
-        if missing and self._gathering.get(save.step) is save:
-            await self._drop(
-                save.step, f"node {', '.join(missing)} has not sealed it within {self._deadlines.seal_s:g} s"
-            )
+    def _overdue(self, step: int) -> None:
+        save = self._gathering[step]
+        if missing := [name for node, name in enumerate(self._peers.nodes) if node not in save.nodes]:
+            reason = f"node {', '.join(missing)} has not sealed it within {self._deadlines.seal_s:g} s"
+            self._spawn(self._drop(step, reason))
+
+    def _end(self, step: int) -> Gathering | None:
+        """It is gathered no longer; None when it was not."""
+        save = self._gathering.pop(step, None)
+        if save is not None:
+            save.alarm.cancel()
+        return save
 
     async def _drop(self, step: int, reason: str, *, replicas_differ: bool = False) -> None:
-        self._gathering.pop(step, None)
+        self._end(step)
         if step not in self._dropped:
             self._dropped.add(step)
             self._listener.problem("save dropped", reason, step, failed="memory")

@@ -286,7 +286,7 @@ class Saves:
         local_ranks = range(self._place.ranks_per_node)
         stems = {f"own-{local_rank}" for local_rank in local_ranks}
         stems |= {f"copy-{node}-{local_rank}" for node in self._sources for local_rank in local_ranks}
-        keep = {*map(self._context.save_id, self._in_flight), *(pin.save for pin in self.pinned.values())}
+        keep = {pin.save for pin in self.pinned.values()}
         keep |= {self.newest} if self.newest else set()
         self._holdings.tidy(stems, self._slots, keep)
         self.parities.tidy(keep)

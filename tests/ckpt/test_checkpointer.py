@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,14 +132,35 @@ def test_a_run_with_a_restart_ends_with_the_weights_of_a_run_without(node: Node)
 
 
 def test_what_is_saved_is_the_state_at_the_call(node: Node) -> None:
-    state: dict[str, Any] = {"x": torch.zeros(1000)}
+    """Whatever kind it is of, and although the agent comes to it much later."""
+
+    def make() -> dict[str, Any]:
+        base = torch.zeros(1000, 3)
+        return {
+            "x": base, "part": torch.zeros(8, 8)[::2, 1::3], "array": np.zeros(100_000), "turned": np.zeros((90, 70)).T,
+            "steps": 0, "losses": [0.0], "seen": {"of": {1}, "by": Counter(a=1)}, "loader": Loader(),
+        }  # fmt: skip
+
+    state = make()
     with node.start() as ckpt:
+        assert ckpt.newest_step == 0 and node.process is not None
+        os.kill(node.process.pid, signal.SIGSTOP)
         ckpt.save(1, state)
-        state["x"] += 1
-    live = {"x": torch.full((1000,), 7.0)}
+        for name in ("x", "part", "array", "turned", "steps"):
+            state[name] += 1
+        state["losses"].append(1.0)
+        state["seen"]["of"].add(2)
+        state["seen"]["by"].update("ab")
+        state["loader"].epoch += 1
+        os.kill(node.process.pid, signal.SIGCONT)
+    live = make()
+    for name in ("x", "part", "array", "turned"):
+        live[name] += 7
     with node.start() as ckpt:
         assert ckpt.load(live) == 1
-    assert live["x"].eq(0).all()
+    assert all(not live[name].any() for name in ("x", "part", "array", "turned"))
+    assert (live["steps"], live["losses"], live["seen"]) == (0, [0.0], {"of": {1}, "by": Counter(a=1)})
+    assert live["loader"].epoch == 0
 
 
 def test_tensors_of_every_kind_come_back(node: Node) -> None:

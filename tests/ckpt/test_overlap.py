@@ -99,7 +99,13 @@ def training() -> tuple[dict[str, Any], torch.optim.Optimizer]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
     model.weight.grad = torch.ones(1000)
     optimizer.step()
-    return {"model": model, "optimizer": optimizer, "average": torch.zeros(1000), "small": torch.zeros(3)}, optimizer
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "average": torch.zeros(1000),
+        "small": torch.zeros(3),
+        "losses": [0.0],
+    }, optimizer
 
 
 def restored(node: Node) -> tuple[int, dict[str, Any]]:
@@ -120,6 +126,7 @@ def test_training_goes_on_while_copies_run_and_the_next_step_waits_for_them(node
         model.running += 1  # as a forward does
         state["average"] += 1
         state["small"] += 1
+        state["losses"].append(1.0)
         step = threading.Thread(target=optimizer.step)
         step.start()
         step.join(0.2)
@@ -134,6 +141,7 @@ def test_training_goes_on_while_copies_run_and_the_next_step_waits_for_them(node
     assert step_of == 1 and torch.equal(found["model"].weight, saved)
     assert torch.equal(found["optimizer"].state_dict()["state"][0]["momentum_buffer"], torch.ones(1000))
     assert not found["model"].running.any() and not found["average"].any() and not found["small"].any()
+    assert found["losses"] == [0.0]
 
 
 def test_a_second_save_goes_to_another_slot_while_the_first_is_copied(node: Node) -> None:
