@@ -104,17 +104,27 @@ def test_in_an_mpi_world_lost_nodes_are_rebuilt_from_parity(root, peers, lost):
 
 _DYING = """
 import importlib, os, runpy, signal, sys
-module, owner, method = sys.argv[1].split(":")
+module, owner, method, before = sys.argv[1].split(":")
 owner = getattr(importlib.import_module(module), owner)
-real = getattr(owner, method)
-def dying(self, source, message):
-    if message["save"]["step"] == 20:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(self, source, message)
+real, left = getattr(owner, method), [int(before)]
+def of_step_20(value):
+    save = value.get("save") if isinstance(value, dict) else value
+    return (save["step"] if isinstance(save, dict) else getattr(save, "step", None)) == 20
+def dying(*args):
+    if any(map(of_step_20, args)):
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args)
 setattr(owner, method, dying)
 sys.argv[1:] = []
 runpy.run_module("ckpt.agent", run_name="__main__")
 """
+
+
+def dying(stage: str, calls_before: int = 0) -> list[str]:
+    """The command line of an agent that is killed at a call for step 20."""
+    return [sys.executable, "-c", _DYING, f"{stage}:{calls_before}", "ckpt.agent"]
 
 
 @pytest.mark.parametrize(
@@ -130,8 +140,7 @@ runpy.run_module("ckpt.agent", run_name="__main__")
 def test_an_agent_killed_while_redundancy_is_made_costs_that_save_and_no_older_one(root, peers, stage):
     """It dies with its node; all others have sealed step 20 and never commit it, and step 10 is restored."""
     nodes, section, nbytes = ["a", "b", "c", "d"], {"peers": peers}, 2_000_001
-    dying = {"b": [sys.executable, "-c", _DYING, stage, "ckpt.agent"]}
-    with AgentProcesses(root, nodes, 0, section, dying) as agents:
+    with AgentProcesses(root, nodes, 0, section, {"b": dying(stage)}) as agents:
         agents.save(10, 0, nbytes)
         agents.seal(20, 1, nbytes)
         for node in (0, 2, 3):
@@ -149,6 +158,53 @@ def test_an_agent_killed_while_redundancy_is_made_costs_that_save_and_no_older_o
             plan = worker.request("plan", timeout_s=WAIT_S)
             assert (plan["step"], plan["tier"], plan["skipped"][0]["step"]) == (10, "memory", 20), agents.log()
         assert [agents.read(1, rank) for rank in range(4)] == [content(rank, 10, nbytes) for rank in range(4)]
+
+
+XOR, RS = {"scheme": "xor"}, {"scheme": "rs", "parity": 2}
+SUM, SERVE = "ckpt.agent.relay:Relay:pull", "ckpt.agent.relay:Relay:_serve"
+
+
+@pytest.mark.parametrize(
+    ("peers", "killed", "stage", "with_its_node", "restored"),
+    [
+        (XOR, "x", SUM, False, (20, "memory")),
+        (XOR, "c", SERVE, False, (20, "memory")),
+        (XOR, "c", SERVE, True, (10, "shared")),
+        (XOR, "a", SERVE, False, (20, "memory")),
+        (RS, "x", SUM, True, (20, "memory")),
+        (RS, "c", SERVE, True, (20, "memory")),
+    ],
+    ids=lambda value: value.rpartition(":")[2] if isinstance(value, str) else str(value),
+)
+def test_an_agent_killed_in_the_middle_of_a_rebuild_leaves_what_the_next_attempt_needs(
+    root, peers, killed, stage, with_its_node, restored
+):
+    """x stands in for the lost b. No survivor hands out a step meanwhile; one loss more is more than XOR survives."""
+    section = {"peers": peers, "shared": {"path": str(root / "shared"), "every_steps": 10_000}}
+    nbytes = 2_000_001
+    with AgentProcesses(root, ["a", "b", "c", "d"], 0, section) as agents:
+        agents.save(10, 0, nbytes, drain=True)
+        for worker in agents.workers:
+            worker.request("flush", timeout_s=WAIT_S)
+        agents.save(20, 1, nbytes)
+    lose(root, "b")
+    nodes = ["a", "x", "c", "d"]
+    with AgentProcesses(root, nodes, 1, section, {killed: dying(stage, calls_before=1)}) as agents:
+        for node, worker in zip(nodes, agents.workers, strict=True):
+            with pytest.raises(AgentError, match="agent-1.sock: " if node == killed else "no restore could be agreed"):
+                worker.request("plan", timeout_s=WAIT_S)
+        assert killed not in agents.pids()
+    if with_its_node:
+        lose(root, killed)
+        nodes = [f"spare-{node}" if node == killed else node for node in nodes]
+    with AgentProcesses(root, nodes, 2, section) as agents:
+        for worker in agents.workers:
+            plan = worker.request("plan", timeout_s=WAIT_S)
+            assert (plan["step"], plan["tier"]) == restored, agents.log()
+            assert [skipped["step"] for skipped in plan["skipped"]] == ([20] if restored[0] == 10 else [])
+            assert all("no rebuild from the parity of a, b, c, d" in skipped["reason"] for skipped in plan["skipped"])
+        assert [agents.read(1, rank) for rank in range(4)] == [content(rank, plan["step"], nbytes) for rank in range(4)]
+        agents.save(30, 0, nbytes)
 
 
 def test_it_leaves_when_the_process_that_started_it_has_ended(root):
