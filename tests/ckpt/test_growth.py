@@ -1,0 +1,271 @@
+"""However often saves fail, drains are cut off and agents are replaced: nothing of it stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import itertools
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import waiting
+from agent_kit import DEADLINES, WAIT_S, World, config, content, lose, run, until
+from trainer_kit import Node, settle
+
+from ckpt.agent.deadlines import Deadlines
+from ckpt.tiers.posix import SharedTier
+
+WARM, TIMES = 3, 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """What a process and its memory directories hold at one moment."""
+
+    descriptors: int
+    threads: int
+    tasks: int
+    files: tuple[tuple[str, int], ...]  # names and bytes
+
+
+def footprint(*ram_dirs: Path) -> Footprint:
+    """This process's."""
+    gc.collect()
+    tasks = 0
+    with suppress(RuntimeError):  # no loop runs
+        tasks = len(asyncio.all_tasks())
+    names = [thread.name for thread in threading.enumerate()]
+    files = [path for ram_dir in ram_dirs for path in ram_dir.iterdir() if path.suffix != ".json"]
+    return Footprint(
+        descriptors=len(os.listdir("/proc/self/fd")),
+        threads=sum(not name.startswith("asyncio_") for name in names),  # a pool, which stays
+        tasks=tasks,
+        files=tuple(sorted((f"{path.parent.name}/{path.name}", path.stat().st_size) for path in files)),
+    )
+
+
+# saves that fail, and drains that are cut off: all agents in this process
+
+
+def no_memory_for_redundancy(world: World, patch: pytest.MonkeyPatch) -> None:
+    allocate = os.posix_fallocate
+
+    def fallocate(descriptor: int, start: int, nbytes: int) -> None:
+        if "own-" not in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(descriptor, start, nbytes)
+
+    patch.setattr(os, "posix_fallocate", fallocate)
+
+
+def damage_on_the_wire(world: World, patch: pytest.MonkeyPatch) -> None:
+    for transport in world.fake.transports:
+        real = transport.send_range
+
+        def damaging(to: int, tag: int, data: memoryview, real: Any = real) -> Any:
+            return real(to, tag, memoryview(bytes(byte ^ 1 for byte in data)))
+
+        patch.setattr(transport, "send_range", damaging)
+
+
+def one_rank_cannot_save(world: World, patch: pytest.MonkeyPatch) -> None:
+    last = world.workers[-1]
+
+    def skip(step: int, slot: int) -> None:
+        last.send(op="skipped", step=step, rank=last.rank, reason="no memory")
+
+    patch.setattr(last, "save", skip)
+
+
+def nothing(world: World, patch: pytest.MonkeyPatch) -> None:
+    """They commit."""
+
+
+@pytest.mark.parametrize(
+    ("fail", "scheme"),
+    [
+        *itertools.product([nothing, no_memory_for_redundancy, one_rank_cannot_save], ["partner", "xor"]),
+        (damage_on_the_wire, "partner"),  # parity is checked against the records when it is used
+    ],
+)
+def test_saves_that_fail_or_come_about_leave_nothing_behind(tmp_path: Path, fail: Any, scheme: str) -> None:
+    async def test() -> None:
+        async with World(tmp_path, ["a", "b", "c"], 0, config(scheme=scheme)) as world:
+            ram_dirs = [place.ram_dir for place in world.places]
+
+            async def failed(step: int) -> None:
+                with pytest.MonkeyPatch.context() as patch:
+                    fail(world, patch)
+                    for worker in world.workers:
+                        worker.save(step, step % 2)
+                    for worker in world.workers:
+                        await worker.event("committed" if fail is nothing else "dropped", step=step)
+
+            await world.save(1, 0)
+            await world.save(2, 1)
+            before = await repeated(failed, range(3, 3 + WARM), ram_dirs)
+            await repeated(failed, range(10, 10 + TIMES), ram_dirs, before)
+            await world.save(100, 0)
+            await world.save(101, 1)
+            assert all(len(agent._saves._in_flight) == 0 for agent in world.agents)
+
+    run(test)
+
+
+async def repeated(
+    work: Callable[[int], Awaitable[None]], steps: range, ram_dirs: list[Path], expected: Footprint | None = None
+) -> Footprint:
+    """Works for each step; returns what is held then, which has to become what is expected."""
+    for step in steps:
+        await work(step)
+    deadline = time.monotonic() + WAIT_S
+    while expected not in (None, footprint(*ram_dirs)) and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)  # in no task of its own, which would count
+    held = footprint(*ram_dirs)
+    assert expected in (None, held)
+    return held
+
+
+def full_disk(patch: pytest.MonkeyPatch, over: threading.Event) -> None:
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    patch.setattr(os, "pwrite", pwrite)
+
+
+def stuck_disk(patch: pytest.MonkeyPatch, over: threading.Event) -> None:
+    """Until long after the deadline: each drain is cut off, and its thread ends by itself."""
+    write = SharedTier.write_node
+
+    def stuck(*args: Any) -> Any:
+        over.wait(30)
+        return write(*args)
+
+    patch.setattr(SharedTier, "write_node", stuck)
+
+
+@pytest.mark.parametrize("fail", [full_disk, stuck_disk])
+def test_drains_that_fail_or_are_cut_off_leave_nothing_behind(tmp_path: Path, fail: Any) -> None:
+    over = threading.Event()
+
+    async def test() -> None:
+        deadlines = Deadlines(drain_s=0.5, beat_s=60)
+        async with World(tmp_path, ["a"], 0, config(tmp_path / "shared", every_steps=1), deadlines=deadlines) as world:
+            (worker,) = world.workers
+
+            async def failed(step: int) -> None:
+                over.clear()
+                with pytest.MonkeyPatch.context() as patch:
+                    fail(patch, over)
+                    await world.save(step, step % 2)
+                    assert (await worker.event("drained", step=step))["failed"]
+                over.set()
+                await until(lambda: not world.agents[0]._drain._writing)
+
+            ram_dirs = [world.places[0].ram_dir]
+            before = await repeated(failed, range(1, 1 + WARM), ram_dirs)
+            await repeated(failed, range(10, 10 + TIMES), ram_dirs, before)
+            for step in itertools.count(100):
+                await world.save(step, step % 2)
+                if not (await worker.event("drained", step=step)).get("failed"):
+                    break
+            # What came to nothing goes with the first commit.
+            await until(lambda: len(list((tmp_path / "shared" / "test").glob("step-*"))) == 1)
+
+    try:
+        run(test)
+    finally:
+        over.set()
+
+
+# agents that are replaced: processes
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.stop()
+
+
+def test_an_agent_that_is_killed_and_replaced_time_and_again_leaves_nothing_behind(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = {"x": np.zeros(1000)}
+    with node.start() as ckpt:
+        for generation in range(1, WARM + TIMES + 1):
+            ckpt.save(2 * generation, state)
+            settle(ckpt)
+            if generation == WARM:
+                before = footprint(node.ram_dir)
+            ckpt.save(2 * generation + 1, state)  # in flight, maybe, as the agent is killed
+            node.start_agent(generation)
+            waiting.until(lambda n=generation: caplog.text.count("saving goes on") == n, "the new agent")
+        ckpt.save(1000, state)
+        settle(ckpt)
+        same(before, node.ram_dir)
+
+
+def test_attempt_after_attempt_leaves_nothing_behind(node: Node) -> None:
+    state = {"x": np.zeros(1000)}
+    for attempt in range(WARM + TIMES):
+        with node.start() as ckpt:
+            assert ckpt.load(state) == attempt
+            ckpt.save(attempt + 1, state)
+        node.stop()
+        (node.ram_dir / f"agent-{attempt}.sock").unlink()  # the only one
+        if attempt == WARM:
+            before = footprint(node.ram_dir)
+    same(before, node.ram_dir)
+
+
+def same(before: Footprint, ram_dir: Path) -> None:
+    with suppress(AssertionError):  # threads have a moment to end
+        waiting.until(lambda: footprint(ram_dir) == before, deadline_s=10)
+    assert footprint(ram_dir) == before
+
+
+# a state that grows and shrinks in mid-run
+
+
+@pytest.mark.parametrize("scheme", ["partner", "xor"])
+def test_shards_that_grow_and_shrink_in_mid_run_come_back_whole(tmp_path: Path, scheme: str) -> None:
+    """Slots, copies and parity of another length lie in the files of those before, mapped anew where they grew."""
+
+    async def test() -> None:
+        sizes = (100, 5000, 9_000_000, 100, 9_100_000, 40)
+        async with World(tmp_path, ["a", "b", "c"], 0, config(scheme=scheme), deadlines=DEADLINES) as world:
+            for step, nbytes in enumerate(sizes, start=1):
+                for worker in world.workers:
+                    worker.save(step, step % 2, content(worker.rank, step, nbytes))
+                for worker in world.workers:
+                    await worker.event("committed", step=step)
+                await world.flush()
+                keep = tmp_path / f"after-{step}"
+                keep.mkdir()
+                for place in world.places:
+                    copy_files(place.ram_dir, keep / place.node)
+        for step, nbytes in enumerate(sizes, start=1):
+            lose(tmp_path / f"after-{step}", "b")
+            async with World(tmp_path / f"after-{step}", ["a", "x", "c"], 1, config(scheme=scheme)) as world:
+                assert (await world.plan())["step"] == step
+                assert await world.contents(3) == [content(rank, step, nbytes) for rank in range(3)]
+
+    run(test)
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """All but the socket."""
+    target.mkdir(mode=0o700)
+    for path in source.iterdir():
+        if path.is_file():
+            (target / path.name).write_bytes(path.read_bytes())
