@@ -1,0 +1,186 @@
+"""What a node has sealed, promised or committed stays, whatever else is saved, restored or given up beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_kit import DEADLINES, World, config, content, lose, run, until
+
+from ckpt.agent.exchange import Exchange
+from ckpt.errors import AgentError
+from ckpt.record.shard import read_record
+
+
+def copies(ram_dir: Path) -> set[int]:
+    """The steps of the copies in a memory directory."""
+    return {read_record(ram_dir, path.stem).save.step for path in ram_dir.glob("copy-*.json")}
+
+
+def test_a_save_is_complete_when_every_rank_of_every_node_has_sealed_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with World(tmp_path, ["a"], 0, config(), ranks_per_node=2) as world:
+            first, second = world.workers
+            first.save(10, 0)
+            await until((tmp_path / "a" / "own-0-0.json").exists)
+            second.save(10, 0)
+            await world.monitors[0].event("commit", step=10, bytes=2 * len(content(0, 10)))
+            await second.event("committed", step=10)
+
+    run(test)
+
+
+@pytest.mark.parametrize("told_first", [False, True])
+def test_a_step_that_one_rank_of_a_node_has_missed_is_waited_for_by_no_other(tmp_path: Path, told_first: bool) -> None:
+    async def test() -> None:
+        async with World(tmp_path, ["a", "b"], 0, config(), ranks_per_node=2, generation=1) as world:
+            first, second = world.workers[:2]
+            await asyncio.gather(*(worker.request("rejoin", generation=0) for worker in world.workers))
+            if told_first:
+                await second.request("missed", step=20, rank=1)
+            first.save(20, 0)
+            if not told_first:
+                await until((tmp_path / "a" / "own-0-0.json").exists)
+                second.send(op="missed", step=20, rank=1)
+            reason = (await first.event("dropped", step=20))["reason"]
+            assert ("dropped already" if told_first else "rank 1 was without an agent") in reason
+
+    run(test)
+
+
+def test_a_rank_that_comes_late_with_what_another_of_its_node_has_given_up_is_told_at_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with World(tmp_path, ["a", "b"], 0, config(), ranks_per_node=2) as world:
+            first, late = world.workers[:2]
+            first.send(op="skipped", step=10, rank=0, reason="no memory")
+            await late.event("dropped", step=10)
+            late.messages.clear()
+            late.save(10, 0)
+            assert (await late.event("dropped", step=10))["reason"] == "dropped already"
+            await world.save(20, 1)
+
+    run(test)
+
+
+def test_a_save_given_up_in_the_middle_of_its_redundancy_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator hears at once that no answer will come; else it would wait for one for minutes."""
+    pull, begun = Exchange.pull, asyncio.Event()
+
+    async def stuck(self: Exchange, node: int, save: Any, rank: int, name: str) -> Any:
+        if save.step == 20:
+            begun.set()
+            await asyncio.Event().wait()
+        return await pull(self, node, save, rank, name)
+
+    async def test() -> None:
+        deadlines = replace(DEADLINES, protect_s=600)
+        async with World(tmp_path, ["a", "b", "c"], 0, config(), deadlines=deadlines) as world:
+            monkeypatch.setattr(Exchange, "pull", stuck)
+            for worker in world.workers:
+                worker.save(20, 0)
+            await begun.wait()
+            world.workers[2].send(op="skipped", step=20, rank=2, reason="on second thoughts")
+            for worker in world.workers:
+                await worker.event("dropped", step=20)
+            await world.save(30, 1)
+
+    run(test)
+
+
+def test_saves_that_fail_one_after_another_cost_no_copy_of_the_committed_one(tmp_path: Path) -> None:
+    """Node b has copies of the failed ones, node c refuses; then a is lost with what it alone had."""
+
+    async def refuse(source: int, message: dict[str, Any]) -> None:
+        await until(lambda: message["step"] in copies(tmp_path / "b"))
+        raise AgentError("no memory")
+
+    async def test() -> None:
+        async with World(tmp_path, ["a", "b", "c"], 0, config(keep=2)) as world:
+            await world.save(10, 0)
+            world.agents[2]._peers.handle("protect", refuse)
+            for step in (20, 30, 40):
+                for worker in world.workers:
+                    worker.save(step, 1)
+                for worker in world.workers:
+                    await worker.event("dropped", step=step)
+                assert 10 in copies(tmp_path / "b")
+        lose(tmp_path, "a")
+        (tmp_path / "c" / "own-0-1.json").unlink()  # none of the others is whole any more
+        async with World(tmp_path, ["x", "b", "c"], 1, config()) as world:
+            assert (await world.plan())["step"] == 10
+            assert await world.contents(3) == [content(rank, 10) for rank in range(3)]
+
+    run(test)
+
+
+def test_a_save_beside_the_redundancy_of_a_restored_step_takes_no_place_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new node copies the restored step for a second time as the first save of the attempt wants a copy too."""
+    pull, begun, go = Exchange.pull, asyncio.Event(), asyncio.Event()
+
+    async def slow(self: Exchange, node: int, save: Any, rank: int, name: str) -> Any:
+        if name.startswith("copy") and save.step == 10:
+            begun.set()
+            await go.wait()
+        return await pull(self, node, save, rank, name)
+
+    async def test() -> None:
+        async with World(tmp_path, ["a", "b"], 0, config()) as world:
+            await world.save(10, 0)
+        lose(tmp_path, "b")
+        monkeypatch.setattr(Exchange, "pull", slow)
+        async with World(tmp_path, ["a", "x"], 1, config()) as world:
+            await world.plan()
+            await begun.wait()
+            protect = world.agents[1]._saves._on_protect
+
+            async def release(source: int, message: dict[str, Any]) -> None:
+                asyncio.get_running_loop().call_soon(go.set)
+                await protect(source, message)
+
+            world.agents[1]._peers.handle("protect", release)
+            await world.save(30, 1)
+            await until(lambda: copies(tmp_path / "x") == {10, 30})
+        lose(tmp_path, "a")
+        async with World(tmp_path, ["y", "x"], 2, config()) as world:
+            assert (await world.plan())["step"] == 30
+            assert await world.contents(2) == [content(rank, 30) for rank in range(2)]
+
+    run(test)
+
+
+def test_the_first_copies_beside_what_another_world_has_saved_outlive_their_commit(tmp_path: Path) -> None:
+    """They lie beyond the slots, as nothing could be replaced: the commit gives back all but them."""
+
+    async def deaf(source: int, message: dict[str, Any]) -> None:
+        raise AgentError("not heard")
+
+    async def test() -> None:
+        async with World(tmp_path, ["a", "b"], 0, config()) as world:
+            await world.plan()
+            await world.save(10, slot=0)
+        async with World(tmp_path, ["a", "b"], 1, config(), ranks_per_node=2, generation=1) as world:
+            for worker in world.workers:
+                await worker.request("rejoin", generation=0)
+            for step in (20, 30):
+                for agent in world.agents:
+                    agent._peers.handle("commit", deaf)
+                for worker in world.workers:
+                    worker.save(step, slot=1)
+                await until(lambda step=step: all(step in copies(place.ram_dir) for place in world.places))
+            for agent in world.agents:
+                agent._peers.handle("commit", agent._saves._on_commit)
+            await world.save(40, slot=0)
+            await world.flush()
+        lose(tmp_path, "a")
+        async with World(tmp_path, ["x", "b"], 2, config(), ranks_per_node=2) as world:
+            assert (await world.plan())["step"] == 40
+            assert await world.contents(4) == [content(rank, 40) for rank in range(4)]
+
+    run(test)
