@@ -45,7 +45,14 @@ class TestCluster:
 
     @classmethod
     def up(
-        cls, name: str = "default", nodes: int = 4, *, user: str | None = None, hooks: bool = False, switches: int = 0
+        cls,
+        name: str = "default",
+        nodes: int = 4,
+        *,
+        user: str | None = None,
+        hooks: bool = False,
+        switches: int = 0,
+        gpus: int = 0,
     ) -> TestCluster:
         """Build a cluster and wait until all its nodes are idle.
 
@@ -55,6 +62,7 @@ class TestCluster:
             user: the ordinary user for whom jobs run; None for the user behind sudo, or `nobody`.
             hooks: whether Slurm calls this project's hooks on its nodes; see `set_hooks`.
             switches: leaf switches of the topology that Slurm is told; the nodes are dealt to them in order. 0: none.
+            gpus: GPUs that Slurm is told each node has; their devices do nothing.
 
         Raises:
             TestbedError: it exists already, this machine cannot hold it, or a part did not start. What was built is
@@ -65,7 +73,7 @@ class TestCluster:
         user = user or host.default_user()
         cls.check(user)
         with host.lock():
-            cluster = cls(host.describe(name, nodes, user, hooks, switches))
+            cluster = cls(host.describe(name, nodes, user, hooks=hooks, switches=switches, gpus=gpus))
             try:
                 cluster._build()
             except BaseException:
@@ -221,6 +229,10 @@ class TestCluster:
         """Kill a node's slurmd, or the controller's slurmctld (`ctl`), and nothing else."""
         self._run_on(machine, ["pkill", "-KILL", "-x", slurm_daemon(self._plan, machine)[0]])
 
+    def freeze_daemon(self, machine: str) -> None:
+        """Stop a node's slurmd, or the controller's slurmctld: its kernel takes calls on, and nobody answers them."""
+        self._run_on(machine, ["pkill", "-STOP", "-x", slurm_daemon(self._plan, machine)[0]])
+
     def start_daemon(self, machine: str) -> None:
         """Start a Slurm daemon that was killed, and wait until it answers."""
         os.kill(self._first_process(machine), namespaces.START_DAEMON)
@@ -253,7 +265,9 @@ class TestCluster:
                 self.restart_node(node)
             elif not links.get(self._plan.link(node), False):
                 self.node_up(node)
-            if not self._daemon_runs(node):
+            if self._daemon_runs(node):
+                self.run_on_node(node, ["pkill", "-CONT", "-x", "slurmd"])  # it may be frozen
+            else:
                 self.start_daemon(node)
         for node in self.nodes:  # scancel alone would give those that ignore SIGTERM their 30 s of KillWait
             self.run_on_node(node, ["pkill", "-KILL", "-u", self.user], check=False)

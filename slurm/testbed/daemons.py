@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import stat
 from pathlib import Path
 
 from slurm.command import Runner
@@ -58,8 +59,10 @@ REQUEUE_WAIT_S = 5
 
 def write_configuration(plan: Plan, run: Runner) -> None:
     """Write slurm.conf, cgroup.conf, the hosts file and the munge key into the cluster's run directory."""
+    gres = f"Gres=gpu:{plan.gpus} " if plan.gpus else ""
     nodes = (
-        f"NodeName={node} NodeAddr={plan.address(node)} CPUs={NODE_CPUS} RealMemory={NODE_MEMORY_MB} State=UNKNOWN"
+        f"NodeName={node} NodeAddr={plan.address(node)} CPUs={NODE_CPUS} RealMemory={NODE_MEMORY_MB} "
+        f"{gres}State=UNKNOWN"
         for node in plan.nodes
     )
     plan.slurm_conf.write_text(
@@ -71,7 +74,7 @@ def write_configuration(plan: Plan, run: Runner) -> None:
             data_dir=plan.data_dir,
             nodes="\n".join(nodes),
         )
-        + "".join(f"{line}\n" for line in [*_topology(plan), *install_hooks(plan)])
+        + "".join(f"{line}\n" for line in [*_topology(plan), *_gpus(plan), *install_hooks(plan)])
     )
     plan.slurm_conf.with_name("cgroup.conf").write_text(f"CgroupPlugin={_cgroup_plugin(slurm_version(run))}\n")
     addresses = [(plan.address(machine), machine) for machine in plan.machines]
@@ -90,6 +93,21 @@ def _topology(plan: Plan) -> list[str]:
     lines.append(f"SwitchName=top Switches={','.join(f's{number}' for number in range(1, len(leaves) + 1))}\n")
     plan.slurm_conf.with_name("topology.conf").write_text("".join(lines))
     return ["TopologyPlugin=topology/tree"]
+
+
+def _gpus(plan: Plan) -> list[str]:
+    """Makes the devices that are the nodes' GPUs, and gres.conf; the line for slurm.conf.
+
+    Slurm takes nothing but devices. These are /dev/null under other names, which Slurm numbers in their order.
+    """
+    if not plan.gpus:
+        return []
+    plan.gpu_dir.mkdir()
+    for index in range(plan.gpus):
+        os.mknod(plan.gpu_dir / f"gpu{index}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    devices = plan.gpu_dir / f"gpu[0-{plan.gpus - 1}]"
+    plan.slurm_conf.with_name("gres.conf").write_text(f"NodeName={','.join(plan.nodes)} Name=gpu File={devices}\n")
+    return ["GresTypes=gpu"]
 
 
 def slurm_version(run: Runner) -> tuple[int, int]:

@@ -29,7 +29,7 @@ def clusters() -> tuple[str, ...]:
     return ()
 
 
-def describe(name: str, size: int, user: str, hooks: bool, switches: int) -> Plan:
+def describe(name: str, size: int, user: str, *, hooks: bool, switches: int, gpus: int) -> Plan:
     """Choose what is free on this machine and put it on record, before anything is made."""
     target = RUN_ROOT / name
     if target.exists():
@@ -37,7 +37,9 @@ def describe(name: str, size: int, user: str, hooks: bool, switches: int) -> Pla
     taken = {plan.index for other in clusters() if (plan := load_plan(RUN_ROOT / other))}
     present = links(command.run)
     free = (index for index in range(MAX_CLUSTERS) if index not in taken)
-    plans = (Plan(name=name, index=i, size=size, user=user, hooks=hooks, switches=switches) for i in free)
+    plans = (
+        Plan(name=name, index=index, size=size, user=user, hooks=hooks, switches=switches, gpus=gpus) for index in free
+    )
     plan = next((plan for plan in plans if plan.bridge not in present), None)
     if plan is None:
         raise TestbedError(f"there are {MAX_CLUSTERS} clusters on this machine; take one down first")

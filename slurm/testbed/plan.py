@@ -45,6 +45,7 @@ class Plan:
         user: the ordinary user for whom jobs run.
         hooks: whether Slurm calls this project's hooks.
         switches: leaf switches that Slurm is told of, with equally many nodes each; 0 for no topology.
+        gpus: GPUs of each node in Slurm's books; their devices do nothing.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Plan:
     user: str
     hooks: bool = False
     switches: int = 0
+    gpus: int = 0
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -96,6 +98,11 @@ class Plan:
     @property
     def slurm_conf(self) -> Path:
         return self.run_dir / "slurm.conf"
+
+    @property
+    def gpu_dir(self) -> Path:
+        """The devices that are every node's GPUs."""
+        return self.run_dir / "gpu"
 
     @property
     def hosts_file(self) -> Path:
