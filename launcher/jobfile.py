@@ -35,6 +35,7 @@ OWNED_SBATCH_OPTIONS = {
     "ntasks": "set `workers_per_node` in the job file",
     "ntasks-per-node": "set `workers_per_node` in the job file",
     "gpus-per-node": "set `gpus_per_node` in the job file",
+    "gpus": "set `gpus_per_node` in the job file: every node needs as many",
     "job-name": "set `name` in the job file",
     "array": "submit one job per configuration",
     "output": "logs are kept in the job's folder",

@@ -9,7 +9,16 @@ from collections.abc import Mapping, Sequence
 UNTIL_UNUSED = "--until-unused"
 
 # For the srun of agents. Where one dies before MPI knows of it the others would wait for it: srun sends them a SIGTERM.
-ONE_WORLD = ("--mpi=pmix", "--kill-on-bad-exit=1")
+# They see none of the job's GPUs.
+ONE_WORLD = ("--mpi=pmix", "--kill-on-bad-exit=1", "--gres=none")
+
+# What sbatch says to srun of the job's GPUs. Without a word a step has all that the job has on each node, whichever way
+# they were asked for; with these a step that wants none fails (seen on 22.05).
+_OF_THE_JOBS_GPUS = (
+    "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND",
+    "SLURM_GPU_FREQ", "SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK",
+    "SLURM_JOB_GPUS",  # the batch host's, wrong elsewhere
+)  # fmt: skip
 
 # What Slurm, PMIx and Open MPI have told the process that we run in: said again to srun or to an agent's MPI, it would
 # make them part of that process's step and world. Settings (*_MCA_*, Slurm's configuration file) are the site's and
@@ -25,13 +34,22 @@ def command(*, until_unused: bool = False) -> list[str]:
     Args:
         until_unused: nobody will tell the agents to end: they do so together when no process is connected any more.
     """
-    return [sys.executable, "-m", "ckpt.agent", *([UNTIL_UNUSED] if until_unused else [])]
+    return unmoved([sys.executable, "-m", "ckpt.agent", *([UNTIL_UNUSED] if until_unused else [])])
+
+
+def unmoved(argv: Sequence[str]) -> list[str]:
+    """A program that no warning of the job's time limit ends before it has said that it ignores them.
+
+    Without a B:, `--signal=USR1@N` reaches every process of the job's steps, up to a minute before its time.
+    """
+    return ["sh", "-c", 'trap "" USR1 USR2; exec "$@"', "sh", *argv]
 
 
 def srun(job_id: int | str, nodes: Sequence[str], *options: str) -> list[str]:
     """A step of one task on each of these nodes of a job, beside whatever runs there, that outlives the loss of one."""
     count = len(nodes)
     return [
+        *("env", *(f"--unset={name}" for name in _OF_THE_JOBS_GPUS)),
         *("srun", f"--jobid={job_id}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
         *(f"--nodelist={','.join(nodes)}", "--no-kill", "--kill-on-bad-exit=0", "--overlap", "--export=ALL"),
         *("--cpu-bind=none", "--wait=0", "--quiet", *options),

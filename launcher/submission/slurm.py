@@ -32,6 +32,7 @@ _ENDED = frozenset(
 )  # fmt: skip
 # Short sbatch options (sbatch(1)) whose long names the launcher has a say in.
 _SHORT_OPTIONS = {
+    "-G": "gpus",
     "-N": "nodes",
     "-n": "ntasks",
     "-J": "job-name",

@@ -3,7 +3,8 @@
 A file `raise-R` there has rank R raise an exception, `away-R` has it stay away from the collectives for ever; either is
 removed first, so it happens once. Gradients are summed as whole numbers: the weights are the same bit for bit whatever
 the world size, and `--reference` computes them in one process, without any launcher: it reads a step from each line of
-its input, every tenth has one, and answers with the digest.
+its input, every tenth has one, and answers with the digest. With `--loaders N` each rank reads from a DataLoader with
+so many forked workers, and whoever hears a SIGUSR1 says so.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import argparse
 import contextlib
 import hashlib
 import os
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from ckpt import Checkpointer
 
@@ -73,18 +78,43 @@ def answer() -> None:
         print(digests[int(line)], flush=True)
 
 
-def train(pace_s: float) -> None:
+class Endless(IterableDataset[Any]):
+    """What loaders read."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            yield torch.zeros(8)
+
+
+def loaded(workers: int) -> Iterator[Any]:
+    """Batches from forked workers, which say who they are."""
+    signal.signal(signal.SIGUSR1, lambda number, frame: print(f"{os.getpid()} heard SIGUSR1", flush=True))
+    loader = DataLoader(
+        Endless(),
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context="fork",
+        worker_init_fn=lambda index: print(f"loader {os.getpid()}", flush=True),
+    )
+    return iter(loader)
+
+
+def train(pace_s: float, loaders: int) -> None:
     """A worker's life."""
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     folder = Path(os.environ["HOLDFAST_JOB_DIR"])
     print(f"pid {os.getpid()} runner {os.environ['HOLDFAST_RUNNER_PID']}", flush=True)
+    print(f"local rank {os.environ['LOCAL_RANK']} sees GPUs {os.environ.get('CUDA_VISIBLE_DEVICES')}", flush=True)
     trainer = Trainer()
     with Checkpointer.from_env() as ckpt:
         step = ckpt.load(trainer.state)
+        batches = loaded(loaders) if loaders else None
         over = False
         while not over:
             obey(folder, rank)
+            if batches is not None:
+                next(batches)
             asked = rank == 0 and (step + 1) % EVERY == 0 and (folder / "finish").exists()
             over = trainer.step(step, rank, world, asked)
             step += 1
@@ -112,13 +142,14 @@ def obey(folder: Path, rank: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pace-s", type=float, default=0.05, help="rest after each step")
+    parser.add_argument("--loaders", type=int, default=0, help="forked workers of each rank's DataLoader")
     parser.add_argument("--reference", action="store_true", help="only tell digests of an uninterrupted run")
     args = parser.parse_args()
     if args.reference:
         torch.set_num_threads(1)
         answer()
     else:
-        train(args.pace_s)
+        train(args.pace_s, args.loaders)
 
 
 if __name__ == "__main__":
