@@ -2,6 +2,7 @@
 
 cluster.py   the contract
 slurm.py     inside a Slurm job: one srun step for the runners, one per attempt for the agents
+launches.py  which nodes an srun could not start its tasks on
 ended.py     whether the Slurm job of another run has ended, for ckpt agents that ask
 local.py     nodes are process groups on this machine; kill_node() loses one
 spawned.py   a process that we started and end for certain

@@ -23,8 +23,8 @@ class AgentsHandle(Protocol):
 
 
 class Cluster(Protocol):
-    """Where a job runs. Call order: start_runners once; release_runners when they are there; start_agents for each
-    attempt; close at the end.
+    """Where a job runs. Call order: start_runners; release_runners when they are there, or before they are started
+    again; start_agents for each attempt; close at the end.
 
     Attributes:
         name: "slurm" or "local".
@@ -58,8 +58,16 @@ class Cluster(Protocol):
             environment: added to the runners' environment, the same on every node.
         """
 
+    async def runners_launched(self) -> None:
+        """Returns when what start_runners() has started them with has ended by itself, and they perhaps with it."""
+
+    def not_launched(self, nodes: Collection[str]) -> dict[str, str]:
+        """On which of these nodes no process could be started since start_runners(), or for the agents started last,
+        with the reason. The scheduler then ends the others that were started together with it.
+        """
+
     async def release_runners(self) -> None:
-        """Every runner has come, or is out for good: what started them shall not act on their nodes any more."""
+        """What started the runners shall not act on their nodes any more: those that are there go on without it."""
 
     async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
         """Starts `python -m ckpt.agent` on the given nodes, as one MPI world.

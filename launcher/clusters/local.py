@@ -48,6 +48,13 @@ class LocalCluster:
             argv = (sys.executable, "-m", "launcher.runner")
             self._runners.append(await Spawned.start(argv, {**environment, **own}, log_path))
 
+    async def runners_launched(self) -> None:
+        """They are children of ours: nothing else stands between."""
+        await asyncio.Event().wait()
+
+    def not_launched(self, nodes: Collection[str]) -> dict[str, str]:
+        return {}
+
     async def release_runners(self) -> None:
         """Nothing acts on the nodes here but we."""
 

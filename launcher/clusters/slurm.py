@@ -26,6 +26,7 @@ from typing import TypeVar
 import ckpt.agent.launch as agent_launch
 from launcher.clusters import ended
 from launcher.clusters.cluster import AgentsHandle
+from launcher.clusters.launches import Launches
 from launcher.clusters.spawned import Adopted, Spawned
 from launcher.containers import of_the_steps
 from launcher.errors import UsageError
@@ -70,6 +71,7 @@ class SlurmCluster:
         self._slurm = slurm or Slurm()
         self._runners: Spawned | None = None
         self._agents: Spawned | None = None
+        self._launches: Launches | None = None  # of the srun that was started last
         self.run_id = f"slurm-{job.cluster}-{job.job_id}"
         self.nodes = job.nodes
         self.restart_count = job.restart_count
@@ -88,9 +90,17 @@ class SlurmCluster:
     async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
         output = self._job_dir / "log" / "runner-%N.log"
         argv = self._srun(nodes, "--mpi=none", f"--output={output}", "--open-mode=append")
-        argv += [sys.executable, "-m", "launcher.runner"]
+        argv += agent_launch.unmoved([sys.executable, "-m", "launcher.runner"])
         log_path = self._job_dir / "log" / "srun-runners.log"
+        self._launches = Launches(log_path)
         self._runners = await Spawned.start(argv, environment, log_path, outlives_us=True)
+
+    async def runners_launched(self) -> None:
+        if self._runners is not None:
+            await self._runners.wait()
+
+    def not_launched(self, nodes: Collection[str]) -> dict[str, str]:
+        return self._launches.failed(nodes) if self._launches is not None else {}
 
     async def release_runners(self) -> None:
         if self._runners is not None:
@@ -100,6 +110,7 @@ class SlurmCluster:
         argv = [*self._srun(nodes, *agent_launch.ONE_WORLD), *agent_launch.command()]
         own = agent_launch.environment() | {"HOLDFAST_RAM_DIR": str(memory_dir(self.run_id))}
         own["HOLDFAST_RUN_ENDED"] = json.dumps(ended.command())
+        self._launches = Launches(log_path)
         self._agents = await Spawned.start(argv, {**environment, **own}, log_path, outlives_us=True)
         return self._agents
 
@@ -142,7 +153,8 @@ class SlurmCluster:
 
         with ThreadPoolExecutor(_CONNECTING_AT_ONCE) as threads:
             reasons = zip(known, threads.map(why, known), strict=True)
-            return {node.name: reason for node, reason in reasons if reason is not None}
+            found = {node.name: reason for node, reason in reasons if reason is not None}
+        return found | self.not_launched(nodes)  # a slurmd that is stopped still answers a call, by its kernel
 
     def requeue(self, exclude: Collection[str] = ()) -> None:
         excluded = self._with_those_excluded(exclude) if exclude else []

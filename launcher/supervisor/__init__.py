@@ -3,6 +3,7 @@
     entry.py        a supervisor's life from outside: start, take-over, what it leaves
     supervisor.py   the state machine: nodes, attempts, the end
     past.py         what the events tell one that goes on with a job
+    launch.py       the runners' start, and another where the scheduler has ended it for one node's sake
     readiness.py    what has to be there before an attempt can start
     time_limit.py   when the job's time is nearly up
     requests.py     what somebody outside asks for: signals, preemption, cancel

@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher.clusters.cluster import Cluster
 from launcher.supervisor.folder import probe, until_written
 from launcher.supervisor.host import Host
+from launcher.supervisor.launch import Launch
 from launcher.supervisor.roster import Roster
 from slurm import SlurmError
 
@@ -32,13 +33,15 @@ class Readiness:
         roster: its nodes.
         cluster: where it runs.
         job_dir: the job's folder.
+        launch: starts the runners.
     """
 
-    def __init__(self, host: Host, roster: Roster, cluster: Cluster, job_dir: Path) -> None:
+    def __init__(self, host: Host, roster: Roster, cluster: Cluster, job_dir: Path, launch: Launch) -> None:
         self._host = host
         self._roster = roster
         self._cluster = cluster
         self._job_dir = job_dir
+        self._launch = launch
 
     async def unusable(self) -> dict[str, str]:
         """Nodes that can be given no process, with the reason.
@@ -52,7 +55,14 @@ class Readiness:
             return {}
 
     async def nodes(self, *, patient: bool) -> None:
-        """Waits until all nodes that may train are ready; if patient, a moment longer for the others, to choose."""
+        """Waits until all nodes that may train are ready; if patient, a moment longer for the others, to choose.
+
+        Runners whose start fails are started again meanwhile, and never after.
+        """
+        await self._until_ready(patient=patient)
+        await self._launch.end()
+
+    async def _until_ready(self, *, patient: bool) -> None:
         roster = self._roster
         begun_s = time.monotonic()
         full_s: float | None = None
@@ -69,6 +79,7 @@ class Readiness:
                         self._host.put_out(node, late)
                 break
             await self._host.next_notice(deadline_s - now_s)
+            await self._launch.tend()
 
     async def backoff(self, delay_s: float, reason: str) -> None:
         """Waits before an attempt that follows others which gained nothing."""

@@ -41,6 +41,12 @@ class Roster:
             self._ready.add(node)
             self._absent.pop(node, None)
 
+    def await_again(self, node: str) -> None:
+        """A node's runner has gone, and is to come again."""
+        if node in self._ready:
+            self._ready.discard(node)
+            self._absent[node] = None
+
     def put_out(self, node: str, reason: str) -> None:
         """Excludes a node for the job's life; the first reason stays."""
         self._ready.discard(node)

@@ -25,6 +25,7 @@ from launcher.supervisor.faults import PREFLIGHT, SCHEDULER_LOST, START_TIMEOUT,
 from launcher.supervisor.folder import read_secret, write_json
 from launcher.supervisor.hang import HangDetector
 from launcher.supervisor.ladder import Decision, Ladder
+from launcher.supervisor.launch import Launch
 from launcher.supervisor.links import Links, Notice
 from launcher.supervisor.office import Office, Superseded
 from launcher.supervisor.outcome import EXIT_CODES, REASONS, Ending, Outcome
@@ -76,7 +77,8 @@ class Supervisor:
         # Where there is a spare it is the supervisor's node: the job then outlives its loss without a fault.
         in_order = sorted(cluster.nodes, key=lambda node: node == cluster.node)
         self._roster = Roster(in_order, spec.sizes, {}, cluster.topology.distance)
-        self._readiness = Readiness(self, self._roster, cluster, job_dir)
+        self._launch = Launch(self, self._roster, self._links, cluster)
+        self._readiness = Readiness(self, self._roster, cluster, job_dir, self._launch)
         self._switches = domains.switches_of(cluster.topology, cluster.nodes)
         self._number = 0
         self._step: int | None = None
@@ -191,15 +193,14 @@ class Supervisor:
         unusable = await self._readiness.unusable()
         for node, reason in unusable.items():
             self.put_out(node, reason)
-        await cluster.start_runners(
-            [node for node in cluster.nodes if node not in unusable],
+        await self._launch.begin(
             {
                 **spec.env,
                 "HOLDFAST_RUN_ID": cluster.run_id,
                 "HOLDFAST_JOB_DIR": str(self._job_dir),
                 "HOLDFAST_SUPERVISOR": f"{cluster.host}:{port}",
                 **domains.to_environment(self._switches),
-            },
+            }
         )
 
     def _recall(self) -> None:
@@ -226,8 +227,6 @@ class Supervisor:
                 return self._outcome("internal", unwritable)
             if resumed is None:
                 await self._readiness.nodes(patient=patient)
-            if not self._roster.absent:
-                await self._cluster.release_runners()
             patient = False
             nodes = self._roster.choose() if resumed is None else tuple(resumed["nodes"])
             if resumed is not None:
@@ -316,6 +315,9 @@ class Supervisor:
             self._cluster.let_go()
         elif notice.kind == "roll_call" and self._links.is_isolated:  # it may be we who are cut off
             self._call_the_roll_later()
+        elif notice.kind == "late":
+            for absent in self._roster.absent:
+                self.put_out(absent, f"its runner did not start; see log/runner-{absent}.log and log/srun-runners.log")
         elif notice.kind == "roll_call":
             for absent in self._roster.absent:
                 self.put_out(absent, f"its runner did not come back within {RETURN_S:g} s of the take-over")
@@ -332,7 +334,7 @@ class Supervisor:
         elif notice.kind == "heartbeat" and body["warm"] and node not in self._warm:
             self._warm.add(node)
             self.record("node_ready", node=node, warm=True)
-        elif notice.kind in ("lost", "broken"):
+        elif notice.kind == "broken" or (notice.kind == "lost" and not self._launch.lost(node)):
             self.put_out(node, body["reason"])
 
     def _call_the_roll_later(self) -> None:

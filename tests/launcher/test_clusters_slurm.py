@@ -248,6 +248,24 @@ def test_nodes_that_can_be_given_nothing_are_told_by_what_slurm_and_they_themsel
     assert "slurmd does not answer" in found["n2"] and "DOWN: Not responding" in found["n3"]
 
 
+def test_a_node_that_srun_has_named_can_be_given_nothing(
+    spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slurmd is stopped: the kernel takes our call in its place."""
+
+    class Said:
+        @classmethod
+        async def start(cls, argv: list[str], environment: object, log_path: Path, *, outlives_us: bool) -> None:
+            log_path.write_text("srun: error: Task launch for StepId=7.1 failed on node n2: Socket timed out\n")
+
+    monkeypatch.setattr(slurm_cluster, "Spawned", Said)
+    with socket.create_server(("127.0.0.1", 0)) as slurmd:
+        lines = "\n".join(node_line(name, "MIXED", slurmd.getsockname()[1]) for name in ("n1", "n2"))
+        job = cluster(spec, Scontrol(("RUNNING", 2), lines, "SlurmdPort              = 6818\n"))
+        asyncio.run(job.start_agents(["n1", "n2"], {}, tmp_path / "agents.log"))
+        assert job.unusable(["n1", "n2"]) == {"n2": "srun could start no process there: Socket timed out"}
+
+
 def test_where_slurm_does_not_answer_nothing_is_known_of_the_nodes(spec: JobSpec) -> None:
     with pytest.raises(SlurmError):
         cluster(spec, Scontrol(None)).unusable(["n1"])
