@@ -27,7 +27,7 @@ MIN_HANG_TIMEOUT_S = 2.0  # runners report twice a second
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SBATCH_OPTION = re.compile(r"[a-z][a-z0-9]+(-[a-z0-9]+)*")
-_TIME_LIMIT_SIGNAL = re.compile(r"B:(SIG)?USR2@\d+")
+_TIME_LIMIT_SIGNAL = re.compile(r"(B:)?((SIG)?USR[12]|10|12)(@\d+)?")
 
 # What the job file has a word of its own for, or what a supervised job cannot do without.
 OWNED_SBATCH_OPTIONS = {
@@ -186,7 +186,7 @@ def check_sbatch_option(option: str, value: Any, where: str) -> None:
     if option in OWNED_SBATCH_OPTIONS:
         raise UsageError(f"{where}: not an option to pass on; {OWNED_SBATCH_OPTIONS[option]}")
     if option == "signal" and not _TIME_LIMIT_SIGNAL.fullmatch(str(value)):
-        raise UsageError(f"{where}: got {value!r}, expected B:USR2@SECONDS, the warning before the time limit")
+        raise UsageError(f"{where}: got {value!r}, expected USR1@SECONDS or USR2@SECONDS, B: before it")
 
 
 class _Reader:

@@ -144,7 +144,8 @@ class SupervisedSlurmExecutor(SlurmExecutor):
     def __init__(self, folder: Path | str, flags: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(folder, **kwargs)
         # The supervisor takes the batch shell's place: `--signal=B:` and `scancel --batch` signal that process alone.
-        self.python = f"exec {self.python}"
+        # A warning of the time limit that comes before it listens must not end it: it looks at the clock as well.
+        self.python = f"trap '' USR1 USR2; exec {self.python}"
         self._flags = tuple(flags)
         _check_flags(self._flags)
 

@@ -15,10 +15,10 @@ from launcher.supervisor.supervisor import Supervisor
 
 
 def supervise(spec: JobSpec, job_dir: Path, cluster: str) -> Outcome:
-    """Runs a job to its end. Blocks; call it in the main thread, where it handles SIGTERM, SIGUSR2 and SIGINT.
+    """Runs a job to its end. Blocks; call it in the main thread, where it handles SIGTERM, SIGUSR1, SIGUSR2 and SIGINT.
 
-    SIGINT ends the job at once. SIGTERM (Slurm requeues or preempts the job) and SIGUSR2 (its time limit is near) have
-    all ranks stop at one step boundary and save; after SIGUSR2 the job is then requeued from here.
+    SIGINT ends the job at once. SIGTERM (Slurm requeues or preempts the job), SIGUSR1 and SIGUSR2 (its time limit is
+    near) have all ranks stop at one step boundary and save; after the latter two the job is then requeued from here.
 
     Args:
         spec: the job.

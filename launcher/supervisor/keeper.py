@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from launcher.runner.processes import die_with_parent
+from launcher.runner.step_signals import WARNINGS
 from launcher.supervisor.outcome import Outcome
 from launcher.terms import LeaseWatch, newest_number
 
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 MAX_DEATHS = 5  # of supervisors in a row here; then it is not by accident
 _ORPHANED_S = 60.0  # nobody has renewed the lease for so long: we take the job back
 _POLL_S = 0.2
-_PASSED_ON = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, *WARNINGS)
 
 Work = Callable[[int | None], Outcome]
 
@@ -72,8 +73,8 @@ class Keeper:
             try:
                 die_with_parent(me)
                 os.close(reads)
-                for number in _PASSED_ON:
-                    signal.signal(number, signal.SIG_DFL)
+                for number in _PASSED_ON:  # a warning that comes before the supervisor can take it must not end it
+                    signal.signal(number, signal.SIG_IGN if number in WARNINGS else signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 os.write(writes, _outcome_line(self._work, after))
                 code = 0

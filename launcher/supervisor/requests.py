@@ -9,6 +9,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 
+from launcher.runner.step_signals import WARNINGS
+
 log = logging.getLogger(__name__)
 
 OURS_TO_REQUEUE = ("time_limit", "preempted", "batch_script_lost")  # reasons to stop after which nobody else does
@@ -19,6 +21,7 @@ class Requests:
 
     Args:
         why_terminated: what a SIGTERM means: `Cluster.why_terminated`. It blocks.
+        warned: called when a signal says that the time limit is near.
         told: called at each request with its reason ("cancel", "requeue" or one of OURS_TO_REQUEUE) when it is
             new, and with None when it repeats one.
 
@@ -28,11 +31,14 @@ class Requests:
         cancelled: whether it is to end at once.
     """
 
-    def __init__(self, why_terminated: Callable[[], str], told: Callable[[str | None], None]) -> None:
+    def __init__(
+        self, why_terminated: Callable[[], str], warned: Callable[[], None], told: Callable[[str | None], None]
+    ) -> None:
         self.stop: str | None = None
         self.stop_s = 0.0
         self.cancelled = False
         self._why_terminated = why_terminated
+        self._warned = warned
         self._told = told
         self._judging: asyncio.Task[None] | None = None
 
@@ -43,13 +49,13 @@ class Requests:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Takes SIGTERM, SIGUSR2 (the time limit is near) and SIGINT; gives them back to whoever had them."""
+        """Takes SIGTERM, SIGINT, and USR1 and USR2 (the time limit is near); gives them back to whoever had them."""
         loop = asyncio.get_running_loop()
         handlers: dict[signal.Signals, Callable[[], None]] = {
             signal.SIGTERM: lambda: self.judge_sigterm("the supervisor"),
-            signal.SIGUSR2: lambda: self.ask_stop("time_limit"),
             signal.SIGINT: self.cancel,
         }
+        handlers |= dict.fromkeys(WARNINGS, self._warned)
         before = {number: signal.getsignal(number) for number in handlers}
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)

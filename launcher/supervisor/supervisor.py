@@ -86,7 +86,8 @@ class Supervisor:
         self._warm: set[str] = set()
         self._to_requeue = Requeue(cluster, self._out)
         self._requeue = False  # whether the scheduler is to start the job again
-        self.requests = Requests(cluster.why_terminated, self._on_request)
+        self._time_warning = asyncio.Event()
+        self.requests = Requests(cluster.why_terminated, self._on_time_warning, self._on_request)
 
     async def run(self) -> Outcome:
         """The whole job, to its outcome; leaves nothing running. Where another supervisor takes over, all is left."""
@@ -347,8 +348,12 @@ class Supervisor:
                 self._to_requeue.begin()
         self.post(Notice(kind="request"))
 
+    def _on_time_warning(self) -> None:
+        log.info("warned: the time limit is near")
+        self._time_warning.set()
+
     async def _stop_in_time(self) -> None:
-        await until_near(self._cluster.time_left_s, has_just_begun=self._take_over is None)
+        await until_near(self._cluster.time_left_s, self._time_warning, has_just_begun=self._take_over is None)
         self.requests.ask_stop("time_limit")
 
     async def _hand_back(self, outcome: Outcome) -> Outcome:

@@ -10,12 +10,19 @@ from pathlib import Path
 import pytest
 
 from ckpt.agent.fabric import mpi_settings
-from ckpt.agent.launch import environment
+from ckpt.agent.launch import command, environment, unmoved
 
 
 def test_an_agent_starts_without_libraries_that_it_may_never_need() -> None:
     look = "import sys, ckpt.agent.__main__; print({'boto3', 'numpy', 'torch', 'yaml'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_the_warning_of_a_time_limit_does_not_end_a_program_that_is_still_importing() -> None:
+    tell = "from signal import *; print([getsignal(number) is SIG_IGN for number in (SIGUSR1, SIGUSR2, SIGTERM)])"
+    done = subprocess.run(unmoved([sys.executable, "-c", tell]), capture_output=True, text=True, check=True)
+    assert done.stdout == "[True, True, False]\n"
+    assert command() == unmoved([sys.executable, "-m", "ckpt.agent"])
 
 
 WITHOUT_OFI = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}

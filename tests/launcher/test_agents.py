@@ -36,7 +36,7 @@ class Host:
     """Keeps what is recorded; hands nothing on."""
 
     def __init__(self) -> None:
-        self.requests = Requests(lambda: "cancel", lambda reason: None)
+        self.requests = Requests(lambda: "cancel", lambda: None, lambda reason: None)
         self.recorded: list[dict[str, Any]] = []
         self.inbox: asyncio.Queue[Notice] = asyncio.Queue()
 

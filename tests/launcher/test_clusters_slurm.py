@@ -222,11 +222,12 @@ def test_steps_run_in_the_jobs_container(tmp_path: Path, monkeypatch: pytest.Mon
     asyncio.run(job.start_agents(["n1", "n3"], {}, Path("/job/log/agents.log")))
     common = "--no-kill --kill-on-bad-exit=0 --overlap --export=ALL --cpu-bind=none --wait=0 --quiet"
     container = "--container-image=/images/torch.sqsh --container-writable --container-mounts=/job:/job"
-    assert [" ".join(argv) for argv in started] == [
+    unmoved = """sh -c trap "" USR1 USR2; exec "$@" sh"""
+    assert [" ".join(argv[argv.index("srun") :]) for argv in started] == [
         f"srun --jobid=7 --nodes=3 --ntasks=3 --ntasks-per-node=1 --nodelist=n1,n2,n3 {common} {container} --mpi=none "
-        f"--output=/job/log/runner-%N.log --open-mode=append {sys.executable} -m launcher.runner",
+        f"--output=/job/log/runner-%N.log --open-mode=append {unmoved} {sys.executable} -m launcher.runner",
         f"srun --jobid=7 --nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=n1,n3 {common} {container} --mpi=pmix "
-        f"--kill-on-bad-exit=1 {sys.executable} -m ckpt.agent",
+        f"--kill-on-bad-exit=1 --gres=none {unmoved} {sys.executable} -m ckpt.agent",
     ]
 
 

@@ -72,7 +72,8 @@ def test_sbatch_options_take_dashes_or_underscores_and_false_means_absent() -> N
 
 
 def test_a_longer_warning_before_the_time_limit_may_be_asked_for() -> None:
-    assert job(slurm={"signal": "B:USR2@600"}).slurm == {"signal": "B:USR2@600"}
+    for signal in ("B:USR2@600", "USR1@120", "B:SIGUSR1@60", "12"):
+        assert job(slurm={"signal": signal}).slurm == {"signal": signal}
 
 
 def test_an_empty_section_is_an_absent_one(tmp_path: Path) -> None:
