@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_job import EVERY, HANG_S, BrokenJob, Comeback
+from broken_job import EVERY, HANG_S, RECOVERY_S, BrokenJob, Comeback
 
 from launcher.runner.watch import AGENT_START_TIMEOUT_S
 
@@ -128,6 +128,23 @@ def test_a_checkpoint_agent_killed_before_the_restore(job: BrokenJob, in_mpi: bo
             job.watch.wait_for("fault", AGENT_START_TIMEOUT_S / 2, attempt=before + 1, kind="agent_lost")
 
     check_in_place(job, job.recover(kill_in_the_next_attempt), "process_exit")
+
+
+def test_a_checkpoint_agent_that_is_stuck_before_the_restore(job: BrokenJob) -> None:
+    """All agents wait for it in MPI_Init; their runners wait no longer than ten times what it took before."""
+    before, waiting, other = job.attempt["attempt"], job.node_of(0), job.node_of(2)
+
+    def stop_in_the_next_attempt() -> None:
+        with job.agent_held_back(waiting):
+            job.signal("KILL", 3)
+            job.watch.wait_for("attempt_start", 30, attempt=before + 1)
+            pid = job.watch.until(lambda: job.agent_of(other, in_mpi=True), 30, f"agent on {other} in MPI_Init")
+            job.cluster.run_on_node(other, ["kill", "-STOP", pid])
+        fault = job.watch.wait_for("fault", RECOVERY_S, attempt=before + 1)
+        assert fault["kind"] == "agent_lost", job.watch.story()
+        job.wait_until_gone(other, pid)
+
+    check_in_place(job, job.recover(stop_in_the_next_attempt), "process_exit")
 
 
 @pytest.mark.timeout(300)

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -43,10 +45,19 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def start(script: Path, *args: str) -> subprocess.Popen[str]:
+@contextmanager
+def start(script: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """A rank; killed if it does not end by itself."""
     pipe = subprocess.PIPE
     env = os.environ | {"PYTHONPATH": os.getcwd()}
-    return subprocess.Popen([sys.executable, script, *args], stdin=pipe, stdout=pipe, text=True, env=env)
+    with subprocess.Popen(
+        [sys.executable, script, *args], stdin=pipe, stdout=pipe, text=True, env=env, start_new_session=True
+    ) as rank:
+        try:
+            yield rank
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("handler", [(), ("handler",)])
