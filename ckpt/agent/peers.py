@@ -172,7 +172,7 @@ class Peers:
             message = decode(body)
             if "re" not in message:
                 self.spawn(self._answer(source, message))
-            elif (reply := self._replies.get(message["re"])) is not None and not reply.done():
+            elif type(number := message["re"]) is int and (reply := self._replies.get(number)) and not reply.done():
                 reply.set_result(message)
         under_way = []
         for transfer, waiter in self._transfers:
