@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from multiprocessing.popen_fork import Popen
 
 from launcher.runner.processes import status_of
@@ -18,22 +19,36 @@ from launcher.runner.processes import status_of
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 STEP_SIGNALS = (signal.SIGTERM, *WARNINGS)  # SIGTERM: Slurm requeues, preempts or cancels the job
 
+_masks = threading.local()  # of the thread that forks
+
 
 def leave_signals_to_the_rank() -> None:
     """In a worker, once: what it forks ignores STEP_SIGNALS, and `multiprocessing` can end it all the same."""
-    os.register_at_fork(after_in_child=_ignore)
+    os.register_at_fork(before=_hold_back, after_in_parent=_let_come, after_in_child=_ignore)
     Popen.terminate = _terminate  # type: ignore  # spawned children are of classes below it
+
+
+def _hold_back() -> None:
+    """One that comes to the forked process before it ignores it would find the rank's handler there."""
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, STEP_SIGNALS)
+
+
+def _let_come() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
 
 
 def _ignore() -> None:
     for number in STEP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    # For good: a DataLoader's worker takes SIGTERM again, and ends by one that its rank has not sent.
+    signal.pthread_sigmask(signal.SIG_SETMASK, {*_masks.before, signal.SIGTERM})
 
 
 def _terminate(process: Popen) -> None:
-    """Ends a child that multiprocessing wants ended: by SIGTERM, or, where it ignores that, for certain."""
-    ignored = int(status_of(process.pid).get("SigIgn", "0"), 16)
-    if ignored >> (signal.SIGTERM - 1) & 1:
+    """Ends a child that multiprocessing wants ended: by SIGTERM, or, where that does not reach it, for certain."""
+    status = status_of(process.pid)
+    unheard = int(status.get("SigIgn", "0"), 16) | int(status.get("SigBlk", "0"), 16)
+    if unheard >> (signal.SIGTERM - 1) & 1:
         process.kill()
     else:
         process._send_signal(signal.SIGTERM)  # type: ignore[attr-defined]

@@ -21,12 +21,15 @@ def heard(number, frame):
     print(os.getpid(), "heard", signal.Signals(number).name, flush=True)
 
 def stuck():
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as torch has it in a DataLoader's worker
     print("child", os.getpid(), flush=True)
     while True:
         time.sleep(1)
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as script.py has it
+    if "early" in sys.argv:  # before the child has run any code of ours
+        os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGUSR1))
     leave_signals_to_the_rank()
     if "handler" in sys.argv:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
@@ -75,6 +78,13 @@ def test_signals_for_all_processes_are_heard_by_the_rank_alone(script: Path, han
                 said.append(rank.stdout.readline())
         rest, _ = rank.communicate("\n", timeout=60)
     assert said == ([f"{rank.pid} heard {number.name}\n" for number in numbers] if handler else [])
+    assert rest == "alive\n"
+
+
+def test_a_signal_that_comes_while_a_process_is_being_forked_is_not_heard_there(script: Path) -> None:
+    with start(script, "fork", "handler", "early") as rank:
+        assert rank.stdout is not None and rank.stdout.readline().startswith("child ")
+        rest, _ = rank.communicate("\n", timeout=60)
     assert rest == "alive\n"
 
 
