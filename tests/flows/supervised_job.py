@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ class SupervisedJob(BrokenJob):
     @property
     def attempts(self) -> int:
         return len(self.watch.events("attempt_start"))
+
+    @property
+    def terms_written(self) -> list[int]:
+        """Of the supervisors that wrote events, line by line, also of those that do not count."""
+        lines = (self.watch.job_dir / "events.jsonl").read_text().splitlines()
+        return [json.loads(line)["term"] for line in lines]
 
     @property
     def supervisor_log(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from broken_job import EVERY
 from slurm_kit import ends_as, status
 from supervised_job import TAKE_OVER_S, SupervisedJob
+
+from slurm.testbed import TestCluster
 
 # What a Python program that waits for its job gets.
 RESULT = """
@@ -26,7 +29,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.faults]
 @pytest.fixture
 def job(fault_cluster: Any, small_share: Path, request: pytest.FixtureRequest) -> SupervisedJob:
     """A job in mid-training, on a cluster with all its nodes."""
-    job = SupervisedJob(fault_cluster, small_share / request.node.name[5:40])
+    job = SupervisedJob(fault_cluster, small_share / request.node.originalname[5:40])
     job.settle()
     return job
 
@@ -48,6 +51,7 @@ def test_killed_then_frozen_supervisor(job: SupervisedJob, steady_digests: dict[
     job.finish(steady_digests)
     assert not job.watch.events("fault") and not job.watch.events("node_out"), job.watch.story()
     assert job.attempts == 1 and len(job.watch.events("job_end")) == 1
+    assert job.terms_written == sorted(job.terms_written), "a supervisor wrote after its succession"
     job.watch.until(ends_as(job.cluster, job.job_id, "COMPLETED"), 60, "job that its batch script has ended")
 
 
@@ -80,13 +84,17 @@ def test_batch_host_lost_and_then_the_host_of_its_successor(job: SupervisedJob, 
     assert status(job.cluster, job.job_id)["state"] == "done"
 
 
-def test_successor_lost_before_any_runner_has_come_to_it(job: SupervisedJob, steady_digests: dict[int, str]) -> None:
-    """Nobody has ever obeyed the second term: the third follows it all the same."""
+@pytest.mark.parametrize("lose", [TestCluster.crash_node, TestCluster.node_down])
+def test_successor_lost_before_any_runner_has_come_to_it(
+    job: SupervisedJob, steady_digests: dict[int, str], lose: Callable[[TestCluster, str], None]
+) -> None:
+    """Nobody has ever obeyed the second term: the third follows it all the same. One that is cut off hears no majority
+    and does not renew its lease."""
     batch_host = job.term.node
     job.cluster.crash_node(batch_host)
     job.watch.until(lambda: job.term.number == 2 or None, TAKE_OVER_S, "second term")
     second = job.term.node
-    job.taken_over(lambda: job.cluster.crash_node(second))
+    job.taken_over(lambda: lose(job.cluster, second))
     assert job.term.number == 3 and job.term.node not in (batch_host, second), job.watch.story()
 
     job.finish(steady_digests)
