@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from slurm.client import Slurm
 from slurm.errors import SlurmError
+from slurm.hooks.log import log
+from slurm.hooks.places import read_of_root
 from slurm.records import Node
 
 TAG = "holdfast:"  # begins the reason of every drain of ours: who may undo it sees whose it was
@@ -28,7 +33,11 @@ def is_ours(node: Node) -> bool:
 def why(node: Node) -> str:
     """The reason without its tag, and without who gave it and when."""
     found = _WHOLE.fullmatch(node.reason)
-    return (found["text"] if found else node.reason).removeprefix(TAG).strip()
+    return _untagged(found["text"] if found else node.reason)
+
+
+def _untagged(reason: str) -> str:
+    return reason.removeprefix(TAG).strip()
 
 
 def whose(node: Node) -> str:
@@ -42,17 +51,19 @@ def reason(text: str) -> str:
     return f"{TAG} {' '.join(text.split())}"[:_MAX_REASON]
 
 
-def drain_node(slurm: Slurm, name: str, text: str, most: str) -> str:
+def drain_node(slurm: Slurm, name: str, text: str, most: str, draining: str) -> str:
     """Drains a node, unless so many are drained that it is rather the check that is wrong, or the whole site.
 
     Nodes that fail at the same moment do not see each other's drain yet: each looks again, and takes its own back where
-    there are too many. One that is out already stays as it is.
+    there are too many. One that is out already stays as it is. A hook that is ended before it has looked again leaves
+    the reason in `draining`: `settle_drain` looks in its place.
 
     Args:
         slurm: the cluster.
         name: the node.
         text: what is wrong with it.
         most: max_drained.
+        draining: the file.
 
     Returns:
         Why it was not drained; empty when it is.
@@ -62,10 +73,65 @@ def drain_node(slurm: Slurm, name: str, text: str, most: str) -> str:
         return ""
     if held := _too_many(nodes, name, most):
         return held
-    slurm.drain(name, reason(text))
-    if held := _too_many(slurm.nodes(), name, most):
-        slurm.resume(name)
+    with _told(draining, reason(text)):
+        slurm.drain(name, reason(text))
+        if held := _too_many(slurm.nodes(), name, most):
+            slurm.resume(name)
     return held
+
+
+def settle_drain(slurm: Slurm, name: str, most: str, draining: str, is_unfit: Callable[[str], bool]) -> str:
+    """Looks again at this node's drain, if the hook that gave it was ended before it could. Again does no harm.
+
+    Args:
+        slurm: the cluster.
+        name: the node.
+        most: max_drained.
+        draining: the file that tells of the drain.
+        is_unfit: whether anything speaks against the node now, if it was drained for this.
+
+    Returns:
+        Why the drain was taken back; empty when there is none to look at, or it stays.
+    """
+    try:
+        told = _untagged(read_of_root(draining, _MAX_REASON * 4))
+        begun = os.open(draining, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return ""
+    try:
+        fcntl.flock(begun, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        nodes = slurm.nodes()
+        held = "nothing is wrong with it now" if not is_unfit(told) else _too_many(nodes, name, most)
+        is_the_one = any(is_ours(node) and why(node) == told for node in nodes if node.name == name)
+        if is_the_one and held:
+            slurm.resume(name)
+        os.unlink(draining)
+        return held if is_the_one else ""
+    except BlockingIOError:
+        return ""  # its hook lives
+    finally:
+        os.close(begun)
+
+
+@contextmanager
+def _told(draining: str, text: str) -> Iterator[None]:
+    """Leaves word of a drain until that and the look after it are done."""
+    begun = -1
+    try:
+        os.makedirs(os.path.dirname(draining), 0o755, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        begun = os.open(draining, flags, 0o600)
+        fcntl.flock(begun, fcntl.LOCK_SH | fcntl.LOCK_NB)  # while this process lives, no other looks in its place
+        os.write(begun, text.encode())
+    except OSError as error:  # a broken disk may be why it is drained
+        log.warning("%s: %s; if this hook is ended now, nobody looks at the drain again", draining, error.strerror)
+    try:
+        yield
+        with suppress(OSError):
+            os.unlink(draining)
+    finally:
+        if begun >= 0:
+            os.close(begun)
 
 
 def _too_many(nodes: Sequence[Node], name: str, most: str) -> str:

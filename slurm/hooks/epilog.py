@@ -11,6 +11,9 @@ TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from slurm.client import Slurm
 
+HUNG = "processes of job"
+"""How the reason of an epilog's drain begins: nothing but a reboot ends them."""
+
 
 def epilog(hook: Hook, slurm: Slurm | None = None) -> int:
     """Sees the job off, and frees the memory of those before it.
@@ -27,7 +30,7 @@ def epilog(hook: Hook, slurm: Slurm | None = None) -> int:
     free_memory(hook)
     if not left:
         return FIT
-    why = f"processes of job {hook.job.job_id} hang in the kernel, reboot: {left[:20]}"
+    why = f"{HUNG} {hook.job.job_id} hang in the kernel, reboot: {left[:20]}"
     log.error("%s", why)
     if held := may_not_drain(hook, why, slurm):
         log.warning("this node is not drained: %s", held)

@@ -11,10 +11,11 @@ import sys
 from slurm.client import Slurm
 from slurm.command import CommandError, run
 from slurm.hooks.departures import see_off_forgotten
-from slurm.hooks.drains import OUT, drain_node, reason
+from slurm.hooks.drains import OUT, drain_node, reason, settle_drain
+from slurm.hooks.epilog import HUNG
 from slurm.hooks.hook import FIT, Hook
 from slurm.hooks.log import log
-from slurm.hooks.prolog import free_memory
+from slurm.hooks.prolog import against, free_memory
 from slurm.hooks.verdict import read_verdict
 
 _RESERVE_S = 6.0  # for Slurm's answers, and to free memory
@@ -24,10 +25,15 @@ _REBOOTS = {"REBOOT_ISSUED", "REBOOT_REQUESTED"}  # drained by Slurm for the reb
 _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
 
 
-def health(hook: Hook) -> int:
-    """Frees what dead jobs kept in memory, checks, drains a node that failed. Slurm ignores the exit code."""
+def health(hook: Hook, slurm: Slurm | None = None) -> int:
+    """Frees what dead jobs kept in memory, checks, drains a node that failed. Slurm ignores the exit code.
+
+    Args:
+        hook: this call.
+        slurm: the cluster; None for the one of this node.
+    """
     free_memory(hook)
-    slurm = Slurm()
+    slurm = slurm or Slurm()
     see_off_forgotten(hook, slurm)
     node = next((found for found in slurm.nodes() if found.name == hook.node), None)
     if node is None:
@@ -35,6 +41,10 @@ def health(hook: Hook) -> int:
         return FIT
     level = "prolog" if {node.state, *node.flags} & _BUSY else hook.settings.check
     _look(hook, level)
+    most, draining = hook.settings.max_drained, hook.places.draining
+    if held := settle_drain(slurm, node.name, most, draining, lambda why: why.startswith(HUNG) or bool(against(hook))):
+        log.warning("a drain that its hook did not live to look at again is taken back: %s", held)
+        return FIT
     verdict = read_verdict(hook.places)
     if verdict.status == "unknown":
         log.info("verdict: %s", verdict.reason)
@@ -46,7 +56,7 @@ def health(hook: Hook) -> int:
     if node.flags & OUT:  # for a reboot: from now on for what was found
         slurm.drain(node.name, reason(verdict.reason))
         log.error("stays drained: %s", verdict.reason)
-    elif held := drain_node(slurm, node.name, verdict.reason, hook.settings.max_drained):
+    elif held := drain_node(slurm, node.name, verdict.reason, most, draining):
         log.error("not fit, and not drained, %s: %s", held, verdict.reason)  # tried again at the next check
     else:
         log.error("drained: %s", verdict.reason)

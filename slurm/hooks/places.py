@@ -77,6 +77,11 @@ class Places:
         return os.path.join(self.root, "run/holdfast/verdict-read")
 
     @property
+    def draining(self) -> str:
+        """The reason of a drain, while its hook has not looked whether it may stay."""
+        return os.path.join(self.root, "var/lib/holdfast/draining")
+
+    @property
     def incidents(self) -> str:
         return os.path.join(self.root, "var/lib/holdfast/incidents.jsonl")
 

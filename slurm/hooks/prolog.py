@@ -34,7 +34,7 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
     """
     job = hook.job
     free_memory(hook)
-    reason = _against(hook)
+    reason = against(hook)
     if reason and job.uid != 0:  # root looks after the node
         log.error("job %d: this node is not fit: %s", job.job_id, reason)
         if not (held := may_not_drain(hook, reason, slurm)):
@@ -70,7 +70,8 @@ def may_not_drain(hook: Hook, why: str, slurm: Slurm | None) -> str:
     from slurm.hooks.drains import drain_node
 
     try:
-        return drain_node(slurm or Slurm(timeout_s=_ASK_S), hook.node, why, hook.settings.max_drained)
+        slurm = slurm or Slurm(timeout_s=_ASK_S)
+        return drain_node(slurm, hook.node, why, hook.settings.max_drained, hook.places.draining)
     except SlurmError as error:
         return f"whether the node may be drained is not known: {error}"
 
@@ -93,7 +94,7 @@ def free_memory(hook: Hook) -> None:
         log.info("memory of job %d, uid %d: freed", entry.job.job_id, entry.job.uid)
 
 
-def _against(hook: Hook) -> str:
+def against(hook: Hook) -> str:
     """What speaks against this node; empty when nothing that could be observed does."""
     verdict = read_verdict(hook.places)
     if verdict.status == "critical" and verdict.age_s <= hook.settings.verdict_age_s:

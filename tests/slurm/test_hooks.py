@@ -27,14 +27,16 @@ from slurm.command import CommandError, Result, Runner
 from slurm.hooks import departures
 from slurm.hooks.departures import see_off_forgotten
 from slurm.hooks.directories import DirectoryError, job_dir, make_user_dir
-from slurm.hooks.drains import drain_node
+from slurm.hooks.drains import drain_node, settle_drain
 from slurm.hooks.entry import HOOKS, EntryError, check_trusted, scripts
 from slurm.hooks.epilog import epilog
+from slurm.hooks.health import health
 from slurm.hooks.hook import FIT, UNFIT, EnvironmentRefused, Hook, HookJob, run_hook
 from slurm.hooks.incidents import kernel_messages, record_incidents
 from slurm.hooks.ledger import Ledger
-from slurm.hooks.places import Places, SettingsError
+from slurm.hooks.places import Places, Settings, SettingsError
 from slurm.hooks.prolog import prolog
+from slurm.hooks.strays import _processes_of as processes_of
 from slurm.hooks.strays import kill_strays
 from slurm.hooks.verdict import read_verdict
 from slurm.testbed.plan import account
@@ -72,18 +74,20 @@ class TenNodes:
     Attributes:
         drained: nodes that hooks of ours have drained.
         meanwhile: nodes whose drain is seen only after the first of this one.
+        reason: what all of them are drained for.
     """
 
-    def __init__(self, *drained: str, meanwhile: Sequence[str] = ()) -> None:
+    def __init__(self, *drained: str, meanwhile: Sequence[str] = (), reason: str = "holdfast: x") -> None:
         self.drained = set(drained)
+        self.reason = reason
         self.meanwhile = meanwhile
 
     def __call__(self, argv: Sequence[str], **_: object) -> Result:
         text = ""
         if argv[:2] == ["scontrol", "show"]:
             flags = {name: "+DRAIN" if name in self.drained else "" for name in (f"n{n}" for n in range(1, 11))}
-            line = "NodeName={} CPUTot=8 State=IDLE{} Reason=holdfast: x [root@2026-11-20T23:19:59]\n"
-            text = "".join(line.format(*item) for item in flags.items())
+            line = "NodeName={} CPUTot=8 State=IDLE{} Reason={} [root@2026-11-20T23:19:59]\n"
+            text = "".join(line.format(*item, self.reason) for item in flags.items())
         elif "State=DRAIN" in argv:
             self.drained |= {argv[2].removeprefix("NodeName="), *self.meanwhile}
         else:
@@ -322,6 +326,25 @@ class TestEpilog:
         finally:
             first.wait(10)  # it ended with its first fork
             first.stdout.close()
+
+    def test_a_process_that_begins_while_they_are_looked_for_ends_too(
+        self, job: HookJob, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        strays: list[subprocess.Popen[bytes]] = []
+
+        def scan(uid: int) -> list[int]:
+            if strays:
+                return processes_of(uid)
+            strays.append(as_user(USER, SLEEP, SLURM_JOB_ID=str(job.job_id)))
+            return []
+
+        monkeypatch.setattr("slurm.hooks.strays._processes_of", scan)
+        try:
+            assert kill_strays(job, 10) == []
+            assert strays[0].wait(10) == -9
+        finally:
+            strays[0].kill()
+            strays[0].communicate()
 
     def test_memory_is_kept_for_a_requeue_and_freed_when_its_time_is_over(self, places: Places, job: HookJob) -> None:
         settings(places, "keep_memory_s: 0\n")
@@ -670,10 +693,84 @@ class TestQuickPath:
 
 
 @pytest.mark.parametrize(("meanwhile", "left"), [((), {"n1"}), (("n3",), {"n3"})])
-def test_nodes_that_drain_at_the_same_moment_take_it_back(meanwhile: tuple[str, ...], left: set[str]) -> None:
+def test_nodes_that_drain_at_the_same_moment_take_it_back(
+    tmp_path: Path, meanwhile: tuple[str, ...], left: set[str]
+) -> None:
     nodes = TenNodes(meanwhile=meanwhile)
-    assert (drain_node(Slurm(run=nodes), "n1", "x", "1") == "") == (not meanwhile)
-    assert nodes.drained == left
+    draining = tmp_path / "lib/draining"
+    assert (drain_node(Slurm(run=nodes), "n1", "x", "1", str(draining)) == "") == (not meanwhile)
+    assert nodes.drained == left and not draining.exists()
+
+
+class Killed(BaseException):
+    """The hook's process ends here."""
+
+
+class KilledAtSecondLook(TenNodes):
+    """A cluster at which a hook that has drained its node never looks again."""
+
+    def __call__(self, argv: Sequence[str], **more: object) -> Result:
+        if argv[1] == "show" and "n1" in self.drained:
+            raise Killed
+        return super().__call__(argv, **more)
+
+
+@pytest.mark.parametrize(
+    ("why", "status", "meanwhile", "left"),
+    [
+        ("gpu_count: 7, expected 8", "critical", [], {"n1"}),
+        ("gpu_count: 7, expected 8", "critical", ["n3"], {"n3"}),  # too many
+        ("gpu_count: 7, expected 8", "ok", [], set()),  # a later check found nothing
+        ("processes of job 7 hang in the kernel", "ok", [], {"n1"}),  # checks do not look for them
+    ],
+)
+def test_a_drain_whose_hook_was_killed_is_looked_at_again_by_the_health_hook(
+    places: Places, monkeypatch: pytest.MonkeyPatch, why: str, status: str, meanwhile: list[str], left: set[str]
+) -> None:
+    killed = KilledAtSecondLook(meanwhile=meanwhile)
+    with pytest.raises(Killed):
+        drain_node(Slurm(run=killed), "n1", why, "10%", places.draining)
+    verdict(places, status)
+    monkeypatch.setattr("sys.executable", "/bin/true")  # it looks, and leaves the verdict as it is
+    end_s = time.monotonic() + 60
+    hook = Hook(places=places, settings=Settings(drain="on"), env={"SLURMD_NODENAME": "n1"}, deadline_s=end_s)
+    nodes = TenNodes(*killed.drained, reason=f"holdfast: {why}")
+    for _ in range(2):
+        health(hook, Slurm(run=nodes))
+        assert nodes.drained == left and not Path(places.draining).exists()
+
+
+def test_a_disk_that_takes_no_file_keeps_no_node_from_being_drained(tmp_path: Path) -> None:
+    nodes = TenNodes()
+    (tmp_path / "file").touch()
+    assert drain_node(Slurm(run=nodes), "n1", "x", "1", str(tmp_path / "file/draining")) == ""
+    assert nodes.drained == {"n1"}
+
+
+@pytest.mark.parametrize("given", ["holdfast: lemon: x", "repair", "holdfast: y"])
+def test_no_other_drain_is_taken_back_for_it(tmp_path: Path, given: str) -> None:
+    nodes = TenNodes("n1", "n2", reason=given)
+    draining = tmp_path / "draining"
+    draining.write_text("holdfast: x")
+    for _ in range(2):
+        assert settle_drain(Slurm(run=nodes), "n1", "1", str(draining), lambda _: False) == ""
+        assert nodes.drained == {"n1", "n2"} and not draining.exists()
+
+
+def test_nobody_looks_in_the_place_of_a_hook_that_lives(tmp_path: Path) -> None:
+    draining = tmp_path / "draining"
+
+    class Meanwhile(TenNodes):
+        settled = ""
+
+        def __call__(self, argv: Sequence[str], **more: object) -> Result:
+            done = super().__call__(argv, **more)
+            if "State=DRAIN" in argv:
+                Meanwhile.settled += settle_drain(Slurm(run=self), "n1", "1", str(draining), lambda _: False)
+                assert draining.exists() and "n1" in self.drained
+            return done
+
+    assert drain_node(Slurm(run=Meanwhile()), "n1", "x", "1", str(draining)) == "" == Meanwhile.settled
 
 
 @pytest.mark.parametrize("line", ["drian: on", "keep_memory_s: soon", "no colon"])

@@ -90,6 +90,17 @@ def test_prologs_drain_no_more_nodes_than_allowed(cluster: TestCluster) -> None:
     assert "the job starts all the same: 1 others are drained, max_drained is 10% of 2" in log
 
 
+def test_a_drain_that_its_prolog_did_not_live_to_look_at_again_is_taken_back(cluster: TestCluster) -> None:
+    """The node was repaired, or the check was wrong; what an admin or healing drains stays."""
+    draining = verdict(cluster, "n1").with_name("draining")
+    draining.parent.mkdir(parents=True, exist_ok=True)
+    reason = "holdfast: gpu_count: 7, expected 8 (seen)"
+    cluster.run_on_node("n1", ["scontrol", "update", "NodeName=n1", "State=DRAIN", f"Reason={reason}"])
+    draining.write_text(reason)
+    until(lambda: state(cluster, "n1").is_idle, "n1 idle")
+    assert not draining.exists()
+
+
 def test_an_idle_node_that_fails_its_checks_is_drained_with_the_reason(cluster: TestCluster) -> None:
     fail_a_check(cluster, "n1")
     until(lambda: "DRAIN" in state(cluster, "n1").flags, "n1 drained")
