@@ -43,7 +43,7 @@ def read_verdict(places: Places) -> Verdict:
         return _unknown(f"no verdict yet; `holdfast node check` writes {places.verdict}")
     except SettingsError as error:
         return _unknown(str(error))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         return _unknown(f"{places.verdict} is no verdict ({type(error).__name__}: {error})")
     if verdict.status in _HARMLESS:
         _keep(places, verdict, marks)
