@@ -12,9 +12,9 @@ import dataclasses
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from lifecycle.errors import LifecycleError
+from lifecycle.heal import comparison
 from lifecycle.heal.history import (
     BY_HAND,
     FAILED,
@@ -28,7 +28,6 @@ from lifecycle.heal.history import (
 )
 from lifecycle.heal.settings import HealSettings
 from lifecycle.heal.ways import Way, reboots, replacements
-from lifecycle.health.collective import CHECKED_NODE
 from slurm import command
 from slurm.client import Slurm, listens
 from slurm.command import Runner
@@ -38,21 +37,7 @@ from slurm.records import Node
 
 RESERVATION = "holdfast-heal-"  # begins the name of the reservation of a node that is healed
 WAITS, CHECKING = "waits", "checking"
-PAIRS_LOG = Path("/var/log/holdfast/heal-pairs.log")
-"""What the check between nodes said, on the first node of its job; the folder is the hooks' own."""
 
-_NEIGHBOURS = 2
-_IS_UNFIT = 9
-# Exit code 1 alone may mean that the first node's Python or its files are at fault: that speaks against no node here.
-_COMPARE = """\
-export {variable}={node}
-said=$({check} 2>&1); code=$?
-[ -z "$said" ] || {{
-    mkdir -p {folder}
-    printf '%s %s\\n' "$(date -u +%FT%TZ) job $SLURM_JOB_ID on $SLURM_JOB_NODELIST:" "$said" >>{log}
-}}
-case $code,$said in 1,*critical*) exit 9;; esac
-exit $code"""
 _REBOOTS = frozenset(("REBOOT_REQUESTED", "REBOOT_ISSUED"))
 
 
@@ -218,44 +203,21 @@ class Cases:
         job = None if case.job is None else self._slurm.job(case.job)
         if job is not None and job.has_ended and job.state == "COMPLETED":
             return self._return(case)
-        if job is not None and job.has_ended and job.state == "FAILED" and job.exit_code == _IS_UNFIT:
+        if job is not None and comparison.is_unfit(job):
             beside = ", ".join(name for name in job.nodes if name != node.name)
-            where = f"{PAIRS_LOG} on {job.batch_host}"
+            where = f"{comparison.PAIRS_LOG} on {job.batch_host}"
             return self._fail(case, node, f"{case.why}; slow or wrong with {beside}, which do well without it: {where}")
         if self._now_s() - since_s > self._settings.pairs_timeout_s:
             return self._return(case, " (between nodes nothing was measured in time)")
         if job is not None and not job.has_ended:
             return self._told(case, CHECKING, f"job {job.id}, between nodes: {job.state}")
-        others = self._neighbours(node, nodes)
+        others = comparison.neighbours(node, nodes, self._slurm.topology())
         if not others:
             return self._told(case, CHECKING, "between nodes as soon as a neighbour is idle")
         self._slurm.reserve(RESERVATION + node.name, [node.name, *others])
-        number = self._submit(case, [node.name, *others], self._comparison(node))
+        number = self._submit(case, [node.name, *others], comparison.script(node.name, self._settings.check_pairs))
         self._history.keep(node.name, dataclasses.replace(case, job=number))
         return self._told(case, CHECKING, f"job {number}, with {', '.join(others)}")
-
-    def _comparison(self, node: Node) -> str:
-        return _COMPARE.format(
-            variable=CHECKED_NODE,
-            node=node.name,
-            check=shlex.join(self._settings.check_pairs),
-            folder=PAIRS_LOG.parent,
-            log=PAIRS_LOG,
-        )
-
-    def _neighbours(self, node: Node, nodes: Sequence[Node]) -> list[str]:
-        """Idle nodes like this one, the nearest; two, so that of a slow pair the third tells whose fault it is."""
-        alike = [
-            other.name
-            for other in nodes
-            if other.is_idle
-            and other.name != node.name
-            and other.name not in self._history.cases
-            and other.cpus == node.cpus
-            and set(other.partitions) & set(node.partitions)
-        ]
-        distance = self._slurm.topology().distance
-        return sorted(alike, key=lambda name: (distance(node.name, name), name))[:_NEIGHBOURS] if alike else []
 
     def _submit(self, case: Case, nodes: Sequence[str], script: str) -> int:
         """A job of root's in the reservation; one that a healer left there, which died at this point, goes first."""
@@ -263,14 +225,22 @@ class Cases:
         self._slurm.cancel_in(reservation)
         options = {
             "reservation": reservation,
+            "partition": self._partition(nodes),
             "nodelist": ",".join(nodes),
             "nodes": str(len(nodes)),
             "job-name": "holdfast-heal-check",
-            "output": "/dev/null",  # verdict.json has the findings of a node alone, PAIRS_LOG those between nodes
+            "output": "/dev/null",  # what was found is in the node's verdict.json, or in PAIRS_LOG
             "chdir": "/",
         }
         told = ["--exclusive", "--no-requeue", *(f"--{name}={value}" for name, value in options.items())]
         return self._slurm.submit(told, f"#!/bin/sh\n{script}\n")
+
+    def _partition(self, nodes: Sequence[str]) -> str:
+        """The cluster's default partition where it has these nodes, else the first that does."""
+        fitting = [each for each in self._slurm.partitions() if set(nodes) <= set(each.nodes)]
+        if not fitting:
+            raise SlurmError(f"no partition has {', '.join(nodes)}; a check is a job, and that needs one")
+        return min(fitting, key=lambda each: not each.is_default).name
 
     def _fail(self, case: Case, node: Node, said: str) -> Outcome:
         """Drains it again before it can be given a job."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from slurm.client import Slurm
 from slurm.errors import SlurmError
 from slurm.hooks.drains import OUT
-from slurm.records import Job, Node
+from slurm.records import Job, Node, Partition
 from slurm.topology import Topology
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -49,21 +50,23 @@ class SlurmInMemory(Slurm):
     """Four nodes, the first drained by our hook.
 
     Attributes:
-        exit_code: of each job, by its script and how many there were before.
-        exposed: what a node was, at each moment in which users' jobs could have begun on n1.
-        orders: reboots and failures asked for.
+        exit_code: of each job, by its script; None: it runs on.
+        looks: how often a node is seen as it was, between an order and its new start.
+        exposed: at each moment in which users' jobs could have begun on n1: how many jobs had run there, and how often
+            it had started anew.
+        orders: reboots and replacements asked for.
     """
 
-    def __init__(self, fuse: Fuse, exit_code: Callable[[str, int], int] = lambda script, before: 0) -> None:
+    def __init__(self, fuse: Fuse, exit_code: Callable[[str], int | None], looks: int) -> None:
         self.fuse = fuse
         self.exit_code = exit_code
+        self.looks = looks
         self.orders: list[str] = []
-        self.passed = 0
-        self.exposed: list[str] = []
+        self.exposed: list[tuple[int, int]] = []
         self._reserved: dict[str, set[str]] = {}
         self._jobs: dict[int, tuple[str, Job]] = {}
         self._starts = 0
-        self._rebooting: set[str] = set()
+        self._starting: dict[str, int] = {}
         self._nodes = {
             name: Node(
                 name=name,
@@ -73,6 +76,7 @@ class SlurmInMemory(Slurm):
                 reason="",
                 partitions=("train",),
                 cpus=8,
+                port=6818,
                 slurmd_started="0",
             )
             for name in NODES
@@ -80,9 +84,12 @@ class SlurmInMemory(Slurm):
         self._set("n1", flags={"DRAIN"}, reason="holdfast: gpu lost")
 
     def nodes(self) -> tuple[Node, ...]:
-        for name in sorted(self._rebooting):
-            self._starts_anew(name)
-        self._rebooting.clear()
+        for name, looks in list(self._starting.items()):
+            if looks:
+                self._starting[name] = looks - 1
+            else:
+                del self._starting[name]
+                self._starts_anew(name)
         reserved = set().union(*self._reserved.values())
         return tuple(
             dataclasses.replace(node, flags=node.flags | ({"MAINTENANCE"} if node.name in reserved else set()))
@@ -90,11 +97,14 @@ class SlurmInMemory(Slurm):
         )
 
     def replace(self, name: str) -> None:
-        """What the admin's command does."""
-        self._change(lambda: (self.orders.append("replace"), self._rebooting.add(name)))
+        """What the admin's command does: the new machine is drained as the old one was."""
+        self._order("replace", name, lambda: None)
+
+    def fail(self, node: str, reason: str) -> None:
+        self._order("fail", node, lambda: self._set(node, flags={"FAIL"}, reason=reason))
 
     def reboot(self, node: str, reason: str) -> None:
-        self._change(lambda: (self.orders.append("reboot"), self._rebooting.add(node)))
+        self._order("reboot", node, lambda: None)
 
     def drain(self, node: str, reason: str) -> None:
         self._change(lambda: self._set(node, flags={"DRAIN"}, reason=reason))
@@ -116,20 +126,20 @@ class SlurmInMemory(Slurm):
         nodes = told["nodelist"].split(",")
         if not set(nodes) <= self._reserved.get(told["reservation"], set()):
             raise SlurmError("sbatch: error: Requested reservation is invalid")
-        if any(self._nodes[name].flags & OUT for name in nodes):
+        if told["partition"] != "train" or any(self._nodes[name].flags & OUT for name in nodes):
             raise SlurmError("sbatch: error: Requested nodes are not available")
         number = len(self._jobs) + 1
-        code = self.exit_code(script, len(self._jobs))
+        code = self.exit_code(script)
         job = Job(
             id=number,
             user="root",
-            state="FAILED" if code else "COMPLETED",
+            state="RUNNING" if code is None else "FAILED" if code else "COMPLETED",
             reason="",
             partition="train",
             nodes=tuple(nodes),
             batch_host=nodes[0],
             restarts=0,
-            exit_code=code,
+            exit_code=code or 0,
         )
         self._change(lambda: self._jobs.update({number: (told["reservation"], job)}))
         return number
@@ -141,12 +151,29 @@ class SlurmInMemory(Slurm):
     def cancel_in(self, reservation: str) -> None:
         self._change(lambda: None)  # its jobs end at once
 
+    def forget_jobs(self) -> None:
+        """As after MinJobAge."""
+        self._jobs.clear()
+
+    def change(self, name: str, **facts: Any) -> None:
+        """Makes a node another one."""
+        self._nodes[name] = dataclasses.replace(self._nodes[name], **facts)
+
+    def partitions(self) -> tuple[Partition, ...]:
+        """The default one has only the login node, as on many sites."""
+        wide = Partition(name="train", state="UP", is_default=False, nodes=NODES)
+        return Partition(name="login", state="UP", is_default=True, nodes=("login1",)), wide
+
     def topology(self) -> Topology:
         return Topology()
 
+    def _order(self, what: str, name: str, change: Callable[[], object]) -> None:
+        self._change(lambda: (self.orders.append(what), self._starting.update({name: self.looks}), change()))
+
     def _starts_anew(self, name: str) -> None:
         self._starts += 1
-        self._set(name, flags=set(), reason="")
+        if self.orders[-1] == "reboot":  # Slurm resumes it: nextstate=RESUME
+            self._set(name, flags=set(), reason="")
         self._nodes[name] = dataclasses.replace(self._nodes[name], slurmd_started=str(self._starts))
 
     def _set(self, name: str, flags: set[str], reason: str) -> None:
@@ -159,4 +186,4 @@ class SlurmInMemory(Slurm):
     def _look(self) -> None:
         open_ = not self._nodes["n1"].flags & OUT and not any("n1" in nodes for nodes in self._reserved.values())
         if open_:
-            self.exposed.append(f"after {len(self._jobs)} jobs")
+            self.exposed.append((len(self._jobs), self._starts))

@@ -63,6 +63,12 @@ def test_a_reboot_first_then_a_replacement_then_it_is_a_lemon(
     assert next_action(events(*past), settings, 10_000.0)[0] == expected
 
 
+def test_a_node_that_flaps_is_not_rebooted_though_it_may_be_more_often() -> None:
+    settings = HealSettings(reboots=3, replace="ec2")
+    assert next_action(events((0, "reboot"), (9000, "returned")), settings, 10_000.0)[0] == "replace"
+    assert next_action(events((0, "reboot"), (9000, "failed")), settings, 10_000.0)[0] == "reboot"
+
+
 def test_limits_hold_for_the_whole_cluster(tmp_path: Path) -> None:
     history = History(path=tmp_path / "heal.json")
     settings = HealSettings(max_drained="2", max_actions_per_hour=3)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from lifecycle.errors import LifecycleError
-from lifecycle.heal import case
+from lifecycle.heal import comparison
 from lifecycle.heal.case import RESERVATION
 from lifecycle.heal.healer import Healer
 from lifecycle.heal.history import Case, History
@@ -158,7 +158,7 @@ def test_a_node_that_a_reboot_does_not_repair_stays_out(site: Site) -> None:
 
 def test_a_reboot_that_slurm_has_lost_is_ordered_again(site: Site) -> None:
     """RebootProgram ends well the first time, and nothing happens: Slurm waits for the node for ever."""
-    site.settings = HealSettings(heal="on", check=CHECK, check_pairs=(), reboot_again_s=2)
+    site.settings = HealSettings(heal="on", check=CHECK, check_pairs=(), reboot_again_s=8)
     site.set_hooks("n1", reboot_repairs=False)
     script, asked = site.cluster.home / "reboot-n1", site.cluster.home / "asked"
     again = script.read_text().replace(
@@ -167,7 +167,7 @@ def test_a_reboot_that_slurm_has_lost_is_ordered_again(site: Site) -> None:
     script.write_text(again)
     site.slurm.drain("n1", "holdfast: as the hook would")
     before = site.node("n1").slurmd_started
-    site.until(lambda: site.told("n1")[-1:] == ["returned"], "n1 back")
+    site.until(lambda: site.told("n1")[-1:] == ["returned"], "n1 back", deadline_s=2 * WAIT_S)
     assert site.told("n1") == ["reboot", "returned"]
     assert len(asked.read_text().splitlines()) > 1
     assert site.node("n1").slurmd_started != before
@@ -217,7 +217,7 @@ def test_a_node_that_is_slow_with_neighbours_which_do_well_without_it_stays_out(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = site.cluster.home / "pairs.log"
-    monkeypatch.setattr(case, "PAIRS_LOG", log)
+    monkeypatch.setattr(comparison, "PAIRS_LOG", log)
     site.settings = HealSettings(heal="on", check=("true",), check_pairs=PAIRS, replace="none")
     bring_back = lambda: Healer(site.slurm, site.settings, History.read(site.state)).bring_back(  # noqa: E731
         "n2", lambda: time.sleep(0.2)
@@ -291,6 +291,27 @@ def test_a_flapping_node_is_not_rebooted_again_and_again(site: Site) -> None:
     site.until(lambda: site.told("n1")[-1:] == ["lemon"], "n1 given up")
     assert site.told("n1") == ["reboot", "returned", "lemon"]
     assert "failed again within 60 min of its return" in site.node("n1").reason
+
+
+def test_a_node_whose_mount_does_not_answer_is_drained_in_time_and_the_others_are_not(site: Site) -> None:
+    """The hook's own check, beside a file system that holds whoever asks it."""
+    place, served_by, log = (site.cluster.home / name for name in ("hung", "hung.pid", "hung.log"))
+    place.mkdir(exist_ok=True)
+    root = site.cluster.set_hooks("n1", drain="on", check="quick")
+    skip = "skip: [cpu_speed, memory_bandwidth, shm_speed, nvme_speed, tcp_loopback]\n"
+    (root / "etc/holdfast/health.yaml").write_text(skip)
+    serve = shlex.join((sys.executable, str(Path(__file__).with_name("hung_mount.py")), str(place), "sleep", "600"))
+    script = f"setsid sh -c 'echo $$ >{served_by}; exec {serve}' >{log} 2>&1 </dev/null &"
+    try:
+        site.cluster.run_on_node("n1", ["sh", "-c", script])
+        site.until(lambda: "DRAIN" in site.node("n1").flags, f"n1 drained; {log}", heal=False)
+        assert f"network_mounts: {place} (fuse.hung): no answer within 3 s" in site.node("n1").reason
+        assert all(site.node(name).is_idle for name in ("n2", "n3", "n4"))
+    finally:
+        (root / "etc/holdfast/health.yaml").unlink()
+        # Without its server a mount answers: by errors.
+        site.cluster.run_on_node("n1", ["kill", "-KILL", "--", f"-{served_by.read_text().strip()}"], check=False)
+        site.cluster.run_on_node("n1", ["umount", "--lazy", str(place)], check=False)
 
 
 def test_four_nodes_that_fail_at_once_are_not_all_drained(site: Site) -> None:
