@@ -88,6 +88,11 @@ def test_dcgm_s_verdict_is_taken_from_its_report(tmp_path: Path) -> None:
     assert failed.status is Status.CRITICAL and failed.measured == "memory on GPU 3: bit stuck"
 
 
+def test_one_severe_reason_among_mild_ones_is_severe(tmp_path: Path) -> None:
+    both = [{"warning": "persistence off", "error_severity": 5}, {"warning": "bit stuck", "error_severity": 2}]
+    assert diagnose(tmp_path, report_of("Fail", warnings=both)).status is Status.CRITICAL
+
+
 def test_a_setting_that_dcgm_dislikes_speaks_against_no_gpu(tmp_path: Path) -> None:
     finding = diagnose(tmp_path, (RECORDED / "dcgm-persistence.json").read_text())
     assert finding.status is Status.WARNING and "Persistence mode for GPU 0" in finding.measured
@@ -231,6 +236,39 @@ def test_gpus_beside_efa_need_a_way_to_their_memory(tmp_path: Path) -> None:
     assert efa.efa_modules.run(node_of(tmp_path)).status is Status.OK
 
 
+@pytest.mark.parametrize(
+    ("kernel_release", "driver", "status"),
+    [
+        ("5.12.0-1-amd64", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.1", Status.OK),
+        ("6.1.0", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.1", Status.OK),
+        ("5.10.0", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.1", Status.WARNING),
+        ("6.1.0", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.1", Status.WARNING),
+    ],
+)
+def test_the_open_driver_shares_gpu_memory_without_a_module_since_linux_5_12(
+    tmp_path: Path, kernel_release: str, driver: str, status: Status
+) -> None:
+    plug_efa(tmp_path, 1, 1)
+    plug_gpus(tmp_path, 1)
+    for module in ("efa", "ib_uverbs"):
+        put(tmp_path, f"/sys/module/{module}/refcnt")
+    put(tmp_path, "/proc/sys/kernel/osrelease", kernel_release)
+    put(tmp_path, "/proc/driver/nvidia/version", driver)
+    assert efa.efa_modules.run(node_of(tmp_path)).status is status
+
+
+@pytest.mark.parametrize(("plugged", "driven"), [(1, 0), (0, 1)])
+def test_locked_memory_matters_where_there_is_rdma_with_a_driver_or_without(
+    tmp_path: Path, plugged: int, driven: int
+) -> None:
+    put(tmp_path, "/proc/17/comm", "slurmd\n")
+    put(tmp_path, "/proc/17/limits", "Max locked memory         65536                65536                bytes     \n")
+    assert efa.locked_memory.run(node_of(tmp_path)).status is Status.OK
+    plug_efa(tmp_path, plugged, driven)
+    finding = efa.locked_memory.run(node_of(tmp_path))
+    assert finding.status is Status.CRITICAL and finding.measured == "64 KiB (slurmd)"
+
+
 def test_without_efa_its_checks_are_skipped(tmp_path: Path) -> None:
     node = node_of(tmp_path)
     checks = (efa.efa_devices, efa.efa_modules, efa.huge_pages, loopback.efa_loopback)
@@ -238,21 +276,22 @@ def test_without_efa_its_checks_are_skipped(tmp_path: Path) -> None:
 
 
 class Pingpong:
-    """fi_info and fi_pingpong of a node with two EFA interfaces; some of them do not answer."""
+    """fi_info and fi_pingpong of a node with EFA interfaces; some of them do not answer."""
 
     ROW = (
         "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n"
         "64k     100     =100     12m         0.76s     17.15    3821.92       0.00\n"
     )
 
-    def __init__(self, silent: tuple[str, ...]) -> None:
+    def __init__(self, silent: tuple[str, ...], count: int = 2) -> None:
         self.silent = silent
+        self.domains = [f"rdmap{number}s27-rdm" for number in range(count)]
         self.environments: list[Mapping[str, str]] = []
 
     def __call__(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **_: object) -> Result:
         done = Result(argv=tuple(argv), returncode=0, stdout=self.ROW, stderr="", seconds=0.1)
         if "fi_info" in argv[0]:
-            text = "".join(f"provider: efa\n    domain: {name}\n" for name in ("rdmap0s27-rdm", "rdmap1s27-rdm") * 2)
+            text = "".join(f"provider: efa\n    domain: {name}\n" for name in self.domains * 2)
             return dataclasses.replace(done, stdout=text)
         self.environments.append(env or {})
         if argv[argv.index("-d") + 1] in self.silent:
@@ -276,3 +315,10 @@ def test_every_efa_interface_has_to_answer_and_not_from_shared_memory(
     finding = loopback.efa_loopback.run(Node(root=tmp_path, run=programs, wait=lambda _: None))
     assert finding.status is status and told in finding.measured and advice in finding.advice
     assert {env["FI_EFA_ENABLE_SHM_TRANSFER"] for env in programs.environments} == {"0"}
+
+
+def test_where_no_interface_answers_not_all_are_waited_for(tmp_path: Path) -> None:
+    plug_efa(tmp_path, 32, 32)
+    programs = Pingpong(tuple(f"rdmap{number}s27-rdm" for number in range(32)), count=32)
+    finding = loopback.efa_loopback.run(Node(root=tmp_path, run=programs, wait=lambda _: None))
+    assert finding.status is Status.CRITICAL and finding.measured.startswith("0 of 4 domains that were tried; ")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from node_kit import node_of, put
@@ -20,7 +22,7 @@ from lifecycle.health.collective import Measured, judge_node, judge_pairs, pairs
 from lifecycle.health.finding import Status
 from lifecycle.health.settings import Settings
 from lifecycle.instance import expected, instance_type
-from slurm.command import CommandError, Result
+from slurm.command import CommandError, Result, run
 from tests.ckpt.s3_kit import BUCKET, KEY, SECRET, S3Server
 
 
@@ -211,8 +213,69 @@ def test_a_local_disk_that_is_missing_is_critical(tmp_path: Path) -> None:
     assert finding.status is Status.CRITICAL and finding.measured == "7 of 8 NVMe disks are the instance's own"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.parametrize(
+    ("full", "what", "status"),
+    [
+        (0.90, "bytes", Status.OK),
+        (0.96, "bytes", Status.WARNING),
+        (1.00, "bytes", Status.CRITICAL),
+        (0.97, "files", Status.WARNING),
+        (1.00, "files", Status.CRITICAL),
+    ],
+)
+def test_a_system_disk_that_fills_is_told_by_bytes_and_by_files(
+    tmp_path: Path, full: float, what: str, status: Status
+) -> None:
+    log = tmp_path / "var/log"
+    log.mkdir(parents=True)
+    run(("mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=401", "tmpfs", str(log)))  # one is its root's
+    try:
+        if what == "bytes":
+            (log / "file").write_bytes(bytes(int((4 << 20) * full)))
+        else:
+            for number in range(int(400 * full)):
+                (log / str(number)).touch()
+        finding = disks.disk_space.run(node_of(tmp_path))
+    finally:
+        run(("umount", str(log)))
+    assert finding.status is status
+    if status is not Status.OK:
+        assert finding.measured == f"/var/log: {full:.0%} of {what} used"
+
+
+def test_a_disk_that_writes_slowly_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disks, "_NVME_MIN_MB_S", 1e9)
+    monkeypatch.setattr(disks, "_SAMPLE_BYTES", 8 << 20)
+    finding = disks.nvme_speed.run(Node(settings=Settings(nvme=str(tmp_path))))
+    assert finding.status is Status.WARNING and "MB/s" in finding.measured
+
+
+@pytest.mark.parametrize(("uncorrected", "status"), [(0, Status.OK), (1, Status.CRITICAL)])
+def test_a_memory_error_that_could_not_be_corrected_is_critical(
+    tmp_path: Path, uncorrected: int, status: Status
+) -> None:
+    put(tmp_path, "/sys/devices/system/edac/mc/mc0/ue_count", f"{uncorrected}\n")
+    put(tmp_path, "/sys/devices/system/edac/mc/mc0/ce_count", "0\n")
+    assert cpu.memory_errors.run(node_of(tmp_path)).status is status
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "lustre", "cifs", "ceph", "gpfs", "fuse.mount-s3", "fuse.sshfs"])
+def test_a_network_mount_of_any_kind_is_asked(tmp_path: Path, kind: str) -> None:
+    put(
+        tmp_path, "/proc/mounts", f"/dev/a / ext4 rw 0 0\nserver:/x /fsx\\040a {kind} rw 0 0\ntmpfs /run tmpfs rw 0 0\n"
+    )
+    well = node_of(tmp_path, {"stat -f -c %T -- /fsx a": "x"})
+    assert mounts.network_mounts.run(well).measured == f"/fsx a ({kind})"
+    sick = node_of(tmp_path, {"stat -f -c %T -- /fsx a": (1, "stale file handle")})
+    assert mounts.network_mounts.run(sick).status is Status.CRITICAL
+
+
 def test_a_root_that_became_read_only_is_critical(tmp_path: Path) -> None:
     assert mounts.root_writable.run(Node()).status is Status.OK
+    for first, last, status in (("ro", "rw", Status.OK), ("rw", "ro", Status.CRITICAL)):
+        put(tmp_path, "/proc/mounts", f"/dev/a / ext4 {first} 0 0\noverlay / overlay {last} 0 0\n")
+        assert mounts.root_writable.run(node_of(tmp_path)).status is status, "the last one is on top"
     put(tmp_path, "/proc/mounts", "/dev/nvme0n1p1 / ext4 ro,relatime 0 0\n")
     assert mounts.root_writable.run(node_of(tmp_path)).status is Status.CRITICAL
 
@@ -223,13 +286,15 @@ def test_what_fstab_promises_has_to_be_mounted(tmp_path: Path) -> None:
         "UUID=1 / ext4 defaults 0 1",
         "fs:/x /fsx\\040data lustre _netdev 0 0",
         "/dev/x /y xfs noauto 0 0",
+        "LABEL=holdfast /local xfs defaults,nofail 0 0",
+        "/dev/z /slash/ xfs defaults 0 0",
         "z none swap sw 0 0",
     )
     put(tmp_path, "/etc/fstab", "\n".join(lines) + "\n")
-    put(tmp_path, "/proc/mounts", "/dev/a / ext4 rw 0 0\n")
+    put(tmp_path, "/proc/mounts", "/dev/a / ext4 rw 0 0\n/dev/z /slash xfs rw 0 0\n")
     finding = mounts.fstab.run(node_of(tmp_path))
     assert finding.status is Status.CRITICAL and finding.measured == "not mounted: /fsx data"
-    put(tmp_path, "/proc/mounts", "/dev/a / ext4 rw 0 0\nfs:/x /fsx\\040data lustre rw 0 0\n")
+    put(tmp_path, "/proc/mounts", "/dev/a / ext4 rw 0 0\n/dev/z /slash xfs rw 0 0\nfs:/x /fsx\\040data lustre rw 0 0\n")
     assert mounts.fstab.run(node_of(tmp_path)).status is Status.OK
 
 
@@ -265,9 +330,22 @@ def test_names_have_to_resolve(tmp_path: Path) -> None:
     assert finding.status is Status.CRITICAL and finding.measured == "ctl2 (unknown)"
 
 
+def test_a_name_that_takes_long_is_told(tmp_path: Path) -> None:
+    """A first DNS server that does not answer; the second does."""
+    answered = node_of(tmp_path, {f"getent ahosts -- {os.uname().nodename}": "10.0.0.9 STREAM\n"})
+
+    def slowly(argv: Sequence[str], **options: Any) -> Result:
+        return dataclasses.replace(answered.run(argv, **options), seconds=1.5)
+
+    finding = names.names.run(dataclasses.replace(answered, run=slowly))
+    assert finding.status is Status.WARNING and finding.measured.endswith("took 1.5 s")
+
+
 def test_processes_that_are_dead_or_stuck_are_told(tmp_path: Path) -> None:
-    for pid in range(1, 103):
-        put(tmp_path, f"/proc/{pid}/stat", f"{pid} (a ) b) Z 1 1")
+    for pid in range(1, 102):
+        put(tmp_path, f"/proc/{pid}/stat", f"{pid} (a ) b) Z 1 1" if pid > 1 else "1 (init) S 0 1")
+    assert processes.zombies.run(node_of(tmp_path)).status is Status.OK, "a hundred"
+    put(tmp_path, "/proc/1/stat", "1 (a) Z 0 1")
     put(tmp_path, "/proc/200/stat", "200 (python) D 1 1")
     assert processes.zombies.run(node_of(tmp_path)).status is Status.WARNING
     waits: list[float] = []
@@ -289,6 +367,8 @@ def test_a_bucket_answers_or_is_told_why_not(tmp_path: Path, monkeypatch: pytest
     try:
         node = Node(settings=Settings(s3=f"s3://{BUCKET}/run", s3_endpoint=f"http://127.0.0.1:{server.port}"))
         assert objects.s3.run(node).status in (Status.OK, Status.WARNING)
+        monkeypatch.setattr(objects, "_SLOW_S", 0.0)
+        assert objects.s3.run(node).status is Status.WARNING
         missing = objects.s3.run(Node(settings=Settings(s3="s3://other/x", s3_endpoint=node.settings.s3_endpoint)))
         assert missing.status is Status.CRITICAL and "NoSuchBucket" in missing.measured
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x" * len(SECRET))
