@@ -20,15 +20,17 @@ from rich.table import Table
 
 from ckpt.cli_plan import show_plan as show_plan
 from ckpt.cli_rebuild import rebuild_lost
-from ckpt.errors import CheckpointError, CorruptError
+from ckpt.errors import CheckpointError, CorruptError, one_line
 from ckpt.progress import Bar
 from ckpt.record.manifest import Manifest
 from ckpt.record.shard import ShardRecord, read_record
 from ckpt.redundancy.parity import ParityRecord, read_parity
-from ckpt.reported import FAILED, end, reported
+from ckpt.reported import FAILED, UNREAD, end, reported
+from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.lookup import is_url, local_tiers, s3_tiers
 from ckpt.tiers.mark import MARK
 from ckpt.tiers.posix import read_file
+from ckpt.tiers.quarantine import noted_bad
 from ckpt.tiers.reads import Read, find_bad, reader
 from ckpt.tiers.tier import Tier
 from ckpt.verbs import register
@@ -72,7 +74,7 @@ class StoredStep:
     shards: list[StoredShard] = field(default_factory=list)
     parity: list[StoredShard] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    unread: bool = False  # storage failed on the way, which says nothing of what it holds
+    unread: list[str] = field(default_factory=list)  # where storage failed, which says nothing of what it holds
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -87,6 +89,7 @@ class StoredStep:
             "age_s": None if self.created_s is None else round(max(0.0, time.time() - self.created_s), 1),
             "committed": self.committed,
             "problems": self.problems,
+            "unread": self.unread,
         }
 
 
@@ -105,7 +108,7 @@ def list_all(path: PathArgument, as_json: JsonOption = False) -> None:
             decimal(row["bytes"]),
             _text(row["shards"]),
             _age(row["age_s"]),
-            "; ".join(["DAMAGED", *map(escape, row["problems"])]) if row["problems"] else committed,
+            _found_wrong(row) or committed,
             row["tier"],
             escape(row["namespace"]),
         )
@@ -121,8 +124,11 @@ def verify(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Read every block of every step and compare it with its checksum. Exit code 1 when something is bad."""
-    steps = [found for found in _find(path) if step in (None, found.step) and found.tier != "aside"]
+    """Read every block of every step and compare it with its checksum.
+
+    Exit code 1 when something is bad, 3 when something could not be read: that is never taken for bad, nor set aside.
+    """
+    steps = [found for found in _find(path, UNREAD) if step in (None, found.step) and found.tier != "aside"]
     if step is not None and not steps:
         end(f"{path}: holds no step {step}; look with `holdfast ckpt ls`")
     shards = [(found, shard) for found in steps for shard in found.shards + found.parity]
@@ -131,30 +137,36 @@ def verify(
         for found, shard in shards:
             _verify_shard(found, shard, bar.advance)
     for found in steps:
-        if set_aside and found.problems and found.unread:
-            found.problems.append("not set aside: it could not be read; verify it again")
+        if set_aside and found.unread:
+            found.unread.append("nothing of it was set aside; verify it again")
         elif set_aside and found.problems and found.name and found.source:
             found.problems.append(f"set aside as {_set_aside(found.source, found.name, found.problems)}")
-    rows = [{**found.to_json(), "ok": not found.problems} for found in steps]
+    rows = [{**found.to_json(), "ok": not found.problems and not found.unread} for found in steps]
     if as_json:
         typer.echo(json.dumps(rows))
     else:
         table = _table("step", "attempt", "size", "result", "tier", "namespace")
         for row in rows:
             good = "not committed" if row["committed"] is False else "ok"
-            result = good if row["ok"] else "\n".join(f"BAD {escape(problem)}" for problem in row["problems"])
+            wrong = [("BAD", text) for text in row["problems"]] + [("UNREAD", text) for text in row["unread"]]
+            result = "\n".join(f"{word} {escape(text)}" for word, text in wrong)
             size = decimal(row["bytes"])
             table.add_row(
-                _text(row["step"]), _text(row["attempt"]), size, result, row["tier"], escape(row["namespace"])
+                _text(row["step"]), _text(row["attempt"]), size, result or good, row["tier"], escape(row["namespace"])
             )
         _print(table)
     if not all(row["ok"] for row in rows):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(FAILED if any(row["problems"] for row in rows) else UNREAD)
 
 
-def _find(where: str) -> list[StoredStep]:
-    """The steps under a path or URL, newest first; ends the program when nothing of ours is there."""
-    with reported():
+def _find(where: str, unread: int = FAILED) -> list[StoredStep]:
+    """The steps under a path or URL, newest first; ends the program when nothing of ours is there.
+
+    Args:
+        where: the path or URL.
+        unread: exit code where storage fails.
+    """
+    with reported(unread):
         if is_url(where):
             return [step for tier in s3_tiers(where) for step in _tier_steps(tier, "s3")]
         path = Path(where)
@@ -183,6 +195,8 @@ def _tier_steps(tier: Tier, kind: str) -> list[StoredStep]:
                 found.problems.append(f"{entry.name}: {error}")
         elif entry.damaged:
             found.problems.append(f"{entry.name}: {entry.reason}")
+        elif entry.unread:
+            found.unread.append(f"{entry.name}: {entry.reason}")
         steps.append(found)
     for name, reason in tier.aside():
         problems = [f"{name}: {reason}"]
@@ -206,10 +220,13 @@ def _memory_steps(folder: Path, names: list[str]) -> list[StoredStep]:
         stem = name.removesuffix(".json")
         try:
             record = (read_parity if stem.startswith("parity") else read_record)(folder, stem)
-        except (CheckpointError, OSError) as error:
-            steps[(stem,)] = StoredStep(
-                namespace="?", tier="memory", step=None, attempt=None, problems=[f"{name}: {error}"]
-            )
+        except (CheckpointError, FileNotFoundError) as error:
+            problem = f"{name}: {error}"
+            steps[(stem,)] = StoredStep(namespace="?", tier="memory", step=None, attempt=None, problems=[problem])
+            continue
+        except OSError as error:
+            unread = f"{name}: could not be read: {one_line(error)}"
+            steps[(stem,)] = StoredStep(namespace="?", tier="memory", step=None, attempt=None, unread=[unread])
             continue
         found = steps.setdefault(
             (record.save, record.namespace),
@@ -225,6 +242,8 @@ def _memory_steps(folder: Path, names: list[str]) -> list[StoredStep]:
         data = folder / f"{stem}.data"
         kind.append(StoredShard(record=record, where=str(data), read=partial(read_file, data)))
         found.created_s = max(found.created_s or 0.0, (folder / name).stat().st_mtime)
+        if not found.problems and (reason := noted_bad(folder, directory_name(record.save))) is not None:
+            found.problems.append(f"set aside by a restore: {reason}")
     return sorted(steps.values(), key=lambda step: (step.step or -1, step.attempt or -1), reverse=True)
 
 
@@ -245,13 +264,20 @@ def _verify_shard(found: StoredStep, shard: StoredShard, advance: Callable[[int]
 
     try:
         bad = list(find_bad(read, shard.record.nbytes, shard.record.blocks))
-    except (CheckpointError, OSError) as error:
-        found.unread |= isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+    except (CheckpointError, FileNotFoundError) as error:
         found.problems.append(f"{where}: {error}")
+        return
+    except OSError as error:
+        found.unread.append(f"{where}: could not be read: {one_line(error)}")
         return
     if bad:
         what = f"{len(bad)} of {len(shard.record.blocks)} blocks do not match"
         found.problems.append(f"{where}: {what}, first block {bad[0]}")
+
+
+def _found_wrong(row: dict[str, Any]) -> str:
+    words = [word for texts, word in ((row["problems"], "DAMAGED"), (row["unread"], "UNREAD")) if texts]
+    return "; ".join([*words, *map(escape, row["problems"]), *map(escape, row["unread"])])
 
 
 def _table(*columns: str) -> Table:

@@ -29,3 +29,10 @@ class CopyError(CheckpointError):
 
 class NamespaceError(CheckpointError):
     """A checkpoint directory belongs to another namespace, or to another user."""
+
+
+def one_line(error: Exception) -> str:
+    """An error in words, for a message."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)

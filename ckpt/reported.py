@@ -8,10 +8,10 @@ from typing import NoReturn
 
 import typer
 
-from ckpt.errors import CheckpointError, ConfigError, NamespaceError
+from ckpt.errors import CheckpointError, ConfigError, NamespaceError, one_line
 from ckpt.tiers.s3_client import AccessError
 
-FAILED, USAGE = 1, 2
+FAILED, USAGE, UNREAD = 1, 2, 3
 _BAD_INPUT = (ConfigError, NamespaceError, AccessError, FileNotFoundError, NotADirectoryError, PermissionError)
 
 
@@ -22,15 +22,14 @@ def end(message: str, code: int = USAGE) -> NoReturn:
 
 
 @contextmanager
-def reported() -> Iterator[None]:
-    """Ends the program for an error: with USAGE for bad input, a wrong credential too, with FAILED for all else."""
+def reported(unread: int = FAILED) -> Iterator[None]:
+    """Ends the program for an error: with USAGE for bad input, a wrong credential too, with FAILED for all else.
+
+    Args:
+        unread: the code where storage fails.
+    """
     try:
         yield
     except (CheckpointError, OSError) as error:
-        end(_line(error), USAGE if isinstance(error, _BAD_INPUT) else FAILED)
-
-
-def _line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
+        failed = unread if isinstance(error, OSError) else FAILED
+        end(one_line(error), USAGE if isinstance(error, _BAD_INPUT) else failed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -51,7 +52,9 @@ def open_regular(path: Path) -> int:
     except OSError as error:
         if path.is_symlink():
             raise CorruptError(f"{path}: is a symbolic link, expected a regular file") from None
-        raise error
+        if error.errno == errno.ENXIO:
+            raise CorruptError(f"{path}: is a socket, expected a regular file") from None
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise CorruptError(f"{path}: is not a regular file")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import xxhash
 
-from ckpt.errors import CheckpointError
+from ckpt.errors import CheckpointError, one_line
 from ckpt.record.manifest import Manifest, read_manifest
 from ckpt.record.shard import SaveId
 
@@ -31,6 +31,7 @@ class Entry:
     manifest: Manifest | None  # None unless the step is committed and its manifest verifies
     reason: str | None  # why it cannot be restored; None when it can
     damaged: bool  # a manifest is there, and it cannot be trusted
+    unread: OSError | None = None  # the storage failed, which says nothing of what it holds
 
     @property
     def save(self) -> SaveId | None:
@@ -55,10 +56,8 @@ def list_steps(folder: Path, namespace: str, *, partial: bool = False) -> list[E
             raise CheckpointError("is a symbolic link")
         try:
             return read_manifest(folder / name, partial=partial)
-        except FileNotFoundError:
-            raise
-        except OSError as error:  # one bad file makes one step unusable
-            raise CheckpointError(str(error)) from None
+        except NotADirectoryError:
+            raise CheckpointError("is no directory") from None
 
     try:
         names = os.listdir(folder)
@@ -74,7 +73,7 @@ def entries_of(names: Iterable[str], namespace: str, read: Callable[[str], Manif
         names: of directories.
         namespace: that the manifests must name.
         read: the manifest in a directory; FileNotFoundError: the step was never committed; CheckpointError: it is
-            damaged. Whatever else it raises goes to the caller.
+            damaged; any other OSError: it could not be read.
     """
     found = [_entry(match, namespace, read) for match in map(_STEP.fullmatch, names) if match]
     last_s: dict[tuple[int, str], float] = {}  # when each run last committed a step
@@ -93,16 +92,26 @@ def committed(entries: Iterable[Entry], where: str) -> list[SaveId]:
     """The saves that can be restored, in the same order; a damaged one is logged and left out.
 
     Args:
-        entries: of a tier.
+        entries: of a tier, newest first.
         where: it is, for the log.
+
+    Raises:
+        OSError: one that could not be read is newer than all that could: taking an older one would lose steps.
     """
-    saves = []
+    saves: list[SaveId] = []
     for entry in entries:
         if entry.save:
             saves.append(entry.save)
-        elif entry.damaged:
+        elif entry.unread and not saves:
+            raise entry.unread
+        elif entry.damaged or entry.unread:
             log.warning("%s/%s: step %d cannot be restored: %s", where, entry.name, entry.step, entry.reason)
     return saves
+
+
+def last_commit_s(entries: Iterable[Entry]) -> float:
+    """When the newest of them was committed, by the clock of who did it; 0 when none was."""
+    return max((entry.created_s for entry in entries), default=0.0)
 
 
 def steps_since(names: Iterable[str], step: int) -> list[str]:
@@ -122,7 +131,7 @@ def run_tag(run_id: str) -> str:
 
 def _entry(match: re.Match[str], namespace: str, read: Callable[[str], Manifest]) -> Entry:
     name, step, attempt = match[0], int(match[1]), int(match[2])
-    manifest, reason, damaged = None, None, False
+    manifest, reason, damaged, unread = None, None, False, None
     try:
         found = read(name)
         if (found.save.step, found.save.attempt, found.namespace) != (step, attempt, namespace):
@@ -132,6 +141,9 @@ def _entry(match: re.Match[str], namespace: str, read: Callable[[str], Manifest]
         reason = "no manifest: the step was never committed"
     except CheckpointError as error:
         reason, damaged = str(error), True
+    except OSError as error:
+        reason, unread = f"could not be read: {one_line(error)}", error
     return Entry(
-        name=name, step=step, attempt=attempt, run_tag=match[3], manifest=manifest, reason=reason, damaged=damaged
-    )
+        name=name, step=step, attempt=attempt, run_tag=match[3], manifest=manifest, reason=reason, damaged=damaged,
+        unread=unread,
+    )  # fmt: skip

@@ -29,7 +29,10 @@ def local_tiers(path: Path) -> list[tuple[SharedTier, str]]:
     if (path / MARK).is_file():
         folders = [path]
     else:
-        folders = [mark.parent for depth in ("*", "*/*") for mark in sorted(path.glob(f"{depth}/{MARK}"))]
+        below = sorted(path.iterdir())
+        folders = [folder for folder in below if (folder / MARK).is_file()]
+        others = [folder for folder in below if folder not in folders]  # nodes; a namespace's steps are none
+        folders += [mark.parent for other in others for mark in sorted(other.glob(f"*/{MARK}"))]
     return [_local(folder.absolute()) for folder in folders]
 
 

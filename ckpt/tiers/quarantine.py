@@ -1,7 +1,7 @@
 """Bad steps set aside: renamed, so that no restore offers them and no retention counts them, and kept with the reason.
 
 A rename is understood by every reader already: names that are no step's are passed over. A mark inside would have to
-be looked for by each of them.
+be looked for by each of them. In a node's memory, where a step has no directory, a note lies beside its shards.
 """
 
 from __future__ import annotations
@@ -41,6 +41,32 @@ def quarantined(folder: Path) -> list[tuple[str, str]]:
     return [(path.name, _reason(path)) for path in sorted(folder.glob(f"{_PREFIX}step-*"))]
 
 
+def note_bad(memory: Path, name: str, reason: str) -> None:
+    """Notes that a save in a node's memory is bad.
+
+    Args:
+        memory: the node's directory there.
+        name: the save's, as `directory_name` makes it.
+        reason: for people.
+    """
+    durable_write(_note(memory, name), reason_json(reason), sync=False)
+
+
+def noted_bad(memory: Path, name: str) -> str | None:
+    """The reason that was noted; None when the save is not known to be bad."""
+    try:
+        return parse_reason(_note(memory, name).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def forget_notes(memory: Path, names: Container[str]) -> None:
+    """Removes the notes of all saves but these."""
+    for path in memory.glob(f"{_PREFIX}step-*.json"):
+        if path.stem.removeprefix(_PREFIX) not in names:
+            path.unlink()
+
+
 def aside_name(name: str, existing: Container[str]) -> str:
     """A name for a step set aside that nothing has yet: a step may be saved again and be bad again."""
     number, aside = 1, f"{_PREFIX}{name}"
@@ -66,6 +92,10 @@ def parse_reason(data: bytes) -> str:
         return str(json.loads(data[:65536])["reason"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return "unknown"
+
+
+def _note(memory: Path, name: str) -> Path:
+    return memory / f"{_PREFIX}{name}.json"
 
 
 def _reason(path: Path) -> str:

