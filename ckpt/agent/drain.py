@@ -8,17 +8,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ckpt.agent.context import Context
 from ckpt.agent.exchange import save_to_json
 from ckpt.agent.peers import Handler, PeerError
 from ckpt.agent.saves import Saves
+from ckpt.agent.stock import Stock
 from ckpt.agent.tenure import Tenure
 from ckpt.agent.threads import in_thread
 from ckpt.config import LowerTier
-from ckpt.errors import AgentError, CheckpointError
+from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.record.manifest import ShardPlace, merge, pack
 from ckpt.record.shard import SaveId
 from ckpt.tiers.tier import Tier
@@ -46,12 +47,18 @@ class DrainPart:
             raise AgentError(f"step {step} is not held for the {name} tier here")
         if (older := self._writing.get(name)) is not None:
             raise AgentError(f"step {older} is still being written; storage is stuck or slower than the saves")
-        shards = []
-        for _, shard in sorted(pin.names.items()):
-            record = self._context.holdings.record(shard)
-            shards.append((record, self._context.holdings.bytes_of(shard, record.layout.nbytes)))
+        shards, holdings = [], self._context.holdings
+        names = [pin.names[local_rank] for local_rank in sorted(pin.names)]
+        for shard in names:
+            record = holdings.record(shard)
+            shards.append((record, holdings.bytes_of(shard, record.layout.nbytes)))
         self._writing[name] = step
+        # Beside the write, which is slower: what has changed in memory since its seal is written, and never committed.
+        verifying = asyncio.gather(*map(holdings.verify_again, names))
         places = await in_thread(self._write, name, tier, pin.save, shards)
+        for (record, _), good in zip(shards, await verifying, strict=True):
+            if not good:
+                raise CorruptError(f"rank {record.rank}: its shard in memory does not match its checksums any more")
         if tier.node_local:
             self._written[name] = (pin.save, places)
             return {}
@@ -129,22 +136,39 @@ class DrainLead:
             self._set_out(name, step)
         return due or asked
 
-    def overdue(self, save: SaveId, held: Mapping[str, Collection[SaveId]]) -> list[str]:
+    def resume(self, stock: Stock) -> None:
+        """Counts `every_s` on from the newest commit in each tier: a run that often starts again would never be due.
+
+        That was told by a clock of the wall, which may jump: no age is taken for less than nothing or more than due.
+        """
+        for name, section in self._sections.items():
+            if section.every_s is not None and name in stock.last_s:
+                age_s = min(max(time.time() - stock.last_s[name], 0.0), section.every_s)
+                self._last_s[name] = self._clock() - age_s
+
+    def overdue(self, save: SaveId, stock: Stock) -> list[str]:
         """The tiers that a restored save goes to: one that was due there was lost with the agents on its way.
 
         Args:
             save: what is restored, and lies in memory where its ranks run.
-            held: the committed saves, by tier.
+            stock: what the tiers hold; `resume` has had it.
         """
         shards = self._context.holdings.shards().values()
         asked = any(record.drain for record in shards if record.save == save)
         names = []
         for name, section in self._sections.items():
-            due = save.step if asked else save.step - save.step % section.every_steps
-            if name in held and due and not any(_is_between(due, other, save) for other in held[name]):
+            now = asked or self._is_late(name, section, stock)
+            due = save.step if now else save.step - save.step % section.every_steps
+            if name in stock.held and due and not any(_is_between(due, other, save) for other in stock.held[name]):
                 self._set_out(name, save.step)
                 names.append(name)
         return names
+
+    def _is_late(self, name: str, section: LowerTier, stock: Stock) -> bool:
+        """By seconds; where nothing was ever committed it is."""
+        if section.every_s is None:
+            return False
+        return name not in stock.last_s or self._clock() - self._last_s[name] >= section.every_s
 
     def _set_out(self, name: str, step: int) -> None:
         self._busy[name].add(step)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ckpt.agent.context import Context
 from ckpt.agent.exchange import save_to_json
 from ckpt.agent.holdings import Store
-from ckpt.agent.peers import PeerError
 from ckpt.agent.plan import Placement
 from ckpt.agent.relay import Hop, Part, Relay
-from ckpt.errors import AgentError, CheckpointError
+from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.record.blocks import bad_blocks, checksums
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.redundancy import members_at, scheme_of
@@ -105,14 +104,18 @@ class Parities:
             self._holdings.publish(name, record)
         return 1
 
+    def saves(self) -> set[SaveId]:
+        """Those of which there is parity here."""
+        return {record.save for record in self._holdings.shards().values()}
+
     def tidy(self, keep: Collection[SaveId]) -> None:
         """After a commit: gives back the memory of parity beyond the normal slots that no kept save needs."""
         self._holdings.tidy({"parity"} if self._parity else set(), self._context.config.slots, keep)
 
-    def inventory(self) -> list[Any]:
-        """What parity is here, for the lead of a restore: (save, set, member, the set's nodes)."""
+    def inventory(self, is_aside: Callable[[SaveId], bool]) -> list[Any]:
+        """What parity is here, for the lead of a restore: (save, set, member, the set's nodes); none of bad saves."""
         self._holdings.scan()
-        records = self._holdings.shards().values()
+        records = [record for record in self._holdings.shards().values() if not is_aside(record.save)]
         return [[save_to_json(r.save), r.over.to_json(), r.index, list(r.members)] for r in records]
 
     async def header(self, save: SaveId, rank: int, nodes: Sequence[int]) -> ShardRecord:
@@ -191,7 +194,8 @@ class Parities:
         names = self._holdings.find(save, over, message["index"])
         return {"good": any([await self._holdings.verify(name) for name in names])}
 
-    async def _on_rebuild(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_rebuild(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        """Says what does not verify, should that be so: any other failure may be gone the next time."""
         since_s = time.monotonic()
         save, over, rank = SaveId.from_json(message["save"]), ParitySet.from_json(message["over"]), message["rank"]
         record = await self.header(save, rank, message["headers"])
@@ -201,8 +205,10 @@ class Parities:
         shard_at, parity_at = dict(message["shards"]), dict(message["parity"])
         try:
             await self._fill(name, record, over, shard_at, parity_at)
-        except BaseException:
+        except BaseException as error:
             self._shards.remove(name)  # bytes may still be arriving there: never reuse this file
+            if isinstance(error, CorruptError):
+                return {"damaged": str(error)}
             raise
         self._shards.publish(name, record)
         sources = ", ".join(self._peers.nodes[node] for node in sorted({*shard_at.values(), *parity_at.values()}))
@@ -210,11 +216,12 @@ class Parities:
             "rebuilt", rank=rank, from_node=f"the parity of {sources}", bytes=record.nbytes,
             seconds=round(time.monotonic() - since_s, 6),
         )  # fmt: skip
+        return {}
 
     async def _fill(
         self, name: str, record: ShardRecord, over: ParitySet, shard_at: dict[int, int], parity_at: dict[int, int]
     ) -> None:
-        """The bytes of a lost shard. Raises PeerError unless every block matches the record."""
+        """The bytes of a lost shard. Raises CorruptError unless every block matches the record, made twice."""
         member = over.member_of(record.rank)
         start, stop = over.range_of(record.rank)
         if member is None or record.nbytes != stop - start:
@@ -228,9 +235,12 @@ class Parities:
             async with limit:
                 await self._pull(record.save, over, part, shard_at, parity_at, data)
 
-        await asyncio.gather(*map(pull, sums))
-        if bad := await asyncio.to_thread(bad_blocks, data, record.blocks):
-            raise PeerError(f"block {bad[0]} of rank {record.rank}, made again from parity, does not verify")
+        bad: list[int] = []
+        for _ in range(2):  # a wire may have done it
+            await asyncio.gather(*map(pull, sums))
+            if not (bad := await asyncio.to_thread(bad_blocks, data, record.blocks)):
+                return
+        raise CorruptError(f"block {bad[0]} of rank {record.rank}, made again from parity, does not verify")
 
 
 def hops_of(part: Sum, over: ParitySet, shard_at: Mapping[int, int], parity_at: Mapping[int, int]) -> list[Hop]:

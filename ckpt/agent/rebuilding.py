@@ -11,7 +11,7 @@ from typing import Any
 from ckpt.agent.context import Context
 from ckpt.agent.exchange import save_to_json
 from ckpt.agent.peers import PeerError
-from ckpt.errors import CheckpointError
+from ckpt.errors import CheckpointError, CorruptError
 from ckpt.record.shard import SaveId
 from ckpt.redundancy.parity import ParitySet
 
@@ -67,7 +67,7 @@ class Rebuilding:
 
     async def bring_back(
         self, save: SaveId, world_size: int, holders: dict[int, list[int]], on_disks: Collection[int]
-    ) -> tuple[list[int], str]:
+    ) -> tuple[list[int], str, str]:
         """Has every lost shard made again that can be.
 
         Args:
@@ -77,10 +77,12 @@ class Rebuilding:
             on_disks: ranks whose shard is in no memory: sums are made of memory only.
 
         Returns:
-            The ranks made again, all verified; and why not all were.
+            The ranks made again, all verified; why not all were; and that once more where nothing else than bytes
+            that do not match has kept them from it.
         """
         made: list[int] = []
         reasons: list[str] = []
+        damaged: list[str] = []
         in_memory = _in_memory(holders, on_disks)
         for over, found in self._found.get(save, {}).items():
             lost = [rank for rank in range(world_size) if not holders.get(rank) and over.member_of(rank) is not None]
@@ -90,16 +92,22 @@ class Rebuilding:
                 builders = await self._rebuild(save, over, found, in_memory, lost)
             except CheckpointError as error:
                 reasons.append(f"no rebuild from the parity of {', '.join(found.members)}: {error}")
+                damaged += reasons[-1:] if isinstance(error, CorruptError) else []
                 continue
             for rank, node in builders.items():
                 holders[rank] = [node]
             made += lost
-        return made, "; ".join(reasons)
+        return made, "; ".join(reasons), "; ".join(damaged) if damaged == reasons else ""
 
     async def _rebuild(
         self, save: SaveId, over: ParitySet, found: Found, in_memory: dict[int, int], lost: list[int]
     ) -> dict[int, int]:
-        """Which node has made which rank again. Raises CheckpointError when one could not be."""
+        """Which node has made which rank again.
+
+        Raises:
+            CorruptError: what was made does not match the record that outlived it, though all it is made of verifies.
+            CheckpointError: one could not be made.
+        """
         builders, fields = await self._work(save, over, found, in_memory, lost)
         timeout_s = self._deadlines.restore_s
         calls = [
@@ -109,6 +117,8 @@ class Rebuilding:
         results = await asyncio.gather(*calls, return_exceptions=True)
         if failed := [result for result in results if isinstance(result, BaseException)]:
             raise PeerError("; ".join(map(str, failed)))
+        if damaged := [one["damaged"] for one in results if isinstance(one, dict) and "damaged" in one]:
+            raise CorruptError("; ".join(damaged))
         return builders
 
     async def _work(

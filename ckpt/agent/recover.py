@@ -1,7 +1,7 @@
 """At the start of an attempt node rank 0 leads all agents to one restore: the newest step that is whole and verifies.
 
 inventory -> for each candidate, newest first: verify, rebuild from parity -> plan -> every node takes it up -> its
-redundancy anew.
+redundancy anew -> what was passed over because its bytes are bad is set aside.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from ckpt.agent.rebuilding import Rebuilding
 from ckpt.agent.stock import Stock, take_stock
 from ckpt.agent.tenure import Tenure
 from ckpt.agent.threads import in_thread
-from ckpt.errors import AgentError, CheckpointError
+from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.record.manifest import Manifest
 from ckpt.record.shard import SaveId
+from ckpt.tiers.catalog import directory_name
 
+_MEMORY = "memory"
 _OWN, _COPY, _DISK = range(3)  # how a node holds a shard: as its own, as a copy, on its NVMe
 
 log = logging.getLogger(__name__)
@@ -48,12 +50,13 @@ class RecoverLead:
         self._context = context
         self._tenure = tenure
         self._drain = drain
-        self._stock = Stock(held={}, unreadable=())
+        self._stock = Stock(held={}, last_s={}, unreadable=())
         self._peers = context.peers
         self._listener = context.listener
         self._deadlines = context.deadlines
         self._rebuilding = Rebuilding(context)
         self._skipped: list[tuple[int, str]] = []
+        self._damaged: dict[SaveId, dict[str, str]] = {}  # steps passed over: by tier (or memory), what is bad for good
         self._foreseen = False  # nodes have been told of a plan that may come: once, workers ask but once
         self._in_memory_now = False  # every shard of the plan lies in the memory of the node where its rank runs
 
@@ -67,9 +70,17 @@ class RecoverLead:
             return
         same_world = plan.world_size == self._context.place.world_size
         in_place = same_world and self._in_memory_now
-        tiers = self._drain.overdue(plan.save, self._stock.held) if plan.save and in_place else []
+        self._drain.resume(self._stock)
+        tiers = self._drain.overdue(plan.save, self._stock) if plan.save and in_place else []
         answers = await self._tell("restore", plan=plan.to_json(), same_world=same_world, drain=tiers)
         nbytes = sum(answer["pinned"] for answer in answers)
+        await self._protect(plan, in_place)
+        for save, damaged in self._damaged.items():
+            await self._set_aside(save, damaged)
+        if plan.save and tiers:
+            await self._drain.lead(plan.save, nbytes, tiers)
+
+    async def _protect(self, plan: Plan, in_place: bool) -> None:
         since_s = time.monotonic()
         if in_place:
             answers = await self._tell("protect_newest")
@@ -80,8 +91,23 @@ class RecoverLead:
             return
         made = sum(answer["made"] for answer in answers)
         log.info("redundancy of the restored step: %d made in %.3f s", made, time.monotonic() - since_s)
-        if plan.save and tiers:
-            await self._drain.lead(plan.save, nbytes, tiers)
+
+    async def _set_aside(self, save: SaveId, damaged: dict[str, str]) -> None:
+        """A step that was passed over is not tried again where its bytes are bad; nodes know about their own disks."""
+        await self._tell("set_aside", save=save_to_json(save), reason=damaged.get(_MEMORY, ""))
+        for name, reason in damaged.items():
+            where = f"the nodes' {_MEMORY}"
+            try:
+                if name != _MEMORY:
+                    self._tenure.check(name)
+                    aside = in_thread(self._context.tiers[name].set_aside, directory_name(save), reason)
+                    where = await asyncio.wait_for(aside, self._deadlines.drain_s)
+            except (CheckpointError, OSError, asyncio.TimeoutError) as error:
+                self._listener.problem(
+                    "step not set aside", f"{name} tier: {str(error) or 'no answer in time'}", save.step
+                )
+            else:
+                self._listener.problem("step set aside", f"{where}: {reason}", save.step)
 
     async def _tell(self, op: str, **fields: Any) -> list[dict[str, Any]]:
         try:
@@ -139,11 +165,11 @@ class RecoverLead:
         held = held or Held(world_size=0)
         world_size, holders = held.world_size, held.holders
         await self._keep_verified(save, holders)
-        rebuilt, no_rebuild = await self._bring_back(save, held)
+        rebuilt, no_rebuild, damage = await self._bring_back(save, held)
         held.kinds.update({(rank, holders[rank][0]): _OWN for rank in rebuilt})
         lost = [rank for rank in range(world_size) if not holders.get(rank)]
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        reasons = []
+        reasons, damaged = [], {_MEMORY: damage} if damage else {}
         if lost:
             reasons.append(f"rank {lost[0]}{more} of {world_size}: no node's memory holds a shard that verifies")
             reasons += [no_rebuild] if no_rebuild else []
@@ -157,7 +183,10 @@ class RecoverLead:
                 break
             except (CheckpointError, OSError) as error:
                 reasons.append(f"{name} tier: {error}")
+                if isinstance(error, CorruptError):
+                    damaged[name] = str(error)
         if reasons:
+            self._damaged[save] = damaged
             log.warning("step %d of attempt %d passed over: %s", save.step, save.attempt, "; ".join(reasons))
             self._skipped.append((save.step, "; ".join(reasons)))
             return None
@@ -169,7 +198,7 @@ class RecoverLead:
             skipped=tuple(self._skipped),
         )  # fmt: skip
 
-    async def _bring_back(self, save: SaveId, held: Held) -> tuple[list[int], str]:
+    async def _bring_back(self, save: SaveId, held: Held) -> tuple[list[int], str, str]:
         """As Rebuilding's; when the world has another size now, nodes read ahead meanwhile what survives.
 
         A rebuild that fails is tried once more, alone: what was read ahead may have taken the memory that it needed.
@@ -184,14 +213,14 @@ class RecoverLead:
         self._foreseen = True
         plan = Plan(save=save, world_size=held.world_size, holders=held.holders, rebuilt=lost)
         told = asyncio.ensure_future(self._tell("foresee", plan=plan.to_json(), headers=keepers))
-        rebuilt, failure = await self._rebuilding.bring_back(*work)
+        rebuilt, failure, _ = await self._rebuilding.bring_back(*work)
         await told
         if not failure:
-            return rebuilt, failure
+            return rebuilt, failure, ""
         log.warning("step %d: %s; once more, with nothing read ahead", save.step, failure)
         await self._tell("withdraw")
-        again, failure = await self._rebuilding.bring_back(*work)
-        return [*rebuilt, *again], failure
+        again, failure, damage = await self._rebuilding.bring_back(*work)
+        return [*rebuilt, *again], failure, damage
 
     def _on_disks(self, held: Held) -> set[int]:
         """The ranks whose best holder has the shard on its disk, and has not brought it into its memory."""
@@ -229,7 +258,12 @@ class RecoverLead:
                         pending.append(rank)
 
     async def _verify_stored(self, name: str, save: SaveId, ranks: list[int]) -> int:
-        """All nodes together read the shards that only a lower tier holds; returns how many are in memory now."""
+        """All nodes together read the shards that only a lower tier holds; returns how many are in memory now.
+
+        Raises:
+            CorruptError: bytes that were read do not match.
+            PeerError: a node could not read.
+        """
         nodes = len(self._peers.nodes)
         parts: dict[int, list[int]] = defaultdict(list)
         for rank in ranks:
@@ -247,6 +281,8 @@ class RecoverLead:
                 for node, part in parts.items()
             )
         )
+        if damaged := [answer["damaged"] for answer in answers if "damaged" in answer]:
+            raise CorruptError("; ".join(damaged))
         return sum(answer["fetched"] for answer in answers)
 
     async def _verify(self, node: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:

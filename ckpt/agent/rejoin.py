@@ -114,7 +114,8 @@ class RejoinLead:
         stock, newest, _ = await asyncio.gather(
             take_stock(self._context, answers, TIER_S), self._find(answers), self._tenure.take()
         )
-        tiers = self._drain.overdue(newest, stock.held) if newest else []
+        self._drain.resume(stock)
+        tiers = self._drain.overdue(newest, stock) if newest else []
         fields = {"save": save_to_json(newest) if newest else None, "drain": tiers}
         answers = await self._peers.call_all("rejoin_protect", timeout_s=self._deadlines.restore_s, **fields)
         made = sum(answer["made"] for answer in answers)

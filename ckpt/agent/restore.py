@@ -17,6 +17,8 @@ from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.record.manifest import ShardPlace
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.tiers import reads
+from ckpt.tiers.catalog import directory_name
+from ckpt.tiers.quarantine import note_bad, noted_bad
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class Restore:
         handlers: dict[str, Handler] = {
             "inventory": self._on_inventory, "verify": self._on_verify, "verify_stored": self._on_verify_stored,
             "restore": self._on_restore, "no_restore": self._on_no_restore, "protect_newest": self._on_protect_newest,
-            "protect_moved": self._on_protect_moved,
+            "protect_moved": self._on_protect_moved, "set_aside": self._on_set_aside,
         }  # fmt: skip
         for op, handler in handlers.items():
             self._peers.handle(op, handler)
@@ -57,12 +59,16 @@ class Restore:
         self._holdings.scan()
         if problem := await self._shelf.scan(self._place.who):
             self._listener.problem("this node's disk cannot be read", problem)
-        shards = self._holdings.shards().items()
+        shards = [item for item in self._holdings.shards().items() if not self._is_aside(item[1].save)]
         return {
             "shards": [[save_to_json(r.save), r.world_size, r.rank, name.startswith("own-")] for name, r in shards],
-            "parity": self._saves.parities.inventory(),
+            "parity": self._saves.parities.inventory(self._is_aside),
             "nvme": [[save_to_json(save), world_size, rank] for save, world_size, rank in self._shelf.rows()],
+            "nvme_last_s": self._shelf.last_commit_s,
         }
+
+    def _is_aside(self, save: SaveId) -> bool:
+        return noted_bad(self._place.ram_dir, directory_name(save)) is not None
 
     async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         """Which of the ranks asked for have no shard here that verifies. Those that do not are dropped."""
@@ -81,15 +87,14 @@ class Restore:
         try:
             await self._bring_in(shelved.place, shelved.read, "nvme")
         except CorruptError as error:
-            log.warning("%s: step %d, rank %d: %s; passed over", shelved.path, save.step, rank, error)
-            self._shelf.strike(save, rank)
+            self._shelf.strike(save, rank, error)
             return False
         except OSError:  # memory may be full: a worker can read it where it lies
             return await self._shelf.verify(save, rank)
         return True
 
     async def _on_verify_stored(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        """Reads some ranks' shards in a tier that all see; raises CheckpointError or OSError naming what is bad.
+        """Reads some ranks' shards in a tier that all see, and says which is damaged; raises any other failure.
 
         What cannot be mapped where it lies and belongs to a rank of this node goes into its memory as it is read.
         """
@@ -101,12 +106,15 @@ class Restore:
         for rank in message["ranks"]:
             place = manifest.shards[rank]
             read = reads.reader(tier, save, place)
-            if tier.data_path(save, place.file) is None and self._is_ours(rank, place.record):
-                if not self._holdings.find(save, rank):
-                    await self._bring_in(place, read, message["tier"])
-                fetched += 1
-            else:
-                await in_thread(reads.verify, read, place)
+            try:
+                if tier.data_path(save, place.file) is None and self._is_ours(rank, place.record):
+                    if not self._holdings.find(save, rank):
+                        await self._bring_in(place, read, message["tier"])
+                    fetched += 1
+                else:
+                    await in_thread(reads.verify, read, place)
+            except CorruptError as error:
+                return {"fetched": fetched, "damaged": str(error)}
         return {"fetched": fetched}
 
     def _is_ours(self, rank: int, record: ShardRecord) -> bool:
@@ -170,6 +178,14 @@ class Restore:
     async def _on_protect_moved(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         placement = Placement.from_json(message["placement"])
         return {"made": await self._saves.protect_moved(placement, message["alone"])}
+
+    async def _on_set_aside(self, source: int, message: dict[str, Any]) -> None:
+        """A step was passed over: whatever of it is bad here is never tried again."""
+        save, reason = SaveId.from_json(message["save"]), message["reason"]
+        if reason:
+            note_bad(self._place.ram_dir, directory_name(save), reason)
+        for where, why in await self._shelf.set_aside(save):
+            self._listener.problem("step set aside", f"{where}: {why}", save.step)
 
     async def _rebuild(self, save: SaveId, rank: int, local_rank: int, holders: list[int]) -> None:
         """A lost shard of our own from another node's copy. When it fails, the load fetches it as it goes."""

@@ -22,6 +22,8 @@ from ckpt.record.blocks import checksums
 from ckpt.record.layout import Layout
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.redundancy import members_at, scheme_of
+from ckpt.tiers.catalog import directory_name
+from ckpt.tiers.quarantine import forget_notes
 
 _REMEMBER = 64  # dropped steps
 
@@ -290,6 +292,8 @@ class Saves:
         keep |= {self.newest} if self.newest else set()
         self._holdings.tidy(stems, self._slots, keep)
         self.parities.tidy(keep)
+        left = {record.save for record in self._holdings.shards().values()} | self.parities.saves()
+        forget_notes(self._place.ram_dir, set(map(directory_name, left)))
 
     async def _on_drop(self, source: int, message: dict[str, Any]) -> None:
         await self._drop(message["step"], message["reason"], replicas_differ=message["replicas_differ"])

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt.agent.threads import in_thread
-from ckpt.errors import AgentError, CheckpointError
+from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.record.blocks import BLOCK_BYTES, block_count
 from ckpt.record.manifest import ShardPlace
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.tiers import reads
+from ckpt.tiers.catalog import Entry, directory_name, last_commit_s
 from ckpt.tiers.occupancy import Occupied
 from ckpt.tiers.tier import NodeTier, Tier
 
@@ -58,6 +59,8 @@ class Shelf:
         self._tiers = {name: tier for name, tier in tiers.items() if isinstance(tier, NodeTier)}
         self._shards: dict[tuple[SaveId, int], Shelved] = {}
         self._verified: set[tuple[SaveId, int]] = set()
+        self.last_commit_s = 0.0  # since the epoch; 0 when there is none
+        self._bad: dict[SaveId, tuple[Tier, str]] = {}  # what was read and does not match, and what that is
 
     async def scan(self, holder: str) -> str | None:
         """Takes the disk for this run and reads its manifests; returns why that could not be.
@@ -71,7 +74,10 @@ class Shelf:
         problems = []
         for name, tier in self._tiers.items():
             try:
-                self._shards |= await in_thread(_shards_of, tier)
+                entries = await in_thread(tier.catalog)
+                self._shards |= _shards_of(tier, entries)
+                self.last_commit_s = last_commit_s(entries)
+                problems += [f"{name} tier: {entry.name}: {entry.reason}" for entry in entries if entry.unread]
                 await in_thread(tier.occupy, holder)
             except Occupied as error:
                 raise Occupied(f"{name} tier: {error}") from None
@@ -107,8 +113,7 @@ class Shelf:
         try:
             await in_thread(reads.verify, found.read, found.place)
         except (CheckpointError, OSError) as error:
-            log.warning("%s: step %d, rank %d: %s; passed over", found.path, save.step, rank, error)
-            self.strike(save, rank)
+            self.strike(save, rank, error)
             return False
         self._verified.add((save, rank))
         return True
@@ -118,13 +123,25 @@ class Shelf:
         self._verified.discard((save, rank))
         return await self.verify(save, rank)
 
-    def strike(self, save: SaveId, rank: int) -> None:
-        """Never offer a shard again in this attempt; it stays on disk, for people to look at."""
-        self._shards.pop((save, rank), None)
+    def strike(self, save: SaveId, rank: int, error: Exception) -> None:
+        """Never offer a shard again in this attempt; it stays on disk."""
+        found = self._shards.pop((save, rank), None)
+        if found is not None:
+            log.warning("%s: step %d, rank %d: %s; passed over", found.path, save.step, rank, error)
+            if isinstance(error, CorruptError):
+                self._bad[save] = found.tier, str(error)
+
+    async def set_aside(self, save: SaveId) -> list[tuple[str, str]]:
+        """Sets aside what this disk has of a save, if bytes of it were found bad; says where it is now, and why."""
+        if save not in self._bad:
+            return []
+        tier, reason = self._bad.pop(save)
+        self._shards = {key: shelved for key, shelved in self._shards.items() if key[0] != save}
+        return [(await in_thread(tier.set_aside, directory_name(save), reason), reason)]
 
 
-def _shards_of(tier: Tier) -> dict[tuple[SaveId, int], Shelved]:
-    manifests = [entry.manifest for entry in tier.catalog() if entry.manifest]
+def _shards_of(tier: Tier, entries: Sequence[Entry]) -> dict[tuple[SaveId, int], Shelved]:
+    manifests = [entry.manifest for entry in entries if entry.manifest]
     return {
         (manifest.save, place.rank): Shelved(tier=tier, place=place)
         for manifest in manifests

@@ -13,6 +13,7 @@ from ckpt.agent.threads import in_thread
 from ckpt.config import Place
 from ckpt.errors import CheckpointError
 from ckpt.record.shard import SaveId
+from ckpt.tiers.catalog import committed, last_commit_s
 from ckpt.tiers.tier import Tier
 
 
@@ -22,10 +23,12 @@ class Stock:
 
     Attributes:
         held: by tier that could be read.
+        last_s: when the newest of them was committed, by tier that has any, in seconds since the epoch.
         unreadable: which of those that all nodes see could not be, and why.
     """
 
     held: dict[str, list[SaveId]]
+    last_s: dict[str, float]
     unreadable: tuple[str, ...]
 
 
@@ -42,9 +45,12 @@ async def take_stock(context: Context, inventories: Sequence[dict[str, Any]], ti
     shared = {name: tier for name, tier in context.tiers.items() if not tier.node_local}
     answers = await asyncio.gather(*(_steps(context, name, tier, timeout_s) for name, tier in shared.items()))
     found = dict(zip(shared, answers, strict=True))
-    held = {name: answer for name, answer in found.items() if isinstance(answer, list)}
-    held |= {name: local for name, tier in context.tiers.items() if tier.node_local}
-    return Stock(held=held, unreadable=tuple(answer for answer in answers if isinstance(answer, str)))
+    read = {name: answer for name, answer in found.items() if not isinstance(answer, str)}
+    of_nodes = [inventory["nvme_last_s"] for inventory in inventories]
+    read |= {name: (local, min(of_nodes)) for name, tier in context.tiers.items() if tier.node_local}
+    held = {name: saves for name, (saves, _) in read.items()}
+    last_s = {name: last_s for name, (_, last_s) in read.items() if last_s}
+    return Stock(held=held, last_s=last_s, unreadable=tuple(answer for answer in answers if isinstance(answer, str)))
 
 
 def whole_in_place(shards: Sequence[Sequence[Sequence[Any]]], place: Place) -> list[SaveId]:
@@ -63,7 +69,7 @@ def whole_in_place(shards: Sequence[Sequence[Sequence[Any]]], place: Place) -> l
     return sorted(whole, key=lambda save: (save.attempt, save.step), reverse=True)
 
 
-async def _steps(context: Context, name: str, tier: Tier, timeout_s: float) -> list[SaveId] | str:
+async def _steps(context: Context, name: str, tier: Tier, timeout_s: float) -> tuple[list[SaveId], float] | str:
     try:
         return await asyncio.wait_for(in_thread(_own_steps, tier), timeout_s)
     except asyncio.TimeoutError:
@@ -74,6 +80,7 @@ async def _steps(context: Context, name: str, tier: Tier, timeout_s: float) -> l
     return f"the {name} tier cannot be read: {reason}"
 
 
-def _own_steps(tier: Tier) -> list[SaveId]:
+def _own_steps(tier: Tier) -> tuple[list[SaveId], float]:
     tier.check()
-    return tier.steps()
+    entries = tier.catalog()
+    return committed(entries, tier.where), last_commit_s(entries)

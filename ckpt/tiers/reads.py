@@ -1,4 +1,7 @@
-"""Reading shards from a tier: whole or by blocks, in few large reads, and verified."""
+"""Reading shards from a tier: whole or by blocks, in few large reads, and verified.
+
+A block that does not match is read once more before it counts as bad: a wire or a cache may have done it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ def read_whole(read: Read, place: ShardPlace, data: memoryview) -> None:
     """Fills a shard's memory and verifies it; raises CorruptError."""
     read_blocks(read, data, None)
     if bad := bad_blocks(data, place.record.blocks):
-        raise CorruptError(_mismatch(place, bad[0]))
+        read_blocks(read, data, bad)
+        if bad := bad_blocks(data, place.record.blocks, bad):
+            raise CorruptError(_mismatch(place, bad[0]))
 
 
 def verify(read: Read, place: ShardPlace) -> None:
@@ -52,8 +57,11 @@ def find_bad(read: Read, nbytes: int, expected: Sequence[str]) -> Iterator[int]:
         window = buffer[: min(len(buffer), nbytes - start)]
         read(start, window)
         for i in range(-(-len(window) // BLOCK_BYTES)):
-            if checksum(window[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]) != expected[first + i]:
-                yield first + i
+            block = window[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]
+            if checksum(block) != expected[first + i]:
+                read(start + i * BLOCK_BYTES, block)
+                if checksum(block) != expected[first + i]:
+                    yield first + i
 
 
 def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:

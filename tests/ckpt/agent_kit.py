@@ -300,12 +300,15 @@ class World:
         await until(lambda: all(record.exists() for record in records))
 
     async def plan(self) -> dict[str, Any]:
-        """The plan, the same for every worker."""
+        """The plan, the same for every worker; `pinned` as the first was told, for that drain may end meanwhile."""
         plans = [await worker.request("plan") for worker in self.workers]
-        for plan in plans:
+        first = dict(plans[0])
+        for plan in (first, *plans):
             del plan["re"]
+        for plan in plans:
+            plan.pop("pinned", None)
         assert all(plan == plans[0] for plan in plans)
-        return plans[0]
+        return first
 
     async def flush(self) -> None:
         for worker in self.workers:

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_kit import NAMESPACE, World, config, content, lose, run, until
-from s3_kit import S3Server, s3_server
+from agent_kit import DEADLINES, NAMESPACE, World, config, content, lose, run, until
+from s3_kit import S3Server, answering, s3_server
 
 from ckpt import newest_steps
-from ckpt.agent.drain import DrainLead
-from ckpt.agent.tenure import Tenure
 from ckpt.record.blocks import BLOCK_BYTES
 from ckpt.record.manifest import NAME
 from ckpt.tiers.nvme import NvmeTier
@@ -141,6 +139,29 @@ class TestDrain:
 
         run(test)
 
+    def test_a_bucket_that_does_not_answer_holds_a_slot_until_the_deadline_and_training_not_at_all(self, tmp_path):
+        release = threading.Event()
+
+        async def test(s3):
+            deadlines = replace(DEADLINES, drain_s=3)
+            checkpoint = config(tmp_path / "shared", s3=s3)
+            async with World(tmp_path, ["a", "b"], 0, checkpoint, deadlines=deadlines) as world:
+                for slot, step in enumerate((10, 15)):
+                    await world.save(step, slot)
+                problem = await world.monitors[0].event("problem", step=10, failed="s3")
+                assert "the s3 tier did not answer within 3 s" in problem["detail"]
+                for worker in world.workers:
+                    assert (await worker.event("drained", step=10, tier="s3"))["failed"]
+                await world.monitors[0].event("commit", tier="shared", step=10)
+                await world.flush()
+
+        with answering(lambda request: release.wait(30)) as options:
+            section = {"url": "s3://bucket/x", "endpoint_url": options.endpoint_url, "region": "us-east-1"}
+            try:
+                run(lambda: test({**section, "path_style": True, "every_steps": 10}))
+            finally:
+                release.set()
+
     def test_a_node_whose_disk_is_full_commits_the_step_nowhere_and_costs_no_older_one(self, tmp_path, monkeypatch):
         write_node = NvmeTier.write_node
 
@@ -184,24 +205,6 @@ class TestDrain:
                 await world.flush()
                 for node in ("a", "b"):
                     await until(lambda n=node: steps_on(tmp_path, n) == [30, 10])
-
-        run(test)
-
-    def test_seconds_are_a_cadence_too(self, tmp_path):
-        now = [0.0]
-
-        async def test():
-            section = {"path": str(tmp_path), "every_steps": 1000, "every_s": 60, "keep": 1}
-            async with World(tmp_path, ["a"], 0, config(shared=None, nvme=section)) as world:
-                context = world.agents[0]._drain._context
-                lead = DrainLead(context, Tenure(context), clock=lambda: now[0])
-                assert lead.wanted(10, asked=False) == []
-                now[0] = 60.0
-                assert lead.wanted(20, asked=False) == ["nvme"]
-                lead._busy["nvme"].clear()
-                now[0] = 119.0
-                assert lead.wanted(30, asked=False) == []
-                assert lead.wanted(1000, asked=False) == ["nvme"]
 
         run(test)
 

@@ -11,8 +11,10 @@ import pytest
 from agent_kit import FakeTransport, World, config, content, run, until
 
 from ckpt.agent.deadlines import Deadlines
+from ckpt.agent.drain import DrainPart
 from ckpt.record.blocks import BLOCK_BYTES
 from ckpt.record.manifest import NAME, read_manifest
+from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
 
 
@@ -159,6 +161,40 @@ def test_a_hung_storage_holds_slots_only_until_the_deadline_and_never_a_half_wri
         run(test)
     finally:
         release.set()
+
+
+@pytest.mark.parametrize("tier", ["shared", "nvme"])
+def test_memory_that_has_changed_since_its_seal_reaches_no_tier(tmp_path, monkeypatch, tier):
+    """A bit of rank 1 flips after the commit: the step goes nowhere, the copy on the other node is what is restored."""
+    checkpoint = {
+        "shared": config(tmp_path / "shared"),
+        "nvme": config(nvme={"path": str(tmp_path / "nvme"), "every_steps": 10}),
+    }[tier]
+    drain = DrainPart._on_drain
+
+    async def after_a_flip(self, source, message):
+        if message["step"] == 20 and self._context.place.node == "b":
+            with (tmp_path / "b" / "own-0-1.data").open("r+b") as file:
+                file.write(b"\xff")
+        return await drain(self, source, message)
+
+    async def test():
+        monkeypatch.setattr(DrainPart, "_on_drain", after_a_flip)
+        async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
+            for slot, step in enumerate((10, 20)):
+                await world.save(step, slot)
+                await world.flush()
+            problem = await world.monitors[0].event("problem", step=20, failed=tier)
+            assert "node b: drain: rank 1: its shard in memory does not match its checksums" in problem["detail"]
+            path = tmp_path / tier
+            there = NvmeTier(path, "test", node="a") if tier == "nvme" else SharedTier(path, "test")
+            assert [save.step for save in there.steps()] == [10]
+        async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
+            plan = await world.plan()
+            assert (plan["step"], plan["tier"], plan["skipped"]) == (20, "memory", [])
+            assert await world.contents(2) == [content(rank, 20) for rank in range(2)]
+
+    run(test)
 
 
 def test_a_due_step_is_skipped_while_an_older_one_is_on_its_way_and_an_asked_one_waits(tmp_path, monkeypatch):

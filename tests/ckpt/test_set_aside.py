@@ -1,0 +1,231 @@
+"""A step that a restore passes over as its bytes are bad is set aside; one that merely could not be read is not."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_kit import NAMESPACE, World, config, content, lose, run, until
+from s3_kit import S3Server, s3_server
+from test_cli_ckpt import facts
+from test_parity import instead, of, saved
+from test_recover import damage, expected
+
+from ckpt.agent.peers import PeerError
+from ckpt.agent.recover import RecoverLead
+from ckpt.agent.relay import Relay
+from ckpt.config import CheckpointConfig
+from ckpt.record.blocks import checksums
+from ckpt.redundancy.parity import read_parity, write_parity
+from ckpt.tiers import reads
+from ckpt.tiers.nvme import NvmeTier
+from ckpt.tiers.posix import SharedTier
+from ckpt.tiers.s3 import S3Tier
+from ckpt.tiers.tier import Tier
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[RecoverLead]:
+    """The leads of restores that have done all they had to."""
+    found, lead = [], RecoverLead.run
+
+    async def run_to_the_end(self: RecoverLead) -> None:
+        await lead(self)
+        found.append(self)
+
+    monkeypatch.setattr(RecoverLead, "run", run_to_the_end)
+    return found
+
+
+def spoil_parity(ram_dir: Path) -> None:
+    """The parity of step 20: it matches its own record, and is wrong all the same."""
+    record = read_parity(ram_dir, "parity-1")
+    damage(ram_dir / "parity-1.data")
+    data = (ram_dir / "parity-1.data").read_bytes()[: record.nbytes]
+    write_parity(ram_dir, "parity-1", replace(record, blocks=checksums(memoryview(data))))
+
+
+def notes(ram_dir: Path) -> list[str]:
+    return [path.name for path in ram_dir.glob("bad-*")]
+
+
+async def restored(root: Path, attempt: int, nodes: list[str], checkpoint: CheckpointConfig, step: int) -> World:
+    """The agents of an attempt whose restore has taken this step and has come to its end."""
+    world = await World(root, nodes, attempt, checkpoint, ranks_per_node=2).__aenter__()
+    assert (await world.plan())["step"] == step
+    return world
+
+
+class TestMemory:
+    def test_a_save_whose_lost_shard_is_bad_when_made_again_is_noted_on_every_node_until_it_is_overwritten(
+        self, tmp_path: Path
+    ) -> None:
+        nodes = instead(["a"])
+
+        async def test() -> None:
+            await saved(tmp_path, of("xor"))
+            spoil_parity(tmp_path / "c")
+            lose(tmp_path, "a")
+            world = await restored(tmp_path, 1, nodes, of("xor"), 10)
+            problem = await world.monitors[0].event("problem", what="step set aside", step=20)
+            assert "made again from parity, does not verify" in problem["detail"]
+            await until(lambda: all(notes(place.ram_dir) for place in world.places))
+            await world.__aexit__()
+            for node in nodes[1:]:  # as somebody who looks for the reason finds it
+                (row,) = [row for row in facts("ls", tmp_path / node) if row["step"] == 20]
+                assert "set aside by a restore: no rebuild from the parity of a, b, c, d" in row["problems"][0]
+                assert row["shards"] == 2  # nothing was deleted
+            world = await restored(tmp_path, 2, nodes, of("xor"), 10)
+            assert (await world.plan())["skipped"] == []  # not tried again
+            for step, slot in ((30, 0), (40, 1), (50, 0)):
+                await world.save(step, slot)
+            assert not any(notes(place.ram_dir) for place in world.places)
+            await world.__aexit__()
+
+        run(test)
+
+    @pytest.mark.parametrize("how", ["peer lost", "memory full", "wire"])
+    def test_what_may_be_gone_the_next_time_is_not(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: list[RecoverLead], how: str
+    ) -> None:
+        """One that a wire has spoilt once is not even passed over."""
+        nodes, pull = instead(["a"]), Relay.pull
+        left = [1 if how == "wire" else 1 << 30]
+
+        async def failing(self: Relay, save: Any, over: Any, hops: Any, into: memoryview) -> None:
+            await pull(self, save, over, hops, into)
+            if save.step == 20 and left[0]:
+                left[0] -= 1
+                if how == "peer lost":
+                    raise PeerError("node c: no bytes moved for 30 s")
+                if how == "memory full":
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                into[0] ^= 1
+
+        async def test() -> None:
+            await saved(tmp_path, of("xor"))
+            lose(tmp_path, "a")
+            with monkeypatch.context() as faulty:
+                faulty.setattr(Relay, "pull", failing)
+                world = await restored(tmp_path, 1, nodes, of("xor"), 20 if how == "wire" else 10)
+                if how != "wire":
+                    assert (await world.plan())["skipped"][0]["step"] == 20
+                await until(lambda: world.agents[0]._leads[0] in ended)
+                assert not world.monitors[0].seen("problem")
+            assert not any(notes(place.ram_dir) for place in world.places)
+            await world.__aexit__()
+            world = await restored(tmp_path, 2, nodes, of("xor"), 20)
+            assert await world.contents(8) == expected(8, 20)
+            await world.__aexit__()
+
+        run(test)
+
+
+def place(kind: str, root: Path, server: S3Server) -> tuple[CheckpointConfig, Callable[[str], Tier]]:
+    """A job with one lower tier, and that tier as somebody else sees it from a node."""
+    if kind == "s3":
+        section = {**server.section(server.fresh_url().rpartition("/")[2]), "every_steps": 10}
+        return config(scheme="none", s3=section), lambda node: S3Tier(str(section["url"]), NAMESPACE, server.options)
+    if kind == "nvme":
+        section = {"path": str(root / "nvme"), "every_steps": 10}
+        return config(scheme="none", nvme=section), lambda node: NvmeTier(root / "nvme", NAMESPACE, node=node)
+    return config(root / "shared", scheme="none"), lambda node: SharedTier(root / "shared", NAMESPACE)
+
+
+async def drained(root: Path, checkpoint: CheckpointConfig) -> None:
+    """Steps 10 and 20 are in the lower tier, and in no memory."""
+    async with World(root, ["a", "b"], 0, checkpoint) as world:
+        for step, slot in ((10, 0), (20, 1)):
+            await world.save(step, slot)
+            await world.flush()
+    lose(root, "a", "b")
+
+
+def flip(kind: str, tier: Tier) -> None:
+    """A byte of rank 1, step 20."""
+    save = tier.steps()[0]
+    file = tier.read_manifest(save).shards[-1].file
+    if isinstance(tier, S3Tier):
+        key = tier._key(tier.catalog()[0].name, file)
+        data = bytearray(tier._bucket.get(key))
+        data[100] ^= 1
+        tier._bucket.put(key, data)
+    else:
+        damage(Path(str(tier.data_path(save, file))))
+
+
+@pytest.mark.parametrize("kind", ["shared", "nvme", "s3"])
+class TestTiers:
+    def test_a_step_that_is_bad_there_is_set_aside_with_the_reason(
+        self, tmp_path: Path, server: S3Server, kind: str
+    ) -> None:
+        checkpoint, tier = place(kind, tmp_path, server)
+
+        async def test() -> None:
+            await drained(tmp_path, checkpoint)
+            flip(kind, tier("b"))
+            async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
+                assert (await world.plan())["step"] == 10
+                monitor = world.monitors[1 if kind == "nvme" else 0]  # a node tells of its own disk
+                problem = await monitor.event("problem", what="step set aside", step=20)
+                assert "node-00001.data: block 0 of rank 1 does not match its checksum" in problem["detail"]
+                ((name, reason),) = tier("b").aside()
+                assert name.startswith("bad-step-0000000020") and "block 0 of rank 1 does not match" in reason
+                assert await world.contents(2) == expected(2, 10)
+            lose(tmp_path, "a", "b")
+            async with World(tmp_path, ["a", "b"], 2, checkpoint) as world:
+                plan = await world.plan()
+                assert plan["step"] == 10
+                if kind != "nvme":  # there node a still has its part
+                    assert plan["skipped"] == []
+
+        run(test)
+
+    @pytest.mark.parametrize("how", ["unreadable", "cut off", "wire"])
+    def test_a_step_that_could_not_be_read_stays(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: list[RecoverLead], server: S3Server, kind: str,
+        how: str,
+    ) -> None:  # fmt: skip
+        """One that a wire has spoilt once is read again, and taken."""
+        checkpoint, tier = place(kind, tmp_path, server)
+        make, left = reads.reader, [1]
+
+        def faulty(of: Tier, save: Any, at: Any) -> reads.Read:
+            def read(start: int, into: memoryview) -> None:
+                if save.step == 20 and how != "wire":
+                    code = errno.EIO if how == "unreadable" else errno.ETIMEDOUT
+                    raise OSError(code, os.strerror(code))
+                make(of, save, at)(start, into)
+                if save.step == 20 and left[0]:
+                    left[0] -= 1
+                    into[0] ^= 1
+
+            return read
+
+        async def test() -> None:
+            await drained(tmp_path, checkpoint)
+            with monkeypatch.context() as patch:
+                patch.setattr(reads, "reader", faulty)
+                async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
+                    assert (await world.plan())["step"] == (20 if how == "wire" else 10)
+                    await until(lambda: world.agents[0]._leads[0] in ended)
+                    assert not world.monitors[0].seen("problem") or kind == "nvme"
+            assert tier("a").aside() == tier("b").aside() == []
+            assert [save.step for save in tier("b").steps()] == [20, 10]
+            lose(tmp_path, "a", "b")
+            async with World(tmp_path, ["a", "b"], 2, checkpoint) as world:
+                assert (await world.plan())["step"] == 20
+                assert await world.contents(2) == [content(rank, 20) for rank in range(2)]
+
+        run(test)
