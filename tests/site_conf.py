@@ -12,7 +12,7 @@ from slurm.testbed import TestCluster
 
 @contextmanager
 def site_conf(cluster: TestCluster, **parameters: str | None) -> Iterator[Path]:
-    """Sets parameters of an idle cluster's slurm.conf, or leaves them out (None), and puts them back.
+    """Sets parameters of an idle cluster's slurm.conf, or leaves them out (None); puts them back, and the cluster too.
 
     Slurm's controller has the new file when it answers `reconfigure`; its slurmd read it at an unknown time later, so
     they are started anew.
@@ -28,7 +28,6 @@ def site_conf(cluster: TestCluster, **parameters: str | None) -> Iterator[Path]:
         _take(cluster, conf, kept + "".join(f"{name}={value}\n" for name, value in parameters.items() if value))
         yield conf.parent
     finally:
-        cluster.restore()
         _take(cluster, conf, before)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -177,38 +176,6 @@ def test_a_node_whose_slurmd_is_killed(fault_cluster: Any, steady_digests: dict[
     assert (comeback.recovery.rung, comeback.recovery.restored_from) == ("spare", "memory"), job.watch.story()
     assert comeback.lost_nothing_committed, job.watch.story()
     job.settle()
-    job.finish(steady_digests)
-
-
-@pytest.fixture
-def prolog_fails_on(fault_cluster: Any) -> Iterator[str]:
-    """The name of a node on which Slurm's Prolog fails; Slurm holds the jobs that meet it."""
-    node = fault_cluster.nodes[1]
-    conf = Path(fault_cluster.env["SLURM_CONF"])
-    before = conf.read_text()
-    script = conf.with_name("prolog.sh")
-    script.write_text(f'#!/bin/sh\n[ "$SLURMD_NODENAME" != {node} ]\n')
-    script.chmod(0o755)
-    holding = before.replace(",nohold_on_prolog_fail", "")
-    assert holding != before
-    conf.write_text(f"{holding}Prolog={script}\nPrologFlags=Alloc\n")
-    fault_cluster.run_on_node(node, ["scontrol", "reconfigure"])
-    yield node
-    conf.write_text(before)
-    fault_cluster.run_on_node(node, ["scontrol", "reconfigure"])
-
-
-def test_a_node_whose_prolog_fails(fault_cluster: Any, prolog_fails_on: str, steady_digests: dict[int, str]) -> None:
-    """Slurm drains it, requeues the job and holds it; released, it starts on other nodes as if for the first time."""
-    job = BrokenJob(fault_cluster, fault_cluster.home / "prolog")
-    release = f"scontrol release {job.job_id}"
-    job.watch.until(lambda: release in shown(fault_cluster, job.job_id) or None, 60, "job that is held")
-    fault_cluster.run_on_node(fault_cluster.nodes[0], release.split())
-    job.settle()
-    attempt = job.attempt
-    assert prolog_fails_on not in attempt["nodes"] + attempt["spares"], job.watch.story()
-    drained = fault_cluster.run_as_user(["sinfo", "-h", "-n", prolog_fails_on, "-o", "%T"]).stdout
-    assert "drain" in drained
     job.finish(steady_digests)
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hooks_kit import state
 from waiting import until
 
-from slurm.client import Slurm
-from slurm.records import Node
+from slurm.command import Result
 from slurm.testbed import TestCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.faults]
@@ -33,10 +33,6 @@ def cluster(hooked: TestCluster) -> Iterator[TestCluster]:
         if "DRAIN" in state(hooked, node).flags:
             hooked.run_on_node(node, ["scontrol", "update", f"NodeName={node}", "State=RESUME"])
         until(lambda node=node: state(hooked, node).is_idle, f"{node} idle")
-
-
-def state(cluster: TestCluster, name: str) -> Node:
-    return next(node for node in Slurm(env=os.environ | cluster.env).nodes() if node.name == name)
 
 
 def verdict(cluster: TestCluster, node: str, drain: str = "off") -> Path:
@@ -161,3 +157,38 @@ def test_a_rebooted_node_returns_when_it_is_fit_and_not_before(cluster: TestClus
     until(lambda: "drained" in log.read_text().rpartition(again)[2], "the check after it")
     until(lambda: state(cluster, "n2").reason.startswith("holdfast: gpu_count"), "n2 drained again")
     assert "DRAIN" in state(cluster, "n2").flags
+
+
+# Stops the checks of the health hook that runs; prints their process, the hook's body, and slurmd's script.
+FREEZE = """
+checks=$(pgrep -o -f '[-]m launcher node check') && kill -STOP $checks || exit 1
+body=$(ps -o ppid= $checks) && echo $checks $body $(ps -o ppid= $body)
+"""
+
+
+def run(cluster: TestCluster, node: str, script: str) -> Result:
+    return cluster.run_on_node(node, ["sh", "-c", script], check=False)
+
+
+def test_health_checks_that_hang_end_by_themselves_before_slurm_would_kill_them(cluster: TestCluster) -> None:
+    """Slurm kills a HealthCheckProgram after 60 s, and whenever slurmd is stopped: then its script, and no more."""
+    logs = {node: cluster.home.parent / "log" / f"{node}.log" for node in cluster.nodes}
+    before = {node: log.stat().st_size for node, log in logs.items()}
+    frozen = {
+        node: until(lambda node=node: run(cluster, node, FREEZE).stdout.split(), f"a health check on {node}")
+        for node in cluster.nodes
+    }
+    verdicts = [verdict(cluster, node) for node in cluster.nodes]
+    for path in verdicts:
+        path.unlink(missing_ok=True)
+    cluster.run_on_node("n2", ["kill", "-KILL", "--", f"-{frozen['n2'][2]}"])
+
+    for node, pids in frozen.items():
+        gone = f"for pid in {' '.join(pids)}; do kill -0 $pid && exit 1; done; exit 0"
+        until(lambda node=node, gone=gone: run(cluster, node, gone).returncode == 0, f"their end on {node}", 90)
+        until(lambda node=node: state(cluster, node).is_idle, f"{node} idle")
+    until(lambda: all(path.exists() for path in verdicts), "the verdicts of the next checks")
+    assert [json.loads(path.read_text())["version"] for path in verdicts] == [1, 1]
+    assert "no answer within" in (verdicts[0].parents[2] / "log/holdfast/hooks.log").read_text()
+    said = {node: logs[node].read_text()[before[node] :] for node in logs}
+    assert "health_check" not in said["n1"] and "health_check killed by signal 9" in said["n2"], said
