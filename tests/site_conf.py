@@ -28,7 +28,10 @@ def site_conf(cluster: TestCluster, **parameters: str | None) -> Iterator[Path]:
         _take(cluster, conf, kept + "".join(f"{name}={value}\n" for name, value in parameters.items() if value))
         yield conf.parent
     finally:
-        _take(cluster, conf, before)
+        try:
+            cluster.restore()  # a job that was about to leave would stay for minutes where its slurmd is killed
+        finally:
+            _take(cluster, conf, before)
 
 
 def _take(cluster: TestCluster, conf: Path, text: str) -> None:
