@@ -230,7 +230,6 @@ def test_when_the_transport_fails_a_promised_save_stays_and_nobody_waits_for_it(
             for worker in world.workers:
                 worker.save(10, 0)
             await world.monitors[1].event("problem", what="the other agents are lost")
-            world.workers[1].send(op="skipped", step=10, rank=1, reason="on second thoughts")
             await world.workers[1].request("flush")
             assert not world.workers[1].seen("dropped") and not world.workers[1].seen("committed")
             assert "own-0-0" in names(world.places[1].ram_dir)
