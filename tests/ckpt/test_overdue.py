@@ -131,7 +131,7 @@ def test_a_step_that_is_still_drained_is_not_saved_over(tmp_path: Path, monkeypa
         async with World(tmp_path, NODES, 1, config(tmp_path / "shared")) as world:
             assert (await world.plan())["pinned"]
             world.workers[0].save(10, slot=1)
-            await world.workers[0].event("dropped", step=10)
+            assert (await world.workers[0].event("dropped", step=10))["reason"] == "saved already"
             release.set()
             await world.flush()
             assert steps_in(tmp_path) == [10]
