@@ -150,7 +150,9 @@ def read_of_root(path: str | os.PathLike[str], max_bytes: int) -> str:
         raise SettingsError(f"{path}: cannot be opened: {error.strerror}") from None
     try:
         facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
+        if not stat.S_ISREG(facts.st_mode):
+            raise SettingsError(f"{path}: not a regular file, expected one that only root can write")
+        if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
             raise SettingsError(
                 f"{path}: mode {facts.st_mode & 0o7777:o} of uid {facts.st_uid}, "
                 "expected a file that only root can write"

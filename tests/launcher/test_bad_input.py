@@ -152,7 +152,7 @@ BAD_COMMANDS = [
     (["cluster", "up", "--name", "../x"], "cluster name: got '../x', expected a-z"),
     (["node", "check", "--config", "."], ".: cannot be read (Is a directory); expected settings in YAML"),
     (["node", "heal", "--every", "nan"], "--every: got nan, expected seconds"),
-    (["node", "heal", "--config", "."], ".: cannot be opened: Is a directory"),
+    (["node", "heal", "--config", "."], ".: not a regular file, expected one that only root can write"),
     (["node", "lemons", "--days=-1"], "Invalid value for '--days'"),
     (["node", "image", "docker", "--torch", "x"], "got version 'x', expected one that begins with numbers"),
 ]
