@@ -1,12 +1,11 @@
 """Encode and rebuild rates of every scheme over real agents, beside a raw MPI Sendrecv of the same bytes.
 
-    python benchmarks/redundancy.py [--json] [--ranks 8] [--mib 256] [--tcp] [--only partner,XOR]
+    python benchmarks/redundancy.py [--json] [--ranks 8] [--mib 256] [--tcp]
 
 One agent process per rank under one mpirun on this machine, each with its own memory directory; all in one redundancy
 set. GB/s are of all ranks' shards together, as redset's figures are: encode from the call for redundancy to the last
 record on disk, checksums included; rebuild of one lost rank counts that rank's bytes. Shared memory between the
-processes as redset's runs had; --tcp instead moves the bytes as agents on one machine do. Every round measures the
-peers beside each scheme; what is shown are medians over the rounds, of the ratios too.
+processes as redset's runs had; --tcp instead moves the bytes as agents on one machine do.
 """
 
 from __future__ import annotations
@@ -14,18 +13,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import xxhash
 from rich.console import Console
 from rich.table import Table
 
@@ -40,10 +37,10 @@ from ckpt.agent.rebuilding import Rebuilding
 from ckpt.agent.saves import Saves
 from ckpt.agent.shelf import Shelf
 from ckpt.config import CheckpointConfig, Place
-from ckpt.record.blocks import BLOCK_BYTES, checksums
+from ckpt.record.blocks import checksums
 from ckpt.record.layout import Layout
 from ckpt.record.shard import SaveId, ShardRecord
-from ckpt.transport import MpiTransport, Transfer
+from ckpt.transport import MpiTransport
 
 SCHEMES: dict[str, dict[str, Any]] = {
     "partner": {"scheme": "partner"},
@@ -55,8 +52,7 @@ REDSET_MB_PER_S = {  # FIELD: redset (C), 8 ranks x 256 MB in /dev/shm, 2 cores
     "partner": (1757, 474), "XOR": (3120, 350), "RS 1": (1422, 132), "RS 2": (652, 167),
 }  # fmt: skip
 LOST = 1
-PIECE_BYTES = 512 << 10  # of the verified Sendrecv
-ROUNDS = 5
+ROUNDS = 3  # the best of them counts, for the raw Sendrecv too
 SAVE = SaveId(step=1, attempt=0, run_id="bench")
 
 
@@ -66,7 +62,6 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--mib", type=int, default=256, help="of each rank's shard")
     parser.add_argument("--tcp", action="store_true", help="no shared memory between the processes")
-    parser.add_argument("--only", default=",".join(SCHEMES), help="schemes, with commas between them")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir="/dev/shm") as root:
         mpi = environment(loopback=True)
@@ -74,7 +69,7 @@ def main() -> int:
             for name in [name for name in mpi if name.startswith("OMPI_MCA")]:
                 del mpi[name]
             mpi |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_btl_sm_backing_directory": "/dev/shm"}
-        worker = [sys.executable, __file__, "--worker", root, str(args.ranks), str(args.mib), args.only]
+        worker = [sys.executable, __file__, "--worker", root, str(args.ranks), str(args.mib)]
         mpirun = [
             str(Path(sys.executable).with_name("mpirun")),
             "--oversubscribe",
@@ -91,38 +86,33 @@ def main() -> int:
     if done.returncode:
         print(done.stdout, file=sys.stderr)
         return 1
-    rounds = json.loads(done.stdout.splitlines()[-1])
-    report(rounds, args.ranks, args.mib << 20, args.json)
+    seconds = json.loads(done.stdout.splitlines()[-1])
+    report(seconds, args.ranks, args.mib << 20, args.json)
     return 0
 
 
-def report(rounds: dict[str, list[dict[str, float]]], ranks: int, nbytes: int, as_json: bool) -> None:
-    """`rounds`: by scheme, the seconds of all that was measured in each round."""
+def report(seconds: dict[str, float], ranks: int, nbytes: int, as_json: bool) -> None:
+    raw = ranks * nbytes / seconds["Sendrecv"] / 1e9
+    one = nbytes / seconds["Sendrecv, one rank"] / 1e9
     rows = {}
-    for name, measured in rounds.items():
-        for kind, moved, peer, redset in (
-            ("encode", ranks * nbytes, "Sendrecv", REDSET_MB_PER_S[name][0]),
-            ("verified Sendrecv", ranks * nbytes, "Sendrecv", None),
-            ("rebuild", nbytes, "Sendrecv, one rank", REDSET_MB_PER_S[name][1]),
-        ):
-            peers = {"Sendrecv": round(moved / median(seconds[peer] for seconds in measured) / 1e9, 3)}
-            peers |= {} if redset is None else {"redset": redset / 1000}
-            rows[f"{name}: {kind}" if redset is None else f"{name} {kind}"] = {
-                "value": round(moved / median(seconds[kind] for seconds in measured) / 1e9, 3), "unit": "GB/s",
-                "peer": peers, "ratio": round(median(seconds[peer] / seconds[kind] for seconds in measured), 3),
-            }  # fmt: skip
+    for name, (encode, rebuild) in REDSET_MB_PER_S.items():
+        for kind, moved, peer, redset in (("encode", ranks * nbytes, raw, encode), ("rebuild", nbytes, one, rebuild)):
+            value = moved / seconds[f"{name}, {kind}"] / 1e9
+            peers = {"Sendrecv": round(peer, 3), "redset": redset / 1000}
+            rows[f"{name} {kind}"] = {"value": round(value, 3), "unit": "GB/s", "peer": peers, "ratio": value / peer}
     if as_json:
         print(json.dumps(rows, indent=1))
         return
     table = Table("", "GB/s", "raw Sendrecv", "ratio", "redset (FIELD)", title=f"{ranks} ranks x {nbytes >> 20} MiB")
     for name, row in rows.items():
         peer = row["peer"]
-        redset = f"{peer['redset']:.2f}" if "redset" in peer else ""
-        table.add_row(name, *(f"{value:.2f}" for value in (row["value"], peer["Sendrecv"], row["ratio"])), redset)
+        table.add_row(
+            name, *(f"{value:.2f}" for value in (row["value"], peer["Sendrecv"], row["ratio"], peer["redset"]))
+        )
     Console().print(table)
 
 
-def work(root: Path, ranks: int, nbytes: int, schemes: list[str]) -> None:
+def work(root: Path, ranks: int, nbytes: int) -> None:
     """One process of the world: measures everything, rank 0 prints."""
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     nodes = tuple(f"n{i}" for i in range(ranks))
@@ -132,9 +122,9 @@ def work(root: Path, ranks: int, nbytes: int, schemes: list[str]) -> None:
     place.ram_dir.mkdir(mode=0o700)
     transport = MpiTransport(nodes, nodes[rank])
     peers = Peers(transport, nodes)
-    rounds = asyncio.run(measure(place, peers, nbytes, schemes))
+    seconds = asyncio.run(measure(place, peers, nbytes))
     if rank == 0:
-        print(json.dumps(rounds), flush=True)
+        print(json.dumps(seconds), flush=True)
     transport.close()
 
 
@@ -156,19 +146,28 @@ class Together:
             await asyncio.sleep(0.001)
 
 
-async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -> dict[str, list[dict[str, float]]]:
+async def measure(place: Place, peers: Peers, nbytes: int) -> dict[str, float]:
     together = Together(peers)
     polling = asyncio.ensure_future(peers.run())
     holdings = Holdings(place.ram_dir, place.run_id, "bench")
     fill(holdings, place, nbytes)
+    seconds: dict[str, float] = {}
+
+    async def timed(name: str, part: Any) -> None:
+        await together.all_here()
+        since_s = time.perf_counter()
+        await part
+        await together.all_here()
+        seconds[name] = min(seconds.get(name, math.inf), time.perf_counter() - since_s)
+
     size, rank = len(place.nodes), place.node_rank
     sink = holdings.room_for("sink", nbytes)
-    own = holdings.bytes_of("own-0-0", nbytes)
-    right, left = (rank + 1) % size, (rank - 1) % size
-    to, source = (right if rank == 0 else None), (left if rank == 1 else None)
-    rounds: dict[str, list[dict[str, float]]] = {}
-    for name in schemes:
-        section = SCHEMES[name]
+    to, source = (rank + 1 if rank == 0 else None), (0 if rank == 1 else None)
+    for _ in range(ROUNDS):
+        await timed("Sendrecv", sendrecv(peers, (rank + 1) % size, (rank - 1) % size, holdings, sink))
+        await timed("Sendrecv, one rank", sendrecv(peers, to, source, holdings, sink))
+    holdings.remove("sink")
+    for name, section in SCHEMES.items():
         config = CheckpointConfig.from_mapping({"namespace": "bench", "peers": section})
         shelf = Shelf({})
         context = Context(
@@ -178,36 +177,19 @@ async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -
         )  # fmt: skip
         saves = Saves(context)
         peers.handle("parity", inventory_of(saves))
-        rounds[name] = []
-        for number in range(1 + ROUNDS):
-            seconds = {
-                "Sendrecv": await timed(together, sendrecv(peers, right, left, own, sink)),
-                "verified Sendrecv": await timed(together, sendrecv(peers, right, left, own, sink, PIECE_BYTES)),
-                "Sendrecv, one rank": await timed(together, sendrecv(peers, to, source, own, sink)),
-            }
+        for _ in range(ROUNDS):
             drop_redundancy(holdings, saves)
-            seconds["encode"] = await timed(together, saves._redundancy(SAVE, None))
+            await timed(f"{name}, encode", saves._redundancy(SAVE, None))
             if rank == LOST:
                 holdings.remove("own-0-0")
-            seconds["rebuild"] = await timed(together, rebuild(context, saves, section["scheme"]))
-            own = holdings.bytes_of("own-0-0", nbytes)
-            if number:  # before, memory was touched for the first time
-                rounds[name].append(seconds)
+            await timed(f"{name}, rebuild", rebuild(context, saves, section["scheme"]))
+        await together.all_here()
         drop_redundancy(holdings, saves)
         for pattern in ("copy-*", "parity-*"):
             for path in place.ram_dir.glob(pattern):
                 holdings.remove(path.stem)
     polling.cancel()
-    return rounds
-
-
-async def timed(together: Together, part: Awaitable[Any]) -> float:
-    """Seconds until all ranks have done their part."""
-    await together.all_here()
-    since_s = time.perf_counter()
-    await part
-    await together.all_here()
-    return time.perf_counter() - since_s
+    return seconds
 
 
 def inventory_of(saves: Saves) -> Any:
@@ -234,30 +216,13 @@ def fill(holdings: Holdings, place: Place, nbytes: int) -> None:
     holdings.publish("own-0-0", record)
 
 
-async def sendrecv(
-    peers: Peers, to: int | None, source: int | None, own: memoryview, sink: memoryview, piece_bytes: int = 0
-) -> None:
-    """MPI alone, waited for in a loop that does nothing else: Irecv and Isend of the whole shard at once.
-
-    With `piece_bytes` in pieces, each of which is summed while the cache has it: what a copy that is verified costs
-    without an agent.
-    """
-    transport, step = peers._transport, piece_bytes or len(own)
-    starts = range(0, len(own), step)
-    leaving = [transport.send_range(to, 1, own[i : i + step]) for i in starts] if to is not None else []
-    block = xxhash.xxh3_128()
-    for start in starts if source is not None else ():
-        wait_for(transport.receive_range(source, 1, piece := sink[start : start + step]))
-        if piece_bytes:
-            if start % BLOCK_BYTES == 0:
-                block = xxhash.xxh3_128()
-            block.update(piece)
-    for transfer in leaving:
-        wait_for(transfer)
-
-
-def wait_for(transfer: Transfer) -> None:
-    while not transfer.done():
+async def sendrecv(peers: Peers, to: int | None, source: int | None, holdings: Holdings, sink: memoryview) -> None:
+    """MPI alone: Irecv and Isend of the whole shard at once, waited for in a loop that does nothing else."""
+    transport = peers._transport
+    pending = [transport.receive_range(source, 1, sink)] if source is not None else []
+    if to is not None:
+        pending.append(transport.send_range(to, 1, holdings.bytes_of("own-0-0", len(sink))))
+    while not all([transfer.done() for transfer in pending]):
         os.sched_yield()
 
 
@@ -285,6 +250,6 @@ async def rebuild(context: Context, saves: Saves, scheme: str) -> None:
 
 if __name__ == "__main__":
     if "--worker" in sys.argv:
-        work(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]) << 20, sys.argv[5].split(","))
+        work(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]) << 20)
     else:
         sys.exit(main())

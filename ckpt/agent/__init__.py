@@ -26,7 +26,7 @@ parities     a node's parity: made at each save, what lost shards come from
 relay        sums of byte ranges, made on their way along a chain of nodes
 
 exchange   shards, whole or in part, from one node's memory to another's
-peers      calls and byte transfers between agents, with deadlines; flows: bytes piece after piece
+peers      calls and byte transfers between agents, with deadlines
 holdings   what this node's memory holds: shards and their records; shelf: what its own disk does
 listener   the Unix socket: who is connected, who gets which event
 context, deadlines, plan, threads   what the parts above share

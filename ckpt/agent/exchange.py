@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ckpt.agent.deadlines import Deadlines
-from ckpt.agent.flows import Landed, nobody
 from ckpt.agent.holdings import Holdings, block_ranges
 from ckpt.agent.peers import PeerError, Peers
 from ckpt.agent.shelf import Shelf
 from ckpt.errors import AgentError
-from ckpt.record.blocks import ArrivingSums, block_count
+from ckpt.record.blocks import block_count, checksum
 from ckpt.record.shard import SaveId, ShardRecord
-
-_PIECE_BYTES = 512 << 10  # moved at once, and the same at both ends: with its source it fits into a core's own cache
 
 
 class Exchange:
@@ -41,14 +38,14 @@ class Exchange:
 
     async def fetch(
         self, node: int, record: ShardRecord, data: memoryview, blocks: Sequence[int] | None,
-        landed: Landed = nobody,
+        landed: Callable[[memoryview], None] | None = None,
     ) -> None:  # fmt: skip
         """Fills the named blocks (None: all) of `data`, the whole shard's memory; not verified. Raises PeerError.
 
-        `landed` is told of bytes of all the blocks together, in order, as soon as they are there.
+        `landed` is given each block, in order, as soon as it is there.
         """
         await self._peers.pull(
-            node, "bytes", _pieces(block_ranges(data, blocks)), timeout_s=self._deadlines.answer_s, landed=landed,
+            node, "bytes", block_ranges(data, blocks), timeout_s=self._deadlines.answer_s, landed=landed,
             save=save_to_json(record.save), rank=record.rank, blocks=None if blocks is None else list(blocks),
         )  # fmt: skip
 
@@ -65,9 +62,10 @@ class Exchange:
         self._holdings.drop(name)
         try:
             data = self._holdings.room_for(name, record.layout.nbytes)
-            sums = ArrivingSums(data)
-            await self.fetch(node, record, data, None, landed=sums.add)
-            if bad := sums.bad_blocks(record.blocks):
+            sums: list[str] = []
+            # Each block while the caches still have it, in this thread: half a millisecond, and the next ones arrive.
+            await self.fetch(node, record, data, None, landed=lambda block: sums.append(checksum(block)))
+            if bad := [i for i, (got, sealed) in enumerate(zip(sums, record.blocks, strict=True)) if got != sealed]:
                 raise PeerError(
                     f"node {self._peers.nodes[node]}: block {bad[0]} of rank {rank}, step {save.step} does not verify"
                 )
@@ -86,7 +84,7 @@ class Exchange:
         nbytes, blocks = record.layout.nbytes, message["blocks"]
         if blocks is not None and not all(type(b) is int and 0 <= b < block_count(nbytes) for b in blocks):
             raise AgentError(f"rank {record.rank}: blocks outside the shard's {block_count(nbytes)} asked for")
-        self._peers.push(source, message["tag"], _pieces(ranges(blocks)))
+        self._peers.push(source, message["tag"], ranges(blocks))
 
     def _find(self, message: dict[str, Any]) -> tuple[ShardRecord, Callable[[Any], Iterable[memoryview]]]:
         """A shard's record, and how to get its blocks: from memory, else from this node's disk."""
@@ -97,10 +95,6 @@ class Exchange:
             return record, lambda blocks: block_ranges(self._holdings.bytes_of(names[0], nbytes), blocks)
         shelved = self._shelf.shard(save, rank)
         return shelved.record, shelved.blocks
-
-
-def _pieces(blocks: Iterable[memoryview]) -> Iterator[memoryview]:
-    return (block[start : start + _PIECE_BYTES] for block in blocks for start in range(0, len(block), _PIECE_BYTES))
 
 
 def save_to_json(save: SaveId) -> dict[str, Any]:

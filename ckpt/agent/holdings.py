@@ -7,7 +7,6 @@ import logging
 import mmap
 import os
 import re
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Generic, Protocol, TypeVar
 
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.blocks import BLOCK_BYTES, bad_blocks
-from ckpt.record.pages import populate_for_writing
 from ckpt.record.shard import SaveId, ShardRecord, drop_record, read_record, write_record
 
 _FLEETING = ("fetch-*", ".*.tmp")  # made for one load, or left by a write that a kill cut short
@@ -53,7 +51,6 @@ class Store(ABC, Generic[R]):
         self._records: dict[str, R] = {}
         self._verified: set[str] = set()  # names whose bytes matched their record since this process started
         self._maps: dict[str, tuple[int, mmap.mmap]] = {}  # inode and map, by name
-        self._room: dict[str, tuple[int, int]] = {}  # inode and bytes whose memory is there, by name
 
     def scan(self) -> None:
         """Reads the records on disk; clears what a killed process left half made."""
@@ -88,24 +85,14 @@ class Store(ABC, Generic[R]):
     def room_for(self, name: str, nbytes: int) -> memoryview:
         """The bytes of a shard yet to be filled: the file is made or grown, its memory is really there.
 
-        Fresh pages are mapped by a thread, ahead of who fills them from the front.
-
         Raises:
             OSError: the memory file system is full.
         """
         descriptor = os.open(self._path(name, "data"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            file, there = self._room.get(name, (0, 0))
-            inode = os.fstat(descriptor).st_ino
-            if nbytes <= there and file == inode:
-                return self._map(name, descriptor, nbytes)
             if nbytes:
                 os.posix_fallocate(descriptor, 0, nbytes)  # a full tmpfs is an error here, not a SIGBUS later
-            self._room[name] = (inode, nbytes)
-            data = self._map(name, descriptor, nbytes)
-            if nbytes:
-                threading.Thread(target=populate_for_writing, args=(self._maps[name][1],), daemon=True).start()
-            return data
+            return self._map(name, descriptor, nbytes)
         finally:
             os.close(descriptor)
 
@@ -154,7 +141,6 @@ class Store(ABC, Generic[R]):
         """Un-publishes a shard and gives its memory back."""
         self.drop(name)
         self._maps.pop(name, None)
-        self._room.pop(name, None)
         self._path(name, "data").unlink(missing_ok=True)
 
     def free_name(self, stem: str, slots: int, keep: Collection[SaveId] | None) -> str:

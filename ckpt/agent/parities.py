@@ -14,7 +14,7 @@ from ckpt.agent.holdings import Store
 from ckpt.agent.plan import Placement
 from ckpt.agent.relay import Hop, Part, Relay
 from ckpt.errors import AgentError, CheckpointError, CorruptError
-from ckpt.record.blocks import ArrivingSums
+from ckpt.record.blocks import bad_blocks, checksums
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.parity import ParityRecord, ParitySet, read_parity, write_parity
@@ -90,10 +90,9 @@ class Parities:
             homes = {rank: nodes[member] for member, ranks in enumerate(over.ranks) for rank in ranks}
             try:
                 data = self._holdings.room_for(name, stripes.parity_bytes(self._index))
-                sums = ArrivingSums(data)
                 for part in stripes.encode(self._index):  # one row after another: bounds the buffers of all members
-                    await self._pull(save, over, part, homes, nodes, data, sums)
-                blocks = sums.checksums()
+                    await self._pull(save, over, part, homes, nodes, data)
+                blocks = await asyncio.to_thread(checksums, data)
             except BaseException:
                 self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
                 raise
@@ -158,11 +157,10 @@ class Parities:
 
     async def _pull(
         self, save: SaveId, over: ParitySet, part: Sum, shard_at: Mapping[int, int], parity_at: Mapping[int, int],
-        data: memoryview, sums: ArrivingSums,
+        data: memoryview,
     ) -> None:  # fmt: skip
         into = data[part.at : part.at + part.nbytes]
-        hops = hops_of(part, over, shard_at, parity_at)
-        await self._relay.pull(save, over.to_json(), hops, into, lambda at, nbytes: sums.add(part.at + at, nbytes))
+        await self._relay.pull(save, over.to_json(), hops_of(part, over, shard_at, parity_at), into)
 
     def _bytes_of(self, message: dict[str, Any], part: Part) -> memoryview:
         save = SaveId.from_json(message["save"])
@@ -233,15 +231,14 @@ class Parities:
         data = self._shards.room_for(name, record.nbytes)
         limit = asyncio.Semaphore(_AT_ONCE)
 
-        async def pull(part: Sum, arriving: ArrivingSums) -> None:
+        async def pull(part: Sum) -> None:
             async with limit:
-                await self._pull(record.save, over, part, shard_at, parity_at, data, arriving)
+                await self._pull(record.save, over, part, shard_at, parity_at, data)
 
         bad: list[int] = []
         for _ in range(2):  # a wire may have done it
-            arriving = ArrivingSums(data)
-            await asyncio.gather(*(pull(part, arriving) for part in sums))
-            if not (bad := arriving.bad_blocks(record.blocks)):
+            await asyncio.gather(*map(pull, sums))
+            if not (bad := await asyncio.to_thread(bad_blocks, data, record.blocks)):
                 return
         raise CorruptError(f"block {bad[0]} of rank {record.rank}, made again from parity, does not verify")
 

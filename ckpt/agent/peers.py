@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from ckpt.agent import flows
-from ckpt.agent.flows import Flows, Landed, StalledError, Steps
 from ckpt.agent.messages import decode
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.files import dump_json
 from ckpt.transport import Transfer, Transport, TransportError
 
+Moving = tuple[Transfer, "asyncio.Future[None]"]  # bytes under way, and who waits for them
 Handler = Callable[[int, dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
-_TURN_S = 0.002  # of this thread's work on what comes, before the event loop has its turn
-_TRIES = 20  # and looks in vain
+WINDOW = 8  # ranges under way at once in one direction of one transfer: keeps the wire busy, bounds the memory touched
+STALL_S = 30.0  # a transfer of which nothing arrives for so long has failed
 IDLE_POLL_S = 0.02  # between looks when nothing is under way: about 1% of a core
 _MAX_TAG = 1 << 30
 
@@ -41,7 +40,7 @@ class Peers:
         self._transport = transport
         self._handlers: dict[str, Handler] = {}
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._flows = Flows()
+        self._transfers: list[Moving] = []
         self._tasks: set[asyncio.Future[None]] = set()
         self._numbers = itertools.count(1)
         self._active_s = 0.0
@@ -79,7 +78,7 @@ class Peers:
 
     async def pull(
         self, node: int, op: str, into: Iterable[memoryview], *, timeout_s: float,
-        landed: Landed = flows.nobody, **fields: Any,
+        landed: Callable[[memoryview], None] | None = None, **fields: Any,
     ) -> None:  # fmt: skip
         """Fills the ranges with what the node's handler of `op` pushes under the tag that it is given.
 
@@ -88,7 +87,7 @@ class Peers:
             op: its handler must `push` ranges of the same lengths in the same order, to the caller, under `tag`.
             into: writable ranges, none empty.
             timeout_s: for the answer to the call; the bytes themselves may take as long as they keep coming.
-            landed: told of bytes of all ranges together, in order, as soon as they are there; must be quick.
+            landed: given each range, in order, as soon as it is there; must be quick.
 
         Raises:
             PeerError: refused, or nothing arrived for STALL_S. Bytes may yet arrive later: do not reuse the buffer.
@@ -104,39 +103,44 @@ class Peers:
 
     def push(self, node: int, tag: int, ranges: Iterable[memoryview]) -> None:
         """Sends ranges in the background; a failure shows at the receiver's end."""
-        self.pass_by(node, self.sending(node, tag, ranges))
-
-    def sending(self, node: int, tag: int, ranges: Iterable[memoryview]) -> Steps:
-        """The flow that sends ranges as they lie in memory."""
-        return self._flows.sending(node, lambda piece: self.send(node, tag, piece), ranges)
-
-    def pass_by(self, node: int, steps: Steps) -> None:
-        """Runs a flow to a node in the background; a failure shows at its other end."""
-        self.spawn(self._pass_by(node, steps))
+        self.spawn(self._push(node, tag, ranges))
 
     def spawn(self, work: Awaitable[None]) -> None:
         self._tasks.add(task := asyncio.ensure_future(work))
         task.add_done_callback(self._tasks.discard)
 
-    async def take(self, node: int, tag: int, into: Iterable[memoryview], landed: Landed = flows.nobody) -> None:
-        """Receives ranges, a few at a time; raises PeerError when nothing moves for STALL_S."""
-        await self._flow(self._flows.receiving(node, lambda piece: self.receive(node, tag, piece), into, landed))
+    async def take(
+        self, node: int, tag: int, into: Iterable[memoryview], landed: Callable[[memoryview], None] | None = None
+    ) -> None:
+        """Receives ranges, a window at a time; raises PeerError when nothing moves for STALL_S."""
+        await self._stream(node, lambda piece: self.receive(node, tag, piece), into, landed)
 
     def new_tag(self) -> int:
         """A tag that no other node chooses too, and that this one has not chosen for long."""
         return (next(self._numbers) * len(self.nodes) + self.rank) % _MAX_TAG + 1
 
-    def receive(self, node: int, tag: int, into: memoryview) -> Transfer:
-        """Starts to receive one range, for a flow. Raises TransportError."""
+    def receive(self, node: int, tag: int, into: memoryview) -> Moving:
+        """Starts to receive one range; then wait for it with `moved`. Raises TransportError."""
         return self._start(self._transport.receive_range, node, tag, into)
 
-    def send(self, node: int, tag: int, data: memoryview) -> Transfer:
-        """Starts to send one range, for a flow. Raises TransportError."""
+    def send(self, node: int, tag: int, data: memoryview) -> Moving:
+        """Starts to send one range; then wait for it with `moved`. Raises TransportError."""
         return self._start(self._transport.send_range, node, tag, data)
 
-    def give_up(self, transfers: Iterable[Transfer]) -> None:
-        """What a flow that is cut short has under way."""
-        self._flows.give_up(transfers)
+    async def moved(self, node: int, moving: Moving) -> None:
+        """Waits for a range to or from a node; raises PeerError when nothing moves for STALL_S."""
+        waiter = moving[1]
+        if not waiter.done():  # asyncio.wait_for would cost more than the copy of a piece
+            alarm = asyncio.get_running_loop().call_later(STALL_S, self._stalled, node, waiter)
+            try:
+                await asyncio.shield(waiter)
+            finally:
+                alarm.cancel()
+        waiter.result()
+
+    def _stalled(self, node: int, waiter: asyncio.Future[None]) -> None:
+        if not waiter.done():
+            waiter.set_exception(PeerError(f"node {self.nodes[node]}: no bytes moved for {STALL_S:g} s"))
 
     async def run(self) -> None:
         """Serves the transport until cancelled, or until it breaks (then `broken` says why, and every call fails)."""
@@ -155,41 +159,31 @@ class Peers:
                 break
             if moved:
                 self._active_s, delay_s = time.monotonic(), 0.0
-            elif time.monotonic() - self._active_s > (0.2 if self._flows or self._replies else 0.002):
+            elif time.monotonic() - self._active_s > (0.2 if self._transfers else 0.002):
                 delay_s = min(IDLE_POLL_S, 2 * delay_s + 0.0001)
-            else:
-                os.sched_yield()  # to who has work on this core: whoever is waited for perhaps
             await asyncio.sleep(delay_s)
 
     def _poll(self) -> bool:
-        """Takes what has arrived; while bytes are under way, for a while. True when anything has come.
-
-        A turn of the event loop costs as much as the copy of a piece: as long as only pieces come it has none.
-        """
-        moved, tries, since_s = False, 0, time.thread_time()
-        while True:
-            called = self._take_messages()
-            went = self._flows.advance()
-            moved |= called or went
-            tries = 0 if went else tries + 1
-            if called or not self._flows or self._flows.ended or tries > _TRIES:
-                return moved
-            if time.thread_time() - since_s > _TURN_S:
-                return moved
-            if not went:
-                os.sched_yield()
-
-    def _take_messages(self) -> bool:
-        taken = False
+        """Takes what has arrived and completed; True when anything has."""
+        moved = False
         while (arrived := self._transport.receive()) is not None:
-            taken = True
+            moved = True
             source, body = arrived
             message = decode(body)
             if "re" not in message:
                 self.spawn(self._answer(source, message))
             elif type(number := message["re"]) is int and (reply := self._replies.get(number)) and not reply.done():
                 reply.set_result(message)
-        return taken
+        under_way = []
+        for transfer, waiter in self._transfers:
+            if transfer.done():
+                moved = True
+                if not waiter.done():
+                    waiter.set_result(None)
+            else:
+                under_way.append((transfer, waiter))
+        self._transfers = under_way
+        return moved
 
     async def _remote(self, node: int, message: dict[str, Any]) -> dict[str, Any]:
         number = next(self._numbers)
@@ -229,32 +223,52 @@ class Peers:
             self._break(str(error))
             raise
 
-    async def _pass_by(self, node: int, steps: Steps) -> None:
+    async def _push(self, node: int, tag: int, ranges: Iterable[memoryview]) -> None:
         try:
-            await self._flow(steps)
+            await self._stream(node, lambda piece: self.send(node, tag, piece), ranges)
         except AgentError as error:
             log.warning("sending to node %s: %s", self.nodes[node], error)
 
-    async def _flow(self, steps: Steps) -> None:
-        self._in_use.set()
+    async def _stream(
+        self, node: int, start: Callable[[memoryview], Moving], ranges: Iterable[memoryview],
+        landed: Callable[[memoryview], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Starts the ranges in order, WINDOW at a time, until all are done."""
+        under_way: deque[tuple[memoryview, Moving]] = deque()
+
+        async def finish_first() -> None:
+            piece, moving = under_way[0]
+            await self.moved(node, moving)
+            under_way.popleft()
+            if landed is not None:
+                landed(piece)
+
         try:
-            await self._flows.run(steps)
-        except StalledError as stalled:
-            name = self.nodes[stalled.node]
-            raise PeerError(f"node {name}: no bytes moved for {flows.STALL_S:g} s") from None
+            for piece in ranges:
+                if len(under_way) == WINDOW:
+                    await finish_first()
+                under_way.append((piece, start(piece)))
+            while under_way:
+                await finish_first()
+        finally:
+            for _, (transfer, _) in under_way:
+                transfer.cancel()
 
     def _start(
         self, begin: Callable[[int, int, memoryview], Transfer], node: int, tag: int, data: memoryview
-    ) -> Transfer:
+    ) -> Moving:
         if self.broken:
             raise TransportError(self.broken)
-        return begin(node, tag, data)
+        moving = (begin(node, tag, data), asyncio.get_running_loop().create_future())
+        self._transfers.append(moving)
+        self._in_use.set()
+        return moving
 
     def _break(self, reason: str) -> None:
         """The world is gone: whoever waits learns it now, not at its deadline."""
         self.broken = self.broken or reason
-        self._flows.fail(TransportError(reason))
-        for waiter in self._replies.values():
+        waiters: list[asyncio.Future[Any]] = [*self._replies.values(), *(waiter for _, waiter in self._transfers)]
+        for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(TransportError(reason))
                 waiter.exception()  # marks it as seen: not every waiter is awaited any more

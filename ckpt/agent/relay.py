@@ -8,21 +8,22 @@ node's buffers are WINDOW pieces for each chain that it is in.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ckpt.agent.exchange import save_to_json
-from ckpt.agent.flows import Landed, Steps, nobody
-from ckpt.agent.peers import PeerError, Peers
+from ckpt.agent.peers import Moving, PeerError, Peers
 from ckpt.errors import AgentError
 from ckpt.record.shard import SaveId
 from ckpt.redundancy.galois import multiply_add
-from ckpt.transport import Transfer
 
 PIECE_BYTES = 512 << 10
 WINDOW = 6  # pieces of one chain in a node's buffers: half arriving, half leaving
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +77,7 @@ class Relay:
         self._timeout_s = timeout_s
         peers.handle("sum", self._serve)
 
-    async def pull(
-        self, save: SaveId, over: dict[str, Any], hops: Sequence[Hop], into: memoryview, landed: Landed = nobody
-    ) -> None:
+    async def pull(self, save: SaveId, over: dict[str, Any], hops: Sequence[Hop], into: memoryview) -> None:
         """Fills `into` with the sum over the hops, the last of which is asked; not verified.
 
         Args:
@@ -86,7 +85,6 @@ class Relay:
             over: the ParitySet as JSON, for parts that are parity.
             hops: at least one; the nodes that the sum comes along.
             into: not empty.
-            landed: as `Peers.pull` has it.
 
         Raises:
             PeerError: a node of the chain refused, or nothing arrived in time; names the chain. Bytes may yet arrive:
@@ -104,7 +102,7 @@ class Relay:
             )
             for i, hop in enumerate(hops)
         ]  # fmt: skip
-        receiving = asyncio.ensure_future(self._peers.take(hops[-1].node, tags[-1], pieces, landed))
+        receiving = asyncio.ensure_future(self._peers.take(hops[-1].node, tags[-1], pieces))
         try:
             answers = await asyncio.gather(*calls, return_exceptions=True)
             if refused := [str(answer) for answer in answers if isinstance(answer, BaseException)]:
@@ -127,7 +125,7 @@ class Relay:
         else:
             source_node, source_tag = message["source"]
             work = self._pass_on(source_node, source_tag, to, tag, nbytes, hop.coefficient, own)
-        self._peers.pass_by(to, work)
+        self._peers.spawn(self._run(to, work))
 
     def _own(self, message: dict[str, Any], part: Part, nbytes: int) -> memoryview:
         data = self._resolve(message, part)
@@ -135,36 +133,33 @@ class Relay:
             raise AgentError(f"{part.nbytes} bytes from {part.start} of {len(data)} asked for")
         return data[part.start : part.start + part.nbytes]
 
-    def _begin(self, to: int, tag: int, nbytes: int, coefficient: int, own: list[tuple[int, memoryview]]) -> Steps:
+    async def _begin(self, to: int, tag: int, nbytes: int, coefficient: int, own: list[tuple[int, memoryview]]) -> None:
         """The first node of a chain: its own bytes, as they lie in memory where that can be."""
-        if coefficient == 1 and len(own) == 1 and len(own[0][1]) == nbytes:
-            data = own[0][1]
-            yield from self._peers.sending(to, tag, (data[start:stop] for start, stop in _pieces(nbytes)))
-            return
-        leaving: deque[tuple[memoryview, Transfer]] = deque()
-        try:
-            for start, stop in _pieces(nbytes):
-                buffer = memoryview(bytearray(PIECE_BYTES)) if len(leaving) < WINDOW else leaving[0][0]
-                if len(leaving) == WINDOW:
-                    yield to, leaving[0][1]
-                    leaving.popleft()
-                piece = buffer[: stop - start]
+        sending: deque[tuple[bytearray, Moving]] = deque()
+        whole = coefficient == 1 and len(own) == 1 and len(own[0][1]) == nbytes
+        for start, stop in _pieces(nbytes):
+            buffer = bytearray()
+            if len(sending) == WINDOW:
+                buffer, moving = sending.popleft()
+                await self._peers.moved(to, moving)
+            if whole:
+                piece = own[0][1][start:stop]
+            else:
+                buffer = buffer or bytearray(PIECE_BYTES)
+                piece = memoryview(buffer)[: stop - start]
                 piece[:] = bytes(len(piece))
                 _add(piece, start, coefficient, own)
-                leaving.append((buffer, self._peers.send(to, tag, piece)))
-            while leaving:
-                yield to, leaving[0][1]
-                leaving.popleft()
-        finally:
-            self._peers.give_up(transfer for _, transfer in leaving)
+            sending.append((buffer, self._peers.send(to, tag, piece)))
+        for _, moving in sending:
+            await self._peers.moved(to, moving)
 
-    def _pass_on(
+    async def _pass_on(
         self, source: int, source_tag: int, to: int, tag: int, nbytes: int, coefficient: int,
         own: list[tuple[int, memoryview]],
-    ) -> Steps:  # fmt: skip
+    ) -> None:  # fmt: skip
         """Every later node: what arrives, with its own bytes added."""
-        arriving: deque[tuple[int, memoryview, Transfer]] = deque()
-        leaving: deque[tuple[memoryview, Transfer]] = deque()
+        arriving: deque[tuple[int, memoryview, Moving]] = deque()
+        leaving: deque[tuple[memoryview, Moving]] = deque()
         ahead = _pieces(nbytes)
 
         def expect(buffer: memoryview) -> None:
@@ -172,24 +167,31 @@ class Relay:
                 start, stop = piece
                 arriving.append((start, buffer, self._peers.receive(source, source_tag, buffer[: stop - start])))
 
+        for _ in range(min(WINDOW, -(-nbytes // PIECE_BYTES))):
+            expect(memoryview(bytearray(PIECE_BYTES)))
         try:
-            for _ in range(min(WINDOW, -(-nbytes // PIECE_BYTES))):
-                expect(memoryview(bytearray(PIECE_BYTES)))
             while arriving:
-                start, buffer, transfer = arriving[0]
-                yield source, transfer
+                start, buffer, moving = arriving[0]
+                await self._peers.moved(source, moving)
                 arriving.popleft()
                 piece = buffer[: min(PIECE_BYTES, nbytes - start)]
                 _add(piece, start, coefficient, own)
                 leaving.append((buffer, self._peers.send(to, tag, piece)))
                 if len(leaving) > WINDOW // 2 or not arriving:
-                    yield to, leaving[0][1]
-                    expect(leaving.popleft()[0])
-            while leaving:
-                yield to, leaving[0][1]
-                leaving.popleft()
+                    buffer, moving = leaving.popleft()
+                    await self._peers.moved(to, moving)
+                    expect(buffer)
+            for _, moving in leaving:
+                await self._peers.moved(to, moving)
         finally:
-            self._peers.give_up([*(transfer for _, _, transfer in arriving), *(transfer for _, transfer in leaving)])
+            for _, _, moving in arriving:
+                moving[0].cancel()
+
+    async def _run(self, to: int, work: Any) -> None:
+        try:
+            await work
+        except AgentError as error:
+            log.warning("a sum for node %s: %s", self._peers.nodes[to], error)
 
 
 def _pieces(nbytes: int) -> Iterator[tuple[int, int]]:

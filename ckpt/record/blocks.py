@@ -26,46 +26,6 @@ def checksums(data: memoryview) -> tuple[str, ...]:
     return tuple(checksum(data[start : start + BLOCK_BYTES]) for start in range(0, len(data), BLOCK_BYTES))
 
 
-class ArrivingSums:
-    """The checksums of a shard that arrives in pieces, made while a cache still has each: several times as fast.
-
-    Pieces that follow each other within a block are summed as they come. A block that begins elsewhere is read later.
-    """
-
-    def __init__(self, data: memoryview) -> None:
-        """`data`: the whole shard's memory, in which the pieces arrive."""
-        self._data = data
-        self._sums: dict[int, xxhash.xxh3_128] = {}  # by block, of its bytes so far
-        self._next: dict[int, int] = {}  # by block, the byte that comes next
-
-    def add(self, start: int, nbytes: int) -> None:
-        """Bytes of the shard that are there now, and for good."""
-        stop = start + nbytes
-        while start < stop:
-            block = start // BLOCK_BYTES
-            end = min(stop, (block + 1) * BLOCK_BYTES)
-            if start == block * BLOCK_BYTES:
-                self._sums[block] = xxhash.xxh3_128(self._data[start:end])
-                self._next[block] = end
-            elif self._next.get(block) == start:
-                self._sums[block].update(self._data[start:end])
-                self._next[block] = end
-            start = end
-
-    def checksums(self) -> tuple[str, ...]:
-        """Of every block, in order; all bytes are there."""
-        return tuple(self._checksum(block) for block in range(block_count(len(self._data))))
-
-    def bad_blocks(self, expected: Sequence[str]) -> list[int]:
-        """Indices of blocks whose bytes do not match; all bytes are there."""
-        return [i for i, (got, sealed) in enumerate(zip(self.checksums(), expected, strict=True)) if got != sealed]
-
-    def _checksum(self, block: int) -> str:
-        start, end = self._next.get(block, block * BLOCK_BYTES), min(len(self._data), (block + 1) * BLOCK_BYTES)
-        self.add(start, end - start)
-        return self._sums[block].hexdigest()
-
-
 def bad_blocks(data: memoryview, expected: Sequence[str], blocks: Iterable[int] | None = None) -> list[int]:
     """Indices of blocks whose bytes do not match.
 

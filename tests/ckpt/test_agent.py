@@ -464,26 +464,12 @@ def test_calls_name_every_node_that_failed(tmp_path):
     run(test)
 
 
-def test_memory_that_is_there_is_not_asked_for_again_and_what_is_gone_or_too_small_is(tmp_path, monkeypatch):
-    asked, allocate = [], os.posix_fallocate
-    monkeypatch.setattr(os, "posix_fallocate", lambda fd, at, nbytes: asked.append(nbytes) or allocate(fd, at, nbytes))
-    holdings = Holdings(tmp_path, "run-1", "test")
-    for nbytes in (5000, 4000, 5000, 6000):
-        assert len(holdings.room_for("copy-0-0-0", nbytes)) == nbytes
-    assert asked == [5000, 6000]
-    holdings.remove("copy-0-0-0")
-    holdings.room_for("copy-0-0-0", 5000)
-    (tmp_path / "copy-0-0-0.data").unlink()  # by another hand
-    holdings.room_for("copy-0-0-0", 5000)[:] = bytes(5000)
-    assert asked == [5000, 6000, 5000, 5000]
-
-
 def test_a_source_that_falls_silent_is_named(tmp_path, monkeypatch):
     async def promises_bytes_and_sends_none(source, message):
         return {}
 
     async def test():
-        monkeypatch.setattr("ckpt.agent.flows.STALL_S", 0.1)
+        monkeypatch.setattr("ckpt.agent.peers.STALL_S", 0.1)
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
             world.agents[1]._peers.handle("bytes", promises_bytes_and_sends_none)
             for worker in world.workers:

@@ -314,7 +314,7 @@ def test_parity_of_the_newest_committed_step_stays_until_a_newer_commit(tmp_path
                 assert all(step in parities(place.ram_dir) for place in world.places)
                 assert all(len(parities(place.ram_dir)) <= 2 for place in world.places)
             names = {place.node: set(os.listdir(place.ram_dir)) for place in world.places}
-            monkeypatch.setattr("ckpt.agent.parities.ParityHoldings.room_for", full)
+            monkeypatch.setattr("ckpt.agent.holdings.os.posix_fallocate", full)
             for worker in world.workers:
                 worker.save(40, 1)
             for worker in world.workers:

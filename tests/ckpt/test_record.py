@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -16,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt.errors import CorruptError
-from ckpt.record.blocks import BLOCK_BYTES, ArrivingSums, bad_blocks, blocks_of_range, checksum, checksums
+from ckpt.record.blocks import BLOCK_BYTES, bad_blocks, blocks_of_range, checksum, checksums
 from ckpt.record.boxes import Box, cover, intersect, subtract
 from ckpt.record.files import durable_write
 from ckpt.record.layout import ALIGN_BYTES, Chunk, Layout, align
@@ -24,7 +23,6 @@ from ckpt.record.manifest import ShardPlace, merge, new_manifest, pack, read_man
 from ckpt.record.shard import SaveId, ShardRecord, read_record, seal_json, unseal_json, write_record
 from ckpt.record.spread import Spread
 
-ARRIVING = os.urandom(2 * BLOCK_BYTES + 5)
 SAVE = SaveId(step=7, attempt=2, run_id="run")
 
 
@@ -65,37 +63,6 @@ def test_a_changed_byte_is_found_in_its_block() -> None:
 def test_the_blocks_of_a_range_are_those_it_touches(start: int, nbytes: int) -> None:
     expected = {i for i in range(12) if start < (i + 1) * BLOCK_BYTES and i * BLOCK_BYTES < start + nbytes and nbytes}
     assert set(blocks_of_range(start, nbytes)) == expected
-
-
-PIECES = [0, 1, BLOCK_BYTES // 2, BLOCK_BYTES, BLOCK_BYTES + 7, 2 * BLOCK_BYTES - 1, 2 * BLOCK_BYTES + 5]
-
-
-@given(st.permutations(range(len(PIECES) - 1)))
-def test_what_arrives_in_any_order_has_the_sums_of_the_whole(order: list[int]) -> None:
-    arrived = memoryview(bytearray(b"\x55" * len(ARRIVING)))
-    sums = ArrivingSums(arrived)
-    for start, stop in ((PIECES[i], PIECES[i + 1]) for i in order):
-        arrived[start:stop] = ARRIVING[start:stop]
-        sums.add(start, stop - start)
-    assert sums.checksums() == checksums(memoryview(ARRIVING)) and sums.bad_blocks(checksums(arrived)) == []
-
-
-def test_what_arrives_in_order_is_summed_as_it_comes_and_not_read_again() -> None:
-    arrived = memoryview(bytearray(ARRIVING))
-    sums = ArrivingSums(arrived)
-    for start, stop in itertools.pairwise(PIECES):
-        sums.add(start, stop - start)
-        arrived[start:stop] = bytes(stop - start)
-    assert sums.checksums() == checksums(memoryview(ARRIVING))
-
-
-def test_a_byte_that_arrived_wrong_is_found_in_its_block() -> None:
-    arrived = memoryview(bytearray(ARRIVING))
-    arrived[BLOCK_BYTES + 1] ^= 1
-    sums = ArrivingSums(arrived)
-    sums.add(0, len(arrived))
-    assert sums.bad_blocks(checksums(memoryview(ARRIVING))) == [1]
-    assert ArrivingSums(arrived).bad_blocks(checksums(memoryview(ARRIVING))) == [1]
 
 
 # boxes
