@@ -194,7 +194,7 @@ async def measure(place: Place, peers: Peers, nbytes: int) -> dict[str, float]:
 
 def inventory_of(saves: Saves) -> Any:
     async def answer(source: int, message: dict[str, Any]) -> dict[str, Any]:
-        return {"parity": saves.parities.inventory()}
+        return {"parity": saves.parities.inventory(lambda save: False)}
 
     return answer
 
@@ -243,9 +243,9 @@ async def rebuild(context: Context, saves: Saves, scheme: str) -> None:
         lead = Rebuilding(context)
         for node, answer in enumerate(await context.peers.call_all("parity", timeout_s=600)):
             lead.note(node, answer["parity"])
-        made, reason = await lead.bring_back(SAVE, world, {rank: [rank] for rank in range(world) if rank != LOST}, ())
+        made, *reasons = await lead.bring_back(SAVE, world, {rank: [rank] for rank in range(world) if rank != LOST}, ())
         if made != [LOST]:
-            raise RuntimeError(reason)
+            raise RuntimeError("; ".join(reasons))
 
 
 if __name__ == "__main__":
