@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from multiprocessing import util
 from multiprocessing.popen_fork import Popen
 
 from launcher.runner.processes import status_of
@@ -25,6 +26,7 @@ _masks = threading.local()  # of the thread that forks
 def leave_signals_to_the_rank() -> None:
     """In a worker, once: what it forks ignores STEP_SIGNALS, and `multiprocessing` can end it all the same."""
     os.register_at_fork(before=_hold_back, after_in_parent=_let_come, after_in_child=_ignore)
+    util.register_after_fork(_block_sigterm, lambda block: block())  # in children of multiprocessing alone
     Popen.terminate = _terminate  # type: ignore  # spawned children are of classes below it
 
 
@@ -40,8 +42,13 @@ def _let_come() -> None:
 def _ignore() -> None:
     for number in STEP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    # For good: a DataLoader's worker takes SIGTERM again, and ends by one that its rank has not sent.
-    signal.pthread_sigmask(signal.SIG_SETMASK, {*_masks.before, signal.SIGTERM})
+    _let_come()
+
+
+def _block_sigterm() -> None:
+    """A DataLoader's worker takes SIGTERM again, and ends by one that its rank has not sent. No program that a script
+    starts is to inherit this, as it would over an exec."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 def _terminate(process: Popen) -> None:

@@ -97,3 +97,25 @@ def test_a_rank_that_is_done_does_not_wait_for_a_child_that_is_stuck(script: Pat
         rank.communicate("\n", timeout=60)
     assert rank.returncode == 0
     assert not Path(f"/proc/{child}").exists()
+
+
+PROGRAM = """
+import os, subprocess, sys
+from launcher.runner.step_signals import leave_signals_to_the_rank
+
+SERVER = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(7)); print('up', flush=True); signal.pause()"
+leave_signals_to_the_rank()
+server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, preexec_fn=os.setpgrp)
+server.stdout.readline()
+server.terminate()
+print("ended with", server.wait(), flush=True)
+"""
+
+
+def test_a_program_that_a_script_starts_hears_its_sigterm(tmp_path: Path) -> None:
+    """What multiprocessing's children block is not inherited by programs: a server is ended as its author meant it."""
+    path = tmp_path / "script.py"
+    path.write_text(PROGRAM)
+    with start(path) as rank:
+        said, _ = rank.communicate(timeout=60)
+    assert said == "ended with 7\n"
