@@ -81,7 +81,7 @@ class Absence:
         except ConnectionRefusedError:
             refused = True
         except socket.gaierror:
-            pass
+            pass  # a name service that fails says nothing of the host
         except OSError as error:
             silent = error.errno != errno.ENETUNREACH  # then it is we who have no network
         self.is_silent = silent

@@ -18,6 +18,7 @@ from pathlib import Path
 
 RENEW_S = 0.5
 LEASE_S = 1.5  # a lease that has not changed for so long has run out
+SUSPECT_S = 1.25  # a supervisor or a runner not heard for so long, over two heartbeats and more, may be lost
 
 _LONGEST_LOOK_S = 0.5  # what passes between two looks counts as no more: we, or the file system, may have stood still
 

@@ -37,13 +37,13 @@ from launcher.runner.succession import Succession
 from launcher.runner.variables import worker_environment
 from launcher.runner.watch import LOOK_S, Patience, Watch
 from launcher.runner.workers import Workers
+from launcher.terms import SUSPECT_S
 from lifecycle import Status, expected, instance_type, preflight
 from slurm.hostlist import expand
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = LOOK_S
-SUSPECT_S = 1.25  # no answer for so long, to two heartbeats and more: another may rule, or have to
 SUPERVISOR_SILENCE_S = 5.0  # the connection is dead
 FENCE_S = 10.0
 LEAVE_S = 120.0

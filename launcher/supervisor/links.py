@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from launcher.channel import MAX_HALF_OPEN, Channel, ChannelError, Message, serve
+from launcher.terms import SUSPECT_S
 
 log = logging.getLogger(__name__)
 
 SILENCE_S = 2.5  # heartbeats come every 0.5 s
-SUSPECT_S = 1.25
 ISOLATED_S = 20.0  # most nodes silent at once: time for others to take over, before we believe that they are gone
 _TICK_S = 0.1
 _ACK_EVERY_S = 0.9  # every other heartbeat

@@ -78,6 +78,7 @@ def test_a_shard_whose_reads_fail(tier: SharedTier) -> None:
 
 
 @needs_root
+@pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 def test_a_manifest_on_a_file_system_whose_server_is_gone(tier: SharedTier) -> None:
     """Nobody is left at the other end of this FUSE: the kernel answers ENOTCONN to everything."""
     directory = tier.folder / directory_name(save_id(4))
