@@ -97,7 +97,7 @@ class Cluster(Protocol):
         """
 
     def why_terminated(self) -> str:
-        """What a SIGTERM that has just arrived means.
+        """What a SIGTERM that has just arrived means, or one that may be on its way.
 
         Returns:
             "cancel": the job is to end for good. "requeue": it is being ended to start again, or will be started

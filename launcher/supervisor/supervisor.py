@@ -234,7 +234,7 @@ class Supervisor:
                 ending = await self._resume(resumed)
                 resumed = None
             elif self.requests.any:
-                ending = Ending(outcome="cancelled" if self.requests.cancelled else "stopped")
+                ending = self._as_asked()
             elif nodes is None:
                 out = ", ".join(f"{node} ({why})" for node, why in self._roster.out.items())
                 reason = f"{len(self._roster.nodes)} nodes, {self._spec.sizes[-1]} needed, out of use: {out}"
@@ -243,8 +243,9 @@ class Supervisor:
                 ending = Ending(outcome="fault", faults=(fault,))
             else:
                 ending = await self._attempt(nodes, rung)
-            if ending.outcome == "fault" and self.requests.stop:
-                ending = Ending(outcome="stopped")
+            await self.requests.settled()
+            if ending.outcome == "fault" and self.requests.any:
+                ending = self._as_asked()
             if ending.outcome != "fault":
                 self._requeue = ending.outcome == "stopped" and self.requests.stop in OURS_TO_REQUEUE
                 return self._outcome(ending.outcome, REASONS.get(ending.outcome, ""))
@@ -256,11 +257,18 @@ class Supervisor:
                 reason = f"{decision.reason}\n{trace.rstrip()}" if trace else decision.reason
                 return self._outcome(decision.outcome or "internal", reason)
             if decision.action == "requeue":
+                # Slurm would start a job again that is being cancelled, though its SIGTERM has yet to reach us.
+                if await asyncio.to_thread(self._cluster.why_terminated) == "cancel":
+                    self.requests.cancel()
+                    return self._outcome("cancelled", REASONS["cancelled"])
                 self.record("stop_requested", reason="requeue", detail=decision.reason)
                 self._requeue = True
                 return self._outcome("stopped", decision.reason)
             rung = decision.rung or "workers"
             await self._readiness.backoff(decision.delay_s, decision.reason)
+
+    def _as_asked(self) -> Ending:
+        return Ending(outcome="cancelled" if self.requests.cancelled else "stopped")
 
     def _decide(self, fault: Fault, nodes: tuple[str, ...]) -> Decision:
         roster = self._roster

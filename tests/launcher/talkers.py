@@ -1,0 +1,68 @@
+"""A real supervisor with runners that only talk: tasks of this process, which start nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.channel import Channel, ChannelError, Message, connect
+from launcher.clusters.local import LocalCluster
+from launcher.history.events import EventLog, read_events
+from launcher.jobfile import JobSpec
+from launcher.supervisor.folder import make_folders, prepare, read_secret
+from launcher.supervisor.outcome import Outcome
+from launcher.supervisor.supervisor import Supervisor
+
+
+class Talkers(LocalCluster):
+    """A cluster of such runners, from which a job can be handed back."""
+
+    can_requeue = True
+
+    def __init__(self, spec: JobSpec, job_dir: Path) -> None:
+        super().__init__(spec, job_dir)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @abstractmethod
+    def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
+        """The supervisor has had a runner start its workers; `attempt` belongs into every answer."""
+
+    async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
+        port = int(environment["HOLDFAST_SUPERVISOR"].rpartition(":")[2])
+        self._tasks = [asyncio.create_task(self._runner(node, port)) for node in nodes]
+
+    async def close(self, *, forget: bool) -> None:
+        await asyncio.wait(self._tasks, timeout=5)
+        await super().close(forget=forget)
+
+    async def _runner(self, node: str, port: int) -> None:
+        hello: Message = {"op": "hello", "node": node, "pid": 1, "problem": None, "warm": True, "port": 1}
+        channel, message = await connect(self.host, port, read_secret(self._job_dir), hello)
+        try:
+            while message["op"] != "leave":
+                if message["op"] == "start":
+                    attempt = {"attempt": message["attempt"]}
+                    channel.send({"op": "started", "pids": [1]} | attempt)
+                    self.started(node, channel, attempt)
+                elif message["op"] == "kill":
+                    channel.send({"op": "killed", "attempt": message["attempt"], "step": 7, "left": []})
+                message = await channel.receive()
+        except ChannelError:
+            return
+        finally:
+            await channel.close()
+
+
+def supervised(folder: Path, cluster: Callable[[JobSpec, Path], Talkers]) -> tuple[Outcome, list[dict[str, Any]]]:
+    """A job of two nodes: how it ends, and its events."""
+    (folder / "train.py").touch()
+    spec = JobSpec(name="t", script=folder / "train.py", nodes=2)
+    make_folders(folder / "job")
+    prepare(spec, folder / "job")
+    events = EventLog(folder / "job" / "events.jsonl")
+    outcome = asyncio.run(Supervisor(spec, folder / "job", cluster(spec, folder / "job"), events).run())
+    events.close()
+    return outcome, read_events(folder / "job" / "events.jsonl")
