@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,11 +16,11 @@ HEALTH_INTERVAL_S = 5
 
 # A machine reboots when its slurmd starts anew and says so (-b). The old one has to be gone before, and its child that
 # runs this script may end with it. Slurm takes a node for rebooted only if it started in a later second than the order
-# to reboot was given, and else waits for it in vain.
+# to reboot was given, and else waits for it in vain. What the new one says goes where the old one's words went.
 _REBOOT = """\
 #!/bin/bash
 # The testbed's RebootProgram: slurmd of this machine ends and starts again as after a boot.
-exec </dev/null
+exec </dev/null >>{logs}/"$(uname -n)".log 2>&1
 setsid bash -c '
 pkill -KILL -x slurmd
 while pgrep -x slurmd >/dev/null; do sleep 0.05; done
@@ -36,7 +37,8 @@ def install_hooks(plan: Plan) -> list[str]:
         return []
     plan.hooks_dir.mkdir()
     texts = scripts(root=str(plan.hooks_root("%n")), slurm_conf=plan.slurm_conf)
-    for name, text in (texts | {_reboot_script(plan).name: _REBOOT}).items():
+    reboot = _REBOOT.format(logs=shlex.quote(str(plan.log_dir)))
+    for name, text in (texts | {_reboot_script(plan).name: reboot}).items():
         script = plan.hooks_dir / name
         script.write_text(text)
         script.chmod(0o755)
