@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from slurm.command import CommandError
 from slurm.testbed import TestbedError, TestCluster
 
 NODES = 4
@@ -59,19 +61,31 @@ def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def _session_cluster() -> Iterator[TestCluster]:
+def _idle_cluster() -> Iterator[Callable[[], TestCluster]]:
     _remove_clusters_of_dead_sessions()
-    cluster = TestCluster.up(f"{_PREFIX}{os.getpid()}", nodes=NODES)
-    yield cluster
+    name = f"{_PREFIX}{os.getpid()}"
+    cluster = TestCluster.up(name, nodes=NODES)
+
+    def idle() -> TestCluster:
+        """The cluster as it was made; a new one if that fails: else all later tests would."""
+        nonlocal cluster
+        try:
+            cluster.restore()
+        except (TestbedError, CommandError) as error:
+            warnings.warn(f"cluster {name} is made anew: {error}", stacklevel=2)
+            cluster.down()
+            cluster = TestCluster.up(name, nodes=NODES)
+        return cluster
+
+    yield idle
     cluster.down()
 
 
 @pytest.fixture
-def slurm_cluster(_session_cluster: TestCluster) -> Iterator[TestCluster]:
+def slurm_cluster(_idle_cluster: Callable[[], TestCluster]) -> Iterator[TestCluster]:
     """A real Slurm with four idle nodes, n1 to n4; mark the test `slurm`. It may lose nodes: they are brought back."""
-    _session_cluster.restore()
-    yield _session_cluster
-    _session_cluster.restore()
+    yield _idle_cluster()
+    _idle_cluster()
 
 
 def _remove_clusters_of_dead_sessions() -> None:

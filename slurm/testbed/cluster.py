@@ -246,8 +246,10 @@ class TestCluster:
         namespaces.kill_machine(self._plan, self._known(node), self._run)
 
     def restart_node(self, node: str) -> None:
-        """Boot a node that has crashed, and wait until its slurmd can be reached."""
-        if namespaces.find_machine(self._plan, self._known(node)) is None:
+        """Boot a node that has crashed, or has no network cable left, and wait until its slurmd can be reached."""
+        running = namespaces.find_machine(self._plan, self._known(node)) is not None
+        if not running or self._plan.link(node) not in namespaces.links(self._run):
+            namespaces.kill_machine(self._plan, node, self._run)
             namespaces.start_machines(self._plan, (node,), self._run)
             self._wait_for_slurmd(node)
 
@@ -261,9 +263,8 @@ class TestCluster:
         if not self._daemon_runs(CONTROLLER):
             self.start_daemon(CONTROLLER)
         for node in self.nodes:
-            if namespaces.find_machine(self._plan, node) is None:
-                self.restart_node(node)
-            elif not links.get(self._plan.link(node), False):
+            self.restart_node(node)
+            if not links.get(self._plan.link(node), True):
                 self.node_up(node)
             if self._daemon_runs(node):
                 self.run_on_node(node, ["pkill", "-CONT", "-x", "slurmd"])  # it may be frozen

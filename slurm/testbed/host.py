@@ -70,7 +70,9 @@ def lock() -> Iterator[None]:
 
     def is_mine() -> bool:
         nonlocal locked
-        RUN_ROOT.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            RUN_ROOT.mkdir()
+            RUN_ROOT.chmod(0o755)  # whatever our umask
         try:
             locked = os.open(RUN_ROOT, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:  # gone already
@@ -82,9 +84,9 @@ def lock() -> Iterator[None]:
         os.close(locked)
         return False
 
+    wait_until(is_mine, LOCK_TIMEOUT_S, f"{RUN_ROOT} is locked: another cluster up or down did not end")
     umask = os.umask(0o022)
     try:
-        wait_until(is_mine, LOCK_TIMEOUT_S, f"{RUN_ROOT} is locked: another cluster up or down did not end")
         remove_tree(_DRAFT)  # left by somebody who died while holding the lock
         yield
     finally:

@@ -169,6 +169,7 @@ def test_an_urgent_job_preempts_one_booster_and_spares_the_base(slurm_cluster: T
 
 
 def test_restore_brings_back_whatever_was_lost(slurm_cluster: TestCluster) -> None:
+    run(["ip", "link", "delete", plan_of(slurm_cluster.name).link("n4")])
     start_job(slurm_cluster, "-N4", "--wrap", "trap '' TERM; sleep 300")
     slurm_cluster.node_down("n1")
     slurm_cluster.crash_node("n2")
