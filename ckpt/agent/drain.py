@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ckpt.agent.context import Context
@@ -22,6 +22,7 @@ from ckpt.config import LowerTier
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.record.manifest import ShardPlace, merge, pack
 from ckpt.record.shard import SaveId
+from ckpt.tiers import reads
 from ckpt.tiers.tier import Tier
 
 
@@ -32,7 +33,8 @@ class DrainPart:
         self._context = context
         self._saves = saves
         self._writing: dict[str, int] = {}  # step, by tier
-        self._written: dict[str, tuple[SaveId, list[ShardPlace]]] = {}  # the last file written, by node-local tier
+        # The last file written, by node-local tier; no places: the node's part was committed there before.
+        self._written: dict[str, tuple[SaveId, list[ShardPlace]]] = {}
         handlers: dict[str, Handler] = {
             "drain": self._on_drain, "drain_commit": self._on_commit, "drain_steps": self._on_steps,
             "drain_retain": self._on_retain, "drained": self._on_drained,
@@ -69,6 +71,8 @@ class DrainPart:
         try:
             if tier.node_local:
                 tier.prepare()
+                if _is_committed(tier, save, [record.rank for record, _ in shards]):
+                    return []
                 tier.begin(save)
             return tier.write_node(save, self._context.place.node_rank, shards)
         finally:
@@ -80,7 +84,8 @@ class DrainPart:
         save, places = self._written.get(message["tier"], (None, []))
         if save is None or step != save.step:
             raise AgentError(f"step {step} has not been written to the {message['tier']} tier here")
-        await in_thread(self._tier(message["tier"]).commit, save, self._context.place.world_size, places)
+        if places:
+            await in_thread(self._tier(message["tier"]).commit, save, self._context.place.world_size, places)
 
     async def _on_steps(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         saves = await in_thread(self._tier(message["tier"]).steps)
@@ -235,6 +240,25 @@ class DrainLead:
             await asyncio.wait_for(in_thread(function, *args), self._deadlines.drain_s)
         except asyncio.TimeoutError:
             raise AgentError(f"the {name} tier did not answer within {self._deadlines.drain_s:g} s") from None
+
+
+def _is_committed(tier: Tier, save: SaveId, ranks: Sequence[int]) -> bool:
+    """Whether this node's disk has the save already, as when a drain was cut short on other nodes alone.
+
+    Raises:
+        CheckpointError: it is there, and is of other ranks, or damaged: it is never written again.
+        OSError: it cannot be read.
+    """
+    try:
+        manifest = tier.read_manifest(save)
+    except FileNotFoundError:
+        return False
+    there = {place.rank: place for place in manifest.shards}
+    if missing := [rank for rank in ranks if rank not in there]:
+        raise AgentError(f"{tier.where}: has step {save.step} already, without rank {missing[0]}; it stays as it is")
+    for rank in ranks:
+        reads.verify(reads.reader(tier, save, there[rank]), there[rank])
+    return True
 
 
 def _is_between(due: int, other: SaveId, save: SaveId) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +40,7 @@ async def take_stock(context: Context, inventories: Sequence[dict[str, Any]], ti
         inventories: the nodes' answers to "inventory".
         timeout_s: for each tier; one that is slower counts as unreadable.
     """
-    rows = [[(*row, True) for row in inventory["nvme"]] for inventory in inventories]
-    local = whole_in_place(rows, context.place)
+    local = _whole(row for inventory in inventories for row in inventory["nvme"])
     shared = {name: tier for name, tier in context.tiers.items() if not tier.node_local}
     answers = await asyncio.gather(*(_steps(context, name, tier, timeout_s) for name, tier in shared.items()))
     found = dict(zip(shared, answers, strict=True))
@@ -67,6 +66,18 @@ def whole_in_place(shards: Sequence[Sequence[Sequence[Any]]], place: Place) -> l
                 held[SaveId.from_json(save_json)].add(rank)
     whole = [save for save, ranks in held.items() if len(ranks) == place.world_size]
     return sorted(whole, key=lambda save: (save.attempt, save.step), reverse=True)
+
+
+def _whole(rows: Iterable[Sequence[Any]]) -> list[SaveId]:
+    """The saves of which every rank's shard lies on some node's disk: nodes may have changed places since.
+
+    Args:
+        rows: save, world size, rank.
+    """
+    held: dict[tuple[SaveId, int], set[int]] = defaultdict(set)
+    for save_json, world_size, rank in rows:
+        held[SaveId.from_json(save_json), world_size].add(rank)
+    return [save for (save, world_size), ranks in held.items() if len(ranks) == world_size]
 
 
 async def _steps(context: Context, name: str, tier: Tier, timeout_s: float) -> tuple[list[SaveId], float] | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -11,8 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from agent_kit import NAMESPACE, World, config, content, lose, run, until
+from test_recover import damage
 from trainer_kit import LIMIT_S, Node, settle
 
+from ckpt.config import CheckpointConfig
+from ckpt.record.manifest import NAME
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
 
@@ -93,6 +97,76 @@ def test_other_agents_in_the_place_of_lost_ones_drain_what_they_take_up(tmp_path
         async with World(tmp_path, NODES, 1, checkpoint) as world:
             assert (await world.plan())["tier"] == "shared"
             assert await world.contents(2) == [content(rank, 10) for rank in range(2)]
+
+    run(test)
+
+
+def on_disk(tmp_path: Path, node: str) -> list[int]:
+    return [save.step for save in NvmeTier(tmp_path / "nvme", NAMESPACE, node=node).steps()]
+
+
+async def on_every_disk(tmp_path: Path, checkpoint: CheckpointConfig) -> None:
+    """Step 10 is on the nodes' disks, and in the shared directory if there is one."""
+    async with World(tmp_path, NODES, 0, checkpoint) as world:
+        await world.save(10, slot=0)
+        await world.flush()
+
+
+@pytest.mark.parametrize("lost", [[], ["a"], ["b"]])
+def test_a_node_whose_disk_has_the_restored_step_does_not_keep_the_others_from_writing_it(
+    tmp_path: Path, lost: list[str]
+) -> None:
+    """A drain was cut short on one node, or a disk replaced: what is there stays as it is, the rest comes to it."""
+
+    async def test() -> None:
+        checkpoint = config(tmp_path / "shared", nvme={"path": str(tmp_path / "nvme"), "every_steps": 10})
+        await on_every_disk(tmp_path, checkpoint)
+        lose(tmp_path, *lost)
+        shutil.rmtree(tmp_path / "nvme" / "b")
+        (manifest,) = (tmp_path / "nvme" / "a").rglob(NAME)
+        before = manifest.stat()
+        async with World(tmp_path, NODES, 1, checkpoint) as world:
+            assert (await world.plan())["step"] == 10
+            await world.monitors[0].event("commit", tier="nvme", step=10)
+            assert not any(monitor.seen("problem") for monitor in world.monitors)
+        assert [on_disk(tmp_path, node) for node in NODES] == [[10], [10]]
+        assert manifest.stat() == before
+        lose(tmp_path, *NODES)
+        shutil.rmtree(tmp_path / "shared")
+        async with World(tmp_path, NODES, 2, checkpoint) as world:
+            assert (await world.plan())["tier"] == "nvme"
+            assert await world.contents(2) == [content(rank, 10) for rank in range(2)]
+
+    run(test)
+
+
+def test_a_part_on_disk_that_is_bad_or_of_other_ranks_does_not_count_as_written(tmp_path: Path) -> None:
+    async def test() -> None:
+        for node, order, reason in (("b", ["b", "a"], "without rank 0"), ("a", NODES, "does not match its checksum")):
+            root = tmp_path / node
+            root.mkdir()
+            checkpoint = config(scheme="none", nvme={"path": str(root / "nvme"), "every_steps": 10})
+            await on_every_disk(root, checkpoint)
+            shutil.rmtree(root / "nvme" / ("a" if node == "b" else "b"))
+            if node == "a":
+                (data,) = (root / "nvme" / "a").rglob("*.data")
+                damage(data)
+            async with World(root, order, 1, checkpoint) as world:
+                assert (await world.plan())["step"] == 10
+                problem = await world.monitors[0].event("problem", what="drain to the nvme tier failed")
+                assert reason in problem["detail"]
+                await world.flush()
+
+    run(test)
+
+
+def test_nodes_that_have_changed_places_have_the_step_on_their_disks_all_the_same(tmp_path: Path) -> None:
+    async def test() -> None:
+        checkpoint = config(scheme="none", nvme={"path": str(tmp_path / "nvme"), "every_steps": 10})
+        await on_every_disk(tmp_path, checkpoint)
+        async with World(tmp_path, NODES[::-1], 1, checkpoint) as world:
+            plan = await world.plan()
+            assert plan["step"] == 10 and not plan["pinned"]
 
     run(test)
 
