@@ -75,6 +75,9 @@ JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, name or folder.", show_default=False)]
 Nodes = Annotated[int | None, typer.Option(help="Nodes that train, instead of the job file's.", metavar="N")]
 Spares = Annotated[int | None, typer.Option(help="Warm nodes beside them, instead of the job file's.", metavar="N")]
+GpusPerNode = Annotated[
+    int | None, typer.Option("--gpus-per-node", help="GPUs on each node, instead of the job file's.", metavar="N")
+]
 Folder = Annotated[str, typer.Option(help="The job's folder; %j is the job's id. For Slurm, where all nodes see it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ClusterName = Annotated[str, typer.Option(help="The cluster's name.")]
@@ -131,7 +134,7 @@ def run(job_file: JobFile, nodes: Nodes = None, spares: Spares = None, folder: F
     from launcher.progress import follow
     from launcher.registry import find_job
 
-    spec = _load(job_file, nodes, spares)
+    spec = _load(job_file, nodes=nodes, spares=spares)
     submitted = Executor(folder, cluster="local").submit(spec)
     job = find_job(str(submitted.paths.folder))
     console = _console()
@@ -149,6 +152,7 @@ def submit(
     cluster: Annotated[str, typer.Option(help="slurm or local.")] = "slurm",
     nodes: Nodes = None,
     spares: Spares = None,
+    gpus_per_node: GpusPerNode = None,
     folder: Folder = "runs/%j",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what sbatch would get, submit nothing.")] = False,
     as_json: Json = False,
@@ -170,7 +174,7 @@ def submit(
         raise UsageError(f"submit: got {job_file} first, expected JOB.yaml first and sbatch's options after it")
     if flags and cluster != "slurm":
         raise UsageError(f"submit: got {' '.join(flags)} with --cluster {cluster}, expected no sbatch options there")
-    spec = _load(job_file, nodes, spares)
+    spec = _load(job_file, nodes=nodes, spares=spares, gpus_per_node=gpus_per_node)
     if dry_run:
         return _print_dry_run(spec, cluster, folder, flags)
     from launcher.executor import Executor
@@ -287,13 +291,16 @@ def cluster_status(
     return None
 
 
-def _load(job_file: Path, nodes: int | None, spares: int | None) -> JobSpec:
+def _load(job_file: Path, **sizes: int | None) -> JobSpec:
     """The job file with the command line's sizes in place of its own."""
     from launcher.jobfile import JobSpec, load_job
+    from launcher.strict_yaml import read_yaml
 
     spec = load_job(job_file)
-    sizes = {name: size for name, size in (("nodes", nodes), ("spares", spares)) if size is not None}
-    return JobSpec.from_mapping(spec.to_mapping() | sizes, Path.cwd(), "command line") if sizes else spec
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if not given:
+        return spec
+    return JobSpec.from_mapping({**read_yaml(job_file), **given}, job_file.absolute().parent, "command line")
 
 
 def _print_dry_run(spec: JobSpec, cluster: str, folder: str, flags: list[str]) -> None:

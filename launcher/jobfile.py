@@ -35,7 +35,7 @@ OWNED_SBATCH_OPTIONS = {
     "ntasks": "set `workers_per_node` in the job file",
     "ntasks-per-node": "set `workers_per_node` in the job file",
     "gpus-per-node": "set `gpus_per_node` in the job file",
-    "gpus": "set `gpus_per_node` in the job file: every node needs as many",
+    "gpus": "every node needs as many: set `gpus_per_node` in the job file",
     "job-name": "set `name` in the job file",
     "array": "submit one job per configuration",
     "output": "logs are kept in the job's folder",
@@ -172,19 +172,25 @@ def load_job(path: Path | str) -> JobSpec:
     return JobSpec.from_mapping(read_yaml(path), path.absolute().parent, path.name)
 
 
-def check_sbatch_option(option: str, value: Any, where: str) -> None:
+def check_sbatch_option(option: str, value: Any, where: str, nodes: int) -> None:
     """Refuses an sbatch option that would undo what a supervised job rests on.
 
     Args:
         option: long name with dashes.
         value: its value; True for a flag.
         where: how to name it in the error.
+        nodes: that are to train.
 
     Raises:
         UsageError: the option is one that the job file sets in another way.
     """
     if option in OWNED_SBATCH_OPTIONS:
-        raise UsageError(f"{where}: not an option to pass on; {OWNED_SBATCH_OPTIONS[option]}")
+        instead = OWNED_SBATCH_OPTIONS[option]
+        gpus = str(value).rpartition(":")[2]  # of one type, say: a100:16
+        if option == "gpus" and gpus.isdecimal() and int(gpus) % nodes == 0:
+            each = int(gpus) // nodes
+            instead = f"set `gpus_per_node: {each}` in the job file, or submit with --gpus-per-node {each}"
+        raise UsageError(f"{where}: not an option to pass on; {instead}")
     if option == "signal" and not _TIME_LIMIT_SIGNAL.fullmatch(str(value)):
         raise UsageError(f"{where}: got {value!r}, expected USR1@SECONDS or USR2@SECONDS, B: before it")
 
@@ -216,7 +222,7 @@ class _Reader:
             restart=self._restart(),
             elastic=self._elastic(nodes),
             checkpoint=self._checkpoint(name),
-            slurm=self._slurm(),
+            slurm=self._slurm(nodes),
             fabric=self._fabric(),
             time_min=None if self._mapping.get("time_min") is None else self._count("time_min", 1, minimum=1),
         )
@@ -303,7 +309,7 @@ class _Reader:
             config["shared"]["path"] = str(self._base_dir / config["shared"]["path"])
         return config
 
-    def _slurm(self) -> dict[str, Any]:
+    def _slurm(self, nodes: int) -> dict[str, Any]:
         options = {}
         for key, value in self._section(self._mapping.get("slurm"), "slurm").items():
             where = f"slurm.{key}"
@@ -314,7 +320,7 @@ class _Reader:
                 raise self._wrong(where, value, "a string, a number or true")
             if value is False:
                 continue
-            check_sbatch_option(option, value, f"{self._source}: {where}")
+            check_sbatch_option(option, value, f"{self._source}: {where}", nodes)
             options[option] = value
         return options
 

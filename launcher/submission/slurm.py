@@ -132,9 +132,6 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         folder: the job's folder, with %j for the job id; on a file system that all nodes share.
         flags: further sbatch arguments, passed on untouched; they win over what the script says.
         kwargs: what submitit's SlurmExecutor takes.
-
-    Raises:
-        UsageError: a flag would undo what a supervised job rests on.
     """
 
     job_class = SupervisedSlurmJob
@@ -147,7 +144,6 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         # A warning of the time limit that comes before it listens must not end it: it looks at the clock as well.
         self.python = f"trap '' USR1 USR2; exec {self.python}"
         self._flags = tuple(flags)
-        _check_flags(self._flags)
 
     @classmethod
     def name(cls) -> str:
@@ -158,7 +154,15 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         return 2  # a script can be written anywhere; submission asks for sbatch
 
     def use(self, spec: JobSpec) -> None:
-        """Takes over a job's options, on top of what update_parameters() gave."""
+        """Takes over a job's options, on top of what update_parameters() gave.
+
+        Raises:
+            UsageError: a flag, or one of `additional_parameters`, would undo what a supervised job rests on.
+        """
+        for option, value in _flag_values(self._flags).items():
+            check_sbatch_option(option, value, f"sbatch option --{option}", spec.nodes)
+        for key, value in self.parameters.get("additional_parameters", {}).items():
+            check_sbatch_option(key.replace("_", "-"), value, f"additional_parameters: {key}", spec.nodes)
         parameters = {name: value for name, value in self.parameters.items() if name != "additional_parameters"}
         parameters |= {
             "job_name": spec.name,
@@ -276,11 +280,6 @@ def _state(job_id: str) -> str:
 def _refusal(error: CommandError) -> str:
     lines = (line.removeprefix("sbatch: ").removeprefix("error: ") for line in error.result.stderr.splitlines())
     return "; ".join(line.strip() for line in lines if line.strip()) or error.reason
-
-
-def _check_flags(flags: Sequence[str]) -> None:
-    for option, value in _flag_values(flags).items():
-        check_sbatch_option(option, value, f"sbatch option --{option}")
 
 
 def _flag_values(flags: Sequence[str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import main
+from launcher.jobfile import JobSpec
 from launcher.logs import Selection, follow_logs
 from launcher.registry import KnownJob, known_jobs, remember
 from launcher.submission.process import Process
@@ -110,6 +111,22 @@ def test_a_dry_run_prints_exactly_what_sbatch_would_get(home: Path, capsys: pyte
     assert out == GOLDEN_SCRIPT.format(cwd=home, python=sys.executable)
     assert err == "# submitted by: sbatch -p train '--comment=a b' SCRIPT\n"
     assert not (home / "runs").exists()
+
+
+def test_gpus_asked_for_on_the_command_line_get_a_worker_each(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with the job file's key; a job file that names its number of workers keeps it."""
+    (home / "train.py").write_text("")
+    (home / "job.yaml").write_text("script: train.py\n")
+    assert "#SBATCH --gpus-per-node=4\n" in said(capsys, "submit", "job.yaml", "--dry-run", "--gpus-per-node=4")
+
+    specs: list[JobSpec] = []
+    monkeypatch.setattr("launcher.executor.sbatch_script", lambda spec, *_: specs.append(spec) or ("", []))
+    said(capsys, "submit", "job.yaml", "--dry-run", "--gpus-per-node=4")
+    (home / "job.yaml").write_text("script: train.py\nworkers_per_node: 1\n")
+    said(capsys, "submit", "job.yaml", "--dry-run", "--gpus-per-node=4")
+    assert [(spec.gpus_per_node, spec.workers_per_node) for spec in specs] == [(4, 4), (4, 1)]
 
 
 @pytest.mark.parametrize(

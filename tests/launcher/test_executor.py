@@ -87,6 +87,14 @@ def test_parameters_reach_sbatch_as_a_submitit_user_knows_them(home: Path, comma
     }
 
 
+def test_sbatch_options_that_a_supervised_job_has_other_words_for_are_refused(home: Path, command: Any) -> None:
+    executor = Executor(cluster="slurm")
+    executor.update_parameters(nodes=2, slurm_additional_parameters={"gpus": 16})
+    with pytest.raises(UsageError, match=r"additional_parameters: gpus: .* set `gpus_per_node: 8` in the job file"):
+        executor.submit(Torchrun("train.py"))
+    assert not list((home / "asked").iterdir())
+
+
 def test_what_is_pickled_is_the_job_alone(home: Path, command: Any) -> None:
     executor = Executor(cluster="slurm")
     executor.update_parameters(nodes=2, workers_per_node=3)
