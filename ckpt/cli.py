@@ -18,6 +18,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
+from ckpt.awaiting import awaiting
 from ckpt.cli_plan import show_plan as show_plan
 from ckpt.cli_rebuild import rebuild_lost
 from ckpt.errors import CheckpointError, CorruptError, one_line
@@ -96,7 +97,8 @@ class StoredStep:
 @app.command("ls")
 def list_all(path: PathArgument, as_json: JsonOption = False) -> None:
     """List the steps in a directory, newest first."""
-    rows = [step.to_json() for step in _find(path)]
+    with awaiting(path):
+        rows = [step.to_json() for step in _find(path)]
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -128,19 +130,20 @@ def verify(
 
     Exit code 1 when something is bad, 3 when something could not be read: that is never taken for bad, nor set aside.
     """
-    steps = [found for found in _find(path, UNREAD) if step in (None, found.step) and found.tier != "aside"]
-    if step is not None and not steps:
-        end(f"{path}: holds no step {step}; look with `holdfast ckpt ls`")
-    shards = [(found, shard) for found in steps for shard in found.shards + found.parity]
-    nbytes = sum(shard.record.nbytes for _, shard in shards)
-    with Bar(f"verifying {len(steps)} steps", nbytes, quiet=as_json) as bar:
-        for found, shard in shards:
-            _verify_shard(found, shard, bar.advance)
-    for found in steps:
-        if set_aside and found.unread:
-            found.unread.append("nothing of it was set aside; verify it again")
-        elif set_aside and found.problems and found.name and found.source:
-            found.problems.append(f"set aside as {_set_aside(found.source, found.name, found.problems)}")
+    with awaiting(path) as heard:
+        steps = [found for found in _find(path, UNREAD) if step in (None, found.step) and found.tier != "aside"]
+        if step is not None and not steps:
+            end(f"{path}: holds no step {step}; look with `holdfast ckpt ls`")
+        shards = [(found, shard) for found in steps for shard in found.shards + found.parity]
+        nbytes = sum(shard.record.nbytes for _, shard in shards)
+        with Bar(f"verifying {len(steps)} steps", nbytes, quiet=as_json, heard=heard) as bar:
+            for found, shard in shards:
+                _verify_shard(found, shard, bar.advance)
+        for found in steps:
+            if set_aside and found.unread:
+                found.unread.append("nothing of it was set aside; verify it again")
+            elif set_aside and found.problems and found.name and found.source:
+                found.problems.append(f"set aside as {_set_aside(found.source, found.name, found.problems)}")
     rows = [{**found.to_json(), "ok": not found.problems and not found.unread} for found in steps]
     if as_json:
         typer.echo(json.dumps(rows))

@@ -22,6 +22,7 @@ class Bar:
         total_bytes: int,
         *,
         quiet: bool = False,
+        heard: Callable[[], None] = lambda: None,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -30,6 +31,7 @@ class Bar:
             what: is being done.
             total_bytes: to do.
             quiet: says nothing, whatever happens: for programs that read the output.
+            heard: told whenever bytes are done.
             console: where to say it.
             clock: seconds that never go back.
         """
@@ -37,6 +39,7 @@ class Bar:
         self._total_bytes = total_bytes
         self._done_bytes = 0
         self._quiet = quiet
+        self._heard = heard
         self._console = console or Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         self._progress = Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True)
@@ -48,6 +51,7 @@ class Bar:
 
     def advance(self, nbytes: int) -> None:
         """So many more bytes are done. Any thread may call it."""
+        self._heard()
         self._done_bytes += nbytes
         self._progress.advance(self._task, nbytes)
         now = self._clock()

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.filesize import decimal
 
+from ckpt.awaiting import awaiting
 from ckpt.errors import ConfigError
 from ckpt.progress import Bar
 from ckpt.reported import reported
@@ -74,11 +75,11 @@ def copy(
     ] = None,
 ) -> None:
     """Copy committed steps to another directory or bucket, verified on the way; those it has are left alone."""
-    with reported():
+    with reported(), awaiting(f"{source} or {destination}") as heard:
         here = open_namespace(source)
         saves = here.steps() if step is None else [committed_step(here, step)]
         total = 2 * sum(here.read_manifest(save).nbytes for save in saves)  # verified, then written
-        with Bar(f"copying {len(saves)} steps", total) as bar:
+        with Bar(f"copying {len(saves)} steps", total, heard=heard) as bar:
             there = make_namespace(destination, here.namespace, Throttle(None, told=bar.advance))
             for save in reversed(saves):  # oldest first: what is cut short leaves the newest for the next time
                 copied = copy_step(here, there, save, bar.advance)
@@ -91,7 +92,7 @@ def collect(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
     """Remove all but the newest committed steps. Steps set aside by `verify --quarantine` stay."""
-    with reported():
+    with reported(), awaiting(path) as heard:
         tier = open_namespace(path)
         going = superfluous(tier.catalog(), keep, None)
         nbytes = sum(entry.manifest.nbytes for entry in going if entry.manifest)
@@ -99,7 +100,7 @@ def collect(
             names = [entry.name for entry in going]
         else:
             sizes = {entry.name: entry.manifest.nbytes for entry in going if entry.manifest}
-            with Bar(f"removing {len(going)} steps", nbytes) as bar:
+            with Bar(f"removing {len(going)} steps", nbytes, heard=heard) as bar:
                 names = tier.retain(keep, None, removed=lambda name: bar.advance(sizes.get(name, 0)))
     for name in names:
         typer.echo(f"{'would remove' if dry_run else 'removed'} {tier.where}/{name}")
@@ -114,7 +115,7 @@ def export(
     rank: Annotated[int, typer.Option("--rank", min=0, help="Whose plain tensors and values; DTensors: of all.")] = 0,
 ) -> None:
     """Give a step away in a format of torch's own; every byte is verified first."""
-    with reported():
+    with reported(), awaiting(f"{path} or {dcp or safetensors}") as heard:
         if (dcp is None) == (safetensors is None):
             raise ConfigError("export: give one of --dcp DIR and --safetensors FILE")
         tier = open_namespace(path)
@@ -123,7 +124,7 @@ def export(
         from ckpt.adapters.stored import read_stored
 
         total = 2 * tier.read_manifest(save).nbytes  # verified, then written
-        with Bar(f"exporting step {save.step}", total) as bar:
+        with Bar(f"exporting step {save.step}", total, heard=heard) as bar:
             stored = read_stored(tier, save, rank, bar.advance)
             if dcp is not None:
                 export_dcp(stored, dcp, bar.advance)
@@ -141,11 +142,11 @@ def import_step(
     namespace: Annotated[str | None, typer.Option("--namespace", help="Where PATH is no namespace's folder.")] = None,
 ) -> None:
     """Take a torch DCP directory in as a step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`."""
-    with reported():
+    with reported(), awaiting(f"{source} or {path}") as heard:
         tier = open_namespace(path) if namespace is None else make_namespace(path, namespace)
         from ckpt.adapters.exchange import import_dcp
 
         total = 2 * sum(file.stat().st_size for file in source.glob("*.distcp"))  # read, then written
-        with Bar(f"importing step {step}", total) as bar:
+        with Bar(f"importing step {step}", total, heard=heard) as bar:
             import_dcp(source, tier, step, bar.advance)
     typer.echo(f"imported {source} as step {step} of namespace {tier.namespace}")
