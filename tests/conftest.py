@@ -15,6 +15,7 @@ from slurm.testbed import TestbedError, TestCluster
 NODES = 4
 _PREFIX = "pytest-"
 _NO_SLURM = "no real Slurm: "
+_LONGEST_FAILURE = 4000  # characters
 
 
 # A machine that is shared by several suites is slow at times: no failure for that.
@@ -50,6 +51,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if without:
         why = without[0].partition(_NO_SLURM)[2].rstrip("')")
         terminalreporter.write_line(f"{len(without)} TESTS ON A REAL SLURM SKIPPED: {why}", red=True, bold=True)
+    for report in terminalreporter.stats.get("rerun", []):  # pytest shows the failures of the last try only
+        terminalreporter.section(f"tried again: {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext[-_LONGEST_FAILURE:])
 
 
 @pytest.fixture(scope="session", autouse=True)
