@@ -1,6 +1,7 @@
 """One per node: holds the node's workers and speaks for it.
 
     runner.py      the process `python -m launcher.runner`: connection to the supervisor, heartbeat, fencing
+    attempt.py     what the node has of the attempt that runs, from its start to its end
     config.py      what it needs to know
     succession.py  which supervisor rules; starts a standby when there is none
     memo.py        what a supervisor that takes over has to be told again

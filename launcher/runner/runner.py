@@ -17,29 +17,20 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine
-from pathlib import Path
-from typing import Any
 
 from launcher.channel import Channel, ChannelError, Message, connect
 from launcher.errors import LauncherError, UsageError
-from launcher.fabric import fabric_environment
 from launcher.jobfile import JobSpec
-from launcher.runner.activity import Activity
+from launcher.runner.attempt import NodeAttempt
 from launcher.runner.config import RunnerConfig
 from launcher.runner.memo import Memo
 from launcher.runner.memory import MEMORY_ROOT, is_left_to_epilog, make_memory_dir, remove_memory_dir
-from launcher.runner.network import NetworkWatch, nccl_log_pattern
-from launcher.runner.port import free_port
-from launcher.runner.processes import die_with_parent, end_all, environment_of, pids_with_environment
-from launcher.runner.stacks import Worker, dump
+from launcher.runner.processes import die_with_parent
 from launcher.runner.step_signals import WARNINGS
 from launcher.runner.succession import Succession
-from launcher.runner.variables import worker_environment
-from launcher.runner.watch import LOOK_S, Patience, Watch
-from launcher.runner.workers import Workers
+from launcher.runner.watch import LOOK_S
 from launcher.terms import SUSPECT_S
-from lifecycle import Status, expected, instance_type, preflight
-from slurm.hostlist import expand
+from lifecycle import Status, preflight
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +38,9 @@ HEARTBEAT_S = LOOK_S
 SUPERVISOR_SILENCE_S = 5.0  # the connection is dead
 FENCE_S = 10.0
 LEAVE_S = 120.0
-KILL_TIMEOUT_S = 2.0
 
 _RECONNECT_S = 0.5
 _LOOK_S = 0.2
-_RENDEZVOUS_TIMEOUT_S = 120
 
 
 class Runner:
@@ -61,24 +50,12 @@ class Runner:
         self._config = config
         self._succession = Succession(config.job_dir)
         self._memo = Memo()
-        self._workers = Workers(self._on_workers)
+        self._attempt = NodeAttempt(config, self._send, self._beat)
         self._channel: Channel | None = None
-        self._watch: Watch | None = None
-        self._patience = Patience()
-        self._following: asyncio.Task[None] | None = None
-        self._rejoining: asyncio.Task[None] | None = None
-        self._attempt: int | None = None
-        self._first_rank = 0
-        self._final_step: int | None = None  # of the attempt that ended last
         self._spec: JobSpec | None = None
-        self._problem: str | None = None
-        self._port = free_port()
+        self._problem: str | None = None  # why this node cannot train
         self._leaving = False
         self._is_terminated = False  # Slurm has sent a SIGTERM
-        self._pids: dict[int, int] = {}  # of the attempt's workers, by rank
-        self._network: NetworkWatch | None = None
-        self._nccl_logs: str | None = None  # the pattern of their names
-        self._activity = Activity()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -87,7 +64,7 @@ class Runner:
         for warning in WARNINGS:
             signal.signal(warning, signal.SIG_IGN)
         self._preflight()
-        warm = asyncio.create_task(self._workers.run())
+        warm = asyncio.create_task(self._attempt.run())
         heard_s = time.monotonic()
         try:
             while not self._leaving:
@@ -98,7 +75,7 @@ class Runner:
                     await self._succession.step_in()
                 gone_s = time.monotonic() - heard_s
                 if gone_s > FENCE_S:
-                    await self._end_attempt()
+                    await self._attempt.end()
                 leave_s = FENCE_S if self._is_terminated else LEAVE_S
                 if gone_s > leave_s:
                     log.error("no supervisor at %s:%s for %s s: leaving", *self._address(), leave_s)
@@ -109,8 +86,7 @@ class Runner:
                     await self._until_another_rules(rules, _RECONNECT_S)
         finally:
             warm.cancel()
-            await self._end_attempt()
-            await self._workers.close(KILL_TIMEOUT_S)
+            await self._attempt.close()
             await self._succession.close()
 
     def _preflight(self) -> None:
@@ -201,7 +177,7 @@ class Runner:
         """To the supervisor that rules; None if another comes to rule meanwhile: the old one may never answer."""
         host, port = address = self._address()
         hello = {"op": "hello", "node": self._config.node, "pid": os.getpid(), "problem": self._problem}
-        hello |= {"attempt": self._attempt} | self._state()
+        hello |= {"attempt": self._attempt.number} | self._attempt.state()
         connecting = asyncio.create_task(connect(host, port, secret, hello))
         try:
             while not connecting.done():
@@ -216,167 +192,56 @@ class Runner:
 
     async def _heartbeat(self) -> None:
         while True:
-            if self._watch is not None:
-                self._watch.look_after_agent()
+            self._attempt.look_after_agent()
             self._beat()
             await asyncio.sleep(HEARTBEAT_S)
 
     def _beat(self) -> None:
-        step, slowest = (self._watch.step(), self._watch.slowest()) if self._watch is not None else (None, None)
-        self._look_at_network()
-        progress = {"step": step, "slowest": slowest, "activity": self._activity.look()}
-        self._send({"op": "heartbeat", "attempt": self._attempt} | progress | self._state())
+        attempt = self._attempt
+        attempt.look_at_network()
+        self._send({"op": "heartbeat", "attempt": attempt.number} | attempt.progress() | attempt.state())
 
     async def _obey(self, message: Message) -> None:
-        op = message["op"]
+        op, attempt = message["op"], self._attempt
         if op == "start":
-            await self._end_attempt(next_attempt=message["attempt"])
-            self._start(message)
-        elif op == "stop" and self._is_current(message) and self._watch is not None:
-            self._watch.stop()
-        elif op == "release_agent" and self._is_current(message) and self._watch is not None:
-            self._watch.release_agent()
-        elif op == "renew_agents" and self._is_current(message) and self._watch is not None:
-            if self._rejoining is not None:
-                self._rejoining.cancel()
-            self._rejoining = asyncio.create_task(self._renew_agent(self._watch, message["generation"]))
+            await attempt.end(next_attempt=message["attempt"])
+            self._memo.clear()
+            if self._spec is None:
+                raise RuntimeError(f"{self._config.node}: start of an attempt on a node that failed its preflight")
+            attempt.start(self._spec, message)
         elif op == "kill":
-            self._in_background(self._kill(message["attempt"]))
-        elif op == "dump" and self._is_current(message):
-            self._in_background(self._dump(message["attempt"]))
+            self._in_background(attempt.kill(message["attempt"]))
         elif op == "ack":
             self._succession.turn = message["turn"]
         elif op == "leave":
             self._leaving = True
-            await self._end_attempt()
+            await attempt.end()
             if message["forget"] and not is_left_to_epilog(self._config.ram_dir, os.environ):
                 remove_memory_dir(self._config.ram_dir)
-
-    def _start(self, message: Message) -> None:
-        spec = self._spec
-        if spec is None:
-            raise RuntimeError(f"{self._config.node}: start of an attempt on a node that failed its preflight")
-        self._memo.clear()
-        self._attempt = message["attempt"]
-        self._first_rank = message["node_rank"] * spec.workers_per_node
-        log_dir = self._log_dir(self._attempt)
-        nodes = list(expand(message["nodes"]))
-        env = worker_environment(spec, self._config, self._attempt, nodes)
-        pattern = nccl_log_pattern(log_dir, self._config.node)
-        fabric = fabric_environment(spec.fabric, os.environ | env, pattern) if spec.gpus_per_node else {}
-        self._nccl_logs = fabric.get("NCCL_DEBUG_FILE")
-        env |= fabric
-        if message["agent"]:
-            self._watch = Watch(self._attempt, message["node_rank"], self._config.ram_dir, self._send, self._patience)
-            self._following = asyncio.create_task(self._watch.run())
-        self._workers.start(
-            {
-                "attempt": self._attempt,
-                "env": env,
-                "script": str(spec.script),
-                "args": list(spec.args),
-                "workers": spec.workers_per_node,
-                "node_rank": message["node_rank"],
-                "nodes": len(nodes),
-                "master_addr": message["master_addr"],
-                "master_port": message["master_port"],
-                "run_id": f"{self._config.run_id}-{self._attempt}",
-                "log_dir": str(log_dir),
-                "rendezvous_timeout_s": _RENDEZVOUS_TIMEOUT_S,
-            }
-        )
-        self._port = free_port()
-
-    def _on_workers(self, report: dict[str, Any]) -> None:
-        event = report.pop("event")
-        if event == "warm":
-            self._beat()
-        elif event == "ended":
-            self._send({"op": "ended", "step": self._watch.step() if self._watch is not None else None} | report)
-        else:
-            if event == "started":
-                self._pids = dict(enumerate(report["pids"], self._first_rank))
-                log_dir = self._log_dir(report["attempt"])
-                if self._nccl_logs is not None:
-                    hardware = expected(instance_type())
-                    self._network = NetworkWatch(self._pids.values(), self._nccl_logs, hardware)
-                self._activity.follow(self._pids.values(), (log_dir / f"rank-{rank}.log" for rank in self._pids))
-            self._send({"op": event} | report)
-
-    def _look_at_network(self) -> None:
-        problem = self._network.look() if self._network is not None else None
-        if problem is not None:
-            self._network = None
-            required = self._spec is not None and self._spec.fabric == "require"
-            self._send({"op": "network", "attempt": self._attempt, "problem": problem, "required": required})
-
-    async def _dump(self, attempt: int) -> None:
-        boundaries = self._watch.boundaries() if self._watch is not None else {}
-        workers = [Worker(rank=rank, pid=pid, boundary=boundaries.get(rank)) for rank, pid in self._pids.items()]
-        self._send({"op": "stacks", "attempt": attempt, "ranks": await dump(workers, self._log_dir(attempt))})
-
-    async def _kill(self, attempt: int) -> None:
-        is_current = attempt == self._attempt
-        left = await self._end_attempt() if is_current else []
-        step = self._final_step if is_current else None
-        self._send({"op": "killed", "attempt": attempt, "step": step, "left": left})
-
-    async def _renew_agent(self, watch: Watch, generation: int) -> None:
-        """The node's agent makes way for another, which is coming up."""
-        watch.leave_agent()
-        left = await end_all(lambda: self._agent_pids(watch.attempt, generation), KILL_TIMEOUT_S)
-        if left:
-            log.error("checkpoint agent %s does not end (uninterruptible sleep); nothing is saved meanwhile", left)
-        await watch.rejoin(generation)
-
-    async def _end_attempt(self, next_attempt: int | None = None) -> list[int]:
-        """Ends the attempt's workers and the node's ckpt agents, but for those that are coming up for `next_attempt`.
-
-        Returns:
-            Pids that the kernel would not let go.
-        """
-        self._attempt = None
-        self._pids = {}
-        self._network = None
-        for task in (self._following, self._rejoining):
-            if task is not None:
-                task.cancel()
-        self._following = self._rejoining = None
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.leave_agent()
-        left = await self._workers.kill(KILL_TIMEOUT_S)
-        left += await end_all(lambda: self._agent_pids(next_attempt), KILL_TIMEOUT_S)
-        if watch is not None:
-            self._final_step = watch.step()
-            watch.close()
-        return left
-
-    def _agent_pids(self, spared_attempt: int | None, spared_generation: int = 0) -> list[int]:
-        """The node's ckpt agents, but for those of one generation of one attempt."""
-        spared = (str(spared_attempt), str(spared_generation))
-        pids = pids_with_environment({"HOLDFAST_RUN_ID": self._config.run_id, "HOLDFAST_ROLE": "agent"})
-        environments = ((pid, environment_of(pid)) for pid in pids)
-        return [
-            pid
-            for pid, environment in environments
-            if (environment.get("HOLDFAST_NODE") or environment.get("SLURMD_NODENAME")) == self._config.node
-            and (environment.get("HOLDFAST_ATTEMPT"), environment.get("HOLDFAST_GENERATION", "0")) != spared
-        ]
+        elif message.get("attempt") != attempt.number:
+            return  # of one that is over
+        elif op == "stop":
+            attempt.stop()
+        elif op == "release_agent":
+            attempt.release_agent()
+        elif op == "renew_agents":
+            attempt.renew_agent(message["generation"])
+        elif op == "dump":
+            self._in_background(attempt.dump(message["attempt"]))
 
     def _on_sigterm(self) -> None:
         """Slurm is about to end the step (requeue, preemption): all ranks stop at one boundary and save."""
         self._is_terminated = True
         self._tell_of_sigterm()
-        if self._channel is None and self._watch is not None:
-            self._watch.stop()
+        if self._channel is None:
+            self._attempt.stop()
 
     def _tell_of_sigterm(self) -> None:
         if self._is_terminated:
             self._send({"op": "signal", "name": "SIGTERM"})
 
     def _send(self, message: Message) -> None:
-        if self._attempt is not None and message.get("attempt") == self._attempt:
+        if self._attempt.number is not None and message.get("attempt") == self._attempt.number:
             self._memo.note(message)
         if self._channel is not None:
             try:
@@ -388,15 +253,6 @@ class Runner:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _log_dir(self, attempt: int) -> Path:
-        return self._config.job_dir / "log" / f"attempt-{attempt}"
-
-    def _state(self) -> Message:
-        return {"warm": self._workers.warm, "port": self._port}
-
-    def _is_current(self, message: Message) -> bool:
-        return message["attempt"] == self._attempt
 
     def _address(self) -> tuple[str, int]:
         """Of the supervisor that rules; until the first term can be read, the one that started us."""

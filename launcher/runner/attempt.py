@@ -1,0 +1,218 @@
+"""What a node has of the attempt that runs: its workers, the watch over its ckpt agent, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from launcher.channel import Message
+from launcher.fabric import fabric_environment
+from launcher.jobfile import JobSpec
+from launcher.runner.activity import Activity
+from launcher.runner.config import RunnerConfig
+from launcher.runner.network import NetworkWatch, nccl_log_pattern
+from launcher.runner.port import free_port
+from launcher.runner.processes import end_all, environment_of, pids_with_environment
+from launcher.runner.stacks import Worker, dump
+from launcher.runner.variables import worker_environment
+from launcher.runner.watch import Patience, Watch
+from launcher.runner.workers import Workers
+from lifecycle import expected, instance_type
+from slurm.hostlist import expand
+
+log = logging.getLogger(__name__)
+
+KILL_TIMEOUT_S = 2.0
+_RENDEZVOUS_TIMEOUT_S = 120
+
+
+class NodeAttempt:
+    """One attempt after another. Call order: run() as a task; start and end for each; close.
+
+    Args:
+        config: the runner's.
+        send: takes what the supervisor is to hear.
+        beat: called when a heartbeat would tell something new.
+
+    Attributes:
+        number: of the attempt that runs here; None where none does.
+        final_step: the newest step of the one that ended last; None before the first word of it.
+    """
+
+    def __init__(self, config: RunnerConfig, send: Callable[[Message], None], beat: Callable[[], None]) -> None:
+        self._config = config
+        self._send = send
+        self._beat = beat
+        self._workers = Workers(self._on_workers)
+        self._watch: Watch | None = None
+        self._patience = Patience()
+        self._following: asyncio.Task[None] | None = None
+        self._rejoining: asyncio.Task[None] | None = None
+        self._spec: JobSpec | None = None
+        self._first_rank = 0
+        self._port = free_port()
+        self._pids: dict[int, int] = {}  # of the workers, by rank
+        self._network: NetworkWatch | None = None
+        self._nccl_logs: str | None = None  # the pattern of their names
+        self._activity = Activity()
+        self.number: int | None = None
+        self.final_step: int | None = None
+
+    async def run(self) -> None:
+        """Keeps a warm process for the workers to come."""
+        await self._workers.run()
+
+    def start(self, spec: JobSpec, message: Message) -> None:
+        """Begins an attempt, as the supervisor's `start` says. The one before must have ended."""
+        self._spec = spec
+        self.number = attempt = message["attempt"]
+        self._first_rank = message["node_rank"] * spec.workers_per_node
+        log_dir = self._log_dir(attempt)
+        nodes = list(expand(message["nodes"]))
+        env = worker_environment(spec, self._config, attempt, nodes)
+        pattern = nccl_log_pattern(log_dir, self._config.node)
+        fabric = fabric_environment(spec.fabric, os.environ | env, pattern) if spec.gpus_per_node else {}
+        self._nccl_logs = fabric.get("NCCL_DEBUG_FILE")
+        env |= fabric
+        if message["agent"]:
+            self._watch = Watch(attempt, message["node_rank"], self._config.ram_dir, self._send, self._patience)
+            self._following = asyncio.create_task(self._watch.run())
+        self._workers.start(
+            {
+                "attempt": attempt,
+                "env": env,
+                "script": str(spec.script),
+                "args": list(spec.args),
+                "workers": spec.workers_per_node,
+                "node_rank": message["node_rank"],
+                "nodes": len(nodes),
+                "master_addr": message["master_addr"],
+                "master_port": message["master_port"],
+                "run_id": f"{self._config.run_id}-{attempt}",
+                "log_dir": str(log_dir),
+                "rendezvous_timeout_s": _RENDEZVOUS_TIMEOUT_S,
+            }
+        )
+        self._port = free_port()
+
+    def state(self) -> Message:
+        """What the supervisor has to know before it starts another."""
+        return {"warm": self._workers.warm, "port": self._port}
+
+    def progress(self) -> Message:
+        """How far the workers are."""
+        step, slowest = (self._watch.step(), self._watch.slowest()) if self._watch is not None else (None, None)
+        return {"step": step, "slowest": slowest, "activity": self._activity.look()}
+
+    def look_at_network(self) -> None:
+        """Tells once if NCCL does not use the node's fabric."""
+        problem = self._network.look() if self._network is not None else None
+        if problem is not None:
+            self._network = None
+            required = self._spec is not None and self._spec.fabric == "require"
+            self._send({"op": "network", "attempt": self.number, "problem": problem, "required": required})
+
+    def look_after_agent(self) -> None:
+        """Finds out whether the agent does anything; as often as Watch.look_after_agent wants it."""
+        if self._watch is not None:
+            self._watch.look_after_agent()
+
+    def stop(self) -> None:
+        """Asks all ranks to stop at one step boundary."""
+        if self._watch is not None:
+            self._watch.stop()
+
+    def release_agent(self) -> None:
+        """Training is over: the agent may finish its work and end."""
+        if self._watch is not None:
+            self._watch.release_agent()
+
+    def renew_agent(self, generation: int) -> None:
+        """Has the node's agent make way for another, which is coming up."""
+        if self._watch is not None:
+            if self._rejoining is not None:
+                self._rejoining.cancel()
+            self._rejoining = asyncio.create_task(self._make_way(self._watch, generation))
+
+    async def dump(self, attempt: int) -> None:
+        """Writes where each worker is, and tells it."""
+        boundaries = self._watch.boundaries() if self._watch is not None else {}
+        workers = [Worker(rank=rank, pid=pid, boundary=boundaries.get(rank)) for rank, pid in self._pids.items()]
+        self._send({"op": "stacks", "attempt": attempt, "ranks": await dump(workers, self._log_dir(attempt))})
+
+    async def kill(self, attempt: int) -> None:
+        """Ends an attempt, if it runs here, and tells that nothing of it is left."""
+        is_current = attempt == self.number
+        left = await self.end() if is_current else []
+        step = self.final_step if is_current else None
+        self._send({"op": "killed", "attempt": attempt, "step": step, "left": left})
+
+    async def end(self, next_attempt: int | None = None) -> list[int]:
+        """Ends the attempt's workers and the node's ckpt agents, but for those that are coming up for `next_attempt`.
+
+        Returns:
+            Pids that the kernel would not let go.
+        """
+        self.number = None
+        self._pids = {}
+        self._network = None
+        for task in (self._following, self._rejoining):
+            if task is not None:
+                task.cancel()
+        self._following = self._rejoining = None
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.leave_agent()
+        left = await self._workers.kill(KILL_TIMEOUT_S)
+        left += await end_all(lambda: self._agent_pids(next_attempt), KILL_TIMEOUT_S)
+        if watch is not None:
+            self.final_step = watch.step()
+            watch.close()
+        return left
+
+    async def close(self) -> None:
+        """Ends everything, the warm process too."""
+        await self.end()
+        await self._workers.close(KILL_TIMEOUT_S)
+
+    def _on_workers(self, report: dict[str, Any]) -> None:
+        event = report.pop("event")
+        if event == "warm":
+            self._beat()
+        elif event == "ended":
+            self._send({"op": "ended", "step": self._watch.step() if self._watch is not None else None} | report)
+        else:
+            if event == "started":
+                self._pids = dict(enumerate(report["pids"], self._first_rank))
+                log_dir = self._log_dir(report["attempt"])
+                if self._nccl_logs is not None:
+                    hardware = expected(instance_type())
+                    self._network = NetworkWatch(self._pids.values(), self._nccl_logs, hardware)
+                self._activity.follow(self._pids.values(), (log_dir / f"rank-{rank}.log" for rank in self._pids))
+            self._send({"op": event} | report)
+
+    async def _make_way(self, watch: Watch, generation: int) -> None:
+        watch.leave_agent()
+        left = await end_all(lambda: self._agent_pids(watch.attempt, generation), KILL_TIMEOUT_S)
+        if left:
+            log.error("checkpoint agent %s does not end (uninterruptible sleep); nothing is saved meanwhile", left)
+        await watch.rejoin(generation)
+
+    def _agent_pids(self, spared_attempt: int | None, spared_generation: int = 0) -> list[int]:
+        """The node's ckpt agents, but for those of one generation of one attempt."""
+        spared = (str(spared_attempt), str(spared_generation))
+        pids = pids_with_environment({"HOLDFAST_RUN_ID": self._config.run_id, "HOLDFAST_ROLE": "agent"})
+        environments = ((pid, environment_of(pid)) for pid in pids)
+        return [
+            pid
+            for pid, environment in environments
+            if (environment.get("HOLDFAST_NODE") or environment.get("SLURMD_NODENAME")) == self._config.node
+            and (environment.get("HOLDFAST_ATTEMPT"), environment.get("HOLDFAST_GENERATION", "0")) != spared
+        ]
+
+    def _log_dir(self, attempt: int) -> Path:
+        return self._config.job_dir / "log" / f"attempt-{attempt}"
