@@ -20,16 +20,20 @@ class Expected:
         instance: the type's name, such as p5.48xlarge.
         gpus: GPUs of the node.
         efa: EFA interfaces of the node.
+        network_gbit_s: the node's network bandwidth, each direction.
         gpu_memory_bytes: memory of one GPU.
         nvlinks: active NVLinks of one GPU.
+        nvlink_gb_s: NVLink bandwidth of one GPU, both directions together, GB/s.
         nvme_disks: local NVMe disks.
     """
 
     instance: str
     gpus: int = 0
     efa: int = 0
+    network_gbit_s: float | None = None
     gpu_memory_bytes: int | None = None
     nvlinks: int | None = None
+    nvlink_gb_s: float | None = None
     nvme_disks: int | None = None
 
 

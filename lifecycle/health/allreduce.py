@@ -16,7 +16,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-_LONG_S = 0.5  # an all-reduce that takes longer is not made larger: a slow network gives its figure in seconds too
+LONG_S = 0.5
+"""An all-reduce that takes longer is not made larger: a slow network gives its figure in seconds too."""
+
+GPU_BYTES, CPU_BYTES = 1 << 30, 16 << 20
+"""Of the message at most: the bus bandwidth of a fast network is the higher the larger it is."""
+
 _MEASURE_S = 3.0
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 20
 _FIRST_BYTES = 1 << 20
@@ -76,7 +81,7 @@ def _be_rank(options: argparse.Namespace, local: int, ranks: int) -> None:
             torch.cuda.set_device(local)
         store = dist.TCPStore(options.host, options.port, world, rank == 0, timeout=_WAIT)
         dist.init_process_group("nccl" if gpu else "gloo", store=store, rank=rank, world_size=world, timeout=_WAIT)
-        seconds, tensor = _measure(torch, dist, options.bytes or (1 << 30 if gpu else 16 << 20), gpu)
+        seconds, tensor = _measure(torch, dist, options.bytes or (GPU_BYTES if gpu else CPU_BYTES), gpu)
         nbytes = tensor.nbytes
         tensor.fill_(1.0)
         dist.all_reduce(tensor)
@@ -96,7 +101,7 @@ def _be_rank(options: argparse.Namespace, local: int, ranks: int) -> None:
 
 
 def _measure(torch: Any, dist: Any, most_bytes: int, gpu: bool) -> tuple[float, Any]:
-    """Seconds of one all-reduce, the mean over some, and its tensor: as large as time allows.
+    """Seconds of one all-reduce, the mean over some, and its tensor: of `most_bytes`, or so large that it takes LONG_S.
 
     Collective: all ranks agree on the sizes and the number of rounds, by the slowest rank's clock.
     """
@@ -118,10 +123,11 @@ def _measure(torch: Any, dist: Any, most_bytes: int, gpu: bool) -> tuple[float, 
         tensor = torch.ones(nbytes // 4, device=device)
         timed(tensor, 1)  # connections are made and buffers taken
         once_s = timed(tensor, 1)
-        if nbytes >= most_bytes or once_s > _LONG_S:
-            break
+        if nbytes >= most_bytes or once_s > LONG_S:
+            seconds = timed(tensor, min(_MAX_ROUNDS, max(_MIN_ROUNDS, int(_MEASURE_S / once_s))))
+            if nbytes >= most_bytes or seconds > LONG_S:
+                return seconds, tensor  # else it was held up that once, and is not slow
         nbytes = min(nbytes * _GROWTH, most_bytes)
-    return timed(tensor, min(_MAX_ROUNDS, max(_MIN_ROUNDS, int(_MEASURE_S / once_s)))), tensor
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from lifecycle.health import allreduce as program
 from lifecycle.health.check import CannotObserve, Level, Node, NotHere, check
 from lifecycle.health.finding import Finding, fit, unfit, weak
+from lifecycle.instance import Expected
 from slurm.command import CommandError
 from slurm.hostlist import expand
 
@@ -28,6 +29,7 @@ _ENOUGH = 0.8  # of what the site expects
 _ENOUGH_BESIDE_OTHERS = (
     0.5  # of what the better pairs reach, where it expects nothing: networks that are shared differ by more than 0.8
 )
+_ENOUGH_OF_LINE_RATE = 0.5  # a warning only; docs/health.md says why just this
 _RUN_S = 180.0  # most of it for torch, read by many nodes at once from a shared file system
 _AT_ONCE = 64  # sruns; each is a process here and a step for the controller
 _FIRST_PORT, _PORTS = 21000, 8000
@@ -64,22 +66,39 @@ def allreduce(node: Node) -> Finding:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     measured = read_measured(_run(node, [*_program(node), "--node-rank", "0", "--port", str(port)]))
-    return judge_node(measured, node.settings.allreduce_gb_s)
+    return judge_node(measured, node.settings.allreduce_gb_s, node.expected)
 
 
-def judge_node(measured: Measured, wanted: float | None) -> Finding:
-    """Whether an all-reduce within a node is fit; `wanted` in GB/s, None where the site expects nothing."""
+def judge_node(measured: Measured, wanted: float | None, machine: Expected | None) -> Finding:
+    """Whether an all-reduce within a node is fit.
+
+    Args:
+        measured: the all-reduce.
+        wanted: what the site expects, GB/s; None where it expects nothing.
+        machine: what is published of the machine's type; None for an unknown one.
+
+    Raises:
+        NotHere: there is one GPU.
+        CannotObserve: the GPUs took no part in it.
+    """
     told = f"{measured.bus_gb_s:.2f} GB/s, {measured.ranks} ranks, {measured.backend}"
     if not measured.right:
         return unfit(
             f"a wrong sum, {told}", "the right sum", "silent data corruption: drain, run deep, replace the node"
         )
-    if wanted is None:
+    if measured.ranks < 2:
+        raise NotHere("one GPU has nobody to reduce with")
+    if machine is not None and machine.gpus and measured.backend != "nccl":
+        raise CannotObserve(f"{told}: this torch sees no GPU; `python:` in health.yaml names one that does")
+    advice = "see nvlink_state, gpu_throttle, gpu_pcie"
+    if wanted is not None:
+        expected = f"at least {wanted * _ENOUGH:.0f} GB/s, {_ENOUGH:g} of the site's {wanted:g}"
+        slow = measured.bus_gb_s < wanted * _ENOUGH
+        return unfit(told, expected, f"{advice}; then replace the node") if slow else fit(told, expected)
+    if machine is None or machine.nvlink_gb_s is None:
         return fit(told)
-    expected = f"at least {wanted * _ENOUGH:.0f} GB/s"
-    if measured.bus_gb_s < wanted * _ENOUGH:
-        return unfit(told, expected, "see nvlink_state, gpu_throttle, gpu_pcie; then replace the node")
-    return fit(told, expected)
+    least, expected = _of_line_rate(machine.nvlink_gb_s / 2, machine)  # published of both directions
+    return weak(told, expected, f"{advice}, `holdfast node env`") if measured.bus_gb_s < least else fit(told, expected)
 
 
 def _has_pairs(node: Node) -> bool:
@@ -139,8 +158,7 @@ def judge_pairs(
     """
     if not results:
         raise CannotObserve("; ".join(f"{'-'.join(pair)}: {why}" for pair, why in failed.items()))
-    least = _least([measured.bus_gb_s for measured in results.values()], node.settings.pair_allreduce_gb_s)
-    expected = f"at least {least:.2f} GB/s"
+    least, expected = _least([measured.bus_gb_s for measured in results.values()], node.settings.pair_allreduce_gb_s)
     bad = dict(failed)
     for pair, measured in results.items():
         if not measured.right:
@@ -150,9 +168,7 @@ def judge_pairs(
         elif measured.bus_gb_s < least:
             bad[pair] = f"{measured.bus_gb_s:.2f} GB/s"
     if not bad:
-        slowest = min(measured.bus_gb_s for measured in results.values())
-        some = next(iter(results.values()))
-        return fit(f"{len(results)} pairs, slowest {slowest:.2f} GB/s {some.network or some.backend}", expected)
+        return _judge_alike(results, least, expected, node)
     told = "; ".join(f"{'-'.join(pair)}: {why}" for pair, why in bad.items())
     suspects = _in_all(list(bad))
     checked = node.environment.get(CHECKED_NODE)
@@ -164,16 +180,42 @@ def judge_pairs(
     return unfit(told, expected, "run the check with other neighbours; then replace the node")
 
 
-def _least(speeds: Sequence[float], wanted: float | None) -> float:
-    """What a pair has to reach, GB/s.
+def _judge_alike(results: Mapping[tuple[str, str], Measured], least: float, expected: str, node: Node) -> Finding:
+    """Pairs that do as well as each other, or as the site expects: all of them may still be slow for their type.
+
+    That is a warning alone: a line rate is no promise of what an all-reduce reaches.
+    """
+    pair, slowest = min(results.items(), key=lambda result: result[1].bus_gb_s)
+    by = slowest.network or slowest.backend
+    told = f"{len(results)} pairs, slowest {'-'.join(pair)}: {slowest.bus_gb_s:.2f} GB/s {by}"
+    machine = node.expected
+    if node.settings.pair_allreduce_gb_s is not None or machine is None or machine.network_gbit_s is None:
+        return fit(told, expected)
+    lowest, published = _of_line_rate(machine.network_gbit_s / 8, machine)
+    if slowest.bus_gb_s < lowest:
+        return weak(told, published, "one placement group? `holdfast node env`; or set pair_allreduce_gb_s")
+    return fit(told, published if lowest > least else expected)
+
+
+def _least(speeds: Sequence[float], wanted: float | None) -> tuple[float, str]:
+    """What a pair has to reach, GB/s, and that in words.
 
     Beside others it is half of the upper quartile: one bad node among three is in two pairs of three, and would itself
-    be their median.
+    be their median. A pair alone has nothing to be compared with.
     """
     if wanted is not None:
-        return wanted * _ENOUGH
-    usual = statistics.quantiles(speeds, n=4, method="inclusive")[2] if len(speeds) > 1 else speeds[0]
-    return usual * _ENOUGH_BESIDE_OTHERS
+        return wanted * _ENOUGH, f"at least {wanted * _ENOUGH:.2f} GB/s, {_ENOUGH:g} of the site's {wanted:g}"
+    if len(speeds) < 2:
+        return 0.0, "the right sum"
+    usual = statistics.quantiles(speeds, n=4, method="inclusive")[2]
+    least = usual * _ENOUGH_BESIDE_OTHERS
+    return least, f"at least {least:.2f} GB/s, {_ENOUGH_BESIDE_OTHERS:g} of the better pairs' {usual:.2f}"
+
+
+def _of_line_rate(line_gb_s: float, machine: Expected) -> tuple[float, str]:
+    """What is to be reached of a bandwidth that is published, GB/s, and that in words."""
+    least = line_gb_s * _ENOUGH_OF_LINE_RATE
+    return least, f"at least {least:.2f} GB/s, {_ENOUGH_OF_LINE_RATE:g} of {machine.instance}'s line rate {line_gb_s:g}"
 
 
 def read_measured(text: str) -> Measured:

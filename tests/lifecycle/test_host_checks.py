@@ -7,16 +7,19 @@ import json
 import os
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from node_kit import node_of, put
 
+from lifecycle.health import allreduce as program
 from lifecycle.health import clock, collective, cpu, disks, loopback, mounts, names, objects, processes, record
-from lifecycle.health.check import Node
+from lifecycle.health.check import CannotObserve, Node, NotHere
 from lifecycle.health.clock import ClockState, judge_clock
 from lifecycle.health.collective import Measured, judge_node, judge_pairs, pairs_of, read_measured, rounds_of
 from lifecycle.health.finding import Status
@@ -116,7 +119,8 @@ def test_one_node_is_not_blamed_for_its_only_pair() -> None:
     assert judge_pairs(slow, {}, node).status is Status.WARNING
     here = Node(environment={"SLURMD_NODENAME": "n1"}, settings=wanted)
     assert judge_pairs(slow, {}, here).status is Status.CRITICAL
-    assert judge_pairs({("n1", "n2"): gloo(8.0)}, {}, here).status is Status.OK
+    enough = judge_pairs({("n1", "n2"): gloo(8.0)}, {}, here)
+    assert enough.status is Status.OK and enough.expected == "at least 8.00 GB/s, 0.8 of the site's 10"
 
 
 def test_a_node_that_fails_with_every_neighbour_is_blamed_as_a_slow_one() -> None:
@@ -128,8 +132,8 @@ def test_a_node_that_fails_with_every_neighbour_is_blamed_as_a_slow_one() -> Non
 
 @pytest.mark.parametrize(("reached", "status"), [(7.9, Status.CRITICAL), (8.0, Status.OK)])
 def test_what_the_site_expects_of_an_all_reduce_is_held_to_four_fifths(reached: float, status: Status) -> None:
-    finding = judge_node(gloo(reached), 10.0)
-    assert finding.status is status and finding.expected == "at least 8 GB/s"
+    finding = judge_node(gloo(reached), 10.0, None)
+    assert finding.status is status and finding.expected == "at least 8 GB/s, 0.8 of the site's 10"
 
 
 def test_the_all_reduce_runs_in_the_interpreter_that_the_site_names(tmp_path: Path) -> None:
@@ -145,7 +149,7 @@ def test_the_all_reduce_runs_in_the_interpreter_that_the_site_names(tmp_path: Pa
 
 
 def test_a_wrong_sum_is_critical_and_a_pair_without_result_unknown_alone() -> None:
-    assert judge_node(gloo(2.0, right=False), None).status is Status.CRITICAL
+    assert judge_node(gloo(2.0, right=False), None, None).status is Status.CRITICAL
     here = os.uname().nodename
     assert judge_pairs({("a", here): gloo(2.0, right=False)}, {}, Node()).status is Status.CRITICAL
     with pytest.raises(Exception, match="no route"):
@@ -159,6 +163,104 @@ GOOD = (
     "n1:1:1 [0] NCCL INFO Using network Libfabric\\n"
 )
 SOCKETS = "n1:1:1 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\\nn1:1:1 [0] NCCL INFO Using network Socket\\n"
+
+
+HERE = os.uname().nodename
+
+
+def efa(bus_gb_s: float, interfaces: int, ranks: int = 16) -> Measured:
+    return Measured(ranks=ranks, backend="nccl", bus_gb_s=bus_gb_s, network="Libfabric", interfaces=interfaces)
+
+
+@pytest.mark.parametrize(
+    ("instance", "interfaces", "least", "line"),
+    [
+        ("p4d.24xlarge", 4, 25, 50),
+        ("p5.4xlarge", 1, 6.25, 12.5),
+        ("p5.48xlarge", 32, 200, 400),
+        ("p5en.48xlarge", 16, 200, 400),
+        ("p6-b200.48xlarge", 8, 200, 400),
+    ],
+)
+def test_pairs_that_are_all_slow_for_their_type_are_a_warning(
+    instance: str, interfaces: int, least: float, line: float
+) -> None:
+    node = Node(expected=expected(instance), environment={"SLURMD_NODENAME": "n1"})
+    words = f"at least {least:.2f} GB/s, 0.5 of {instance}'s line rate {line:g}"
+    for pairs in ([("n1", "n2")], [("n1", "n2"), ("n2", "n3"), ("n3", "n1")]):
+        slow = judge_pairs(dict.fromkeys(pairs, efa(least * 0.99, interfaces)), {}, node)
+        assert (slow.status, slow.expected) == (Status.WARNING, words)
+        enough = judge_pairs(dict.fromkeys(pairs, efa(least, interfaces)), {}, node)
+        assert (enough.status, enough.expected) == (Status.OK, words)
+
+
+def test_a_line_rate_takes_the_place_of_no_other_measure() -> None:
+    """Neither the site's own figure, nor what is critical anyway: beside EFA, a wrong sum, far behind the others."""
+    machine, here = expected("p5.48xlarge"), {"SLURMD_NODENAME": HERE}
+    own = Node(expected=machine, environment=here, settings=Settings(pair_allreduce_gb_s=100))
+    pair = (HERE, "n2")
+    assert judge_pairs({pair: efa(80, 32)}, {}, own).status is Status.OK
+    assert judge_pairs({pair: efa(79, 32)}, {}, own).status is Status.CRITICAL
+    node = Node(expected=machine, environment=here)
+    assert judge_pairs({pair: efa(390, 31)}, {}, node).status is Status.CRITICAL
+    three = {pair: efa(100, 32), ("n2", "n3"): efa(390, 32), ("n3", HERE): efa(100, 32)}
+    behind = judge_pairs(three, {}, node)
+    assert behind.status is Status.CRITICAL and behind.expected.endswith("0.5 of the better pairs' 245.00")
+    ahead = judge_pairs({each: efa(500, 32) for each in three}, {}, node)
+    assert ahead.status is Status.OK and ahead.expected.endswith("0.5 of the better pairs' 500.00")
+
+
+def test_a_node_that_is_healed_returns_to_a_cluster_that_is_slow_everywhere() -> None:
+    node = Node(expected=expected("p5.48xlarge"), environment={"HOLDFAST_CHECKED_NODE": "n1"})
+    three = [("n1", "n2"), ("n2", "n3"), ("n3", "n1")]
+    assert judge_pairs(dict.fromkeys(three, efa(30, 32)), {}, node).status is Status.WARNING
+
+
+def test_an_all_reduce_within_a_node_is_held_to_half_of_its_nvlinks() -> None:
+    machine = expected("p4d.24xlarge")
+    published = "at least 150.00 GB/s, 0.5 of p4d.24xlarge's line rate 300"
+    slow = judge_node(efa(149, 4, ranks=8), None, machine)
+    assert (slow.status, slow.expected) == (Status.WARNING, published)
+    assert judge_node(efa(231, 4, ranks=8), None, machine).status is Status.OK  # NVIDIA/nccl#527
+    assert judge_node(efa(149, 4, ranks=8), 180.0, machine).status is Status.OK  # the site knows better
+    with pytest.raises(CannotObserve, match="sees no GPU"):
+        judge_node(gloo(2.0), None, machine)
+    with pytest.raises(NotHere, match="one GPU"):
+        judge_node(efa(0, 1, ranks=1), 100.0, expected("p5.4xlarge"))
+
+
+def test_what_is_as_fast_as_its_type_demands_is_measured_with_the_whole_message() -> None:
+    """So that what stops earlier, after LONG_S, is below the line: a bandwidth is only known of the largest message."""
+    types = yaml.safe_load((Path(program.__file__).parents[1] / "versions.yaml").read_text())["instances"]
+    for name in types:
+        machine = expected(name)
+        assert machine and machine.network_gbit_s, name
+        moved_bytes = 2 * program.GPU_BYTES  # by as many ranks as there may be
+        for line_gb_s in (machine.network_gbit_s / 8, (machine.nvlink_gb_s or 1e9) / 2):
+            assert moved_bytes / (line_gb_s / 2 * 1e9) < program.LONG_S, name
+
+
+_STALLED = """
+import sys, time
+import torch.distributed as dist
+from lifecycle.health import allreduce
+reduce, seen = dist.all_reduce, []
+def stalled(tensor, **options):
+    seen.append(tensor.nbytes)
+    if seen.count(1 << 20) == 2 and tensor.nbytes == 1 << 20:
+        time.sleep(2 * allreduce.LONG_S)
+    return reduce(tensor, **options)
+dist.all_reduce = stalled
+sys.exit(allreduce.main(sys.argv[1:]))
+"""
+
+
+def test_an_all_reduce_that_is_held_up_once_is_not_taken_for_slow() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    done = run([sys.executable, "-c", _STALLED, "--port", str(port), "--ranks", "2", "--bytes", str(4 << 20)])
+    assert json.loads(done.stdout)["bytes"] == 4 << 20
 
 
 @pytest.mark.parametrize(
