@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import re
 import secrets
 from pathlib import Path
 
 
 def publish(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Writes a file through a temporary name, fsync, rename and fsync of the directory.
+
+    What a writer that was killed has left of this file is removed.
 
     Args:
         path: the final name; its directory is made (0755, whatever the umask) where it is missing.
@@ -21,20 +26,59 @@ def publish(path: Path, data: bytes, mode: int = 0o644) -> None:
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.parent.chmod(0o755)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(descriptor, mode)
-            os.fsync(descriptor)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
+        _remove_orphans(path.name, directory)
+        descriptor, draft = _draft(path.name, directory)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fchmod(descriptor, mode)
+                os.fsync(descriptor)
+                os.replace(draft, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(draft, dir_fd=directory)
+            raise
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _draft(name: str, directory: int) -> tuple[int, str]:
+    """A new file, locked as long as its writer lives, and its name."""
+    while True:
+        draft = f".{name}.{secrets.token_hex(4)}.tmp"
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=directory)
+        if _lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
+            return descriptor, draft
+        os.close(descriptor)  # another writer has found it before it was locked, and removes it
+
+
+def _remove_orphans(name: str, directory: int) -> None:
+    """Removes drafts of this file whose writers are dead: their locks went with them."""
+    is_draft = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{8}}\.tmp").fullmatch
+    with os.scandir(directory) as entries:
+        drafts = [entry.name for entry in entries if is_draft(entry.name) and entry.is_file(follow_symlinks=False)]
+    for draft in drafts:
+        with contextlib.suppress(
+            OSError
+        ):  # it is gone meanwhile, or nobody's business: that must not keep from writing
+            descriptor = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+            try:
+                if _lock(descriptor):
+                    os.unlink(draft, dir_fd=directory)
+            finally:
+                os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Whether it is locked now; False where somebody else has it, None where the file system knows no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True

@@ -10,6 +10,7 @@ import fcntl
 import os
 import time
 
+from slurm.errors import SlurmError
 from slurm.hooks.hook import HookJob
 from slurm.hooks.log import log
 from slurm.hooks.places import SettingsError, read_of_root, write_of_root
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MAX_BYTES = 1 << 12
+_LOCK_S = 5.0  # whoever has it writes one small file: well within the shortest hook's limit
+_LOCK_POLL_S = 0.01
+
+
+class LedgerBusy(SlurmError):
+    """Another process has held the ledger for longer than any hook needs; nothing of the job was written."""
 
 
 class Entry:
@@ -48,7 +55,11 @@ class Ledger:
         self._directory = directory
 
     def begin(self, job: HookJob) -> None:
-        """The job runs here, for the first time or again."""
+        """The job runs here, for the first time or again.
+
+        Raises:
+            LedgerBusy: another process does not let go of the ledger.
+        """
         lock = self._lock()
         try:
             self._write(Entry(job, started_s=now_s()))
@@ -57,7 +68,11 @@ class Ledger:
                 os.close(lock)
 
     def end(self, entry: Entry, keep_s: float) -> None:
-        """The job has left the node; its memory stays for a while. Not if it is back since the entry was read."""
+        """The job has left the node; its memory stays for a while. Not if it is back since the entry was read.
+
+        Raises:
+            LedgerBusy: another process does not let go of the ledger.
+        """
         lock = self._lock()
         if lock is None:
             return
@@ -111,14 +126,44 @@ class Ledger:
             directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        fcntl.flock(directory, fcntl.LOCK_EX)
-        return directory
+        end_s = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return directory
+            except BlockingIOError:
+                if time.monotonic() > end_s:
+                    holder = _holder(directory)
+                    os.close(directory)
+                    raise LedgerBusy(
+                        f"{self._directory}: held by {holder} for over {_LOCK_S:g} s; end that process, or see what it "
+                        "waits for"
+                    ) from None
+            time.sleep(_LOCK_POLL_S)
 
     def _write(self, entry: Entry) -> None:
         job = entry.job
         kept = "" if entry.keep_until_s is None else f" keep_until_s={entry.keep_until_s}"
         text = f"uid={job.uid} gid={job.gid} cluster={job.cluster} started_s={entry.started_s}{kept}\n"
         write_of_root(self._path(job.job_id), text, 0o600, 0o700)
+
+
+def _holder(descriptor: int) -> str:
+    """The process that has a file locked, in words; as proc(5) has /proc/locks."""
+    facts = os.fstat(descriptor)
+    file = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
+    with open("/proc/locks") as locks:
+        held = [line.split() for line in locks]
+    for words in held:  # "1: FLOCK ADVISORY WRITE <process> <file> 0 EOF"; who waits has "->" after the number
+        if words[1] == "FLOCK" and words[5] == file:
+            try:
+                with open(f"/proc/{words[4]}/cmdline", "rb") as command:
+                    argv = command.read(1 << 10).decode(errors="replace").replace("\0", " ")
+                said = " ".join(argv.split())[-200:]  # a hook's name comes last
+            except OSError:
+                said = "which has ended; one that it started still has it"
+            return f"process {words[4]} ({said})"
+    return "a process that the kernel does not name"
 
 
 def now_s() -> float:

@@ -25,6 +25,7 @@ from launcher.runner.memory import memory_dir
 from slurm.client import Slurm
 from slurm.command import CommandError, Result, Runner
 from slurm.hooks import departures
+from slurm.hooks import ledger as ledgers
 from slurm.hooks.departures import see_off_forgotten
 from slurm.hooks.directories import DirectoryError, job_dir, make_user_dir
 from slurm.hooks.drains import drain_node, settle_drain
@@ -33,7 +34,7 @@ from slurm.hooks.epilog import epilog
 from slurm.hooks.health import health
 from slurm.hooks.hook import FIT, UNFIT, EnvironmentRefused, Hook, HookJob, run_hook
 from slurm.hooks.incidents import kernel_messages, record_incidents
-from slurm.hooks.ledger import Ledger
+from slurm.hooks.ledger import Ledger, LedgerBusy
 from slurm.hooks.places import Places, Settings, SettingsError
 from slurm.hooks.prolog import prolog
 from slurm.hooks.strays import _processes_of as processes_of
@@ -649,6 +650,49 @@ class TestFrame:
         verdict(places, "critical")
         assert run("prolog", places, environment(job)) == FIT
         assert "expected a file that only root can write; the defaults apply" in Path(places.log).read_text()
+
+
+HOLDER = """
+import fcntl, os, sys
+directory = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(directory, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+class TestLedgerThatAnotherProcessHolds:
+    @pytest.fixture
+    def holder(self, places: Places, job: HookJob) -> Iterator[subprocess.Popen[bytes]]:
+        Ledger(places.ledger).begin(job)  # only then there is something to hold
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, places.ledger], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        yield process
+        process.kill()
+        process.communicate()
+
+    def test_it_is_waited_for_and_then_named(
+        self, places: Places, job: HookJob, holder: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ledger = Ledger(places.ledger)
+        (entry,) = ledger
+        monkeypatch.setattr(ledgers, "_LOCK_S", 0.1)
+        held = rf"held by process {holder.pid} \(.*sys.stdin.read\(\) {places.ledger}\)"
+        for change in (partial(ledger.begin, job), partial(ledger.end, entry, 900)):
+            with pytest.raises(LedgerBusy, match=held):
+                change()
+        assert [found.keep_until_s for found in ledger] == [None]
+        assert run("prolog", places, environment(job)) == FIT
+        assert f"held by process {holder.pid} " in Path(places.log).read_text()
+
+    def test_it_is_waited_for_until_it_lets_go(
+        self, places: Places, job: HookJob, holder: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ledgers.time, "sleep", lambda _: holder.communicate())  # it ends when somebody waits
+        Ledger(places.ledger).begin(HookJob(job_id=78, uid=job.uid, gid=job.gid, cluster=job.cluster))
+        assert [entry.job.job_id for entry in Ledger(places.ledger)] == [77, 78]
 
 
 @as_root
