@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lifecycle.health.check import Level, Node, check
-from lifecycle.health.finding import Finding, fit, unfit
+from lifecycle.health.finding import Finding, fit, unfit, weak
 
 MIN_FREE_BYTES = 256 << 20
 MIN_OPEN_FILES = 1024
@@ -17,7 +17,7 @@ MIN_OPEN_FILES = 1024
 @check("memory_file_system", Level.PROLOG, limit_s=1.0)
 def memory_file_system(node: Node) -> Finding:
     """/dev/shm can be written and has room for checkpoints."""
-    return judge_memory(node.path("/dev/shm"))
+    return judge_memory(node.path("/dev/shm"), in_use=weak)  # by jobs: no fault of the node
 
 
 @check("open_files", Level.PROLOG, limit_s=1.0)
@@ -26,12 +26,17 @@ def open_files(node: Node) -> Finding:
     return judge_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def judge_memory(directory: Path, statvfs: Callable[[Path], os.statvfs_result] = os.statvfs) -> Finding:
+def judge_memory(
+    directory: Path,
+    statvfs: Callable[[Path], os.statvfs_result] = os.statvfs,
+    in_use: Callable[[str, str, str], Finding] = unfit,
+) -> Finding:
     """Whether the file system that holds checkpoints in memory can be written and has room.
 
     Args:
         directory: an existing directory on it, such as /dev/shm.
         statvfs: replaced in tests.
+        in_use: what it is where files leave no room: by default unfit, as for a job that is to start there.
     """
     expected = f"writable, {MIN_FREE_BYTES >> 20} MiB free"
     try:
@@ -41,8 +46,10 @@ def judge_memory(directory: Path, statvfs: Callable[[Path], os.statvfs_result] =
     free = facts.f_bavail * facts.f_frsize
     read_only = bool(facts.f_flag & os.ST_RDONLY) or not os.access(directory, os.W_OK)
     measured = f"{directory}: {'read-only' if read_only else 'writable'}, {free >> 20} MiB free"
-    if read_only or free < MIN_FREE_BYTES:
-        return unfit(measured, expected, "remove what dead jobs left there, or enlarge the tmpfs")
+    if read_only or facts.f_blocks * facts.f_frsize < MIN_FREE_BYTES:
+        return unfit(measured, expected, "mount a larger tmpfs there, read-write")
+    if free < MIN_FREE_BYTES:
+        return in_use(measured, expected, "remove what dead jobs left there, or enlarge the tmpfs")
     return fit(measured, expected)
 
 

@@ -1,6 +1,9 @@
 """What the kernel has complained of since boot: GPUs (Xid), NVSwitches (SXid), memory, disks.
 
 Xid numbers are NVIDIA's (docs.nvidia.com/deploy/xid-errors). Those that a program can cause never speak against a node.
+
+Users put words into the kernel's messages: names of their processes at the beginning ("NAME[123]: segfault at"), names
+of their files further on. So messages about processes are left out, and what is critical is known by its beginning.
 """
 
 from __future__ import annotations
@@ -17,22 +20,31 @@ from lifecycle.health.finding import Finding, fit, unfit, weak
 _KMSG = "/dev/kmsg"
 _MAX_BYTES = 64 << 20
 
+_OF_PROCESS = re.compile(r".{0,60}?\[\d+\]: ")  # a name has 15 characters; unprintable ones are written as four
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
-_SXID = re.compile(r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)", re.IGNORECASE)
+_SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)", re.IGNORECASE)
 _OF_PROGRAMS = frozenset({13, 31, 32, 43, 45, 66, 68, 69, 109, 137})
 _OF_HARDWARE = frozenset({46, 48, 54, 61, 62, 64, 74, 79, 95, 110, 119, 120, 121, 123, 136, 140, 142, 143, 151})
 
 _BROKEN = (
-    ("file system made read-only", re.compile(r"Remounting filesystem read-only|xfs.*Shutting down filesystem", re.I)),
-    ("uncorrected memory error", re.compile(r"Uncorrected hardware memory error|EDAC .*\bUE\b|Memory failure: 0x")),
-    ("disk gone", re.compile(r"nvme\S* .*(controller is down|Removing after probe failure|Disabling device)", re.I)),
+    (
+        "file system made read-only",
+        re.compile(
+            r"\S+ \(\S+\): (error: )?Remounting filesystem read-only|XFS \(\S+\): .*Shutting down filesystem", re.I
+        ),
+    ),
+    (
+        "uncorrected memory error",
+        re.compile(r"(mce: )?Uncorrected hardware memory error|EDAC MC\d+: \d+ UE .*\bon |Memory failure: 0x"),
+    ),
+    ("disk gone", re.compile(r"nvme \S+: (controller is down|Removing after probe failure|Disabling device)", re.I)),
 )
 _SUSPICIOUS = (
-    ("machine check", re.compile(r"\[Hardware Error\]")),
-    ("disk error", re.compile(r"I/O error, dev |EXT4-fs error|XFS .*[Cc]orruption|nvme\S* .*timeout")),
-    ("stuck task", re.compile(r"blocked for more than \d+ seconds|soft lockup|rcu.*self-detected stall")),
+    ("machine check", re.compile(r".*\[Hardware Error\]")),
+    ("disk error", re.compile(r".*I/O error, dev |EXT4-fs error|XFS .*[Cc]orruption|nvme\S* .*timeout")),
+    ("stuck task", re.compile(r".*(blocked for more than \d+ seconds|soft lockup|rcu.*self-detected stall)")),
 )
-_OOM = re.compile(r"\bOut of memory: Kill")
+_OOM = re.compile(r"Out of memory: Kill")
 _OOM_JOB = re.compile(r"Memory cgroup out of memory: Kill")
 
 
@@ -41,7 +53,7 @@ class KernelLog:
     """The messages that the kernel still has.
 
     Attributes:
-        lines: their texts, oldest first.
+        lines: their texts, oldest first, but for those about processes.
         since_s: age of the machine, seconds, at the oldest; 0 when none was lost since boot.
     """
 
@@ -61,11 +73,11 @@ def gpu_xid(node: Node) -> Finding:
     odd: list[str] = []
     harmless: list[str] = []
     for line in log.lines:
-        if hit := _XID.search(line):
+        if hit := _XID.match(line):
             number = int(hit[2])
             kind = bad if number in _OF_HARDWARE else harmless if number in _OF_PROGRAMS else odd
             kind.append(f"Xid {number} on {hit[1]}")
-        elif hit := _SXID.search(line):
+        elif hit := _SXID.match(line):
             (bad if hit[3].lower() == "fatal" else odd).append(f"SXid {hit[2]} on {hit[1]}")
     expected = "no hardware Xid or fatal SXid"
     if bad:
@@ -93,8 +105,8 @@ def kernel_errors(node: Node) -> Finding:
 def out_of_memory(node: Node) -> Finding:
     """The node itself has not run out of memory since boot; jobs killed at their own limit do not count."""
     log = node.once(read_kernel_log)
-    of_node = sum(1 for line in log.lines if _OOM.search(line))
-    of_jobs = sum(1 for line in log.lines if _OOM_JOB.search(line))
+    of_node = sum(1 for line in log.lines if _OOM.match(line))
+    of_jobs = sum(1 for line in log.lines if _OOM_JOB.match(line))
     measured = f"{of_node} of the node, {of_jobs} at a job's limit{log.reach}"
     if of_node:
         return weak(measured, "0 of the node", "look at what was killed (dmesg); reboot if it was a daemon")
@@ -121,7 +133,8 @@ def read_kernel_log(node: Node) -> KernelLog:
         head, semicolon, message = row.partition(";")
         if semicolon and not row.startswith(" "):  # a line that begins with a space belongs to the record before it
             heads.append(head.split(","))
-            lines.append(message)
+            if not _OF_PROCESS.match(message):
+                lines.append(message)
     lost = bool(heads) and heads[0][1] != "0"
     return KernelLog(lines=tuple(lines), since_s=int(heads[0][2]) / 1e6 if lost else 0.0)
 
@@ -143,7 +156,7 @@ def _records(descriptor: int) -> Iterator[bytes]:
 
 
 def _matching(log: KernelLog, kinds: tuple[tuple[str, re.Pattern[str]], ...]) -> Iterator[str]:
-    return (name for line in log.lines for name, pattern in kinds if pattern.search(line))
+    return (name for line in log.lines for name, pattern in kinds if pattern.match(line))
 
 
 def _counted(words: list[str]) -> str:

@@ -12,10 +12,11 @@ _KMSG = "/dev/kmsg"
 _MAX_RECORDS = 100_000
 _MAX_INCIDENTS = 50  # of one job: a broken GPU says the same a thousand times
 _WORDS = (b"Xid (PCI:", b"efa ")  # one of them is in whatever _SPEAKS_OF finds
-_SPEAKS_OF = (
-    r"NVRM: Xid \(PCI:[0-9a-fA-F:.]+\): \d+"
-    r"|SXid \(PCI:[0-9a-fA-F:.]+\): \d+"
-    r"|\befa [0-9a-f:.]+: .*(?:[Ff]ail|[Ee]rror|[Tt]imeout|reset)"
+_SPEAKS_OF = (  # from the beginning: further on there may be names that users gave to files
+    r"(?!.{0,60}?\[\d+\]: )"  # and here the name of a process: "NAME[123]: segfault at ..."
+    r"(?:NVRM: Xid \(PCI:[0-9a-fA-F:.]+\): \d+"
+    r"|nvidia-nvswitch\d+: SXid \(PCI:[0-9a-fA-F:.]+\): \d+"
+    r"|efa [0-9a-f:.]+: .*(?:[Ff]ail|[Ee]rror|[Tt]imeout|reset))"
 )
 
 
@@ -38,7 +39,7 @@ def record_incidents(path: str, node: str, job: HookJob, since_s: float, kmsg: s
     import json  # with re, not for every job
     import re
 
-    found = list(dict.fromkeys(text for text in recent if re.search(_SPEAKS_OF, text)))[:_MAX_INCIDENTS]
+    found = list(dict.fromkeys(text for text in recent if re.match(_SPEAKS_OF, text)))[:_MAX_INCIDENTS]
     if found:
         now_s = round(time.time(), 3)
         rows = [

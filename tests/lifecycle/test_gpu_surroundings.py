@@ -118,6 +118,9 @@ def kernel(root: Path, *messages: str, first: int = 0) -> dict[str, Finding]:
     }
 
 
+XFS_SHUT = (
+    "XFS (md0): Corruption of on-disk metadata detected at xfs_buf_ioend+0x1/0x2 [xfs]. Shutting down filesystem."
+)
 XID = "NVRM: Xid (PCI:0000:01:00): {}, pid=2096908, name=python3, GPU has something"
 
 
@@ -157,6 +160,7 @@ def test_a_log_that_lost_its_beginning_says_so(tmp_path: Path) -> None:
     ("line", "status"),
     [
         ("EXT4-fs (nvme0n1p1): Remounting filesystem read-only", Status.CRITICAL),
+        (XFS_SHUT, Status.CRITICAL),
         ("nvme nvme1: controller is down; will reset: CSTS=0xffffffff", Status.CRITICAL),
         ("Uncorrected hardware memory error in user-access at 7f", Status.CRITICAL),
         ("mce: [Hardware Error]: Machine check events logged", Status.WARNING),
@@ -167,6 +171,38 @@ def test_a_log_that_lost_its_beginning_says_so(tmp_path: Path) -> None:
 )
 def test_errors_of_the_machine_are_found(tmp_path: Path, line: str, status: Status) -> None:
     assert kernel(tmp_path, line)["kernel_errors"].status is status
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        XID.format(79),
+        "nvidia-nvswitch0: SXid (PCI:0000:59:00.0): 23001, Fatal, Link 12",
+        "EXT4-fs (nvme0n1p1): Remounting filesystem read-only",
+        XFS_SHUT,
+        "nvme nvme1: controller is down; will reset",
+        "mce: Uncorrected hardware memory error in user-access at 7f",
+        "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 page:0x1 offset:0x0 grain:32)",
+        "Memory failure: 0x1: recovery action for dirty LRU page: Recovered",
+    ],
+)
+def test_what_users_name_their_files_and_processes_is_not_taken_for_the_kernels_words(
+    tmp_path: Path, words: str
+) -> None:
+    """A name of a process has 15 characters at most, one of a file 255, without a slash."""
+    found = kernel(tmp_path, words)
+    assert Status.CRITICAL in {finding.status for finding in found.values()}
+    name, file = words[:15], words.replace("/", "")
+    for said in (
+        f"{name}[4711]: segfault at 0 ip 0000000000401136 sp 00007ffd error 4 in {file}[401000+1000]",
+        f"{name}\\x0a[4711]: segfault at 0 ip 0000000000401136 sp 00007ffd error 4 in {file}[401000+1000]",
+        f"traps: {name}[4711] trap invalid opcode ip:401136 sp:7ffd error:0 in {file}[401000+1000]",
+        f"process '{file}' started with executable stack",
+        f"{name} invoked oom-killer: gfp_mask=0x140cca(GFP_HIGHUSER_MOVABLE|__GFP_COMP), order=0, oom_score_adj=0",
+        f"Memory cgroup out of memory: Killed process 4711 ({name}) total-vm:1kB",
+    ):
+        found = kernel(tmp_path, said)
+        assert {finding.status for finding in found.values()} == {Status.OK}, said
 
 
 def test_a_job_killed_at_its_own_limit_is_no_shortage_of_the_node(tmp_path: Path) -> None:

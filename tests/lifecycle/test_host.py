@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from lifecycle import Status, preflight
-from lifecycle.health.host import judge_memory, judge_open_files
+from lifecycle.health.check import Node
+from lifecycle.health.host import judge_memory, judge_open_files, memory_file_system
+from slurm.command import run
 
 
 def facts(free_bytes: int, flags: int = 0) -> SimpleNamespace:
-    return SimpleNamespace(f_bavail=free_bytes // 4096, f_frsize=4096, f_flag=flags)
+    return SimpleNamespace(f_bavail=free_bytes // 4096, f_blocks=1 << 20, f_frsize=4096, f_flag=flags)
 
 
 def test_this_machine_is_fit(tmp_path: Path) -> None:
@@ -22,6 +27,23 @@ def test_a_full_memory_file_system_is_critical_and_says_what_to_do(tmp_path: Pat
     finding = judge_memory(tmp_path, lambda _: facts(10 << 20))
     assert finding.status is Status.CRITICAL
     assert "10 MiB free" in str(finding) and "enlarge" in str(finding)
+
+
+@pytest.mark.parametrize(("size", "status"), [("260m", Status.WARNING), ("1m", Status.CRITICAL)])
+def test_what_jobs_have_in_memory_is_no_fault_of_the_node_and_too_small_a_file_system_is(
+    tmp_path: Path, size: str, status: Status
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: mounts a file system")
+    place = tmp_path / "dev/shm"
+    place.mkdir(parents=True)
+    run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)])
+    try:
+        with suppress(OSError):  # the small one is full then
+            (place / "checkpoint").write_bytes(bytes(8 << 20))
+        assert memory_file_system.run(Node(root=tmp_path)).status is status
+    finally:
+        run(["umount", str(place)])
 
 
 def test_a_read_only_memory_file_system_is_critical(tmp_path: Path) -> None:

@@ -410,6 +410,8 @@ class TestEpilog:
             " SUBSYSTEM=net\n"
             "4,3,6000000,-;NVRM: Xid (PCI:0000:4f:00): 79, pid=1234, GPU has fallen off the bus.\n"
             "4,4,6000001,-;NVRM: Xid (PCI:0000:4f:00): 79, pid=1234, GPU has fallen off the bus.\n"
+            "6,5,7000000,-;a.out[9]: segfault at 0 ip 0 sp 0 error 4 in NVRM: Xid (PCI:0000:4f:00): 48[400000+1000]\n"
+            "6,6,7000001,-;efa 0: me[9]: segfault at 0 ip 0 sp 0 error 4 in a.out[400000+1000]\n"
         )
         file = tmp_path / "incidents.jsonl"
         record_incidents(str(file), "n1", job, since_s=2.0, kmsg=str(kmsg))
