@@ -22,7 +22,7 @@ from ckpt.awaiting import awaiting
 from ckpt.cli_plan import show_plan as show_plan
 from ckpt.cli_rebuild import rebuild_lost
 from ckpt.errors import CheckpointError, CorruptError, one_line
-from ckpt.progress import Bar
+from ckpt.progress import Bar, counted
 from ckpt.record.manifest import Manifest
 from ckpt.record.shard import ShardRecord, read_record
 from ckpt.redundancy.parity import ParityRecord, read_parity
@@ -136,7 +136,7 @@ def verify(
             end(f"{path}: holds no step {step}; look with `holdfast ckpt ls`")
         shards = [(found, shard) for found in steps for shard in found.shards + found.parity]
         nbytes = sum(shard.record.nbytes for _, shard in shards)
-        with Bar(f"verifying {len(steps)} steps", nbytes, quiet=as_json, heard=heard) as bar:
+        with Bar(f"verifying {counted(len(steps))}", nbytes, quiet=as_json, heard=heard) as bar:
             for found, shard in shards:
                 _verify_shard(found, shard, bar.advance)
         for found in steps:

@@ -88,7 +88,9 @@ def _survives(losses: Losses) -> str:
     if not losses.any_nodes:
         return "no node's loss: the step then comes from a tier below"
     plural = "s" if losses.any_nodes > 1 else ""
-    text = f"the loss of any {losses.any_nodes} node{plural} at once, of up to {losses.most_nodes} in different sets"
+    text = f"the loss of any {losses.any_nodes} node{plural} at once"
+    if losses.most_nodes > losses.any_nodes:
+        text += f", of up to {losses.most_nodes} in different sets"
     if losses.any_switch is None:
         return f"{text}; of a switch: give --nodes-per-switch"
     return f"{text}; of any one switch: {'yes' if losses.any_switch else 'no'}"

@@ -13,6 +13,11 @@ _SHOW_AFTER_S = 2.0
 _LINE_EVERY_S = 10.0
 
 
+def counted(steps: int) -> str:
+    """1 step, 2 steps."""
+    return f"{steps} step" if steps == 1 else f"{steps} steps"
+
+
 class Bar:
     """Counts bytes; use as a context. Says on standard error how many of them, how fast, and the time left."""
 

@@ -12,7 +12,7 @@ from rich.filesize import decimal
 
 from ckpt.awaiting import awaiting
 from ckpt.errors import ConfigError
-from ckpt.progress import Bar
+from ckpt.progress import Bar, counted
 from ckpt.reported import reported
 from ckpt.tiers.copying import copy_step
 from ckpt.tiers.lookup import is_url
@@ -79,7 +79,7 @@ def copy(
         here = open_namespace(source)
         saves = here.steps() if step is None else [committed_step(here, step)]
         total = 2 * sum(here.read_manifest(save).nbytes for save in saves)  # verified, then written
-        with Bar(f"copying {len(saves)} steps", total, heard=heard) as bar:
+        with Bar(f"copying {counted(len(saves))}", total, heard=heard) as bar:
             there = make_namespace(destination, here.namespace, Throttle(None, told=bar.advance))
             for save in reversed(saves):  # oldest first: what is cut short leaves the newest for the next time
                 copied = copy_step(here, there, save, bar.advance)
@@ -100,11 +100,11 @@ def collect(
             names = [entry.name for entry in going]
         else:
             sizes = {entry.name: entry.manifest.nbytes for entry in going if entry.manifest}
-            with Bar(f"removing {len(going)} steps", nbytes, heard=heard) as bar:
+            with Bar(f"removing {counted(len(going))}", nbytes, heard=heard) as bar:
                 names = tier.retain(keep, None, removed=lambda name: bar.advance(sizes.get(name, 0)))
     for name in names:
         typer.echo(f"{'would remove' if dry_run else 'removed'} {tier.where}/{name}")
-    typer.echo(f"{len(names)} steps, {decimal(nbytes)}{' would be' if dry_run else ''} freed")
+    typer.echo(f"{counted(len(names))}, {decimal(nbytes)}{' would be' if dry_run else ''} freed")
 
 
 def export(
@@ -131,7 +131,7 @@ def export(
             elif safetensors is not None:
                 export_safetensors(stored, safetensors)
                 bar.advance(total // 2)
-    left_out = f", without {len(stored.values)} values that are no tensors" if safetensors and stored.values else ""
+    left_out = f" (without {len(stored.values)} values that are no tensors)" if safetensors and stored.values else ""
     typer.echo(f"exported step {save.step}: {len(stored.parts)} tensors{left_out} to {dcp or safetensors}")
 
 
@@ -143,6 +143,8 @@ def import_step(
 ) -> None:
     """Take a torch DCP directory in as a step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`."""
     with reported(), awaiting(f"{source} or {path}") as heard:
+        if namespace is None and not is_url(path) and not Path(path).exists():
+            raise ConfigError(f"{path}: is not there; --namespace NAME makes it, with that namespace in it")
         tier = open_namespace(path) if namespace is None else make_namespace(path, namespace)
         from ckpt.adapters.exchange import import_dcp
 

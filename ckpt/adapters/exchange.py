@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import mmap
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,8 @@ def export_dcp(stored: Stored, directory: Path, advance: Advance = lambda nbytes
     """
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory}: is not empty; choose another directory")
-    dcp.save({}, storage_writer=FileSystemWriter(directory), planner=_Planner(stored, advance), no_dist=True)
+    with _alone():
+        dcp.save({}, storage_writer=FileSystemWriter(directory), planner=_Planner(stored, advance), no_dist=True)
 
 
 def export_safetensors(stored: Stored, file: Path) -> None:
@@ -90,12 +93,8 @@ def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda
     state: dict[str, Any] = {c.key: view_bytes(memory, c.start, getattr(torch, c.dtype), c.sizes) for c in chunks}
     tensors = set(state)
     state.update({name: None for name in metadata.state_dict_metadata if name not in tensors})
-    dcp.load(
-        state,
-        storage_reader=reader,
-        planner=_Loader(advance),
-        no_dist=True,
-    )
+    with _alone():
+        dcp.load(state, storage_reader=reader, planner=_Loader(advance), no_dist=True)
     objects = [[name, encode(value, (name,))] for name, value in state.items() if name not in tensors]
     mappings = encode(metadata.planner_data or {}, ("planner_data",))
     tree = {DCP: {"objects": objects, "mappings": mappings}}
@@ -109,6 +108,14 @@ def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda
     tier.commit(save, 1, tier.write_node(save, 0, [(record, data)]))
     advance(nbytes)
     return save
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Without torch's warning that it assumes a single process: `no_dist` has told it so."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
 
 
 def _lay_out(entries: dict[str, Any]) -> tuple[list[Chunk], int]:

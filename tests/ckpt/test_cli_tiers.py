@@ -193,7 +193,7 @@ def test_a_damaged_step_is_never_copied_out_of_a_bucket(bucket: Stored, tmp_path
 
 def test_gc_keeps_the_newest_of_a_bucket(bucket: Stored) -> None:
     result = run("gc", bucket.tier.where, "--keep", "1")
-    assert result.exit_code == 0 and "1 steps, 20.0 kB freed" in result.stdout
+    assert result.exit_code == 0 and "1 step, 20.0 kB freed" in result.stdout
     assert [save.step for save in bucket.tier.steps()] == [4]
 
 

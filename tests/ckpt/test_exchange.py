@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,22 @@ def test_a_step_is_imported_once(tmp_path: Path) -> None:
     assert run(*arguments).exit_code == 0
     result = run(*arguments)
     assert result.exit_code == 2 and "holds step 5 already" in result.stderr
+
+
+def test_torch_does_not_warn_of_what_was_meant(tmp_path: Path) -> None:
+    sharded(SharedTier(tmp_path, "ns"))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert run("export", tmp_path, "--dcp", tmp_path / "out").exit_code == 0
+        assert run("import", tmp_path / "out", tmp_path / "ns", "--step", "8").exit_code == 0
+    assert not [warning for warning in warned if "torch.distributed is disabled" in str(warning.message)]
+
+
+def test_an_import_into_a_directory_that_is_not_there_says_how_it_is_made(tmp_path: Path) -> None:
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "in", no_dist=True)
+    result = run("import", tmp_path / "in", tmp_path / "new", "--step", "3")
+    assert result.exit_code == 2 and "--namespace NAME makes it" in result.stderr
+    assert run("import", tmp_path / "in", tmp_path / "new", "--step", "3", "--namespace", "a").exit_code == 0
 
 
 def test_nothing_is_exported_from_bytes_that_do_not_verify(tmp_path: Path) -> None:

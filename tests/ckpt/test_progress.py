@@ -70,7 +70,7 @@ def last_line(*arguments: Any) -> str:
 def test_every_verb_counts_all_its_bytes(slow: None, tier: SharedTier, tmp_path: Path) -> None:
     assert last_line("verify", tier.path).startswith("verifying 2 steps: 40.0 kB of 40.0 kB, ")
     assert "copying 2 steps: 8" in last_line("copy", tier.path, tmp_path / "there")  # twice, and manifests
-    assert last_line("gc", tier.path, "--keep", "1").startswith("removing 1 steps: 20.0 kB of 20.0 kB, ")
+    assert last_line("gc", tier.path, "--keep", "1").startswith("removing 1 step: 20.0 kB of 20.0 kB, ")
 
 
 def test_import_and_export_count_what_they_read_and_write(slow: None, tmp_path: Path) -> None:

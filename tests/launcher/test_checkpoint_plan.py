@@ -43,6 +43,12 @@ def test_people_read_what_it_survives(job: Path, capsys: pytest.CaptureFixture[s
     assert "16 nodes x 8 ranks, 10.0 GB each" in text
 
 
+def test_of_one_set_nothing_is_said_of_several(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ckpt", "plan", str(job), "--shard-bytes", "10GB", "--nodes", "4"]) == 0
+    text = capsys.readouterr().out
+    assert "any 1 node at once; of a switch" in text and "different sets" not in text
+
+
 @pytest.mark.parametrize(("flags", "message"), [
     ([], "one of --state-bytes"),
     (["--state-bytes", "1GB", "--shard-bytes", "1GB"], "one of --state-bytes"),
