@@ -15,13 +15,13 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from launcher.jobfile import JobSpec
     from launcher.registry import KnownJob
 
 
-_PIPE_WIDTH = 200
+_PIPE_WIDTH = 10_000
 
 
 class _RoomVerbs(TyperGroup, ABC):
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (LauncherError, LifecycleError, SlurmError, CheckpointError) as error:
         return _complain(str(error), getattr(error, "exit_code", 1))
     except OSError as error:
-        return _complain(str(error), 1)
+        return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
     except typer.Abort:
         return _complain("interrupted", 130)
     except Exception as error:
@@ -132,11 +132,14 @@ def run(job_file: JobFile, nodes: Nodes = None, spares: Spares = None, folder: F
     """
     from launcher.executor import Executor
     from launcher.progress import follow
-    from launcher.registry import find_job
+    from launcher.registry import KnownJob
 
     spec = _load(job_file, nodes=nodes, spares=spares)
     submitted = Executor(folder, cluster="local").submit(spec)
-    job = find_job(str(submitted.paths.folder))
+    job = KnownJob(
+        job_id=submitted.job_id, name=spec.name, cluster="local", folder=submitted.paths.folder, nodes=spec.nodes,
+        spares=spec.spares,
+    )  # fmt: skip
     console = _console()
     console.print(f"job {job.job_id}: {_size(spec)}, folder {job.folder}", soft_wrap=True, highlight=False)
     raise typer.Exit(follow(job, console))
@@ -199,17 +202,17 @@ def status(
     ETTR is the share of the time since the start that was spent gaining steps that counted.
     """
     from launcher.operate import status_now
-    from launcher.registry import find_job, known_jobs
+    from launcher.registry import find_job, listed_jobs
 
     if job is None:
-        return _print_jobs(known_jobs(), as_json)
+        return _print_jobs(listed_jobs(), as_json)
     found = find_job(job)
     now = status_now(found)
     if as_json:
         return _print_json({"job": found.to_mapping(), **now.to_mapping()})
     from launcher.history.view import render
 
-    _console().print(render(now, f"{found.job_id}  {found.name}  ({found.cluster}, {found.folder})"))
+    _print_block(render(now, f"{found.job_id}  {found.name}  ({found.cluster}, {found.folder})"))
     return None
 
 
@@ -226,7 +229,7 @@ def logs(
     """Print what a job's workers wrote: rank 0 of the newest attempt, unless told otherwise."""
     from launcher.errors import UsageError
     from launcher.logs import Selection, follow_logs, print_logs
-    from launcher.operate import OUTCOMES, status_now
+    from launcher.operate import status_now
     from launcher.registry import find_job
 
     if lines is not None and lines < 0:
@@ -234,7 +237,11 @@ def logs(
     found = find_job(job)
     selection = Selection(rank=rank, node=node, supervisor=supervisor, attempt=attempt)
     if follow:
-        follow_logs(found.folder, selection, lines, typer.echo, lambda: status_now(found).state in (*OUTCOMES, "lost"))
+
+        def note(line: str) -> None:
+            typer.echo(f"holdfast logs: {line}", err=True)
+
+        follow_logs(found.folder, selection, lines, typer.echo, lambda: status_now(found), note)
     else:
         print_logs(found.folder, selection, lines, typer.echo)
 
@@ -324,7 +331,7 @@ def _print_jobs(jobs: list[KnownJob], as_json: bool) -> None:
     if as_json:
         return _print_json([{**job.to_mapping(), "state": now.state, "step": now.step} for job, now in states])
     if not states:
-        typer.echo("no jobs submitted from here; `holdfast submit JOB.yaml` submits one")
+        typer.echo("no jobs submitted from here, none in ./runs; `holdfast submit JOB.yaml` submits one")
         return None
     from rich.table import Table
     from rich.text import Text
@@ -335,8 +342,18 @@ def _print_jobs(jobs: list[KnownJob], as_json: bool) -> None:
     for job, now in states:
         state = Text(now.state, style=state_style(now.state))
         table.add_row(job.job_id, job.name, job.cluster, state, str(now.step), Text(str(job.folder), overflow="fold"))
-    _console().print(table)
+    _print_block(table)
     return None
+
+
+def _print_block(block: RenderableType) -> None:
+    """As it is on a terminal; elsewhere without the blanks that fill up its lines."""
+    console = _console()
+    if console.is_terminal:
+        return console.print(block)
+    with console.capture() as capture:
+        console.print(block)
+    return typer.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def _console() -> Console:

@@ -12,9 +12,11 @@ from pathlib import Path
 from launcher.errors import UsageError
 from launcher.history.events import read_events
 from launcher.history.status import Status, status_of
+from launcher.operate import OUTCOMES
 from launcher.tail import Tail
 
 _POLL_S = 0.3
+_ASK_S = 2.0  # between questions how the job stands: they may go to Slurm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +43,18 @@ def log_files(folder: Path, selection: Selection) -> dict[str, Path]:
         UsageError: there is no such attempt, node or rank.
     """
     if selection.supervisor:
-        return {"supervisor": folder / "log" / "supervisor.log"}
+        path = folder / "log" / "supervisor.log"
+        if not path.is_file():
+            raise UsageError(f"{path}: not there yet, no supervisor has started; `holdfast status {folder}` says why")
+        return {"supervisor": path}
     attempt_dir = _attempt_dir(folder, selection.attempt)
     if selection.node is None:
         rank = selection.rank or 0
         path = attempt_dir / f"rank-{rank}.log"
         if not path.is_file():
-            there = ", ".join(str(number) for number in _ranks(attempt_dir)) or "none"
+            there = ", ".join(str(number) for number in _ranks(attempt_dir))
+            if not there:
+                raise UsageError(f"{attempt_dir}: no worker has written anything yet; with -f the logs are waited for")
             raise UsageError(f"rank: got {rank}, expected one with a log in {attempt_dir}: {there}")
         return {f"rank {rank}": path}
     files = {f"rank {rank}": attempt_dir / f"rank-{rank}.log" for rank in _ranks_of(folder, attempt_dir, selection)}
@@ -70,7 +77,12 @@ def print_logs(folder: Path, selection: Selection, lines: int | None, write: Cal
 
 
 def follow_logs(
-    folder: Path, selection: Selection, lines: int | None, write: Callable[[str], None], ended: Callable[[], bool]
+    folder: Path,
+    selection: Selection,
+    lines: int | None,
+    write: Callable[[str], None],
+    now: Callable[[], Status],
+    note: Callable[[str], None],
 ) -> None:
     """Prints what the selected logs hold and what is added, until the job has ended.
 
@@ -81,11 +93,19 @@ def follow_logs(
         selection: which logs.
         lines: how many of each file's last lines to begin with; None for all.
         write: takes one line.
-        ended: whether the job has ended.
+        now: how the job stands.
+        note: takes a line that is no log's: what the job does while there is nothing to print.
     """
     tails: dict[str, Tail] = {}
+    status, asked_s, noted, written = now(), time.monotonic(), "", False
     while True:
-        at_end = ended()
+        if time.monotonic() - asked_s >= _ASK_S:
+            status, asked_s = now(), time.monotonic()
+            standing = f"{status.state}, {status.reason}" if status.reason else status.state
+            if not written and standing != noted:
+                noted = standing
+                note(f"nothing is written yet: the job is {standing}")
+        at_end = status.state in (*OUTCOMES, "lost")
         try:
             files = log_files(folder, selection)
         except UsageError:
@@ -97,7 +117,7 @@ def follow_logs(
                 _drain(label, tail, len(tails) > 1, write, ended=True)
             tails = _open(files, None if tails else lines)
         for label, tail in tails.items():
-            _drain(label, tail, len(tails) > 1, write, ended=at_end)
+            written |= _drain(label, tail, len(tails) > 1, write, ended=at_end)
         if at_end:
             return
         time.sleep(_POLL_S)
@@ -111,18 +131,21 @@ def _open(files: dict[str, Path], lines: int | None) -> dict[str, Tail]:
     return tails
 
 
-def _drain(label: str, tail: Tail, labelled: bool, write: Callable[[str], None], ended: bool) -> None:
+def _drain(label: str, tail: Tail, labelled: bool, write: Callable[[str], None], ended: bool) -> bool:
+    """Whether there was a line."""
     prefix = f"[{label}] " if labelled else ""
     found = tail.lines()
     rest = tail.rest() if ended else ""
-    for line in [*found, rest] if rest else found:
+    lines = [*found, rest] if rest else found
+    for line in lines:
         write(prefix + line)
+    return bool(lines)
 
 
 def _attempt_dir(folder: Path, attempt: int | None) -> Path:
     found = {int(path.name[8:]): path for path in (folder / "log").glob("attempt-*") if path.name[8:].isdigit()}
     if not found:
-        raise UsageError(f"{folder}/log: no attempt has begun; --supervisor shows what the job is doing")
+        raise UsageError(f"{folder}/log: no attempt has begun; `holdfast status {folder}` says why")
     if attempt is not None and attempt not in found:
         raise UsageError(f"attempt: got {attempt}, expected one of {', '.join(map(str, sorted(found)))}")
     return found[max(found) if attempt is None else attempt]

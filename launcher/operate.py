@@ -15,7 +15,7 @@ from launcher.registry import KnownJob
 from launcher.submission.process import Process
 from launcher.submission.queue import why_it_waits
 
-OUTCOMES = ("done", "user_error", "no_progress", "too_few_nodes", "cancelled", "internal")
+OUTCOMES = ("done", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "internal")
 _CANCEL_DEADLINE_S = 30.0
 
 

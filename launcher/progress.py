@@ -30,7 +30,7 @@ EXIT_LEFT_RUNNING = 130
 
 
 def follow(job: KnownJob, console: Console) -> int:
-    """Shows a local job's events as they come. Ctrl-C cancels the job; a second one leaves it to itself.
+    """Shows a local job's events as they come. Ctrl-C cancels the job; a second one does not wait for its end.
 
     Returns:
         The exit code of the job's outcome.
@@ -50,9 +50,9 @@ def follow(job: KnownJob, console: Console) -> int:
             except KeyboardInterrupt:
                 interrupts += 1
                 if interrupts > 1 or process is None:
-                    view.say(f"left running; `holdfast status {job.job_id}` shows it")
+                    view.say(f"not waited for: it ends by itself; `holdfast status {job.job_id}` shows it")
                     return EXIT_LEFT_RUNNING
-                view.say("cancelling (press Ctrl-C again to leave the job running on its own)")
+                view.say("cancelling (press Ctrl-C again not to wait for the job's end)")
                 process.interrupt()
     if interrupts and read_result(job.folder) is None:
         console.print("cancelled before it began")
@@ -82,6 +82,8 @@ def _conclude(job: KnownJob, status: Status, console: Console) -> int:
         summary.append(f" after {duration(status.seconds)}")
     if status.faults and outcome == "done":
         summary.append(f", {plural(status.faults, 'fault')} survived")
+    if status.failed_saves:
+        summary.append(f", {plural(status.failed_saves, 'save')} failed")
     if status.ettr is not None:
         summary.append(f", ETTR {status.ettr:.1%}")
     console.print(summary, soft_wrap=True)

@@ -74,6 +74,17 @@ def known_jobs() -> list[KnownJob]:
     return sorted(jobs, key=lambda job: job.submitted_s)
 
 
+def listed_jobs(runs: Path | None = None) -> list[KnownJob]:
+    """All jobs noted, and those in `runs` (default ./runs) that nobody noted, as an sbatch script's; oldest first."""
+    jobs = known_jobs()
+    noted = {job.folder for job in jobs}
+    for folder in (runs or Path("runs")).absolute().glob("*"):
+        with contextlib.suppress(PermissionError):  # another user's
+            if folder not in noted and _is_job(folder):
+                jobs.append(_of_folder(folder))
+    return sorted(jobs, key=lambda job: job.submitted_s)
+
+
 def find_job(reference: str, runs: Path | None = None) -> KnownJob:
     """Finds a job.
 
@@ -85,7 +96,7 @@ def find_job(reference: str, runs: Path | None = None) -> KnownJob:
         UsageError: there is no such job.
     """
     for folder in (Path(reference), (runs or Path("runs")) / reference):
-        if any((folder / name).is_file() for name in ("job.json", "events.jsonl")) or _is_submitted(folder):
+        if _is_job(folder):
             return _of_folder(folder.absolute())
     jobs = known_jobs()
     found = [job for job in jobs if reference == job.job_id or Path(reference).absolute() == job.folder]
@@ -117,8 +128,12 @@ def _of_folder(folder: Path) -> KnownJob:
         folder=folder,
         nodes=spec.get("nodes", 0),
         spares=spec.get("spares", 0),
-        submitted_s=folder.stat().st_mtime,
+        submitted_s=start.get("time", folder.stat().st_mtime),
     )
+
+
+def _is_job(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("job.json", "events.jsonl")) or _is_submitted(folder)
 
 
 def _is_submitted(folder: Path) -> bool:

@@ -22,7 +22,7 @@ class Status:
     Attributes:
         state: "pending", "starting", "running" (the workers run and have told no step yet), "training", "recovering",
             "stopping", "requeued", or once ended the outcome: "done", "user_error", "no_progress", "too_few_nodes",
-            "cancelled", "internal".
+            "cancelled", "fabric", "internal".
         reason: the cause, where the state has one.
         run_id: the run's identity through all its requeues.
         cluster: "slurm" or "local".

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-_FAILED = ("user_error", "no_progress", "too_few_nodes", "internal", "lost")
+_FAILED = ("user_error", "no_progress", "too_few_nodes", "fabric", "internal", "lost")
 
 
 def render(status: Status, title: str) -> RenderableType:
@@ -40,7 +40,8 @@ def render(status: Status, title: str) -> RenderableType:
     facts.add_row("step", f"{status.step}{speed}")
     committed = "  ".join(f"{tier} {step}" for tier, step in status.committed.items())
     failed = f"  ({plural(status.failed_saves, 'save')} failed)" if status.failed_saves else ""
-    facts.add_row("committed", f"{committed or 'nothing yet'}{failed}")
+    nothing = "nothing" if status.state in (*_FAILED, "done", "cancelled") else "nothing yet"
+    facts.add_row("committed", f"{committed or nothing}{failed}")
     if status.seconds is not None:
         facts.add_row("time", duration(status.seconds))
     if status.ettr is not None:
@@ -62,7 +63,7 @@ def describe(event: Event) -> str:
     step, node = event.get("step"), event.get("node")
     at_step = f" at step {step}" if isinstance(step, int) else ""
     taking = f" in {event['seconds']:.2f} s" if isinstance(event.get("seconds"), int | float) else ""
-    reason = " ".join(str(event.get("reason") or "").split())
+    reason = " ".join(str(event.get("reason") or "").partition("\nTraceback (most recent call last)")[0].split())
     because = f": {reason}" if reason else ""
     match event.get("event"):
         case "job_start":

@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from launcher.cli import main
+from launcher.errors import UsageError
+from launcher.history.status import Status
 from launcher.jobfile import JobSpec
 from launcher.logs import Selection, follow_logs
+from launcher.progress import follow
 from launcher.registry import KnownJob, known_jobs, remember
 from launcher.submission.process import Process
 from launcher.supervisor.outcome import EXIT_CODES
@@ -176,6 +180,50 @@ def test_status_without_a_job_lists_all(job: KnownJob, capsys: pytest.CaptureFix
     assert (fact["job_id"], fact["name"], fact["state"], fact["step"]) == ("7", "gpt", "recovering", 11)
 
 
+def test_status_lists_jobs_of_sbatch_scripts_too(job: KnownJob, capsys: pytest.CaptureFixture[str]) -> None:
+    scripted = job.folder.with_name("8")
+    scripted.mkdir()
+    write_events(scripted, [EVENTS[0] | {"run_id": "slurm-c-8", "cluster": "slurm", "time": 90.0}, END])
+    job.folder.with_name("notes").mkdir()
+    facts = json.loads(said(capsys, "status", "--json"))
+    assert [(fact["job_id"], fact["cluster"], fact["state"]) for fact in facts] == [
+        ("8", "slurm", "done"),
+        ("7", "local", "recovering"),
+    ]
+
+
+def test_what_goes_into_a_pipe_has_no_blanks_at_its_lines_ends(
+    job: KnownJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["status"], ["status", "7"]):
+        lines = said(capsys, *words).splitlines()
+        assert lines == [line.rstrip() for line in lines]
+
+
+def test_a_run_whose_saves_reached_no_tier_says_so_at_its_end(job: KnownJob) -> None:
+    lost = {"time": 119.0, "event": "problem", "what": "drain failed", "attempt": 1, "step": 20, "failed": "shared"}
+    write_events(job.folder, [lost, END])
+    (job.folder / "result.json").write_text(json.dumps({"name": "done", "step": 20, "exit_code": 0, "reason": ""}))
+    console = Console(width=200, record=True, quiet=False, file=open(os.devnull, "w"))  # noqa: SIM115
+    assert follow(job, console) == 0
+    assert "done at step 20 after 00:00:20, 1 fault survived, 1 save failed" in console.export_text()
+
+
+@pytest.mark.parametrize("outcome", sorted({*EXIT_CODES} - {"stopped", "superseded"}))
+def test_every_outcome_is_the_ended_jobs_state(job: KnownJob, outcome: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_events(job.folder, [END | {"outcome": outcome}])
+    process = subprocess.Popen(["true"])
+    Process.of_pid(process.pid).save(job.folder)
+    process.wait()
+    assert json.loads(said(capsys, "status", "7", "--json"))["state"] == outcome
+    assert said(capsys, "cancel", "7") == f"job 7 has ended already ({outcome})\n"
+
+
+def test_an_error_of_the_system_names_its_file_first(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "a" * 300]) == 1
+    assert capsys.readouterr().err == f"holdfast: error: {'a' * 300}/job.json: File name too long\n"
+
+
 def test_a_job_found_by_its_folder_alone_needs_no_note(
     job: KnownJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,7 +313,12 @@ def test_logs_that_are_not_there_are_a_usage_error(
 def test_following_logs_goes_over_to_the_next_attempt_and_ends_with_the_job(job: KnownJob) -> None:
     lines: list[str] = []
     ended = threading.Event()
-    arguments = (job.folder, Selection(rank=0), 1, lines.append, ended.is_set)
+    notes: list[str] = []
+
+    def now() -> Status:
+        return Status(state="done" if ended.is_set() else "training")
+
+    arguments = (job.folder, Selection(rank=0), 1, lines.append, now, notes.append)
     follower = threading.Thread(target=follow_logs, args=arguments)
     follower.start()
     wait_until(lambda: lines == ["last line of rank 0"])
@@ -280,7 +333,28 @@ def test_following_logs_goes_over_to_the_next_attempt_and_ends_with_the_job(job:
     wait_until(lambda: lines[-1] == "second")
     ended.set()
     follower.join(timeout=10)
-    assert not follower.is_alive()
+    assert not follower.is_alive() and notes == []
+
+
+def test_following_a_job_that_has_written_nothing_tells_once_what_it_does(home: Path) -> None:
+    stands = [Status(reason="waits in the queue: Priority")] * 2 + [Status(state="starting"), Status(state="cancelled")]
+    notes: list[str] = []
+    with pytest.raises(UsageError, match="no attempt has begun"):
+        follow_logs(home, Selection(), None, print, lambda: stands.pop(0), notes.append)
+    assert [note.partition("the job is ")[2] for note in notes] == [
+        "pending, waits in the queue: Priority",
+        "starting",
+        "cancelled",
+    ]
+
+
+def test_logs_that_nobody_has_written_yet_are_said_to_be_so(job: KnownJob, capsys: pytest.CaptureFixture[str]) -> None:
+    (job.folder / "log" / "attempt-2").mkdir()
+    assert main(["logs", "7"]) == 2
+    assert "no worker has written anything yet; with -f the logs are waited for" in capsys.readouterr().err
+    (job.folder / "log" / "supervisor.log").unlink()
+    assert main(["logs", "7", "--supervisor"]) == 2
+    assert "no supervisor has started" in capsys.readouterr().err
 
 
 def wait_until(condition: Any, timeout_s: float = 10.0) -> None:

@@ -164,6 +164,15 @@ def test_the_error_that_ended_a_job_stands_first() -> None:
     shown = [line.rstrip() for line in console.export_text().splitlines()]
     assert shown[:3] == ["Traceback (most recent call last):", "  File t.py", "KeyError: 1"]
     assert any(line.split() == ["state", "user_error", "KeyError:", "1"] for line in shown)
+    assert shown[-1].endswith("end: user_error at step 1: the same error twice: rank 1")
+
+
+def test_a_job_that_has_ended_commits_nothing_any_more() -> None:
+    console = Console(width=120, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(status_of(STARTED), "7  gpt"))
+    console.print(render(status_of([*STARTED, event(12, "job_end", outcome="cancelled", step=1)]), "7  gpt"))
+    committed = [line.split() for line in console.export_text().splitlines() if "committed" in line]
+    assert committed == [["committed", "nothing", "yet"], ["committed", "nothing"]]
 
 
 def test_every_event_is_one_line_of_words() -> None:
