@@ -90,11 +90,15 @@ class Tenure:
         That it has ended is the launcher's word. Without it only silence tells.
         """
         log.warning("%s tier: claimed by %s; watching for %g s whether it lives", name, found, self._deadlines.quiet_s)
-        deadline = time.monotonic() + self._deadlines.quiet_s
+        deadline, told = time.monotonic() + self._deadlines.quiet_s, False
         while time.monotonic() < deadline:
             if await in_thread(has_ended, self._ended_command, found.run_id, self._deadlines.answer_s):
                 log.warning("%s tier: %s has ended: taken over", name, found)
                 return
+            if not told:
+                told = True
+                waits = f"by {found}; the job starts in {self._deadlines.quiet_s:g} s unless that run lives"
+                self._listener.problem(f"the namespace is claimed in the {name} tier", waits)
             await asyncio.sleep(self._deadlines.beat_s / 2)
             now = await self._in_time(tier.read_claim)
             if now is None or now.yields_to(self._claim):

@@ -1,4 +1,6 @@
-"""`python -m launcher.clusters.ended RUN_ID`: exit code 0 when Slurm says that the job of that run has ended.
+"""`python -m launcher.clusters.ended RUN_ID`: exit code 0 when the job of that run has ended for certain.
+
+Of a job on Slurm that is Slurm's word; of one on the local cluster that its processes, of this machine, are gone.
 
 The ckpt agents of a new run ask it about the run whose claim they find; see HOLDFAST_RUN_ENDED.
 """
@@ -9,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from slurm import Slurm, SlurmError
 
@@ -27,6 +30,8 @@ def verdict(run_id: str, slurm: Slurm, env: Mapping[str, str]) -> tuple[bool, st
     is being ended shows as COMPLETING until the last of its processes is gone.
     """
     cluster = env.get("SLURM_CLUSTER_NAME", "")
+    if run_id.startswith("local-"):
+        return _local(run_id, env)
     match = re.fullmatch(r"slurm-(.+)-([0-9]{1,10})", run_id, re.ASCII)
     if match is None or match[1] != cluster:
         return False, f"is no job of cluster {cluster or '(none)'}"
@@ -37,6 +42,27 @@ def verdict(run_id: str, slurm: Slurm, env: Mapping[str, str]) -> tuple[bool, st
     if job is None:
         return True, f"job {match[2]} is over, Slurm has forgotten it"
     return job.has_ended and job.state != _UNSURE, f"job {match[2]} is {job.state}"
+
+
+def _local(run_id: str, env: Mapping[str, str]) -> tuple[bool, str]:
+    """Looks among the jobs of this user, and beside the job that asks."""
+    from launcher.clusters.local import local_run_id
+    from launcher.registry import listed_jobs
+    from launcher.runner.processes import pids_with_environment
+    from launcher.submission.process import Process
+
+    beside = Path(env["HOLDFAST_JOB_DIR"]).parent if env.get("HOLDFAST_JOB_DIR") else None
+    job = next((job for job in listed_jobs(beside) if local_run_id(job.folder) == run_id), None)
+    process = Process.read(job.folder) if job is not None else None
+    if process is None:
+        return False, "is no local job that is known here"
+    if not process.has_ended():
+        return (
+            False,
+            f"its supervisor, process {process.pid} on {process.host}, may live",
+        )
+    left = pids_with_environment({"HOLDFAST_RUN_ID": run_id})
+    return not left, f"its processes live: {left}" if left else "its processes are gone"
 
 
 def main() -> int:

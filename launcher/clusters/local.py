@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import ckpt.agent.launch as agent_launch
+from launcher.clusters import ended
 from launcher.clusters.cluster import AgentsHandle
 from launcher.clusters.spawned import Spawned
 from launcher.errors import UsageError
@@ -65,7 +67,8 @@ class LocalCluster:
             own = [f"{name}={value}" for name, value in self._node_environment(node).items()]
             argv += [":"] * (index > 0) + ["-n", "1", "env", *own, *agent_launch.command()]
         mpi = agent_launch.environment(loopback=True) | _private_mpi(self._mpi_dir)
-        return await Spawned.start(argv, {**environment, **mpi}, log_path)
+        own_environment = mpi | {"HOLDFAST_RUN_ENDED": json.dumps(ended.command())}
+        return await Spawned.start(argv, {**environment, **own_environment}, log_path)
 
     def adopt_agents(self) -> AgentsHandle:
         raise UsageError("on the local cluster nodes end with their supervisor; start the job again in the same folder")

@@ -19,16 +19,19 @@ class Process:
         pid: process id.
         start_ticks: the kernel's start time of the process, in clock ticks since boot (proc(5), field 22 of stat).
         host: the host it runs on.
+        pid_namespace: where its number counts: the host's boot and the kernel's name of the PID namespace.
     """
 
     pid: int
     start_ticks: int
     host: str
+    pid_namespace: str = ""
 
     @classmethod
     def of_pid(cls, pid: int) -> Process:
         """Describes a process that runs now (or has just ended: it then counts as not alive)."""
-        return cls(pid=pid, start_ticks=_start_ticks(pid) or 0, host=socket.gethostname())
+        ticks = _start_ticks(pid) or 0
+        return cls(pid=pid, start_ticks=ticks, host=socket.gethostname(), pid_namespace=_pid_namespace())
 
     @classmethod
     def read(cls, job_dir: Path) -> Process | None:
@@ -46,6 +49,10 @@ class Process:
         """Whether it runs. A process of another host cannot be asked and counts as running."""
         return self.host != socket.gethostname() or _start_ticks(self.pid) == self.start_ticks
 
+    def has_ended(self) -> bool:
+        """Whether it is gone for certain: another boot, or another container, may bear this host's name."""
+        return self.pid_namespace == _pid_namespace() != "" and not self.alive()
+
     def interrupt(self) -> bool:
         """Sends SIGINT; False if the process is gone or on another host."""
         if self.host != socket.gethostname() or not self.alive():
@@ -54,6 +61,15 @@ class Process:
             os.kill(self.pid, signal.SIGINT)
             return True
         return False
+
+
+def _pid_namespace() -> str:
+    """Empty where the kernel does not tell."""
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot_id} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
 
 
 def _start_ticks(pid: int) -> int | None:

@@ -78,6 +78,8 @@ def test_a_run_that_has_ended_by_the_launchers_word_is_succeeded_at_once(
         second = World(tmp_path, ["b"], 0, checkpoint, deadlines=NEVER)
         second.places = [replace(place, ended_command=command) for place in second.places]
         async with second:
+            problem = await second.monitors[0].event("problem", what="the namespace is claimed in the shared tier")
+            assert "by run run-1 of user" in problem["detail"]
             assert (await second.plan())["step"] == 10
 
     run(test)

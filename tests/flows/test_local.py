@@ -9,8 +9,11 @@ import pytest
 from main_job import STEPS, Watch, main_job
 
 from launcher import Executor
+from launcher.cli import main
 from launcher.clusters.local import kill_node
 from launcher.history.recovery import recoveries
+from launcher.operate import cancel_job
+from launcher.registry import find_job
 
 
 def test_a_killed_node_is_replaced_and_the_weights_are_those_of_a_run_without(
@@ -47,6 +50,30 @@ def test_without_a_spare_left_an_elastic_job_goes_on_with_the_survivors(tmp_path
     assert (recovery.node, recovery.rung, recovery.restored_from) == ("node0", "shrink", "memory"), watch.story()
     assert recovery.step_resumed is not None and 20 <= recovery.step_resumed <= recovery.step_lost
     assert watch.wait_for("attempt_start", 1, attempt=1)["nodes"] == ["node1", "node2"]
+
+
+def test_a_job_that_was_cancelled_is_followed_by_the_next_at_once(tmp_path: Path) -> None:
+    checkpoint = {"namespace": "flow", "shared": {"path": str(tmp_path / "shared"), "every_steps": 20, "keep": 2}}
+    executor = Executor(folder=tmp_path / "%j", cluster="local")
+    first = executor.submit(main_job(nodes=1, spares=0, checkpoint=checkpoint))
+    watch = Watch(first.paths.folder)
+    watch.wait_for("commit", 90, tier="shared")
+    cancel_job(find_job(str(first.paths.folder)))
+    second = executor.submit(main_job(nodes=1, spares=0, checkpoint=checkpoint))
+    watch = Watch(second.paths.folder)
+    assert watch.wait_for("restore", 90)["tier"] == "shared", watch.story()
+    assert "has ended: taken over" in (second.paths.folder / "log/attempt-0/agents.log").read_text()
+    cancel_job(find_job(str(second.paths.folder)))
+
+
+def test_a_run_that_cannot_be_noted_is_followed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    (tmp_path / "script.py").write_text("print('done')\n")
+    (tmp_path / "job.yaml").write_text("name: unnoted\nscript: script.py\nnodes: 1\n")
+    assert main(["run", str(tmp_path / "job.yaml"), "--folder", str(tmp_path / "runs" / "%j")]) == 0
+    assert "done" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_without_a_spare_left_the_job_names_the_cause(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""Whether a run of the local cluster has ended: what its successor in a namespace does not wait for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.clusters import ended
+from launcher.clusters.local import local_run_id
+from launcher.submission.process import Process
+from slurm import Slurm
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a local job that nobody has noted."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = tmp_path / "runs" / "one"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(json.dumps({"name": "one"}))
+    return folder
+
+
+@pytest.fixture
+def dead() -> Process:
+    process = subprocess.Popen(["sleep", "60"])
+    known = Process.of_pid(process.pid)
+    process.kill()
+    process.wait()
+    return known
+
+
+def has_ended(folder: Path) -> bool:
+    """As the next job, beside it, asks."""
+    return ended.verdict(local_run_id(folder), Slurm(), {"HOLDFAST_JOB_DIR": str(folder.with_name("two"))})[0]
+
+
+def test_a_run_whose_processes_are_gone_has_ended(folder: Path, dead: Process) -> None:
+    dead.save(folder)
+    assert has_ended(folder)
+
+
+def test_a_run_whose_supervisor_lives_has_not_ended(folder: Path) -> None:
+    Process.of_pid(os.getpid()).save(folder)
+    assert not has_ended(folder)
+
+
+def test_a_run_of_which_a_process_is_left_has_not_ended(folder: Path, dead: Process) -> None:
+    dead.save(folder)
+    left = subprocess.Popen(["sleep", "60"], env={**os.environ, "HOLDFAST_RUN_ID": local_run_id(folder)})
+    try:
+        assert not has_ended(folder)
+    finally:
+        left.kill()
+        left.wait()
+    assert has_ended(folder)
+
+
+@pytest.mark.parametrize("elsewhere", [{"host": "another"}, {"pid_namespace": "another"}, {"pid_namespace": ""}])
+def test_of_a_run_of_another_machine_or_container_nothing_is_known(
+    folder: Path, dead: Process, elsewhere: dict[str, str]
+) -> None:
+    dataclasses.replace(dead, **elsewhere).save(folder)
+    assert not has_ended(folder)
+
+
+def test_of_a_run_that_is_not_there_nothing_is_known(folder: Path) -> None:
+    assert not has_ended(folder)  # no process noted
+    assert not has_ended(folder.with_name("three"))
