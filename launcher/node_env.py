@@ -39,7 +39,7 @@ def env(
         list[Path] | None, typer.Option(help="Also judge these logs of NCCL (NCCL_DEBUG=INFO).", show_default=False)
     ] = None,
     more_logs: Annotated[
-        list[Path] | None, typer.Argument(metavar="[LOG]", help="More of them.", show_default=False)
+        list[Path] | None, typer.Argument(metavar="[LOG]", help="More logs, as with --nccl-log.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

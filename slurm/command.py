@@ -53,7 +53,9 @@ class CommandError(SlurmError):
         self.reason = reason
         said = " ".join((result.stderr.strip() or result.stdout.strip()).split())
         told = f": {said[-1000:] or 'it said nothing'}" if said or result.returncode is not None else ""
-        super().__init__(f"command failed: {shlex.join(result.argv)}: {reason}{told}")
+        # What Slurm's commands say on a machine that has no slurm.conf.
+        step = "; name the cluster's slurm.conf in SLURM_CONF" if "establish a configuration source" in said else ""
+        super().__init__(f"command failed: {shlex.join(result.argv)}: {reason}{told}{step}")
 
 
 class Runner(Protocol):

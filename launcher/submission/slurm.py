@@ -22,6 +22,11 @@ from slurm import state_below
 from slurm.command import CommandError, run
 
 _NO_TIMEOUT_MIN = 60 * 24 * 365
+_NEXT_STEPS = {  # by words of sbatch's
+    "establish a configuration source": "name the cluster's slurm.conf in SLURM_CONF",
+    "Invalid generic resource": "gpus_per_node: no node has such GPUs; `sinfo -o '%P %G'` lists theirs",
+    "Invalid partition": "`sinfo -s` lists them",
+}
 _SBATCH_TIMEOUT_S = 120.0
 _CANCEL_DEADLINE_S = 20.0
 _RELEASE_DEADLINE_S = 30.0
@@ -279,7 +284,8 @@ def _state(job_id: str) -> str:
 
 def _refusal(error: CommandError) -> str:
     lines = (line.removeprefix("sbatch: ").removeprefix("error: ") for line in error.result.stderr.splitlines())
-    return "; ".join(line.strip() for line in lines if line.strip()) or error.reason
+    said = "; ".join(line.strip() for line in lines if line.strip()) or error.reason
+    return said + "".join(f" ({step})" for words, step in _NEXT_STEPS.items() if words in said)
 
 
 def _flag_values(flags: Sequence[str]) -> dict[str, str]:

@@ -38,8 +38,8 @@ def heal(
 ) -> None:
     """Heal the nodes that holdfast's health hook has drained: reboot or replace, check, return.
 
-    Without `heal: on` in its settings it prints what it would do and changes nothing. Nodes that somebody else has
-    drained are never touched.
+    Without `heal: on` in its settings it prints what it would do and changes nothing.
+    Nodes that somebody else has drained are never touched.
     """
     if once and every_s is not None:
         raise UsageError("--once and --every: expected one of them")

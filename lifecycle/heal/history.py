@@ -146,10 +146,14 @@ def only_one(path: Path) -> Iterator[None]:
     """Lets one process at a time heal with this history.
 
     Raises:
-        LifecycleError: another one does.
+        LifecycleError: another one does, or it cannot be locked.
     """
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    lock = path.with_suffix(".lock")
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LifecycleError(f"{lock}: {error.strerror}; run this as root, or name another --state") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

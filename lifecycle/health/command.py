@@ -46,8 +46,9 @@ def check(
 ) -> None:
     """Say whether this node is fit for training: what was measured, what was expected, what to do.
 
-    prolog: under 2 s, from what the last run left and cheap probes. quick: under 60 s. deep: minutes (it begins with
-    how many at most), it loads the node; run it under a maintenance reservation.
+    prolog: under 2 s, from what the last run left and cheap probes.
+    quick: under 60 s.
+    deep: minutes (it begins with how many at most), it loads the node; run it under a maintenance reservation.
 
     Run by root, and without --only, it leaves its verdict for the prolog and Slurm's hooks.
 

@@ -192,6 +192,22 @@ def test_what_sbatch_refuses_leaves_nothing_behind(desk: Path, capsys: pytest.Ca
     assert not Path("state").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "step"),
+    [
+        ("Invalid generic resource (gres) specification", "(gpus_per_node: "),
+        ("invalid partition specified: x; Invalid partition name specified", "(`sinfo -s` lists them)"),
+        ("Could not establish a configuration source", "SLURM_CONF)"),
+    ],
+)
+def test_what_sbatch_refuses_has_a_next_step(
+    desk: Path, words: str, step: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (desk / "bin" / "sbatch").write_text(f"#!/bin/sh\necho 'sbatch: error: {words}' >&2\nexit 1\n")
+    assert main(["submit", "job.yaml"]) == 1
+    assert step in capsys.readouterr().err
+
+
 def test_a_supervisor_outside_slurm_says_so_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -185,6 +185,14 @@ def test_one_healer_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+def test_a_lock_that_cannot_be_made_says_who_may() -> None:
+    with (
+        pytest.raises(LifecycleError, match="run this as root, or name another --state"),
+        only_one(Path("/dev/null/x")),
+    ):
+        pass
+
+
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[dict[str, Any]]]]:
     """An Auto Scaling group of two instances; a call tells them."""

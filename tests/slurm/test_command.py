@@ -20,6 +20,12 @@ def test_a_failure_names_command_code_and_words() -> None:
     assert caught.value.result.returncode == 3
 
 
+def test_a_machine_without_slurm_conf_is_told_where_to_name_it() -> None:
+    said = "echo 'scontrol: fatal: Could not establish a configuration source' >&2; exit 1"
+    with pytest.raises(CommandError, match=r"source; name the cluster's slurm\.conf in SLURM_CONF$"):
+        run(["sh", "-c", said])
+
+
 def test_a_signal_is_named() -> None:
     with pytest.raises(CommandError, match="signal SIGKILL"):
         run(["sh", "-c", "kill -9 $$"])
