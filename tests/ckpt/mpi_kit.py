@@ -15,6 +15,7 @@ from agent_kit import NAMESPACE, RUN_ID, content, layout
 
 from ckpt.agent.client import AgentClient, Monitor
 from ckpt.agent.launch import command, environment, mpirun_options
+from ckpt.errors import AgentError
 
 WAIT_S = 30.0
 
@@ -67,11 +68,16 @@ class AgentProcesses:
             self.process = subprocess.Popen(
                 argv, env=self._env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
-        self.monitors = [Monitor.connect(ram_dir, self.attempt, WAIT_S) for ram_dir in self.ram_dirs]
-        self.workers = [
-            AgentClient.connect(ram_dir / f"agent-{self.attempt}.sock", rank=rank, local_rank=0, timeout_s=WAIT_S)
-            for rank, ram_dir in enumerate(self.ram_dirs)
-        ]
+        self.monitors: list[Monitor] = []
+        self.workers: list[AgentClient] = []
+        try:
+            for rank, ram_dir in enumerate(self.ram_dirs):
+                socket = ram_dir / f"agent-{self.attempt}.sock"
+                self.monitors.append(Monitor.connect(ram_dir, self.attempt, WAIT_S))
+                self.workers.append(AgentClient.connect(socket, rank=rank, local_rank=0, timeout_s=WAIT_S))
+        except AgentError as error:
+            self.__exit__()
+            raise AssertionError(f"{error}:\n{self.log()}") from None
         return self
 
     def __exit__(self, *_: object) -> None:
