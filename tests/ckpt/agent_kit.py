@@ -16,12 +16,14 @@ from ckpt.agent.deadlines import Deadlines
 from ckpt.agent.messages import Decoder, encode
 from ckpt.agent.server import Agent
 from ckpt.config import CheckpointConfig, Place
+from ckpt.errors import AgentError
 from ckpt.record.layout import Chunk, Layout
+from ckpt.record.shard import read_record
 from ckpt.transport import MAX_MESSAGE_BYTES, SoloTransport, Transfer, Transport, TransportError
 
 RUN_ID = "run-1"
 NAMESPACE = "test"
-WAIT_S = 20.0
+WAIT_S = 60.0  # for what takes well under one on an idle machine; making a client of S3 alone is half a second of CPU
 DEADLINES = Deadlines(answer_s=5, seal_s=10, protect_s=10, beat_s=0.05, quiet_s=0.3)
 
 
@@ -299,6 +301,21 @@ class World:
         records = [place.ram_dir / f"own-0-{slot}.json" for place in self.places]
         await until(lambda: all(record.exists() for record in records))
 
+    async def save_unheard(self, *steps: int, slot: int) -> None:
+        """All workers save, one step after another; all copies are made, and no node hears of a commit."""
+
+        async def deaf(source: int, message: dict[str, Any]) -> None:
+            raise AgentError("not heard")
+
+        for agent in self.agents:
+            agent._peers.handle("commit", deaf)
+        for step in steps:
+            for worker in self.workers:
+                worker.save(step, slot)
+            await until(lambda step=step: all(step in copies(place.ram_dir) for place in self.places))
+        for agent in self.agents:
+            agent._peers.handle("commit", agent._saves._on_commit)
+
     async def plan(self) -> dict[str, Any]:
         """The plan, the same for every worker; `pinned` as the first was told, for that drain may end meanwhile."""
         plans = [await worker.request("plan") for worker in self.workers]
@@ -319,6 +336,11 @@ class World:
         return [await self.workers[0].read(rank) for rank in range(world_size)]
 
 
+def copies(ram_dir: Path) -> set[int]:
+    """The steps of the copies in a memory directory."""
+    return {read_record(ram_dir, path.stem).save.step for path in ram_dir.glob("copy-*.json")}
+
+
 async def until(condition: Callable[[], Any], wait_s: float = WAIT_S) -> None:
     """Waits for a condition; an AssertionError after the deadline."""
 
@@ -331,7 +353,7 @@ async def until(condition: Callable[[], Any], wait_s: float = WAIT_S) -> None:
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     """Runs an async test under a deadline."""
-    asyncio.run(asyncio.wait_for(test(), 60))
+    asyncio.run(asyncio.wait_for(test(), 3 * WAIT_S))
 
 
 def lose(root: Path, *nodes: str) -> None:

@@ -8,16 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_kit import DEADLINES, World, config, content, lose, run, until
+from agent_kit import DEADLINES, World, config, content, copies, lose, run, until
 
 from ckpt.agent.exchange import Exchange
 from ckpt.errors import AgentError
-from ckpt.record.shard import read_record
-
-
-def copies(ram_dir: Path) -> set[int]:
-    """The steps of the copies in a memory directory."""
-    return {read_record(ram_dir, path.stem).save.step for path in ram_dir.glob("copy-*.json")}
 
 
 def test_a_save_is_complete_when_every_rank_of_every_node_has_sealed_it(tmp_path: Path) -> None:
@@ -158,9 +152,6 @@ def test_a_save_beside_the_redundancy_of_a_restored_step_takes_no_place_of_it(
 def test_the_first_copies_beside_what_another_world_has_saved_outlive_their_commit(tmp_path: Path) -> None:
     """They lie beyond the slots, as nothing could be replaced: the commit gives back all but them."""
 
-    async def deaf(source: int, message: dict[str, Any]) -> None:
-        raise AgentError("not heard")
-
     async def test() -> None:
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
             await world.plan()
@@ -168,14 +159,7 @@ def test_the_first_copies_beside_what_another_world_has_saved_outlive_their_comm
         async with World(tmp_path, ["a", "b"], 1, config(), ranks_per_node=2, generation=1) as world:
             for worker in world.workers:
                 await worker.request("rejoin", generation=0)
-            for step in (20, 30):
-                for agent in world.agents:
-                    agent._peers.handle("commit", deaf)
-                for worker in world.workers:
-                    worker.save(step, slot=1)
-                await until(lambda step=step: all(step in copies(place.ram_dir) for place in world.places))
-            for agent in world.agents:
-                agent._peers.handle("commit", agent._saves._on_commit)
+            await world.save_unheard(20, 30, slot=1)
             await world.save(40, slot=0)
             await world.flush()
         lose(tmp_path, "a")

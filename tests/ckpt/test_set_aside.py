@@ -136,7 +136,8 @@ def place(kind: str, root: Path, server: S3Server) -> tuple[CheckpointConfig, Ca
     """A job with one lower tier, and that tier as somebody else sees it from a node."""
     if kind == "s3":
         section = {**server.section(server.fresh_url().rpartition("/")[2]), "every_steps": 10}
-        return config(scheme="none", s3=section), lambda node: S3Tier(str(section["url"]), NAMESPACE, server.options)
+        tier = S3Tier(str(section["url"]), NAMESPACE, server.options)
+        return config(scheme="none", s3=section), lambda node: tier
     if kind == "nvme":
         section = {"path": str(root / "nvme"), "every_steps": 10}
         return config(scheme="none", nvme=section), lambda node: NvmeTier(root / "nvme", NAMESPACE, node=node)
