@@ -16,7 +16,9 @@ from launcher.runner.processes import state_of
 log = logging.getLogger(__name__)
 
 AGENT_START_TIMEOUT_S = 60.0
-AGENT_RESTART_TIMEOUT_S = 10.0
+# Longer than srun takes to say that a node does not answer: twice MessageTimeout, 20 s by default. That names the node;
+# agents that are given up before would be tried on the same nodes again, and the job then be requeued.
+AGENT_RESTART_TIMEOUT_S = 30.0
 _AS_LONG_AGAIN = 10  # times what it took before
 LOOK_S = 0.5
 AGENT_STOPPED_S = 3.0  # the kernel says that it is stopped
