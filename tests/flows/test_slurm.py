@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from broken_job import BrokenJob
 from main_job import ARGS, SCRIPT, Watch
 from slurm_kit import HOLDFAST, ends_as, scheduler_view, submit, write_job
 
@@ -153,20 +154,22 @@ def test_a_requeued_job_whose_memory_is_gone_goes_on_from_the_shared_directory(
     assert watch.sha256 == reference_sha256
 
 
-def test_a_preempted_job_stops_at_a_boundary_and_goes_on(
-    slurm_cluster: Any, job_file: Path, reference_sha256: str
-) -> None:
-    job_id, watch = submit(slurm_cluster, job_file)
-    in_mid_training(watch)
+def test_a_preempted_job_stops_at_a_boundary_and_goes_on(slurm_cluster: Any, steady_digests: dict[int, str]) -> None:
+    """A job that trains until it is told to end: Slurm may take its time to find that another one is more urgent."""
+    job = BrokenJob(slurm_cluster, slurm_cluster.home / "preempted", spares=2, restart={})
+    job.settle()
     urgent = ["sbatch", "--parsable", "-p", "urgent", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "true"]
-    slurm_cluster.run_as_user(urgent, cwd=job_file.parent, timeout_s=30)
+    slurm_cluster.run_as_user(urgent, cwd=slurm_cluster.home, timeout_s=60)
 
-    agreed = watch.wait_for("attempt_end", 60, attempt=0, outcome="stopped")
-    restored = watch.wait_for("restore", 120, attempt=1)
-    watch.until(ends_as(slurm_cluster, job_id, "COMPLETED"), 150, "completed job")
+    told = job.watch.wait_for("stop_requested", 60)
+    agreed = job.watch.wait_for("attempt_end", 60, attempt=0)
+    restored = job.watch.wait_for("restore", 120, attempt=1)
+    job.settle()
+    job.finish(steady_digests)
+    job.watch.until(ends_as(slurm_cluster, job.job_id, "COMPLETED"), 60, "completed job")
 
-    assert restored["step"] == agreed["step"], watch.story()
-    assert watch.sha256 == reference_sha256
+    assert (told["reason"], agreed["outcome"]) == ("preempted", "stopped"), job.watch.story()
+    assert (restored["step"], restored["tier"]) == (agreed["step"], "memory"), job.watch.story()
 
 
 PAIR = """
