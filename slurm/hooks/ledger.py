@@ -54,18 +54,23 @@ class Ledger:
     def __init__(self, directory: str) -> None:
         self._directory = directory
 
-    def begin(self, job: HookJob) -> None:
-        """The job runs here, for the first time or again.
+    def begin(self, job: HookJob, limit_s: float = _LOCK_S) -> None:
+        """The job runs here, for the first time or again. Who frees its memory at this moment is waited for.
 
         Raises:
-            LedgerBusy: another process does not let go of the ledger.
+            LedgerBusy: another process does not let go of the ledger, or of this job's entry within `limit_s` seconds.
         """
-        lock = self._lock()
+        free = _locked(self._path(job.job_id), limit_s)
         try:
-            self._write(Entry(job, started_s=now_s()))
+            lock = self._lock()
+            try:
+                self._write(Entry(job, started_s=now_s()))
+            finally:
+                if lock is not None:
+                    os.close(lock)
         finally:
-            if lock is not None:
-                os.close(lock)
+            if free is not None:
+                os.close(free)
 
     def end(self, entry: Entry, keep_s: float) -> None:
         """The job has left the node; its memory stays for a while. Not if it is back since the entry was read.
@@ -82,6 +87,20 @@ class Ledger:
                 self._write(Entry(entry.job, started_s=entry.started_s, keep_until_s=now_s() + keep_s))
         finally:
             os.close(lock)
+
+    def due(self, entry: Entry) -> int | None:
+        """Holds an entry whose memory may go, until this is closed; None if it may not, or another process is at it."""
+        try:
+            held = _locked(self._path(entry.job.job_id), 0)
+        except LedgerBusy:
+            return None
+        if held is None:
+            return None
+        found = self._read(entry.job.job_id)  # it may be back since the entry was read
+        if found is not None and found.is_due and os.fstat(held).st_nlink:
+            return held
+        os.close(held)
+        return None
 
     def forget(self, entry: Entry) -> None:
         """Nothing of the job is left."""
@@ -122,30 +141,38 @@ class Ledger:
 
     def _lock(self) -> int | None:
         """Held while an entry changes: a health check may look at a job whose prolog runs. None without any entry."""
-        try:
-            directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        end_s = time.monotonic() + _LOCK_S
-        while True:
-            try:
-                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return directory
-            except BlockingIOError:
-                if time.monotonic() > end_s:
-                    holder = _holder(directory)
-                    os.close(directory)
-                    raise LedgerBusy(
-                        f"{self._directory}: held by {holder} for over {_LOCK_S:g} s; end that process, or see what it "
-                        "waits for"
-                    ) from None
-            time.sleep(_LOCK_POLL_S)
+        return _locked(self._directory, _LOCK_S, os.O_DIRECTORY)
 
     def _write(self, entry: Entry) -> None:
         job = entry.job
         kept = "" if entry.keep_until_s is None else f" keep_until_s={entry.keep_until_s}"
         text = f"uid={job.uid} gid={job.gid} cluster={job.cluster} started_s={entry.started_s}{kept}\n"
         write_of_root(self._path(job.job_id), text, 0o600, 0o700)
+
+
+def _locked(path: str, limit_s: float, flags: int = 0) -> int | None:
+    """A lock on what is there; None where nothing is.
+
+    Raises:
+        LedgerBusy: another process has it and does not let go of it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags)
+    except FileNotFoundError:
+        return None
+    end_s = time.monotonic() + limit_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() >= end_s:
+                holder = _holder(descriptor)
+                os.close(descriptor)
+                raise LedgerBusy(
+                    f"{path}: held by {holder} for over {limit_s:g} s; end that process, or see what it waits for"
+                ) from None
+        time.sleep(_LOCK_POLL_S)
 
 
 def _holder(descriptor: int) -> str:

@@ -45,7 +45,7 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
         from slurm.hooks.strays import kill_strays
 
         kill_strays(job, hook.left_s / 4)  # it was requeued: what still flushes its memory is in its way
-    ledger.begin(job)
+    ledger.begin(job, hook.left_s / 2)
     if job.uid == 0:
         return FIT
     make_user_dir(hook.places.memory, job)
@@ -80,18 +80,19 @@ def free_memory(hook: Hook) -> None:
     """Removes the memory of jobs that left the node and were not requeued onto it in time."""
     ledger = Ledger(hook.places.ledger)
     for entry in ledger:
-        if not entry.is_due:
+        if not entry.is_due or (held := ledger.due(entry)) is None:
             continue
         from slurm.hooks.strays import kill_strays
 
         try:
             kill_strays(entry.job, hook.left_s / 4)  # a flush that has not ended
             remove_job_dir(hook.places.memory, entry.job, hook.left_s / 2)
+            ledger.forget(entry)
+            log.info("memory of job %d, uid %d: freed", entry.job.job_id, entry.job.uid)
         except DirectoryError as error:
             log.error("%s; tried again before the next job", error)
-            continue
-        ledger.forget(entry)
-        log.info("memory of job %d, uid %d: freed", entry.job.job_id, entry.job.uid)
+        finally:
+            os.close(held)  # until here its prolog waits, should it come back at this moment
 
 
 def against(hook: Hook) -> str:

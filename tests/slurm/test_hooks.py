@@ -697,6 +697,49 @@ class TestLedgerThatAnotherProcessHolds:
         assert [entry.job.job_id for entry in Ledger(places.ledger)] == [77, 78]
 
 
+FREER = """
+import sys, time
+from slurm.hooks import prolog
+from slurm.hooks.hook import Hook
+from slurm.hooks.places import Places, Settings
+remove = prolog.remove_job_dir
+def slowly(*arguments):
+    print("removing", flush=True)
+    sys.stdin.readline()
+    remove(*arguments)
+prolog.remove_job_dir = slowly
+places = Places(root=sys.argv[1], memory=sys.argv[2])
+prolog.free_memory(Hook(places=places, settings=Settings(), env={}, deadline_s=time.monotonic() + 55))
+"""
+
+
+@as_root
+def test_a_job_that_comes_back_while_its_memory_is_freed_begins_after_that(
+    places: Places, job: HookJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("prolog", places, environment(job))
+    (memory_of(places, job) / "shard").write_text("state")
+    run("epilog", places, environment(job))
+    (entry,) = (ledger := Ledger(places.ledger))
+    ledger.end(entry, 0)
+    freer = subprocess.Popen(
+        [sys.executable, "-c", FREER, places.root, places.memory], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert freer.stdout is not None and freer.stdout.readline() == b"removing\n"
+        monkeypatch.setattr(
+            ledgers.time, "sleep", lambda _: freer.communicate(b"\n")
+        )  # it goes on when it is waited for
+        hook = Hook(places=places, settings=Settings(), env=environment(job), deadline_s=time.monotonic() + 20)
+        assert prolog(hook) == FIT
+        if freer.returncode is None:
+            freer.communicate(b"\n")
+    finally:
+        freer.kill()
+    assert [entry.keep_until_s for entry in Ledger(places.ledger)] == [None]
+    assert list(memory_of(places, job).iterdir()) == []
+
+
 @as_root
 class TestQuickPath:
     """Most jobs find a node that is fit and leave nothing behind: what their hooks import is time that they lose."""
