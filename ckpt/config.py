@@ -266,7 +266,7 @@ def _matching(env: Mapping[str, str], name: str, pattern: re.Pattern[str], expec
 
 def _known(section: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> None:
     if not isinstance(section, Mapping):
-        raise ConfigError(f"{where}: got {type(section).__name__}, expected a mapping")
+        raise ConfigError(f"{where}: got {section!r:.60}, expected a mapping")
     for key in section:
         if key not in allowed:
             near = difflib.get_close_matches(str(key), allowed, n=1)

@@ -54,7 +54,8 @@ def log_files(folder: Path, selection: Selection) -> dict[str, Path]:
         if not path.is_file():
             there = ", ".join(str(number) for number in _ranks(attempt_dir))
             if not there:
-                raise UsageError(f"{attempt_dir}: no worker has written anything yet; with -f the logs are waited for")
+                why = f"`holdfast status {folder}` says why, -f waits for them"
+                raise UsageError(f"{attempt_dir}: no worker has written anything; {why}")
             raise UsageError(f"rank: got {rank}, expected one with a log in {attempt_dir}: {there}")
         return {f"rank {rank}": path}
     files = {f"rank {rank}": attempt_dir / f"rank-{rank}.log" for rank in _ranks_of(folder, attempt_dir, selection)}

@@ -25,7 +25,8 @@ def read_yaml(path: Path) -> Any:
 def _read(path: Path) -> str:
     try:
         if not path.is_file():
-            raise UsageError(f"{path}: no such file; expected a job file (YAML)")
+            what = "no regular file" if path.exists() else "no such file"
+            raise UsageError(f"{path}: {what}; expected a job file (YAML)")
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:

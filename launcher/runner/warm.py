@@ -1,8 +1,9 @@
 """The warm process: has torch loaded and forks an elastic agent, which forks the workers, within milliseconds.
 
-It reads tasks as JSON lines on stdin and reports on stdout: {"event": "warm"}, then for each attempt "forked"
-{session}, "started" {pids} and "ended" {ok, failures, reason}. The agent leads a session of its own, so that all that
-belongs to the attempt can be found and ended by that session; each process here dies with its parent.
+It reads tasks as JSON lines on stdin and reports on stdout: {"event": "warm"}, or "unfit" {reason} where torch cannot
+be loaded, then for each attempt "forked" {session}, "started" {pids} and "ended" {ok, failures, reason}. The agent
+leads a session of its own, so that all that belongs to the attempt can be found and ended by that session; each process
+here dies with its parent.
 
 Importing torch takes seconds, so it happens once, here. Nothing in this process starts threads or touches a GPU: either
 would be unsafe to fork.
@@ -17,15 +18,22 @@ import json
 import os
 import selectors
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
-from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+try:
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+except (ImportError, OSError) as error:  # a library of CUDA's that is missing is an OSError
+    if __name__ == "__main__":
+        told = f"{sys.executable} cannot load torch: {type(error).__name__}: {error}"
+        print(json.dumps({"event": "unfit", "reason": told}), flush=True)
+    raise
 
 from launcher.runner.processes import die_with_parent
 from launcher.runner.script import ENDING_SIGNALS, run_script, script_traceback

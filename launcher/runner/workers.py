@@ -34,6 +34,7 @@ class Workers:
         self._warm_process: asyncio.subprocess.Process | None = None
         self._task: dict[str, Any] | None = None  # the attempt under way
         self._session: asyncio.Future[int | None] | None = None  # of the attempt's processes; None: never forked
+        self._unfit = ""  # why the warm process cannot be one, by its own word
         self.warm = False
 
     async def run(self) -> None:
@@ -51,7 +52,8 @@ class Workers:
             await self._follow(process)
             code = await process.wait()
             was_warm, self.warm = self.warm, False
-            reason = f"the warm process ended with code {code}; its output is in this runner's log"
+            why = f": {self._unfit}" if self._unfit else "; its output is in this runner's log"
+            reason = f"the warm process ended with code {code}{why}"
             log.error("%s", reason)
             if self._session is not None and not self._session.done():
                 self._session.set_result(None)
@@ -95,6 +97,8 @@ class Workers:
                 self._report(report)
                 if self._task is not None:
                     self._send()
+            elif report["event"] == "unfit":
+                self._unfit = report["reason"]
             elif report["event"] == "forked":
                 if self._session is not None and not self._session.done():
                     self._session.set_result(report["session"])

@@ -83,7 +83,7 @@ def test_defaults() -> None:
         ({"namespace": "x", "ram": {"every_steps": True}}, "got True"),
         ({"namespace": "x", "ram": {"every_steps": 1.5}}, "got 1.5"),
         ({"namespace": "x", "ram": {"keep": 1}}, "checkpoint.ram.keep: got 1, expected at least 2"),
-        ({"namespace": "x", "ram": 5}, "checkpoint.ram: got int, expected a mapping"),
+        ({"namespace": "x", "ram": 5}, "checkpoint.ram: got 5, expected a mapping"),
         ({"namespace": "x", "peers": {"scheme": "raid"}}, "expected one of none, partner, xor, rs"),
         ({"namespace": "x", "peers": {"group_size": 1}}, "peers.group_size: got 1, expected 2 to 32 nodes"),
         ({"namespace": "x", "peers": {"group_size": 33}}, "peers.group_size: got 33"),
@@ -104,7 +104,7 @@ def test_defaults() -> None:
         ({"namespace": "x", "s3": {"url": "bucket/x"}}, "checkpoint.s3.url: got 'bucket/x', expected s3://bucket"),
         ({"namespace": "x", "s3": {"url": "s3://b u"}}, "checkpoint.s3.url"),
         ({"namespace": "x", "s3": {"url": "s3://bkt", "path_style": "yes"}}, "got 'yes', expected true or false"),
-        ([], "checkpoint: got list, expected a mapping"),
+        ([], r"checkpoint: got \[\], expected a mapping"),
     ],
 )
 def test_a_wrong_section_names_the_key(section: Any, message: str) -> None:

@@ -89,7 +89,7 @@ BAD_JOBS = [
     ({"checkpoint": {"ram": {"every_step": 10}}}, "checkpoint.ram.every_step: unknown key, did you mean every_steps?"),
     ({"checkpoint": {"ram": {"every_steps": 0}}}, "checkpoint.ram.every_steps: got 0, expected"),
     ({"checkpoint": {"ram": {"keep": "2"}}}, "checkpoint.ram.keep: got '2', expected"),
-    ({"checkpoint": {"ram": [1]}}, "checkpoint.ram: got list, expected a mapping"),
+    ({"checkpoint": {"ram": [1]}}, "checkpoint.ram: got [1], expected a mapping"),
     ({"checkpoint": {"peers": {"scheme": "rs", "parity": 8}}}, "checkpoint.peers.parity: got 8, expected less than"),
     ({"checkpoint": {"peers": {"scheme": "magic"}}}, "checkpoint.peers.scheme: got 'magic', expected one of"),
     ({"checkpoint": {"nvme": {"path": "n"}}}, "checkpoint.nvme.path: got 'n', expected an absolute path"),
@@ -129,7 +129,7 @@ def test_a_good_job_file_is_submitted(capsys: pytest.CaptureFixture[str]) -> Non
 BAD_COMMANDS = [
     (["submit"], "Missing argument 'JOB.yaml'"),
     (["submit", "nope.yaml"], "nope.yaml: no such file; expected a job file (YAML)"),
-    (["submit", "."], ".: no such file; expected a job file (YAML)"),
+    (["submit", "."], ".: no regular file; expected a job file (YAML)"),
     (["submit", "job.yaml", "--cluster", "pbs"], "cluster: got 'pbs', expected one of slurm, local"),
     (["submit", "job.yaml", "--cluster", "local", "-p", "train"], "expected no sbatch options there"),
     (["submit", "job.yaml", "--nodes", "0"], "command line: nodes: got 0, expected a whole number, from 1 to 65536"),

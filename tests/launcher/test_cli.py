@@ -351,7 +351,7 @@ def test_following_a_job_that_has_written_nothing_tells_once_what_it_does(home: 
 def test_logs_that_nobody_has_written_yet_are_said_to_be_so(job: KnownJob, capsys: pytest.CaptureFixture[str]) -> None:
     (job.folder / "log" / "attempt-2").mkdir()
     assert main(["logs", "7"]) == 2
-    assert "no worker has written anything yet; with -f the logs are waited for" in capsys.readouterr().err
+    assert "no worker has written anything; `holdfast status" in capsys.readouterr().err
     (job.folder / "log" / "supervisor.log").unlink()
     assert main(["logs", "7", "--supervisor"]) == 2
     assert "no supervisor has started" in capsys.readouterr().err

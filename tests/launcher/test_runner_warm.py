@@ -1,0 +1,25 @@
+"""The warm process that cannot be one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.runner.workers import Workers
+
+
+@pytest.mark.parametrize(
+    "error", ["ModuleNotFoundError: No module named 'torch'", "OSError: libcudart.so.12: not found"]
+)
+def test_a_python_that_cannot_load_torch_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
+    kind, _, words = error.partition(": ")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(f"raise {kind}({words!r})\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    reports: list[dict[str, Any]] = []
+    asyncio.run(asyncio.wait_for(Workers(reports.append).run(), 60))
+    (broken,) = reports
+    assert broken["event"] == "broken" and broken["reason"].endswith(f"cannot load torch: {error}")
