@@ -67,9 +67,17 @@ def return_(
 
     Exit code 1: it was drained by somebody else, or did not pass its check and stays drained.
     """
+    told = ""
+
+    def wait(outcome: Outcome) -> None:
+        nonlocal told
+        if _line(outcome) != told:
+            told = _line(outcome)
+            typer.echo(told, err=True)
+        time.sleep(_LOOK_S)
+
     with only_one(state):
-        healer = Healer(Slurm(), HealSettings.read(config), History.read(state))
-        outcome = healer.bring_back(node, lambda: time.sleep(_LOOK_S))
+        outcome = Healer(Slurm(), HealSettings.read(config), History.read(state)).bring_back(node, wait)
     typer.echo(json.dumps(asdict(outcome), indent=2) if as_json else _line(outcome))
     raise typer.Exit(0 if outcome.what == REPAIRED else 1)
 

@@ -70,12 +70,12 @@ class Healer:
                 found.append(self._try(node.name, partial(self._take, node, nodes)))
         return found
 
-    def bring_back(self, name: str, wait: Callable[[], None]) -> Outcome:
+    def bring_back(self, name: str, wait: Callable[[Outcome], None]) -> Outcome:
         """Returns a node that an admin has repaired, if it passes the check; goes on where a call was cut short.
 
         Args:
             name: the node.
-            wait: called between two looks at it.
+            wait: called between two looks at it, with what is waited for.
 
         Raises:
             LifecycleError: it is not ours to return, or did not pass.
@@ -87,7 +87,7 @@ class Healer:
             raise LifecycleError(f"{name}: it is being healed already; `holdfast node heal` shows how far it is")
         outcome = self._begin_by_hand(node) if begun is None else self._cases.go_on(begun, self._slurm.nodes())
         while name in self._history.cases:
-            wait()
+            wait(outcome)
             outcome = self._cases.go_on(self._history.cases[name], self._slurm.nodes())
         deadline_s = self._now_s() + _RELEASE_S
         while self._cases.strays():
@@ -96,7 +96,7 @@ class Healer:
                     f"{name}: {outcome.what}, but Slurm did not let go of {', '.join(self._cases.strays())} within "
                     f"{_RELEASE_S:g} s; scontrol delete ReservationName=... makes it whole"
                 )
-            wait()
+            wait(outcome)
             self._cases.release_strays()
         return outcome
 

@@ -14,6 +14,7 @@ import pytest
 from lifecycle.errors import LifecycleError
 from lifecycle.heal import case as heal_case
 from lifecycle.heal import history
+from lifecycle.heal.case import Outcome
 from lifecycle.heal.healer import Healer
 from lifecycle.heal.history import History
 from lifecycle.heal.settings import HealSettings
@@ -112,7 +113,7 @@ class Site:
             self.slurm, self.way.settings, History.read(self.path), run=self._replaces, now_s=self._now_s.__next__
         )
         if self.way.by_hand:
-            healer.bring_back("n1", lambda: None)
+            healer.bring_back("n1", lambda _: None)
             return
         for _ in range(_LOOKS):
             if not healer.look() and not self.slurm.reservations():
@@ -159,3 +160,11 @@ def test_a_healer_killed_at_any_point_is_followed_by_one_that_goes_on(
             assert out == (way.jobs is None), where
             for jobs, starts in site.slurm.exposed:
                 assert way.jobs is not None and jobs >= way.jobs and starts >= len(way.orders), where
+
+
+def test_who_returns_a_node_by_hand_hears_what_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(_WAYS["by hand"], tmp_path / "heal.json", Fuse(), 2, monkeypatch)
+    heard: list[Outcome] = []
+    healer = Healer(site.slurm, site.way.settings, History.read(site.path), now_s=itertools.count(1.7e9).__next__)
+    assert healer.bring_back("n1", heard.append).what == "repaired"
+    assert {(outcome.node, outcome.what) for outcome in heard} == {("n1", "checking")}

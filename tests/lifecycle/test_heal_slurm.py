@@ -145,14 +145,14 @@ def test_a_node_that_a_reboot_does_not_repair_stays_out(site: Site) -> None:
     assert site.look() == []
 
     with pytest.raises(LifecycleError, match="n2: not drained"):
-        Healer(site.slurm, site.settings, History.read(site.state)).bring_back("n2", lambda: None)
+        Healer(site.slurm, site.settings, History.read(site.state)).bring_back("n2", lambda _: None)
     site.repair("n1")
     # A check that began before the repair may drain it once more.
     site.until(
         lambda: json.loads(verdict.read_text())["status"] != "critical", "the hook to see the repair", heal=False
     )
     healer = Healer(site.slurm, site.settings, History.read(site.state))
-    assert healer.bring_back("n1", lambda: time.sleep(0.2)).what == "repaired"
+    assert healer.bring_back("n1", lambda _: time.sleep(0.2)).what == "repaired"
     site.until(lambda: site.node("n1").is_idle, "n1 idle")
 
 
@@ -220,7 +220,7 @@ def test_a_node_that_is_slow_with_neighbours_which_do_well_without_it_stays_out(
     monkeypatch.setattr(comparison, "PAIRS_LOG", log)
     site.settings = HealSettings(heal="on", check=("true",), check_pairs=PAIRS, replace="none")
     bring_back = lambda: Healer(site.slurm, site.settings, History.read(site.state)).bring_back(  # noqa: E731
-        "n2", lambda: time.sleep(0.2)
+        "n2", lambda _: time.sleep(0.2)
     )
     site.slurm.drain("n2", "holdfast: as the hook would")
     try:
@@ -243,7 +243,7 @@ def test_without_an_idle_neighbour_a_node_returns_when_its_time_for_that_is_up(s
         site.slurm.drain(name, "disk swap")
     site.settings = HealSettings(heal="on", check=("true",), check_pairs=PAIRS, pairs_timeout_s=2)
     site.slurm.drain("n1", "holdfast: as the hook would")
-    outcome = Healer(site.slurm, site.settings, History.read(site.state)).bring_back("n1", lambda: time.sleep(0.2))
+    outcome = Healer(site.slurm, site.settings, History.read(site.state)).bring_back("n1", lambda _: time.sleep(0.2))
     assert (outcome.what, outcome.why) == (
         "repaired",
         "as the hook would (between nodes nothing was measured in time)",
@@ -346,7 +346,7 @@ def test_what_an_admin_drains_is_his(site: Site) -> None:
     site.slurm.drain("n1", "disk swap")
     assert site.look() == []
     with pytest.raises(LifecycleError, match="n1: drained by root, not by holdfast: disk swap"):
-        Healer(site.slurm, site.settings, History.read(site.state)).bring_back("n1", lambda: None)
+        Healer(site.slurm, site.settings, History.read(site.state)).bring_back("n1", lambda _: None)
     assert "DRAIN" in site.node("n1").flags
 
     site.set_hooks("n2", reboot_repairs=True)
