@@ -134,16 +134,19 @@ class Together:
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._here = [0] * len(peers.nodes)
+        self._come = asyncio.Condition()
         peers.handle("here", self._on_here)
 
     async def _on_here(self, source: int, message: dict[str, Any]) -> None:
         self._here[source] += 1
+        async with self._come:
+            self._come.notify_all()
 
     async def all_here(self) -> None:
         await self._peers.call_all("here", timeout_s=600)
         turn = self._here[self._peers.rank]
-        while min(self._here) < turn:
-            await asyncio.sleep(0.001)
+        async with self._come:  # no poll of its own: it would take a core from those that still work
+            await self._come.wait_for(lambda: min(self._here) >= turn)
 
 
 async def measure(place: Place, peers: Peers, nbytes: int) -> dict[str, float]:
@@ -222,8 +225,9 @@ async def sendrecv(peers: Peers, to: int | None, source: int | None, holdings: H
     pending = [transport.receive_range(source, 1, sink)] if source is not None else []
     if to is not None:
         pending.append(transport.send_range(to, 1, holdings.bytes_of("own-0-0", len(sink))))
-    while not all([transfer.done() for transfer in pending]):
-        os.sched_yield()
+    while pending:
+        done = transport.done(pending)
+        pending = [transfer for i, transfer in enumerate(pending) if i not in done]
 
 
 def drop_redundancy(holdings: Holdings, saves: Saves) -> None:

@@ -159,7 +159,7 @@ def _redundancy_bytes(scheme: Scheme, members: Members, stream_bytes: int) -> in
 def _sent_bytes(scheme: Scheme, members: Members, stream_bytes: int) -> int:
     """What one member sends for one save: all send alike, each holds as many copies as there are of it."""
     copies = max(len(scheme.sources(node, members)) for node in members) * stream_bytes
-    return copies + _relayed_bytes(len(members), scheme.parity(members), stream_bytes)
+    return copies + _given_bytes(len(members), scheme.parity(members), stream_bytes)
 
 
 @lru_cache  # sets have one size or two
@@ -169,8 +169,8 @@ def _parity_bytes(members: int, parity: int, stream_bytes: int) -> int:
 
 
 @lru_cache
-def _relayed_bytes(members: int, parity: int, stream_bytes: int) -> int:
-    """Every term of a sum is a hop, and every hop sends the sum's length on."""
+def _given_bytes(members: int, parity: int, stream_bytes: int) -> int:
+    """Every member sends its terms to whose parity they are in."""
     if not parity or not stream_bytes:
         return 0
     stripes = Stripes([stream_bytes] * members, parity)
@@ -178,7 +178,7 @@ def _relayed_bytes(members: int, parity: int, stream_bytes: int) -> int:
     for member in range(members):
         for part in stripes.encode(member):
             for term in part.terms:
-                sent[term.member] += part.nbytes
+                sent[term.member] += term.nbytes
     return max(sent.values())
 
 

@@ -29,11 +29,8 @@ class TransportError(AgentError):
 class Transfer(Protocol):
     """A byte range under way."""
 
-    def done(self) -> bool:
-        """Makes progress; True once the buffer may be read (receive) or reused (send). Raises TransportError."""
-
     def cancel(self) -> None:
-        """Gives up, as far as that is possible. The buffer stays in use until `done`, so go on polling."""
+        """Gives up, as far as that is possible. The buffer stays in use until done, so go on polling."""
 
 
 class Transport(Protocol):
@@ -57,12 +54,18 @@ class Transport(Protocol):
     def receive_range(self, source: int, tag: int, into: memoryview) -> Transfer:
         """Starts to receive bytes; the receiver chooses the tag (1 to 2**30) and tells the sender."""
 
+    def done(self, transfers: Sequence[Any]) -> list[int]:
+        """Makes progress; indices of this end's transfers whose buffer may be read (receive) or reused (send) now.
+
+        Each is told once, and not given again. Raises TransportError.
+        """
+
     def close(self) -> None:
         """Leaves the world. Collective: returns when all have come, so the caller guards it with a deadline."""
 
 
 class SoloTransport:
-    """A world of one node: nobody to talk to but itself, at the end of a chain of sums."""
+    """A world of one node: nobody to talk to but itself."""
 
     rank = 0
     size = 1
@@ -86,6 +89,9 @@ class SoloTransport:
         if source:
             raise TransportError(f"bytes from node rank {source}: this world has one node")
         return self._loop(tag, into, self._wanted)
+
+    def done(self, transfers: Sequence[Any]) -> list[int]:
+        return [i for i, transfer in enumerate(transfers) if transfer.ended]
 
     def close(self) -> None:
         return
@@ -111,9 +117,6 @@ class _Loop:
     def __init__(self, data: memoryview) -> None:
         self.data = data
         self.ended = False
-
-    def done(self) -> bool:
-        return self.ended
 
     def cancel(self) -> None:
         self.ended = True
@@ -210,6 +213,13 @@ class MpiTransport:
         except self._mpi.Exception as error:
             raise TransportError(f"bytes from node rank {source}: {error}") from None
 
+    def done(self, transfers: Sequence[Any]) -> list[int]:
+        """One call of MPI for all: each yields the core where nothing has come and processes outnumber cores."""
+        try:
+            return self._mpi.Request.Testsome([transfer.request for transfer in transfers]) or []
+        except self._mpi.Exception as error:
+            raise TransportError(f"bytes under way: {error}") from None
+
     def close(self) -> None:
         self._mpi.Finalize()
 
@@ -219,14 +229,8 @@ class _MpiSend:
 
     def __init__(self, mpi: Any, request: Any, buffer: memoryview) -> None:
         self._mpi = mpi
-        self._request = request
+        self.request = request
         self._buffer = buffer
-
-    def done(self) -> bool:
-        try:
-            return bool(self._request.Test())
-        except self._mpi.Exception as error:
-            raise TransportError(f"bytes under way: {error}") from None
 
     def cancel(self) -> None:
         return
@@ -237,8 +241,8 @@ class _MpiReceive(_MpiSend):
 
     def cancel(self) -> None:
         try:
-            if self._request != self._mpi.REQUEST_NULL:
-                self._request.Cancel()
+            if self.request != self._mpi.REQUEST_NULL:
+                self.request.Cancel()
         except self._mpi.Exception as error:
             raise TransportError(f"cancelling a receive: {error}") from None
 

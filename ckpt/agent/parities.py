@@ -20,7 +20,7 @@ from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.parity import ParityRecord, ParitySet, read_parity, write_parity
 from ckpt.redundancy.stripes import Sum, extents
 
-_AT_ONCE = 8  # chains of one rebuild: all of a set of the usual size, each node first in one of them
+_AT_ONCE = 8  # sums of one rebuild: all of a set of the usual size, each made on another node
 
 
 class ParityHoldings(Store[ParityRecord]):
@@ -53,6 +53,7 @@ class Parities:
         self._members = members_at(context.place, context.config.peers)
         self._parity = scheme_of(context.config.peers).parity(self._members)
         self._index = self._members.index(context.place.node_rank)
+        self._here = Hop(node=context.place.node_rank, coefficient=0, parts=())  # last of a sum that is made here
         self._making = asyncio.Lock()  # a name that is free stays so until its record is there
         self._relay = Relay(context.peers, self._bytes_of, context.deadlines.answer_s)
         self._peers.handle("lengths", self._on_lengths)
@@ -91,7 +92,7 @@ class Parities:
             try:
                 data = self._holdings.room_for(name, stripes.parity_bytes(self._index))
                 for part in stripes.encode(self._index):  # one row after another: bounds the buffers of all members
-                    await self._pull(save, over, part, homes, nodes, data)
+                    await self._pull(save, over, part, [*hops_of(part, over, homes, nodes), self._here], data)
                 blocks = await asyncio.to_thread(checksums, data)
             except BaseException:
                 self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
@@ -155,12 +156,8 @@ class Parities:
         ]
         return tuple(await asyncio.gather(*calls))
 
-    async def _pull(
-        self, save: SaveId, over: ParitySet, part: Sum, shard_at: Mapping[int, int], parity_at: Mapping[int, int],
-        data: memoryview,
-    ) -> None:  # fmt: skip
-        into = data[part.at : part.at + part.nbytes]
-        await self._relay.pull(save, over.to_json(), hops_of(part, over, shard_at, parity_at), into)
+    async def _pull(self, save: SaveId, over: ParitySet, part: Sum, hops: Sequence[Hop], data: memoryview) -> None:
+        await self._relay.pull(save, over.to_json(), hops, data[part.at : part.at + part.nbytes])
 
     def _bytes_of(self, message: dict[str, Any], part: Part) -> memoryview:
         save = SaveId.from_json(message["save"])
@@ -231,20 +228,23 @@ class Parities:
         data = self._shards.room_for(name, record.nbytes)
         limit = asyncio.Semaphore(_AT_ONCE)
 
-        async def pull(part: Sum) -> None:
+        async def pull(number: int, part: Sum) -> None:
+            hops = hops_of(part, over, shard_at, parity_at)
+            turn = number % len(hops)  # no node makes all sums, nor has its link carry all that goes into them
+            hops = [*hops[turn + 1 :], *hops[: turn + 1]] if len(hops) > 1 else [*hops, self._here]
             async with limit:
-                await self._pull(record.save, over, part, shard_at, parity_at, data)
+                await self._pull(record.save, over, part, hops, data)
 
         bad: list[int] = []
         for _ in range(2):  # a wire may have done it
-            await asyncio.gather(*map(pull, sums))
+            await asyncio.gather(*(pull(number, part) for number, part in enumerate(sums)))
             if not (bad := await asyncio.to_thread(bad_blocks, data, record.blocks)):
                 return
         raise CorruptError(f"block {bad[0]} of rank {record.rank}, made again from parity, does not verify")
 
 
 def hops_of(part: Sum, over: ParitySet, shard_at: Mapping[int, int], parity_at: Mapping[int, int]) -> list[Hop]:
-    """A sum's terms as a chain of nodes.
+    """A sum's terms by the nodes that have them.
 
     Args:
         part: what is wanted.

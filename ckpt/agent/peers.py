@@ -174,16 +174,13 @@ class Peers:
                 self.spawn(self._answer(source, message))
             elif type(number := message["re"]) is int and (reply := self._replies.get(number)) and not reply.done():
                 reply.set_result(message)
-        under_way = []
-        for transfer, waiter in self._transfers:
-            if transfer.done():
-                moved = True
-                if not waiter.done():
-                    waiter.set_result(None)
-            else:
-                under_way.append((transfer, waiter))
-        self._transfers = under_way
-        return moved
+        done = self._transport.done([transfer for transfer, _ in self._transfers]) if self._transfers else []
+        for _, waiter in [self._transfers[i] for i in done]:
+            if not waiter.done():
+                waiter.set_result(None)
+        for i in sorted(done, reverse=True):
+            del self._transfers[i]
+        return moved or bool(done)
 
     async def _remote(self, node: int, message: dict[str, Any]) -> dict[str, Any]:
         number = next(self._numbers)

@@ -1,8 +1,8 @@
-"""Sums of multiples of byte ranges on different nodes, made on their way along the ring of a redundancy set.
+"""Sums of multiples of byte ranges on different nodes, each gathered on one of them and made there.
 
-Whoever wants a sum tells all nodes of a chain at once from whom to receive and to whom to send; the bytes come down the
-chain in pieces, each node adding its own. Every byte is read once, every link carries the sum's length once, and a
-node's buffers are WINDOW pieces for each chain that it is in.
+Whoever wants a sum names the node that makes it, itself or the last of those that have a part in it. The others send
+their own bytes as they lie in memory, and it adds them up piece by piece while its caches have them. Every byte is read
+once and crosses one link, then the sum one more unless it is wanted where it is made.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,9 @@ from ckpt.errors import AgentError
 from ckpt.record.shard import SaveId
 from ckpt.redundancy.galois import multiply_add
 
-PIECE_BYTES = 512 << 10
-WINDOW = 6  # pieces of one chain in a node's buffers: half arriving, half leaving
+PIECE_BYTES = 2 << 20  # less costs more in turns of the event loop than the caches win
+WINDOW = 2  # ranges on their way into one sum
+LEAVING = 2  # pieces of a sum on their way to who wants it
 
 log = logging.getLogger(__name__)
 
@@ -66,141 +67,203 @@ class Hop:
 
 
 Resolve = Callable[[dict[str, Any], Part], memoryview]  # the bytes of a part here; raises AgentError
+Own = tuple[int, int, memoryview]  # coefficient, first byte in the sum, bytes
+Source = tuple[Hop, int]  # what another node sends, under which tag
 
 
 class Relay:
-    """One node's place in the chains of others, and its way to ask for one."""
+    """One node's part in the sums of others, and its way to ask for one."""
 
     def __init__(self, peers: Peers, resolve: Resolve, timeout_s: float) -> None:
         self._peers = peers
         self._resolve = resolve
         self._timeout_s = timeout_s
-        peers.handle("sum", self._serve)
+        peers.handle("parts", self._serve)
+        peers.handle("sum", self._serve_sum)
 
     async def pull(self, save: SaveId, over: dict[str, Any], hops: Sequence[Hop], into: memoryview) -> None:
-        """Fills `into` with the sum over the hops, the last of which is asked; not verified.
+        """Fills `into` with the sum over the hops, made on the node of the last; not verified.
 
         Args:
             save: of which save the parts are.
             over: the ParitySet as JSON, for parts that are parity.
-            hops: at least one; the nodes that the sum comes along.
+            hops: at least one; the last may be without parts, for a sum that is to be made here.
             into: not empty.
 
         Raises:
-            PeerError: a node of the chain refused, or nothing arrived in time; names the chain. Bytes may yet arrive:
-                do not reuse the buffer.
+            PeerError: a node refused, or nothing arrived in time; names all. Bytes may yet arrive: do not reuse the
+                buffer.
         """
-        tags = [self._peers.new_tag() for _ in hops]
-        pieces = (into[start:stop] for start, stop in _pieces(len(into)))
+        maker = hops[-1].node
+        sources = [(hop, self._peers.new_tag()) for hop in hops if hop.node != maker]
+        mine = [hop for hop in hops if hop.node == maker]
         fields = {"save": save_to_json(save), "over": over, "nbytes": len(into)}
-        source = [None, *((hop.node, tag) for hop, tag in zip(hops, tags, strict=True))]
-        target = [*(hop.node for hop in hops[1:]), self._peers.rank]
-        calls = [
-            self._peers.call(
-                hop.node, "sum", timeout_s=self._timeout_s, hop=hop.to_json(), source=source[i], target=target[i],
-                tag=tags[i], **fields,
+        asked: list[tuple[int, str, dict[str, Any]]] = [
+            (hop.node, "parts", {"hop": hop.to_json(), "target": maker, "tag": tag}) for hop, tag in sources
+        ]
+        if maker == self._peers.rank:
+            making: Coroutine[Any, Any, None] = self._make(
+                sources, self._own(fields, mine), len(into), lambda start, stop: into[start:stop]
             )
-            for i, hop in enumerate(hops)
-        ]  # fmt: skip
-        receiving = asyncio.ensure_future(self._peers.take(hops[-1].node, tags[-1], pieces))
+        else:
+            tag = self._peers.new_tag()
+            terms = {"own": [hop.to_json() for hop in mine], "sources": [(hop.to_json(), tag) for hop, tag in sources]}
+            asked.append((maker, "sum", {**terms, "target": self._peers.rank, "tag": tag}))
+            making = self._peers.take(maker, tag, (into[start:stop] for start, stop in _pieces(len(into))))
+        calls = [self._peers.call(node, op, timeout_s=self._timeout_s, **more, **fields) for node, op, more in asked]
+        receiving = asyncio.ensure_future(making)
         try:
             answers = await asyncio.gather(*calls, return_exceptions=True)
             if refused := [str(answer) for answer in answers if isinstance(answer, BaseException)]:
                 raise PeerError("; ".join(refused))
             await receiving
         except PeerError as error:
-            names = " -> ".join(self._peers.nodes[hop.node] for hop in hops)
-            raise PeerError(f"sum along {names}: {error}") from None
+            names = ", ".join(dict.fromkeys(self._peers.nodes[hop.node] for hop in hops))
+            raise PeerError(f"sum over {names}: {error}") from None
         finally:
             receiving.cancel()
             await asyncio.gather(receiving, return_exceptions=True)
 
     async def _serve(self, source: int, message: dict[str, Any]) -> None:
-        """Answers at once; what fails later shows at the other end of the chain, where nothing more arrives."""
-        hop, nbytes = Hop.from_json(message["hop"]), message["nbytes"]
-        own = [(part.at, self._own(message, part, nbytes)) for part in hop.parts]
-        to, tag = message["target"], message["tag"]
-        if message["source"] is None:
-            work = self._begin(to, tag, nbytes, hop.coefficient, own)
-        else:
-            source_node, source_tag = message["source"]
-            work = self._pass_on(source_node, source_tag, to, tag, nbytes, hop.coefficient, own)
-        self._peers.spawn(self._run(to, work))
+        """Answers at once; what fails later shows where the sum is made, where nothing more arrives."""
+        own = self._own(message, [Hop.from_json(message["hop"])])
+        ranges = (
+            data[first - at : last - at]
+            for start, stop in _pieces(message["nbytes"])
+            for _, at, data in own
+            for first, last in _overlap(start, stop, at, len(data))
+        )
+        self._peers.push(message["target"], message["tag"], ranges)
 
-    def _own(self, message: dict[str, Any], part: Part, nbytes: int) -> memoryview:
-        data = self._resolve(message, part)
-        if part.start + part.nbytes > len(data) or part.at + part.nbytes > nbytes:
-            raise AgentError(f"{part.nbytes} bytes from {part.start} of {len(data)} asked for")
-        return data[part.start : part.start + part.nbytes]
+    async def _serve_sum(self, source: int, message: dict[str, Any]) -> None:
+        """Answers at once; what fails later shows where the sum is wanted, where nothing more arrives."""
+        own = self._own(message, [Hop.from_json(hop) for hop in message["own"]])
+        sources = [(Hop.from_json(hop), tag) for hop, tag in message["sources"]]
+        self._peers.spawn(self._pass_on(sources, own, message["nbytes"], message["target"], message["tag"]))
 
-    async def _begin(self, to: int, tag: int, nbytes: int, coefficient: int, own: list[tuple[int, memoryview]]) -> None:
-        """The first node of a chain: its own bytes, as they lie in memory where that can be."""
-        sending: deque[tuple[bytearray, Moving]] = deque()
-        whole = coefficient == 1 and len(own) == 1 and len(own[0][1]) == nbytes
-        for start, stop in _pieces(nbytes):
-            buffer = bytearray()
-            if len(sending) == WINDOW:
-                buffer, moving = sending.popleft()
-                await self._peers.moved(to, moving)
-            if whole:
-                piece = own[0][1][start:stop]
-            else:
-                buffer = buffer or bytearray(PIECE_BYTES)
-                piece = memoryview(buffer)[: stop - start]
-                piece[:] = bytes(len(piece))
-                _add(piece, start, coefficient, own)
-            sending.append((buffer, self._peers.send(to, tag, piece)))
-        for _, moving in sending:
-            await self._peers.moved(to, moving)
+    def _own(self, message: dict[str, Any], hops: Sequence[Hop]) -> list[Own]:
+        own = []
+        for coefficient, part in [(hop.coefficient, part) for hop in hops for part in hop.parts]:
+            data = self._resolve(message, part)
+            if part.start + part.nbytes > len(data) or part.at + part.nbytes > message["nbytes"]:
+                raise AgentError(f"{part.nbytes} bytes from {part.start} of {len(data)} asked for")
+            own.append((coefficient, part.at, data[part.start : part.start + part.nbytes]))
+        return own
 
-    async def _pass_on(
-        self, source: int, source_tag: int, to: int, tag: int, nbytes: int, coefficient: int,
-        own: list[tuple[int, memoryview]],
-    ) -> None:  # fmt: skip
-        """Every later node: what arrives, with its own bytes added."""
-        arriving: deque[tuple[int, memoryview, Moving]] = deque()
+    async def _pass_on(self, sources: list[Source], own: list[Own], nbytes: int, to: int, tag: int) -> None:
+        """Makes a sum for another node."""
         leaving: deque[tuple[memoryview, Moving]] = deque()
-        ahead = _pieces(nbytes)
+        spare: list[memoryview] = []
 
-        def expect(buffer: memoryview) -> None:
-            if (piece := next(ahead, None)) is not None:
-                start, stop = piece
-                arriving.append((start, buffer, self._peers.receive(source, source_tag, buffer[: stop - start])))
+        async def send(total: memoryview) -> None:
+            leaving.append((total, self._peers.send(to, tag, total)))
+            if len(leaving) == LEAVING:
+                total, moving = leaving.popleft()
+                await self._peers.moved(to, moving)
+                spare.append(total)
 
-        for _ in range(min(WINDOW, -(-nbytes // PIECE_BYTES))):
-            expect(memoryview(bytearray(PIECE_BYTES)))
         try:
-            while arriving:
-                start, buffer, moving = arriving[0]
-                await self._peers.moved(source, moving)
-                arriving.popleft()
-                piece = buffer[: min(PIECE_BYTES, nbytes - start)]
-                _add(piece, start, coefficient, own)
-                leaving.append((buffer, self._peers.send(to, tag, piece)))
-                if len(leaving) > WINDOW // 2 or not arriving:
-                    buffer, moving = leaving.popleft()
-                    await self._peers.moved(to, moving)
-                    expect(buffer)
+            await self._make(sources, own, nbytes, lambda start, stop: _room(spare)[: stop - start], send)
             for _, moving in leaving:
                 await self._peers.moved(to, moving)
-        finally:
-            for _, _, moving in arriving:
-                moving[0].cancel()
-
-    async def _run(self, to: int, work: Any) -> None:
-        try:
-            await work
         except AgentError as error:
             log.warning("a sum for node %s: %s", self._peers.nodes[to], error)
+
+    async def _make(
+        self, sources: list[Source], own: list[Own], nbytes: int, room: Callable[[int, int], memoryview],
+        made: Callable[[memoryview], Awaitable[None]] | None = None,
+    ) -> None:  # fmt: skip
+        """Makes a sum in the memory that `room` has for each piece; `made` is given each, in order, when it is whole.
+
+        Of each piece the first range that can goes straight to its place, the others are added there.
+        """
+        unmade: deque[_Piece] = deque()
+        arriving: deque[_Arriving] = deque()
+        spare: list[memoryview] = []
+
+        async def land() -> None:
+            one = arriving[0]
+            await self._peers.moved(one.node, one.moving)
+            arriving.popleft()
+            if one.buffer is not None:
+                multiply_add(one.into, one.buffer[: len(one.into)], one.coefficient)
+                spare.append(one.buffer)
+            one.piece.missing -= 1
+            await settle()
+
+        async def settle() -> None:
+            while unmade and not unmade[0].missing:
+                piece = unmade.popleft()
+                for coefficient, at, data in own:
+                    for first, last in _overlap(piece.start, piece.stop, at, len(data)):
+                        multiply_add(piece.of(first, last), data[first - at : last - at], coefficient)
+                if made is not None:
+                    await made(piece.total)
+                await asyncio.sleep(0)  # the loop has other duties, and nothing here may have to be waited for
+
+        try:
+            for start, stop in _pieces(nbytes):
+                ranges = [
+                    (hop, tag, first, last)
+                    for hop, tag in sources
+                    for part in hop.parts
+                    for first, last in _overlap(start, stop, part.at, part.nbytes)
+                ]
+                unmade.append(piece := _Piece(start, stop, room(start, stop), len(ranges)))
+                in_place = bool(ranges) and ranges[0][0].coefficient == 1 and ranges[0][2:] == (start, stop)
+                if not in_place:
+                    piece.total[:] = bytes(stop - start)
+                for number, (hop, tag, first, last) in enumerate(ranges):
+                    if len(arriving) == WINDOW:
+                        await land()
+                    into = piece.of(first, last)
+                    buffer = None if in_place and number == 0 else _room(spare)
+                    moving = self._peers.receive(hop.node, tag, into if buffer is None else buffer[: last - first])
+                    arriving.append(_Arriving(piece, hop.node, hop.coefficient, into, buffer, moving))
+                await settle()
+            while arriving:
+                await land()
+        finally:
+            for one in arriving:
+                one.moving[0].cancel()
+
+
+@dataclass
+class _Piece:
+    """A piece of a sum that is being made."""
+
+    start: int
+    stop: int
+    total: memoryview
+    missing: int  # ranges that have not arrived
+
+    def of(self, first: int, last: int) -> memoryview:
+        """Its memory for a range of the sum."""
+        return self.total[first - self.start : last - self.start]
+
+
+@dataclass(frozen=True)
+class _Arriving:
+    """A range of another node's bytes on its way into a piece."""
+
+    piece: _Piece
+    node: int
+    coefficient: int
+    into: memoryview
+    buffer: memoryview | None  # where it arrives, if not in its place
+    moving: Moving
+
+
+def _room(spare: list[memoryview]) -> memoryview:
+    return spare.pop() if spare else memoryview(bytearray(PIECE_BYTES))
 
 
 def _pieces(nbytes: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + PIECE_BYTES, nbytes)) for start in range(0, nbytes, PIECE_BYTES))
 
 
-def _add(piece: memoryview, start: int, coefficient: int, own: list[tuple[int, memoryview]]) -> None:
-    """Adds what lies in [start, start + len(piece)) of the sum."""
-    for at, data in own:
-        first, last = max(start, at), min(start + len(piece), at + len(data))
-        if first < last:
-            multiply_add(piece[first - start : last - start], data[first - at : last - at], coefficient)
+def _overlap(start: int, stop: int, at: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    """What a piece has of some bytes, if anything."""
+    first, last = max(start, at), min(stop, at + nbytes)
+    if first < last:
+        yield first, last

@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,9 @@ class FakeTransport:
     def receive_range(self, source: int, tag: int, into: memoryview) -> Transfer:
         return self._post((source, self.rank, tag), into, 1)
 
+    def done(self, transfers: Sequence[Any]) -> list[int]:
+        return [i for i, transfer in enumerate(transfers) if transfer.complete]
+
     def close(self) -> None:
         return
 
@@ -87,9 +90,6 @@ class FakeTransfer:
     def __init__(self, data: memoryview) -> None:
         self.data = data
         self.complete = False
-
-    def done(self) -> bool:
-        return self.complete
 
     def cancel(self) -> None:
         self.complete = True

@@ -68,7 +68,7 @@ def after_fetch(prefix: str) -> None:
 
 
 def after_sums(of: str, count: int) -> None:
-    """Dies when so many sums along the ring have come, for parity or for a lost shard, and nothing says so yet."""
+    """Dies when so many sums have come, for parity or for a lost shard, and nothing says so yet."""
     pull, made = Relay.pull, []
 
     async def wrapped(self: Relay, save: Any, over: Any, hops: Any, into: memoryview) -> None:

@@ -85,7 +85,7 @@ def test_in_an_mpi_world_a_lost_node_is_rebuilt_from_its_partner(root):
 
 @pytest.mark.parametrize(("peers", "lost"), [({"scheme": "xor"}, "c"), ({"scheme": "rs", "parity": 2}, "bd")])
 def test_in_an_mpi_world_lost_nodes_are_rebuilt_from_parity(root, peers, lost):
-    """Shards of several pieces, so that the ring is pipelined over the wire."""
+    """Shards of several pieces, so that the sums are pipelined over the wire."""
     nodes, section, nbytes = ["a", "b", "c", "d"], {"peers": peers}, 7_000_001
     with AgentProcesses(root, nodes, 0, section) as agents:
         agents.save(10, 0, nbytes)
@@ -161,7 +161,7 @@ def test_an_agent_killed_while_redundancy_is_made_costs_that_save_and_no_older_o
 
 
 XOR, RS = {"scheme": "xor"}, {"scheme": "rs", "parity": 2}
-SUM, SERVE = "ckpt.agent.relay:Relay:pull", "ckpt.agent.relay:Relay:_serve"
+SUM, SERVE = "ckpt.agent.relay:Relay:pull", "ckpt.agent.relay:Relay:_own"  # in whichever part of a sum
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ BEYOND = [(name, lost) for name, lost in LOSSES if len(lost) > SCHEMES[name][1]]
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    """So that small shards make chains of many pieces, the last one short."""
+    """So that small shards make sums of many pieces, the last one short."""
     monkeypatch.setattr(relay, "PIECE_BYTES", 700)
 
 
@@ -375,7 +375,7 @@ def test_another_step_of_the_same_set_never_mixes_in(tmp_path):
     run(test)
 
 
-def test_a_member_that_cannot_serve_is_named_with_its_chain(tmp_path):
+def test_a_member_that_cannot_serve_is_named_with_the_others_of_its_sum(tmp_path):
     async def test():
         async with World(tmp_path, ["a", "b", "c"], 0, of("xor")) as world:
             await world.save(10, 0)
@@ -386,14 +386,14 @@ def test_a_member_that_cannot_serve_is_named_with_its_chain(tmp_path):
                 relay.Hop(node=n, coefficient=1, parts=(relay.Part(rank=rank, parity=False, start=0, nbytes=9, at=0),))
                 for n, rank in ((1, 7), (2, 2))
             ]
-            with pytest.raises(Exception, match=r"sum along b -> c: node b: sum: rank 7 of step 10 is not held here"):
+            with pytest.raises(Exception, match=r"sum over b, c: node b: parts: rank 7 of step 10 is not held here"):
                 await parity._relay.pull(save, over.to_json(), hops, memoryview(bytearray(9)))
 
     run(test)
 
 
-def test_a_chain_has_a_bounded_number_of_pieces_under_way_however_long_the_shards(tmp_path):
-    """The next node takes nothing: whoever passes bytes on receives a window's worth and no more."""
+def test_a_sum_has_a_bounded_number_of_pieces_under_way_however_long_the_shards(tmp_path):
+    """Who wants it takes nothing: its maker receives a window's worth beside what it could send, and no more."""
     received = []
 
     async def test():
@@ -406,17 +406,20 @@ def test_a_chain_has_a_bounded_number_of_pieces_under_way_however_long_the_shard
             receive = peers.receive
             peers.receive = lambda node, tag, into: received.append(len(into)) or receive(node, tag, into)
             part = relay.Part(rank=0, parity=False, start=0, nbytes=70_000, at=0)
-            hops = [relay.Hop(node=n, coefficient=1, parts=(replace(part, rank=n),)) for n in (0, 1)]
-            fields = {"op": "sum", "save": {"step": 10, "attempt": 0, "run_id": "run-1"}, "over": {}, "nbytes": 70_000}
-            for hop, source, target, tag in zip(hops, (None, [0, 76]), (1, 2), (76, 77), strict=True):
-                relays = world.agents[hop.node]._saves.parities._relay
-                await relays._serve(2, {**fields, "hop": hop.to_json(), "source": source, "target": target, "tag": tag})
-            taken = world.fake.ranges[(1, 2, 77)]
-            await until(lambda: len(taken[0]) > relay.WINDOW // 2)
-            assert len(received) == relay.WINDOW  # and now nothing moves until node c takes a piece
-            world.fake.transports[2].receive_range(1, 77, memoryview(bytearray(700)))
-            await until(lambda: len(received) == relay.WINDOW + 1 and len(taken[0]) == relay.WINDOW // 2 + 1)
-            assert len(received) == relay.WINDOW + 1
+            first, last = (relay.Hop(node=n, coefficient=1, parts=(replace(part, rank=n),)).to_json() for n in (0, 1))
+            fields = {"save": {"step": 10, "attempt": 0, "run_id": "run-1"}, "over": {}, "nbytes": 70_000}
+            relays = [agent._saves.parities._relay for agent in world.agents]
+            await relays[0]._serve(2, {**fields, "hop": first, "target": 1, "tag": 76})
+            await relays[1]._serve_sum(2, {**fields, "own": [last], "sources": [(first, 76)], "target": 2, "tag": 77})
+            offered = world.fake.ranges[(1, 2, 77)][0]
+            await until(lambda: len(offered) == relay.LEAVING)
+            before = len(received)
+            assert before == relay.WINDOW + relay.LEAVING - 1  # and now nothing moves until node c takes a piece
+            taken = memoryview(bytearray(700))
+            world.fake.transports[2].receive_range(1, 77, taken)
+            await until(lambda: len(received) == before + 1 and len(offered) == relay.LEAVING)
+            both = zip(content(0, 10, 70_000)[:700], content(1, 10, 70_000)[:700], strict=True)
+            assert bytes(taken) == bytes(a ^ b for a, b in both)
 
     run(test)
 
