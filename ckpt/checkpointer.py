@@ -185,7 +185,7 @@ class Checkpointer:
         """Whether all ranks stop at this step (resize, preemption, time limit). Call once a step, after `due`."""
         return self._boundaries().stop_requested()
 
-    def save(self, step: int, state: dict[str, Any]) -> None:
+    def save(self, step: int, state: dict[str, Any], *, drain: bool = False) -> None:
         """Copies the state into memory that outlives this process, and returns; the rest happens in the agent.
 
         Tensors on a GPU are copied while training goes on: the next step of any torch optimizer waits for them, on the
@@ -195,6 +195,7 @@ class Checkpointer:
         Args:
             step: greater than that of the save before.
             state: see the class. May change as soon as this returns.
+            drain: to every lower tier, whatever their cadence: for the last step of a run, say.
 
         Raises:
             StateError: the state holds something that cannot be stored; names it.
@@ -208,13 +209,13 @@ class Checkpointer:
                 self._stager.store_replicas_everywhere()
             parts = take_apart(state, self._world)
             nbytes = self._stager.plan(parts)
-            self._save(step, nbytes, lambda slot: self._stager.stage_beside(slot, parts))
+            self._save(step, nbytes, lambda slot: self._stager.stage_beside(slot, parts), drain=drain)
 
-    def dcp_writer(self, step: int) -> DcpWriter:
-        """A storage_writer for torch.distributed.checkpoint.save or async_save."""
+    def dcp_writer(self, step: int, *, drain: bool = False) -> DcpWriter:
+        """A storage_writer for torch.distributed.checkpoint.save or async_save; `drain` as in `save`."""
         from ckpt.trainer.dcp import DcpWriter
 
-        return DcpWriter(self, step)
+        return DcpWriter(self, step, drain=drain)
 
     def dcp_reader(self, step: int | None = None) -> DcpReader:
         """A storage_reader for torch.distributed.checkpoint.load.

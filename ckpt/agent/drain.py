@@ -136,6 +136,7 @@ class DrainLead:
             self._listener.problem(
                 f"not drained to the {name} tier", f"step {older} is still on its way there", step, failed=name
             )
+            self._listener.to_trainers("passed_over", step=step, tier=name, under_way=older)
             return False
         if due or asked:
             self._set_out(name, step)

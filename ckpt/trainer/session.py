@@ -335,6 +335,9 @@ class Session:
                     self._count("step %d did not reach the %s tier; it is safe in memory", step, event.get("tier"))
                 else:
                     self._report(f"in tier {event.get('tier')}", event)
+            case "passed_over" if self._identity.rank == 0:
+                tier, older = event.get("tier"), event.get("under_way")
+                log.warning("step %d does not go to the %s tier: step %s is still on its way there", step, tier, older)
             case "dropped":
                 self._arena.dropped(step)
                 self._replicas_differ |= bool(event.get("replicas_differ"))

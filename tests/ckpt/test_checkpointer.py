@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from trainer_kit import LIMIT_S, Node, processes, settle, solo_directories, solo_namespace
 
 from ckpt import Checkpointer, Monitor
@@ -280,6 +281,32 @@ def test_the_shared_tier_brings_back_what_memory_lost(node: Node) -> None:
         ckpt.save(6, live)
         assert ckpt.failed_saves == 0
     assert torch.equal(live["x"], torch.arange(10.0) + 5)
+
+
+def test_a_step_that_is_to_be_drained_goes_to_the_tiers_whatever_their_cadence(node: Node) -> None:
+    with node.start() as ckpt:
+        ckpt.save(6, {"x": torch.zeros(10)}, drain=True)
+        settle(ckpt)
+        ckpt.save(7, {"x": torch.zeros(10)})
+        settle(ckpt)
+        dcp.save({"x": torch.zeros(10)}, storage_writer=ckpt.dcp_writer(8, drain=True))
+    assert [save.step for save in SharedTier(node.shared, "ns").steps()] == [8, 6]
+
+
+def test_a_step_that_a_tier_is_too_slow_for_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ckpt")
+    slow = {"path": str(tmp_path / "shared"), "every_steps": 5, "rate_limit_bytes_s": 100}
+    node = Node(tmp_path, shared=slow)
+    try:
+        ckpt = node.start()
+        for step in (5, 10):
+            ckpt.save(step, {"x": torch.zeros(1000)})
+            wait_until(lambda step=step: f"committed step {step} in the memory" in caplog.text)
+        told = "step 10 does not go to the shared tier: step 5 is still on its way there"
+        wait_until(lambda: told in caplog.text)
+        ckpt.close(flush=False)
+    finally:
+        node.stop()
 
 
 def test_a_damaged_block_is_never_returned(node: Node) -> None:

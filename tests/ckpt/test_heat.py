@@ -38,5 +38,6 @@ def test_a_rank_that_lost_its_memory_goes_on_from_disk_and_the_heat_is_the_same(
         assert loaded, resumed.stderr
     with solo_namespace() as namespace:
         whole = heat(namespace, tmp_path / "b")
+    assert list(tmp_path.glob("b/*/step-0000000060.*/manifest.json")), "the last step is on disk"
     assert resumed.stdout.startswith(f"started at step {loaded[1]}, done at step 60, heat ")
     assert resumed.stdout.split("heat ")[1] == whole.stdout.split("heat ")[1]

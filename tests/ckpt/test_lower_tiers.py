@@ -108,6 +108,7 @@ class TestDrain:
                     await world.save(step, slot)
                     await world.workers[0].event("drained", step=step, tier="nvme")
                     await world.monitors[0].event("problem", what="not drained to the shared tier", step=step)
+                    await world.workers[0].event("passed_over", step=step, tier="shared", under_way="10")
                 release.set()
                 assert not (await world.workers[0].event("drained", step=10, tier="shared"))["pinned"]
                 await world.flush()
