@@ -23,7 +23,7 @@ stop         one common step boundary for all ranks
 
 rebuilding   node rank 0 has lost shards made again from parity
 parities     a node's parity: made at each save, what lost shards come from
-relay        sums of byte ranges, gathered on one of the nodes that have them and sent on
+sums         sums of byte ranges, gathered on one of the nodes that have them and sent on
 
 exchange   shards, whole or in part, from one node's memory to another's
 peers      calls and byte transfers between agents, with deadlines

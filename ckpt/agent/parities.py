@@ -12,7 +12,7 @@ from ckpt.agent.context import Context
 from ckpt.agent.exchange import save_to_json
 from ckpt.agent.holdings import Store
 from ckpt.agent.plan import Placement
-from ckpt.agent.relay import Hop, Part, Relay
+from ckpt.agent.sums import Addend, Part, Sums
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.record.blocks import bad_blocks, checksums
 from ckpt.record.shard import SaveId, ShardRecord
@@ -53,9 +53,9 @@ class Parities:
         self._members = members_at(context.place, context.config.peers)
         self._parity = scheme_of(context.config.peers).parity(self._members)
         self._index = self._members.index(context.place.node_rank)
-        self._here = Hop(node=context.place.node_rank, coefficient=0, parts=())  # last of a sum that is made here
+        self._here = Addend(node=context.place.node_rank, coefficient=0, parts=())  # last of a sum that is made here
         self._making = asyncio.Lock()  # a name that is free stays so until its record is there
-        self._relay = Relay(context.peers, self._bytes_of, context.deadlines.answer_s)
+        self._sums = Sums(context.peers, self._bytes_of, context.deadlines.answer_s)
         self._peers.handle("lengths", self._on_lengths)
         self._peers.handle("header", self._on_header)
         self._peers.handle("verify_parity", self._on_verify)
@@ -92,7 +92,7 @@ class Parities:
             try:
                 data = self._holdings.room_for(name, stripes.parity_bytes(self._index))
                 for part in stripes.encode(self._index):  # one row after another: bounds the buffers of all members
-                    await self._pull(save, over, part, [*hops_of(part, over, homes, nodes), self._here], data)
+                    await self._pull(save, over, part, [*addends_of(part, over, homes, nodes), self._here], data)
                 blocks = await asyncio.to_thread(checksums, data)
             except BaseException:
                 self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
@@ -156,8 +156,10 @@ class Parities:
         ]
         return tuple(await asyncio.gather(*calls))
 
-    async def _pull(self, save: SaveId, over: ParitySet, part: Sum, hops: Sequence[Hop], data: memoryview) -> None:
-        await self._relay.pull(save, over.to_json(), hops, data[part.at : part.at + part.nbytes])
+    async def _pull(
+        self, save: SaveId, over: ParitySet, part: Sum, addends: Sequence[Addend], data: memoryview
+    ) -> None:
+        await self._sums.pull(save, over.to_json(), addends, data[part.at : part.at + part.nbytes])
 
     def _bytes_of(self, message: dict[str, Any], part: Part) -> memoryview:
         save = SaveId.from_json(message["save"])
@@ -229,11 +231,11 @@ class Parities:
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def pull(number: int, part: Sum) -> None:
-            hops = hops_of(part, over, shard_at, parity_at)
-            turn = number % len(hops)  # no node makes all sums, nor has its link carry all that goes into them
-            hops = [*hops[turn + 1 :], *hops[: turn + 1]] if len(hops) > 1 else [*hops, self._here]
+            addends = addends_of(part, over, shard_at, parity_at)
+            turn = number % len(addends)  # no node makes all sums, nor has its link carry all that goes into them
+            addends = [*addends[turn + 1 :], *addends[: turn + 1]] if len(addends) > 1 else [*addends, self._here]
             async with limit:
-                await self._pull(record.save, over, part, hops, data)
+                await self._pull(record.save, over, part, addends, data)
 
         bad: list[int] = []
         for _ in range(2):  # a wire may have done it
@@ -243,7 +245,7 @@ class Parities:
         raise CorruptError(f"block {bad[0]} of rank {record.rank}, made again from parity, does not verify")
 
 
-def hops_of(part: Sum, over: ParitySet, shard_at: Mapping[int, int], parity_at: Mapping[int, int]) -> list[Hop]:
+def addends_of(part: Sum, over: ParitySet, shard_at: Mapping[int, int], parity_at: Mapping[int, int]) -> list[Addend]:
     """A sum's terms by the nodes that have them.
 
     Args:
@@ -252,16 +254,16 @@ def hops_of(part: Sum, over: ParitySet, shard_at: Mapping[int, int], parity_at: 
         shard_at: the node that holds each rank's shard.
         parity_at: the node that holds each member's parity.
     """
-    hops = []
+    addends = []
     for term in part.terms:
         if term.parity:
             piece = Part(rank=term.member, parity=True, start=term.start, nbytes=term.nbytes, at=0)
-            hops.append(Hop(node=parity_at[term.member], coefficient=term.coefficient, parts=(piece,)))
+            addends.append(Addend(node=parity_at[term.member], coefficient=term.coefficient, parts=(piece,)))
             continue
         by_node: dict[int, list[Part]] = {}
         for index, start, nbytes, at in extents(over.lengths[term.member], term.start, term.nbytes):
             rank = over.ranks[term.member][index]
             piece = Part(rank=rank, parity=False, start=start, nbytes=nbytes, at=at)
             by_node.setdefault(shard_at[rank], []).append(piece)
-        hops += [Hop(node=n, coefficient=term.coefficient, parts=tuple(parts)) for n, parts in by_node.items()]
-    return hops
+        addends += [Addend(node=n, coefficient=term.coefficient, parts=tuple(parts)) for n, parts in by_node.items()]
+    return addends

@@ -19,7 +19,7 @@ from typing import Any
 from agent_kit import Worker, World, content, layout, run
 from trainer_kit import LIMIT_S, processes
 
-from ckpt.agent.relay import Relay
+from ckpt.agent.sums import Sums
 from ckpt.record.arena import Arena
 from ckpt.record.shard import SaveId
 
@@ -46,13 +46,13 @@ class Fuse:
         sys.addaudithook(lambda event, _: self._burn() if event in _CHANGES else None)
         for name in ("pwrite", "posix_fallocate"):
             setattr(os, name, self._before(getattr(os, name)))
-        pull = Relay.pull
+        pull = Sums.pull
 
         async def pulled(*args: Any) -> None:
             await pull(*args)
             self._burn()
 
-        Relay.pull = pulled  # type: ignore[method-assign]
+        Sums.pull = pulled  # type: ignore[method-assign]
 
     def _before(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any) -> Any:

@@ -20,8 +20,8 @@ from ckpt.agent.drain import DrainLead
 from ckpt.agent.exchange import Exchange
 from ckpt.agent.holdings import Holdings
 from ckpt.agent.parities import Parities, ParityHoldings
-from ckpt.agent.relay import Relay
 from ckpt.agent.saves import Saves
+from ckpt.agent.sums import Sums
 from ckpt.record import files, shard
 from ckpt.tiers.posix import SharedTier
 
@@ -69,16 +69,16 @@ def after_fetch(prefix: str) -> None:
 
 def after_sums(of: str, count: int) -> None:
     """Dies when so many sums have come, for parity or for a lost shard, and nothing says so yet."""
-    pull, made = Relay.pull, []
+    pull, made = Sums.pull, []
 
-    async def wrapped(self: Relay, save: Any, over: Any, hops: Any, into: memoryview) -> None:
-        await pull(self, save, over, hops, into)
-        if save.step == 20 and any(part.parity for hop in hops for part in hop.parts) == (of == "shard"):
-            made.append(hops)
+    async def wrapped(self: Sums, save: Any, over: Any, addends: Any, into: memoryview) -> None:
+        await pull(self, save, over, addends, into)
+        if save.step == 20 and any(part.parity for addend in addends for part in addend.parts) == (of == "shard"):
+            made.append(addends)
         if len(made) == count:
             die()
 
-    Relay.pull = wrapped  # type: ignore[method-assign]
+    Sums.pull = wrapped  # type: ignore[method-assign]
 
 
 def of_20(*args: Any) -> bool:

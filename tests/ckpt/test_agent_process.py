@@ -131,9 +131,9 @@ def dying(stage: str, calls_before: int = 0) -> list[str]:
     ("peers", "stage"),
     [
         ({"scheme": "partner"}, "ckpt.agent.exchange:Exchange:_serve_bytes"),
-        ({"scheme": "xor"}, "ckpt.agent.relay:Relay:_serve"),
+        ({"scheme": "xor"}, "ckpt.agent.sums:Sums:_serve"),
         ({"scheme": "rs", "parity": 2}, "ckpt.agent.parities:Parities:_on_lengths"),
-        ({"scheme": "rs", "parity": 2}, "ckpt.agent.relay:Relay:_serve"),
+        ({"scheme": "rs", "parity": 2}, "ckpt.agent.sums:Sums:_serve"),
     ],
     ids=lambda value: str(value).rpartition(":")[2],
 )
@@ -161,7 +161,7 @@ def test_an_agent_killed_while_redundancy_is_made_costs_that_save_and_no_older_o
 
 
 XOR, RS = {"scheme": "xor"}, {"scheme": "rs", "parity": 2}
-SUM, SERVE = "ckpt.agent.relay:Relay:pull", "ckpt.agent.relay:Relay:_own"  # in whichever part of a sum
+SUM, SERVE = "ckpt.agent.sums:Sums:pull", "ckpt.agent.sums:Sums:_own"  # in whichever part of a sum
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,13 @@ LEFT = ("a", "c", "d")  # c is now rank 1, whose shard is lost; d is rank 2, who
 HELD = """
 import asyncio, runpy, sys
 from pathlib import Path
-from ckpt.agent.relay import Relay
-pull, go = Relay.pull, Path(sys.argv[1])
+from ckpt.agent.sums import Sums
+pull, go = Sums.pull, Path(sys.argv[1])
 async def held(self, *args):
     await pull(self, *args)
     while not go.exists():
         await asyncio.sleep(0.01)
-Relay.pull = held
+Sums.pull = held
 sys.argv[1:] = []
 runpy.run_module("ckpt.agent", run_name="__main__")
 """

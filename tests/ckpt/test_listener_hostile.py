@@ -43,7 +43,7 @@ layouts = values | st.just(layout_of(5000).to_json())
 def requests(*ops: str) -> st.SearchStrategy[dict[str, Any]]:
     """Messages that somebody who knows the words could send."""
     whole = st.fixed_dictionaries(
-        {"op": st.sampled_from(ops) | values, "layout": layouts, "hop": values | st.just([0, 1, []])}
+        {"op": st.sampled_from(ops) | values, "layout": layouts, "addend": values | st.just([0, 1, []])}
     )
     return st.builds(lambda known, more: more | known, whole, fields)
 

@@ -12,7 +12,7 @@ import pytest
 from agent_kit import World, config, content, lose, run, until
 from test_recover import damage, expected, records
 
-from ckpt.agent import relay
+from ckpt.agent import sums
 from ckpt.record.blocks import BLOCK_BYTES, checksums
 from ckpt.record.shard import SaveId
 from ckpt.redundancy.parity import read_parity, write_parity
@@ -27,7 +27,7 @@ BEYOND = [(name, lost) for name, lost in LOSSES if len(lost) > SCHEMES[name][1]]
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     """So that small shards make sums of many pieces, the last one short."""
-    monkeypatch.setattr(relay, "PIECE_BYTES", 700)
+    monkeypatch.setattr(sums, "PIECE_BYTES", 700)
 
 
 def of(name, **more):
@@ -382,12 +382,12 @@ def test_a_member_that_cannot_serve_is_named_with_the_others_of_its_sum(tmp_path
             parity = world.agents[0]._saves.parities
             save = SaveId(step=10, attempt=0, run_id="run-1")
             over = await parity._over(save, ((0,), (1,), (2,)))
-            hops = [
-                relay.Hop(node=n, coefficient=1, parts=(relay.Part(rank=rank, parity=False, start=0, nbytes=9, at=0),))
+            addends = [
+                sums.Addend(node=n, coefficient=1, parts=(sums.Part(rank=rank, parity=False, start=0, nbytes=9, at=0),))
                 for n, rank in ((1, 7), (2, 2))
             ]
             with pytest.raises(Exception, match=r"sum over b, c: node b: parts: rank 7 of step 10 is not held here"):
-                await parity._relay.pull(save, over.to_json(), hops, memoryview(bytearray(9)))
+                await parity._sums.pull(save, over.to_json(), addends, memoryview(bytearray(9)))
 
     run(test)
 
@@ -405,19 +405,19 @@ def test_a_sum_has_a_bounded_number_of_pieces_under_way_however_long_the_shards(
             peers = world.agents[1]._peers
             receive = peers.receive
             peers.receive = lambda node, tag, into: received.append(len(into)) or receive(node, tag, into)
-            part = relay.Part(rank=0, parity=False, start=0, nbytes=70_000, at=0)
-            first, last = (relay.Hop(node=n, coefficient=1, parts=(replace(part, rank=n),)).to_json() for n in (0, 1))
+            part = sums.Part(rank=0, parity=False, start=0, nbytes=70_000, at=0)
+            first, last = (sums.Addend(node=n, coefficient=1, parts=(replace(part, rank=n),)).to_json() for n in (0, 1))
             fields = {"save": {"step": 10, "attempt": 0, "run_id": "run-1"}, "over": {}, "nbytes": 70_000}
-            relays = [agent._saves.parities._relay for agent in world.agents]
-            await relays[0]._serve(2, {**fields, "hop": first, "target": 1, "tag": 76})
-            await relays[1]._serve_sum(2, {**fields, "own": [last], "sources": [(first, 76)], "target": 2, "tag": 77})
+            makers = [agent._saves.parities._sums for agent in world.agents]
+            await makers[0]._serve(2, {**fields, "addend": first, "target": 1, "tag": 76})
+            await makers[1]._serve_sum(2, {**fields, "own": [last], "sources": [(first, 76)], "target": 2, "tag": 77})
             offered = world.fake.ranges[(1, 2, 77)][0]
-            await until(lambda: len(offered) == relay.LEAVING)
+            await until(lambda: len(offered) == sums.LEAVING)
             before = len(received)
-            assert before == relay.WINDOW + relay.LEAVING - 1  # and now nothing moves until node c takes a piece
+            assert before == sums.WINDOW + sums.LEAVING - 1  # and now nothing moves until node c takes a piece
             taken = memoryview(bytearray(700))
             world.fake.transports[2].receive_range(1, 77, taken)
-            await until(lambda: len(received) == before + 1 and len(offered) == relay.LEAVING)
+            await until(lambda: len(received) == before + 1 and len(offered) == sums.LEAVING)
             both = zip(content(0, 10, 70_000)[:700], content(1, 10, 70_000)[:700], strict=True)
             assert bytes(taken) == bytes(a ^ b for a, b in both)
 
@@ -425,7 +425,7 @@ def test_a_sum_has_a_bounded_number_of_pieces_under_way_however_long_the_shards(
 
 
 def test_large_shards_of_several_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(relay, "PIECE_BYTES", 512 << 10)
+    monkeypatch.setattr(sums, "PIECE_BYTES", 512 << 10)
     sizes = [2 * BLOCK_BYTES + 17, BLOCK_BYTES, 3 * BLOCK_BYTES - 1]
 
     async def test():

@@ -18,7 +18,7 @@ from test_recover import damage, expected
 
 from ckpt.agent.peers import PeerError
 from ckpt.agent.recover import RecoverLead
-from ckpt.agent.relay import Relay
+from ckpt.agent.sums import Sums
 from ckpt.config import CheckpointConfig
 from ckpt.record.blocks import checksums
 from ckpt.redundancy.parity import read_parity, write_parity
@@ -100,11 +100,11 @@ class TestMemory:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: list[RecoverLead], how: str
     ) -> None:
         """One that a wire has spoilt once is not even passed over."""
-        nodes, pull = instead(["a"]), Relay.pull
+        nodes, pull = instead(["a"]), Sums.pull
         left = [1 if how == "wire" else 1 << 30]
 
-        async def failing(self: Relay, save: Any, over: Any, hops: Any, into: memoryview) -> None:
-            await pull(self, save, over, hops, into)
+        async def failing(self: Sums, save: Any, over: Any, addends: Any, into: memoryview) -> None:
+            await pull(self, save, over, addends, into)
             if save.step == 20 and left[0]:
                 left[0] -= 1
                 if how == "peer lost":
@@ -117,7 +117,7 @@ class TestMemory:
             await saved(tmp_path, of("xor"))
             lose(tmp_path, "a")
             with monkeypatch.context() as faulty:
-                faulty.setattr(Relay, "pull", failing)
+                faulty.setattr(Sums, "pull", failing)
                 world = await restored(tmp_path, 1, nodes, of("xor"), 20 if how == "wire" else 10)
                 if how != "wire":
                     assert (await world.plan())["skipped"][0]["step"] == 20

@@ -42,7 +42,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hop:
+class Addend:
     """What one node adds to a sum: its parts, which do not overlap, times a coefficient."""
 
     node: int
@@ -53,7 +53,7 @@ class Hop:
         return [self.node, self.coefficient, [part.to_json() for part in self.parts]]
 
     @classmethod
-    def from_json(cls, value: list[Any]) -> Hop:
+    def from_json(cls, value: list[Any]) -> Addend:
         """Raises AgentError unless every field is a whole number."""
         node, coefficient, rows = value
         parts = tuple(
@@ -62,16 +62,16 @@ class Hop:
         )
         numbers = [node, coefficient, *(n for p in parts for n in (p.rank, p.start, p.nbytes, p.at))]
         if any(type(number) is not int or number < 0 for number in numbers) or coefficient > 255:
-            raise AgentError(f"malformed hop {value!r:.200}")
+            raise AgentError(f"malformed addend {value!r:.200}")
         return cls(node=node, coefficient=coefficient, parts=parts)
 
 
 Resolve = Callable[[dict[str, Any], Part], memoryview]  # the bytes of a part here; raises AgentError
 Own = tuple[int, int, memoryview]  # coefficient, first byte in the sum, bytes
-Source = tuple[Hop, int]  # what another node sends, under which tag
+Source = tuple[Addend, int]  # what another node sends, under which tag
 
 
-class Relay:
+class Sums:
     """One node's part in the sums of others, and its way to ask for one."""
 
     def __init__(self, peers: Peers, resolve: Resolve, timeout_s: float) -> None:
@@ -81,25 +81,25 @@ class Relay:
         peers.handle("parts", self._serve)
         peers.handle("sum", self._serve_sum)
 
-    async def pull(self, save: SaveId, over: dict[str, Any], hops: Sequence[Hop], into: memoryview) -> None:
-        """Fills `into` with the sum over the hops, made on the node of the last; not verified.
+    async def pull(self, save: SaveId, over: dict[str, Any], addends: Sequence[Addend], into: memoryview) -> None:
+        """Fills `into` with the sum over the addends, made on the node of the last; not verified.
 
         Args:
             save: of which save the parts are.
             over: the ParitySet as JSON, for parts that are parity.
-            hops: at least one; the last may be without parts, for a sum that is to be made here.
+            addends: at least one; the last may be without parts, for a sum that is to be made here.
             into: not empty.
 
         Raises:
             PeerError: a node refused, or nothing arrived in time; names all. Bytes may yet arrive: do not reuse the
                 buffer.
         """
-        maker = hops[-1].node
-        sources = [(hop, self._peers.new_tag()) for hop in hops if hop.node != maker]
-        mine = [hop for hop in hops if hop.node == maker]
+        maker = addends[-1].node
+        sources = [(addend, self._peers.new_tag()) for addend in addends if addend.node != maker]
+        mine = [addend for addend in addends if addend.node == maker]
         fields = {"save": save_to_json(save), "over": over, "nbytes": len(into)}
         asked: list[tuple[int, str, dict[str, Any]]] = [
-            (hop.node, "parts", {"hop": hop.to_json(), "target": maker, "tag": tag}) for hop, tag in sources
+            (addend.node, "parts", {"addend": addend.to_json(), "target": maker, "tag": tag}) for addend, tag in sources
         ]
         if maker == self._peers.rank:
             making: Coroutine[Any, Any, None] = self._make(
@@ -107,7 +107,10 @@ class Relay:
             )
         else:
             tag = self._peers.new_tag()
-            terms = {"own": [hop.to_json() for hop in mine], "sources": [(hop.to_json(), tag) for hop, tag in sources]}
+            terms = {
+                "own": [addend.to_json() for addend in mine],
+                "sources": [(addend.to_json(), tag) for addend, tag in sources],
+            }
             asked.append((maker, "sum", {**terms, "target": self._peers.rank, "tag": tag}))
             making = self._peers.take(maker, tag, (into[start:stop] for start, stop in _pieces(len(into))))
         calls = [self._peers.call(node, op, timeout_s=self._timeout_s, **more, **fields) for node, op, more in asked]
@@ -118,7 +121,7 @@ class Relay:
                 raise PeerError("; ".join(refused))
             await receiving
         except PeerError as error:
-            names = ", ".join(dict.fromkeys(self._peers.nodes[hop.node] for hop in hops))
+            names = ", ".join(dict.fromkeys(self._peers.nodes[addend.node] for addend in addends))
             raise PeerError(f"sum over {names}: {error}") from None
         finally:
             receiving.cancel()
@@ -126,7 +129,7 @@ class Relay:
 
     async def _serve(self, source: int, message: dict[str, Any]) -> None:
         """Answers at once; what fails later shows where the sum is made, where nothing more arrives."""
-        own = self._own(message, [Hop.from_json(message["hop"])])
+        own = self._own(message, [Addend.from_json(message["addend"])])
         ranges = (
             data[first - at : last - at]
             for start, stop in _pieces(message["nbytes"])
@@ -137,13 +140,13 @@ class Relay:
 
     async def _serve_sum(self, source: int, message: dict[str, Any]) -> None:
         """Answers at once; what fails later shows where the sum is wanted, where nothing more arrives."""
-        own = self._own(message, [Hop.from_json(hop) for hop in message["own"]])
-        sources = [(Hop.from_json(hop), tag) for hop, tag in message["sources"]]
+        own = self._own(message, [Addend.from_json(addend) for addend in message["own"]])
+        sources = [(Addend.from_json(addend), tag) for addend, tag in message["sources"]]
         self._peers.spawn(self._pass_on(sources, own, message["nbytes"], message["target"], message["tag"]))
 
-    def _own(self, message: dict[str, Any], hops: Sequence[Hop]) -> list[Own]:
+    def _own(self, message: dict[str, Any], addends: Sequence[Addend]) -> list[Own]:
         own = []
-        for coefficient, part in [(hop.coefficient, part) for hop in hops for part in hop.parts]:
+        for coefficient, part in [(addend.coefficient, part) for addend in addends for part in addend.parts]:
             data = self._resolve(message, part)
             if part.start + part.nbytes > len(data) or part.at + part.nbytes > message["nbytes"]:
                 raise AgentError(f"{part.nbytes} bytes from {part.start} of {len(data)} asked for")
@@ -204,22 +207,22 @@ class Relay:
         try:
             for start, stop in _pieces(nbytes):
                 ranges = [
-                    (hop, tag, first, last)
-                    for hop, tag in sources
-                    for part in hop.parts
+                    (addend, tag, first, last)
+                    for addend, tag in sources
+                    for part in addend.parts
                     for first, last in _overlap(start, stop, part.at, part.nbytes)
                 ]
                 unmade.append(piece := _Piece(start, stop, room(start, stop), len(ranges)))
                 in_place = bool(ranges) and ranges[0][0].coefficient == 1 and ranges[0][2:] == (start, stop)
                 if not in_place:
                     piece.total[:] = bytes(stop - start)
-                for number, (hop, tag, first, last) in enumerate(ranges):
+                for number, (addend, tag, first, last) in enumerate(ranges):
                     if len(arriving) == WINDOW:
                         await land()
                     into = piece.of(first, last)
                     buffer = None if in_place and number == 0 else _room(spare)
-                    moving = self._peers.receive(hop.node, tag, into if buffer is None else buffer[: last - first])
-                    arriving.append(_Arriving(piece, hop.node, hop.coefficient, into, buffer, moving))
+                    moving = self._peers.receive(addend.node, tag, into if buffer is None else buffer[: last - first])
+                    arriving.append(_Arriving(piece, addend.node, addend.coefficient, into, buffer, moving))
                 await settle()
             while arriving:
                 await land()
