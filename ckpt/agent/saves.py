@@ -281,6 +281,8 @@ class Saves:
         size_and_time = {"bytes": message["nbytes"], "seconds": message["seconds"]}
         self._listener.to_trainers("committed", step=save.step, pinned=bool(message["tiers"]), **size_and_time)
         self._listener.to_monitors("commit", tier="memory", step=save.step, **size_and_time)
+        for older in [step for step in self._in_flight if step < save.step]:  # that no more will be heard of
+            await self._drop(older, f"step {save.step} has committed, and nothing was heard of this one's commit")
         self._tidy()
         await self._tell_waiters()
 

@@ -312,7 +312,8 @@ class World:
         for step in steps:
             for worker in self.workers:
                 worker.save(step, slot)
-            await until(lambda step=step: all(step in copies(place.ram_dir) for place in self.places))
+            await self.monitors[0].event("problem", what="commit not heard by every node", step=step)
+            assert all(step in copies(place.ram_dir) for place in self.places)
         for agent in self.agents:
             agent._peers.handle("commit", agent._saves._on_commit)
 
