@@ -13,6 +13,7 @@ from lifecycle.health.finding import Finding, fit, unfit, weak
 from lifecycle.health.mounts import read_mounts
 
 _SYSTEM = ("/", "/tmp", "/var", "/var/log", "/var/spool/slurmd")
+_OF_USERS = ("/tmp", "/var/tmp")  # a file system that a job can fill is no fault of the node
 _FULL, _NEARLY_FULL = 0.99, 0.95
 _SAMPLE_BYTES = 256 << 20
 _PIECE_BYTES = 4 << 20
@@ -24,21 +25,23 @@ _SHM_MIN_MB_S = 500.0
 @check("disk_space", Level.PROLOG, limit_s=1.0)
 def disk_space(node: Node) -> Finding:
     """The system's file systems have room, for bytes and for files."""
-    fullest, where = 0.0, ""
+    worst, where = (False, 0.0), ""  # whether the node is unfit for it, part used
+    of_users = {path.stat().st_dev for path in map(node.path, _OF_USERS) if path.is_dir()}
     for name in _SYSTEM:
         try:
-            facts = os.statvfs(node.path(name))
+            facts, device = os.statvfs(node.path(name)), node.path(name).stat().st_dev
         except FileNotFoundError:
             continue
         used_bytes = 1 - facts.f_bavail / facts.f_blocks if facts.f_blocks else 0.0
         used_files = 1 - facts.f_favail / facts.f_files if facts.f_files else 0.0
         for used, what in ((used_bytes, "bytes"), (used_files, "files")):
-            if used > fullest:
-                fullest, where = used, f"{name}: {used:.0%} of {what} used"
+            if (found := (used >= _FULL and device not in of_users, used)) > worst:
+                worst, where = found, f"{name}: {used:.0%} of {what} used"
     expected, advice = f"under {_NEARLY_FULL:.0%}", "remove old logs and what dead jobs left"
-    if fullest >= _FULL:
+    is_unfit, used = worst
+    if is_unfit:
         return unfit(where, expected, advice)
-    return weak(where, expected, advice) if fullest >= _NEARLY_FULL else fit(where, expected)
+    return weak(where, expected, advice) if used >= _NEARLY_FULL else fit(where, expected)
 
 
 @check("shm_speed", Level.QUICK, limit_s=15.0, alone=True)

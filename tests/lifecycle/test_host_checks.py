@@ -346,6 +346,17 @@ def test_a_system_disk_that_fills_is_told_by_bytes_and_by_files(
         assert finding.measured == f"/var/log: {full:.0%} of {what} used"
 
 
+def test_a_disk_that_a_job_can_fill_is_a_warning_however_full(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    run(("mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(tmp_path / "tmp")))
+    try:
+        (tmp_path / "tmp/file").write_bytes(bytes(4 << 20))
+        finding = disks.disk_space.run(node_of(tmp_path))
+    finally:
+        run(("umount", str(tmp_path / "tmp")))
+    assert (finding.status, finding.measured) == (Status.WARNING, "/tmp: 100% of bytes used")
+
+
 def test_a_disk_that_writes_slowly_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disks, "_NVME_MIN_MB_S", 1e9)
     monkeypatch.setattr(disks, "_SAMPLE_BYTES", 8 << 20)
