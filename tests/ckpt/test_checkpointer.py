@@ -300,7 +300,7 @@ def test_a_step_that_a_tier_is_too_slow_for_is_told(tmp_path: Path, caplog: pyte
     try:
         ckpt = node.start()
         for step in (5, 10):
-            ckpt.save(step, {"x": torch.zeros(1000)})
+            ckpt.save(step, {"x": torch.zeros(8 << 20)})  # of several pieces: only the first is written at once
             wait_until(lambda step=step: f"committed step {step} in the memory" in caplog.text)
         told = "step 10 does not go to the shared tier: step 5 is still on its way there"
         wait_until(lambda: told in caplog.text)
