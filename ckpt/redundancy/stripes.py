@@ -32,7 +32,7 @@ class Term:
 
 @dataclass(frozen=True, kw_only=True)
 class Sum:
-    """A byte range as a sum of terms, in the ring's order: the nearest neighbour of who wants it comes last."""
+    """A byte range as a sum of terms, in the ring's order after who wants it: not all begin with the same member."""
 
     at: int  # first byte in what is made
     nbytes: int

@@ -57,10 +57,7 @@ def _local(run_id: str, env: Mapping[str, str]) -> tuple[bool, str]:
     if process is None:
         return False, "is no local job that is known here"
     if not process.has_ended():
-        return (
-            False,
-            f"its supervisor, process {process.pid} on {process.host}, may live",
-        )
+        return False, f"its supervisor, process {process.pid} on {process.host}, may live"
     left = pids_with_environment({"HOLDFAST_RUN_ID": run_id})
     return not left, f"its processes live: {left}" if left else "its processes are gone"
 

@@ -26,9 +26,8 @@ CHECKED_NODE = "HOLDFAST_CHECKED_NODE"
 """In the environment: the Slurm node that the pairs are to speak of; the others are there for comparison."""
 
 _ENOUGH = 0.8  # of what the site expects
-_ENOUGH_BESIDE_OTHERS = (
-    0.5  # of what the better pairs reach, where it expects nothing: networks that are shared differ by more than 0.8
-)
+# Of what the better pairs reach, where the site expects nothing: networks that are shared differ by more than 0.8.
+_ENOUGH_BESIDE_OTHERS = 0.5
 _ENOUGH_OF_LINE_RATE = 0.5  # a warning only; docs/health.md says why just this
 _RUN_S = 180.0  # most of it for torch, read by many nodes at once from a shared file system
 _AT_ONCE = 64  # sruns; each is a process here and a step for the controller
