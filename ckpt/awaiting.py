@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,40 +23,45 @@ _INTERRUPTED = 128 + signal.SIGINT
 _SHOW_CURSOR = "\x1b[?25h"
 
 
+class Heard:
+    """To be called when something was heard of `where`: path or URL, for people."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.last_s = time.monotonic()
+
+    def __call__(self) -> None:
+        self.last_s = time.monotonic()
+
+    def turn_to(self, where: str) -> None:
+        """Another place is waited for from now on."""
+        self.where = where
+        self()
+
+
 @contextmanager
-def awaiting(where: str) -> Iterator[Callable[[], None]]:
-    """Says once on standard error what is waited for, each time nothing is heard of it for some seconds.
-
-    Args:
-        where: path or URL, for people.
-
-    Yields:
-        To be called when something was heard.
-    """
-    heard_s, over = [time.monotonic()], threading.Event()
-
-    def hear() -> None:
-        heard_s[0] = time.monotonic()
-
-    threading.Thread(target=_watch, args=(where, heard_s, over), daemon=True).start()
+def awaiting(where: str) -> Iterator[Heard]:
+    """Says once on standard error what is waited for, each time nothing is heard of it for some seconds."""
+    heard, over = Heard(where), threading.Event()
+    threading.Thread(target=_watch, args=(heard, over), daemon=True).start()
     try:
-        yield hear
+        yield heard
     finally:
         over.set()
 
 
-def _watch(where: str, heard_s: list[float], over: threading.Event) -> None:
+def _watch(heard: Heard, over: threading.Event) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it is for the main thread
     said_of_s, held_looks = -1.0, 0
     while not over.wait(_LOOK_EVERY_S):
-        last_s = heard_s[0]
+        last_s = heard.last_s
         if last_s != said_of_s and time.monotonic() - last_s > _SAY_AFTER_S:
             said_of_s = last_s
-            typer.echo(f"holdfast ckpt: waiting for {where}: nothing heard for {_SAY_AFTER_S:g} s", err=True)
+            typer.echo(f"holdfast ckpt: waiting for {heard.where}: nothing heard for {_SAY_AFTER_S:g} s", err=True)
         held_looks = held_looks + 1 if _is_interrupt_unheard() else 0
         if held_looks == _HELD_LOOKS:
             cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""
-            typer.echo(f"{cursor}holdfast ckpt: given up: {where} does not answer; is its server up?", err=True)
+            typer.echo(f"{cursor}holdfast ckpt: given up: {heard.where} does not answer; is its server up?", err=True)
             os._exit(_INTERRUPTED)
 
 

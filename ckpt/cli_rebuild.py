@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.filesize import decimal
 
+from ckpt.awaiting import Heard, awaiting
 from ckpt.errors import CheckpointError
 from ckpt.progress import Bar
 from ckpt.redundancy.offline import Rebuilt, find_saves, rebuild
@@ -35,28 +37,37 @@ def rebuild_lost(
             "or it is none: see `holdfast ckpt verify`",
         )
     target = Path(into)
-    with reported():
-        saves = find_saves([Path(directory) for directory in directories])
+    with reported(), awaiting(into) as heard:
+        saves = find_saves(_in_turn(directories, heard), lambda nbytes: heard())
+        candidates = [save for save in saves if step in (None, save.step)]
+        if not candidates:
+            what = "no shards or parity" if step is None else f"nothing of step {step}"
+            end(f"{', '.join(directories)}: {what}; look with `holdfast ckpt ls`")
+        heard.turn_to(into)
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not os.access(target, os.W_OK | os.X_OK):
-        end(f"{into}: is not writable")
-    candidates = [save for save in saves if step in (None, save.step)]
-    if not candidates:
-        what = "no shards or parity" if step is None else f"nothing of step {step}"
-        end(f"{', '.join(directories)}: {what}; look with `holdfast ckpt ls`")
-    reasons = []
-    for save in candidates:
-        try:
-            with Bar(f"rebuilding step {save.step}", saves[save].work_bytes, quiet=as_json) as bar:
-                made = rebuild(saves[save], target, bar.advance)
-        except CheckpointError as error:
-            reasons.append(f"step {save.step} of attempt {save.attempt}: {error}")
-            continue
-        except OSError as error:
-            end(f"{into}: {error.strerror}", FAILED)
-        _show(save.step, made, saves[save].world_size, reasons, as_json)
-        return
+        if not os.access(target, os.W_OK | os.X_OK):
+            end(f"{into}: is not writable")
+        heard.turn_to(f"{', '.join(directories)} or {into}")
+        reasons = []
+        for save in candidates:
+            try:
+                with Bar(f"rebuilding step {save.step}", saves[save].work_bytes, quiet=as_json, heard=heard) as bar:
+                    made = rebuild(saves[save], target, bar.advance)
+            except CheckpointError as error:
+                reasons.append(f"step {save.step} of attempt {save.attempt}: {error}")
+                continue
+            except OSError as error:
+                end(f"{error.filename or into}: {error.strerror}", FAILED)
+            _show(save.step, made, saves[save].world_size, reasons, as_json)
+            return
     end("no step can be had whole: " + "; ".join(reasons), FAILED)
+
+
+def _in_turn(directories: list[str], heard: Heard) -> Iterator[Path]:
+    """One directory after another, which is the one that is waited for until the next."""
+    for directory in directories:
+        heard.turn_to(directory)
+        yield Path(directory)
 
 
 def _show(step: int, made: list[Rebuilt], world_size: int, passed_over: list[str], as_json: bool) -> None:

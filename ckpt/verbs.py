@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,12 +13,14 @@ from rich.filesize import decimal
 from ckpt.awaiting import awaiting
 from ckpt.errors import ConfigError
 from ckpt.progress import Bar, counted
+from ckpt.record.shard import SaveId
 from ckpt.reported import reported
 from ckpt.tiers.copying import copy_step
 from ckpt.tiers.lookup import is_url
 from ckpt.tiers.opened import committed_step, make_namespace, open_namespace
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
+from ckpt.tiers.tier import Tier
 
 _PLACE = "a shared checkpoint directory, or s3://bucket/prefix"
 Source = Annotated[str, typer.Argument(metavar="PATH", help=f"A namespace's folder in {_PLACE}.")]
@@ -73,35 +75,49 @@ def copy(
     step: Annotated[
         int | None, typer.Option("--step", help="Only this step; all committed ones when left out.")
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Copy committed steps to another directory or bucket, verified on the way; those it has are left alone."""
     with reported(), awaiting(f"{source} or {destination}") as heard:
         here = open_namespace(source)
         saves = here.steps() if step is None else [committed_step(here, step)]
         total = 2 * sum(here.read_manifest(save).nbytes for save in saves)  # verified, then written
-        with Bar(f"copying {counted(len(saves))}", total, heard=heard) as bar:
+        rows = []
+        with Bar(f"copying {counted(len(saves))}", total, quiet=as_json, heard=heard) as bar:
             there = make_namespace(destination, here.namespace, Throttle(None, told=bar.advance))
             for save in reversed(saves):  # oldest first: what is cut short leaves the newest for the next time
                 copied = copy_step(here, there, save, bar.advance)
-                typer.echo(f"step {save.step}: {'copied to' if copied else 'already in'} {there.where}")
+                rows.append({**_facts(here, save), "copied": copied, "to": there.where})
+                if not as_json:
+                    typer.echo(f"step {save.step}: {'copied to' if copied else 'already in'} {there.where}")
+    if as_json:
+        typer.echo(json.dumps(rows))
 
 
 def collect(
     path: Source,
     keep: Annotated[int, typer.Option("--keep", min=1, help="Newest committed steps that stay.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Remove all but the newest committed steps. Steps set aside by `verify --quarantine` stay."""
     with reported(), awaiting(path) as heard:
         tier = open_namespace(path)
         going = superfluous(tier.catalog(), keep, None)
-        nbytes = sum(entry.manifest.nbytes for entry in going if entry.manifest)
-        if dry_run:
-            names = [entry.name for entry in going]
-        else:
-            sizes = {entry.name: entry.manifest.nbytes for entry in going if entry.manifest}
-            with Bar(f"removing {counted(len(going))}", nbytes, heard=heard) as bar:
+        sizes = {entry.name: entry.manifest.nbytes if entry.manifest else 0 for entry in going}
+        nbytes = sum(sizes.values())
+        names = list(sizes)
+        if not dry_run:
+            with Bar(f"removing {counted(len(going))}", nbytes, quiet=as_json, heard=heard) as bar:
                 names = tier.retain(keep, None, removed=lambda name: bar.advance(sizes.get(name, 0)))
+    if as_json:
+        steps = {entry.name: {"step": entry.step, "attempt": entry.attempt} for entry in going}
+        rows = [
+            {"namespace": tier.namespace, **steps.get(name, {}), "bytes": sizes.get(name, 0), "removed": not dry_run}
+            for name in names
+        ]
+        typer.echo(json.dumps(rows))
+        return
     for name in names:
         typer.echo(f"{'would remove' if dry_run else 'removed'} {tier.where}/{name}")
     typer.echo(f"{counted(len(names))}, {decimal(nbytes)}{' would be' if dry_run else ''} freed")
@@ -113,6 +129,7 @@ def export(
     dcp: Annotated[Path | None, typer.Option("--dcp", help="Make a torch DCP directory here.")] = None,
     safetensors: Annotated[Path | None, typer.Option("--safetensors", help="Make one safetensors file here.")] = None,
     rank: Annotated[int, typer.Option("--rank", min=0, help="Whose plain tensors and values; DTensors: of all.")] = 0,
+    as_json: JsonOption = False,
 ) -> None:
     """Give a step away in a format of torch's own; every byte is verified first."""
     with reported(), awaiting(f"{path} or {dcp or safetensors}") as heard:
@@ -124,14 +141,19 @@ def export(
         from ckpt.adapters.stored import read_stored
 
         total = 2 * tier.read_manifest(save).nbytes  # verified, then written
-        with Bar(f"exporting step {save.step}", total, heard=heard) as bar:
+        with Bar(f"exporting step {save.step}", total, quiet=as_json, heard=heard) as bar:
             stored = read_stored(tier, save, rank, bar.advance)
             if dcp is not None:
                 export_dcp(stored, dcp, bar.advance)
             elif safetensors is not None:
                 export_safetensors(stored, safetensors)
                 bar.advance(total // 2)
-    left_out = f" (without {len(stored.values)} values that are no tensors)" if safetensors and stored.values else ""
+    values = len(stored.values) if safetensors else 0
+    if as_json:
+        counts = {"tensors": len(stored.parts), "values_left_out": values}
+        typer.echo(json.dumps({**_facts(tier, save), **counts, "to": str(dcp or safetensors)}))
+        return
+    left_out = f" (without {values} values that are no tensors)" if values else ""
     typer.echo(f"exported step {save.step}: {len(stored.parts)} tensors{left_out} to {dcp or safetensors}")
 
 
@@ -140,6 +162,7 @@ def import_step(
     path: Annotated[str, typer.Argument(metavar="PATH", help=f"{_PLACE.capitalize()}, or a namespace's folder there.")],
     step: Annotated[int, typer.Option("--step", min=1, help="The step it becomes.")],
     namespace: Annotated[str | None, typer.Option("--namespace", help="Where PATH is no namespace's folder.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Take a torch DCP directory in as a step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`."""
     with reported(), awaiting(f"{source} or {path}") as heard:
@@ -149,6 +172,13 @@ def import_step(
         from ckpt.adapters.exchange import import_dcp
 
         total = 2 * sum(file.stat().st_size for file in source.glob("*.distcp"))  # read, then written
-        with Bar(f"importing step {step}", total, heard=heard) as bar:
-            import_dcp(source, tier, step, bar.advance)
+        with Bar(f"importing step {step}", total, quiet=as_json, heard=heard) as bar:
+            save = import_dcp(source, tier, step, bar.advance)
+    if as_json:
+        typer.echo(json.dumps({**_facts(tier, save), "to": tier.where}))
+        return
     typer.echo(f"imported {source} as step {step} of namespace {tier.namespace}")
+
+
+def _facts(tier: Tier, save: SaveId) -> dict[str, Any]:
+    return {"namespace": tier.namespace, "step": save.step, "attempt": save.attempt}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +66,7 @@ class Survivors:
         raise LossError(f"rank {rank}: no parity is left that keeps its record")
 
 
-def find_saves(directories: Sequence[Path]) -> dict[SaveId, Survivors]:
+def find_saves(directories: Iterable[Path], advance: Advance = lambda nbytes: None) -> dict[SaveId, Survivors]:
     """Every save of which the directories hold anything, newest first. Records that do not verify count as absent.
 
     Raises:
@@ -86,7 +86,7 @@ def find_saves(directories: Sequence[Path]) -> dict[SaveId, Survivors]:
                 else:
                     shard = read_record(directory, stem)
                     found = saves.setdefault(shard.save, Survivors(world_size=shard.world_size))
-                    if shard.rank not in found.shards or verifies(path, shard):
+                    if shard.rank not in found.shards or verifies(path, shard, advance):
                         found.shards[shard.rank] = (path, shard)
             except (CorruptError, FileNotFoundError):
                 continue

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import waiting
 from test_cli_ckpt import run
-from test_tiers import commit, save_id
+from test_tiers import commit, save_id, shard
 
-from ckpt import awaiting, cli, verbs
+from ckpt import awaiting, cli, cli_rebuild, verbs
+from ckpt.record.shard import write_record
 from ckpt.tiers.posix import SharedTier
 
 HUNG_MOUNT = Path(__file__).parents[1] / "lifecycle" / "hung_mount.py"
@@ -27,6 +28,10 @@ def tier(tmp_path: Path) -> SharedTier:
     tier = SharedTier(tmp_path / "here", "ns")
     tier.prepare()
     commit(tier, save_id(3))
+    (ram := tier.folder / "ram").mkdir()
+    record, data = shard(save_id(7), 0, 1)
+    (ram / "own-0-0.data").write_bytes(data)
+    write_record(ram, "own-0-0", record)
     return tier
 
 
@@ -39,8 +44,10 @@ def tier(tmp_path: Path) -> SharedTier:
         (lambda hung, good: ["ls", hung], "{hung}"),
         (lambda hung, good: ["verify", hung, "--json"], "{hung}"),
         (lambda hung, good: ["copy", good, hung], "{good} or {hung}"),
+        (lambda hung, good: ["rebuild", good, hung, "--into", good], "{hung}"),
+        (lambda hung, good: ["rebuild", f"{good}/ram", "--into", hung], "{hung}"),
     ],
-    ids=["ls", "verify", "copy"],
+    ids=["ls", "verify", "copy", "rebuild", "rebuild into"],
 )
 def test_a_mount_that_does_not_answer_is_named_and_left_by_ctrl_c(
     tmp_path: Path, tier: SharedTier, verb: Callable[[str, str], list[str]], where: str
@@ -85,11 +92,21 @@ def test_bytes_that_come_are_heard(tier: SharedTier, monkeypatch: pytest.MonkeyP
     heard = []
 
     @contextmanager
-    def counted(where: str) -> Iterator[Callable[[], None]]:
-        yield lambda: heard.append(where)
+    def counted(where: str) -> Iterator[awaiting.Heard]:
+        class Counted(awaiting.Heard):
+            def __call__(self) -> None:
+                heard.append(where)
 
-    monkeypatch.setattr(cli, "awaiting", counted)
-    monkeypatch.setattr(verbs, "awaiting", counted)
-    for number, argv in enumerate((["verify", tier.folder], ["copy", tier.folder, tmp_path / "there"])):
+            def turn_to(self, where: str) -> None:
+                pass
+
+        yield Counted(where)
+
+    for module in (cli, verbs, cli_rebuild):
+        monkeypatch.setattr(module, "awaiting", counted)
+    ram, again = tier.folder / "ram", tmp_path / "again"
+    for number, argv in enumerate(
+        (["verify", tier.folder], ["copy", tier.folder, tmp_path / "there"], ["rebuild", ram, "--into", again])
+    ):
         assert run(*argv).exit_code == 0
         assert len(set(heard)) == number + 1

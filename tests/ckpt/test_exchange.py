@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,18 @@ def test_a_torch_directory_comes_in_and_goes_out_again(tmp_path: Path) -> None:
     again = {"model": {k: torch.zeros_like(v) for k, v in state["model"].items()}, "note": ""}
     dcp.load(again, checkpoint_id=tmp_path / "out", no_dist=True)
     assert all(torch.equal(again["model"][name], value) for name, value in state["model"].items())
+
+
+def test_a_program_reads_what_was_exported_and_imported(tmp_path: Path) -> None:
+    sharded(SharedTier(tmp_path / "here", "ns"))
+    step = {"namespace": "ns", "step": 7, "attempt": 0}
+    for kind, tensors, left_out in (("--dcp", 2, 0), ("--safetensors", 2, 1)):
+        result = run("export", tmp_path / "here", kind, tmp_path / kind, "--json")
+        expected = {**step, "tensors": tensors, "values_left_out": left_out, "to": str(tmp_path / kind)}
+        assert json.loads(result.stdout) == expected and result.stderr == ""
+    there = tmp_path / "there"
+    result = run("import", tmp_path / "--dcp", there, "--namespace", "ns", "--step", "9", "--json")
+    assert json.loads(result.stdout) == {**step, "step": 9, "to": str(SharedTier(there, "ns").where)}
 
 
 def test_a_step_is_imported_once(tmp_path: Path) -> None:

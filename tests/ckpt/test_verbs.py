@@ -49,6 +49,21 @@ def test_gc_keeps_the_newest_and_says_what_goes(tier: SharedTier) -> None:
     assert [save.step for save in tier.steps()] == [5]
 
 
+def test_a_program_reads_what_was_copied_and_what_goes(tier: SharedTier, tmp_path: Path) -> None:
+    there = SharedTier(tmp_path / "there", "ns")
+    run("copy", tier.path, there.path, "--step", "4")
+    assert facts("copy", tier.path, there.path) == [
+        {"namespace": "ns", "step": step, "attempt": 0, "copied": step != 4, "to": str(there.where)}
+        for step in (3, 4, 5)
+    ]
+    for dry_run, left in ((["--dry-run"], 3), ([], 1)):
+        assert facts("gc", tier.path, "--keep", "1", *dry_run) == [
+            {"namespace": "ns", "step": step, "attempt": 0, "bytes": 20_000, "removed": not dry_run} for step in (4, 3)
+        ]
+        assert len(tier.steps()) == left
+    assert facts("gc", tier.path, "--keep", "1") == []
+
+
 def test_a_bad_step_is_set_aside_with_the_reason_and_the_next_is_the_newest(tier: SharedTier) -> None:
     damage(tier.data_path(save_id(5), "node-00001.data"), 100)
     assert run("verify", tier.path).exit_code == 1 and len(tier.steps()) == 3
