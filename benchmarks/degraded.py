@@ -17,6 +17,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -40,7 +41,7 @@ def main() -> int:
     parser.add_argument("--mib", type=int, default=128, help="of each rank's shard")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, peers in SCHEMES.items():
         ahead, after = measure({"peers": peers}, args.mib << 20, args.rounds)
         rows[name] = {"value": round(ahead, 3), "unit": "s", "peer": {"after": round(after, 3)}, "ratio": ahead / after}
@@ -83,7 +84,7 @@ def load(worker: AgentClient, rank: int, ahead: bool) -> None:
     reply = worker.request("open", timeout_s=WAIT_S, rank=rank, blocks=None)
     record = ShardRecord.from_json(reply["record"])
     data = np.fromfile(reply["path"], np.uint8, record.nbytes, offset=reply["base"])
-    if bad_blocks(memoryview(data), record.blocks):
+    if bad_blocks(data.data, record.blocks):
         raise RuntimeError(f"rank {rank} does not verify")
 
 

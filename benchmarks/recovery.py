@@ -114,7 +114,7 @@ def slurm_row(cluster: Any, way: str, break_node: Callable[[str], None], shape: 
     return row(f"4-node Slurm, node {way}", watch, submitted_at, failed)
 
 
-def lose(watch: Watch, break_node: Callable[[str], None]) -> dict[str, float]:
+def lose(watch: Watch, break_node: Callable[[str], object]) -> dict[str, float]:
     """Breaks the second node in mid-training; its name and the time."""
     watch.wait_for("commit", 180, tier="memory", step=lambda step: step >= LOSE_AFTER_STEP)
     node = watch.events("attempt_start")[0]["nodes"][1]

@@ -94,7 +94,7 @@ def main() -> int:
 def report(seconds: dict[str, float], ranks: int, nbytes: int, as_json: bool) -> None:
     raw = ranks * nbytes / seconds["Sendrecv"] / 1e9
     one = nbytes / seconds["Sendrecv, one rank"] / 1e9
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, (encode, rebuild) in REDSET_MB_PER_S.items():
         for kind, moved, peer, redset in (("encode", ranks * nbytes, raw, encode), ("rebuild", nbytes, one, rebuild)):
             value = moved / seconds[f"{name}, {kind}"] / 1e9
