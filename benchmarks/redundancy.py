@@ -1,11 +1,16 @@
-"""Encode and rebuild rates of every scheme over real agents, beside a raw MPI Sendrecv of the same bytes.
+"""Encode and rebuild rates of every scheme over real agents, beside a raw MPI Sendrecv of the same bytes, and redset.
 
-    python benchmarks/redundancy.py [--json] [--ranks 8] [--mib 256] [--tcp]
+    python benchmarks/redundancy.py [--json] [--ranks 8] [--mib 256] [--tcp] [--only partner,xor]
+        [--redset DRIVER] [--worlds 3]
 
 One agent process per rank under one mpirun on this machine, each with its own memory directory; all in one redundancy
 set. GB/s are of all ranks' shards together, as redset's figures are: encode from the call for redundancy to the last
 record on disk, checksums included; rebuild of one lost rank counts that rank's bytes. Shared memory between the
 processes as redset's runs had; --tcp instead moves the bytes as agents on one machine do.
+
+The speed of a host that others use too changes within seconds. So each measurement follows a raw one, and what counts
+is the median of their ratios; with --redset (the program that benchmarks/redset_peer.c says how to build) the same work
+is done by redset in turn with ours, --worlds times, over the same MPI.
 """
 
 from __future__ import annotations
@@ -13,14 +18,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -42,18 +48,20 @@ from ckpt.record.layout import Layout
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.transport import MpiTransport
 
-SCHEMES: dict[str, dict[str, Any]] = {
+SCHEMES: dict[str, dict[str, Any]] = {  # by redset_peer.c's names
     "partner": {"scheme": "partner"},
-    "XOR": {"scheme": "xor"},
-    "RS 1": {"scheme": "rs", "parity": 1},
-    "RS 2": {"scheme": "rs", "parity": 2},
+    "xor": {"scheme": "xor"},
+    "rs1": {"scheme": "rs", "parity": 1},
+    "rs2": {"scheme": "rs", "parity": 2},
 }
-REDSET_MB_PER_S = {  # FIELD: redset (C), 8 ranks x 256 MB in /dev/shm, 2 cores
-    "partner": (1757, 474), "XOR": (3120, 350), "RS 1": (1422, 132), "RS 2": (652, 167),
+REDSET_MB_PER_S = {  # FIELD: redset (C), 8 ranks x 256 MB in /dev/shm, 2 cores of another day
+    "partner": (1757, 474), "xor": (3120, 350), "rs1": (1422, 132), "rs2": (652, 167),
 }  # fmt: skip
 LOST = 1
-ROUNDS = 3  # the best of them counts, for the raw Sendrecv too
+ROUNDS = 4  # of which the first does not count: memory is there already in all saves but the first
 SAVE = SaveId(step=1, attempt=0, run_id="bench")
+
+Seconds = dict[str, list[float]]  # of each round, by "scheme, encode", "scheme, encode, raw" and so on
 
 
 def main() -> int:
@@ -62,57 +70,81 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--mib", type=int, default=256, help="of each rank's shard")
     parser.add_argument("--tcp", action="store_true", help="no shared memory between the processes")
+    parser.add_argument("--only", default=",".join(SCHEMES), help=f"of {', '.join(SCHEMES)}")
+    parser.add_argument("--redset", metavar="DRIVER", help="redset_peer, built as benchmarks/redset_peer.c says")
+    parser.add_argument("--worlds", type=int, default=1, help="how often all is done, with redset in turn")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir="/dev/shm") as root:
-        mpi = environment(loopback=True)
-        if not args.tcp:
-            for name in [name for name in mpi if name.startswith("OMPI_MCA")]:
-                del mpi[name]
-            mpi |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_btl_sm_backing_directory": "/dev/shm"}
-        worker = [sys.executable, __file__, "--worker", root, str(args.ranks), str(args.mib)]
-        mpirun = [
-            str(Path(sys.executable).with_name("mpirun")),
-            "--oversubscribe",
-            "--bind-to",
-            "none",
-            "-n",
-            str(args.ranks),
-        ]
-        path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
-        done = subprocess.run(
-            [*mpirun, *worker], env={**os.environ, **mpi, "PYTHONPATH": path}, check=False, text=True,
-            stdout=subprocess.PIPE,
-        )  # fmt: skip
-    if done.returncode:
-        print(done.stdout, file=sys.stderr)
-        return 1
-    seconds = json.loads(done.stdout.splitlines()[-1])
-    report(seconds, args.ranks, args.mib << 20, args.json)
+    schemes = args.only.split(",")
+    ours: list[Seconds] = []
+    redsets: list[Seconds] = []
+    for _ in range(args.worlds):
+        worker = [sys.executable, __file__, "--worker"]
+        ours.append(in_world(args.ranks, args.tcp, worker, str(args.ranks), str(args.mib), args.only))
+        if args.redset:
+            rounds = str(ROUNDS - 1)
+            redsets.append(in_world(args.ranks, args.tcp, [args.redset], str(args.mib), rounds, str(LOST), *schemes))
+    report(rows_of(ours, redsets, schemes, args.ranks, args.mib << 20), args)
     return 0
 
 
-def report(seconds: dict[str, float], ranks: int, nbytes: int, as_json: bool) -> None:
-    raw = ranks * nbytes / seconds["Sendrecv"] / 1e9
-    one = nbytes / seconds["Sendrecv, one rank"] / 1e9
-    rows: dict[str, dict[str, Any]] = {}
-    for name, (encode, rebuild) in REDSET_MB_PER_S.items():
-        for kind, moved, peer, redset in (("encode", ranks * nbytes, raw, encode), ("rebuild", nbytes, one, rebuild)):
-            value = moved / seconds[f"{name}, {kind}"] / 1e9
-            peers = {"Sendrecv": round(peer, 3), "redset": redset / 1000}
-            rows[f"{name} {kind}"] = {"value": round(value, 3), "unit": "GB/s", "peer": peers, "ratio": value / peer}
-    if as_json:
+def in_world(ranks: int, tcp: bool, program: list[str], *args: str) -> Seconds:
+    """What rank 0 of a program prints that is run once on each rank, with a directory in memory for all."""
+    mpi = environment(loopback=True)
+    if not tcp:
+        for name in [name for name in mpi if name.startswith("OMPI_MCA")]:
+            del mpi[name]
+        mpi |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_btl_sm_backing_directory": "/dev/shm"}
+    mpirun = [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir="/dev/shm") as root:
+        done = subprocess.run(
+            [*mpirun, *program, root, *args], env={**os.environ, **mpi, "PYTHONPATH": path}, check=False, text=True,
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"{done.stdout}{program[0]}: exit status {done.returncode}")
+    seconds: Seconds = json.loads(done.stdout.splitlines()[-1])
+    return seconds
+
+
+def rows_of(ours: list[Seconds], redsets: list[Seconds], schemes: list[str], ranks: int, nbytes: int) -> dict[str, Any]:
+    """Medians: of all rounds; of the ratios of a round to the raw one before it, of a world to redset's after it."""
+    rows = {}
+    for name, kind in ((name, kind) for name in schemes for kind in ("encode", "rebuild")):
+        moved = (ranks * nbytes if kind == "encode" else nbytes) / 1e9
+        key = f"{name}, {kind}"
+        taken = [s for world in ours for s in world[key]]
+        raw = [s for world in ours for s in world[f"{key}, raw"]]
+        row: dict[str, Any] = {"value": moved / median(taken), "unit": "GB/s"}
+        row["peer"] = {"Sendrecv": moved / median(raw)}
+        row["ratio"] = median(r / s for r, s in zip(raw, taken, strict=True))
+        if redsets:
+            row["peer"]["redset"] = moved / median(s for world in redsets for s in world[key])
+            row["redset_ratio"] = median(
+                median(theirs[key]) / median(mine[key]) for mine, theirs in zip(ours, redsets, strict=True)
+            )
+        rows[f"{name} {kind}"] = row
+    return rows
+
+
+def report(rows: dict[str, Any], args: argparse.Namespace) -> None:
+    if args.json:
         print(json.dumps(rows, indent=1))
         return
-    table = Table("", "GB/s", "raw Sendrecv", "ratio", "redset (FIELD)", title=f"{ranks} ranks x {nbytes >> 20} MiB")
+    columns = ["", "GB/s", "raw Sendrecv", "ratio", *(["redset", "ratio"] if args.redset else ["redset (FIELD)"])]
+    table = Table(*columns, title=f"{args.ranks} ranks x {args.mib} MiB, {'TCP' if args.tcp else 'shared memory'}")
     for name, row in rows.items():
-        peer = row["peer"]
-        table.add_row(
-            name, *(f"{value:.2f}" for value in (row["value"], peer["Sendrecv"], row["ratio"], peer["redset"]))
-        )
+        values = [row["value"], row["peer"]["Sendrecv"], row["ratio"]]
+        if args.redset:
+            values += [row["peer"]["redset"], row["redset_ratio"]]
+        else:
+            scheme, kind = name.split()
+            values.append(REDSET_MB_PER_S[scheme][kind == "rebuild"] / 1000)
+        table.add_row(name, *(f"{value:.2f}" for value in values))
     Console().print(table)
 
 
-def work(root: Path, ranks: int, nbytes: int) -> None:
+def work(root: Path, ranks: int, nbytes: int, schemes: list[str]) -> None:
     """One process of the world: measures everything, rank 0 prints."""
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     nodes = tuple(f"n{i}" for i in range(ranks))
@@ -122,7 +154,7 @@ def work(root: Path, ranks: int, nbytes: int) -> None:
     place.ram_dir.mkdir(mode=0o700)
     transport = MpiTransport(nodes, nodes[rank])
     peers = Peers(transport, nodes)
-    seconds = asyncio.run(measure(place, peers, nbytes))
+    seconds = asyncio.run(measure(place, peers, nbytes, schemes))
     if rank == 0:
         print(json.dumps(seconds), flush=True)
     transport.close()
@@ -149,28 +181,25 @@ class Together:
             await self._come.wait_for(lambda: min(self._here) >= turn)
 
 
-async def measure(place: Place, peers: Peers, nbytes: int) -> dict[str, float]:
+async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -> Seconds:
     together = Together(peers)
     polling = asyncio.ensure_future(peers.run())
     holdings = Holdings(place.ram_dir, place.run_id, "bench")
     fill(holdings, place, nbytes)
-    seconds: dict[str, float] = {}
+    seconds: Seconds = defaultdict(list)
 
     async def timed(name: str, part: Any) -> None:
         await together.all_here()
         since_s = time.perf_counter()
         await part
         await together.all_here()
-        seconds[name] = min(seconds.get(name, math.inf), time.perf_counter() - since_s)
+        seconds[name].append(time.perf_counter() - since_s)
 
     size, rank = len(place.nodes), place.node_rank
-    sink = holdings.room_for("sink", nbytes)
     to, source = (rank + 1 if rank == 0 else None), (0 if rank == 1 else None)
-    for _ in range(ROUNDS):
-        await timed("Sendrecv", sendrecv(peers, (rank + 1) % size, (rank - 1) % size, holdings, sink))
-        await timed("Sendrecv, one rank", sendrecv(peers, to, source, holdings, sink))
-    holdings.remove("sink")
-    for name, section in SCHEMES.items():
+    sink = holdings.room_for("sink", nbytes)
+    for name in schemes:
+        section = SCHEMES[name]
         config = CheckpointConfig.from_mapping({"namespace": "bench", "peers": section})
         shelf = Shelf({})
         context = Context(
@@ -182,9 +211,12 @@ async def measure(place: Place, peers: Peers, nbytes: int) -> dict[str, float]:
         peers.handle("parity", inventory_of(saves))
         for _ in range(ROUNDS):
             drop_redundancy(holdings, saves)
+            ring = sendrecv(peers, (rank + 1) % size, (rank - 1) % size, holdings, sink)
+            await timed(f"{name}, encode, raw", ring)
             await timed(f"{name}, encode", saves._redundancy(SAVE, None))
             if rank == LOST:
                 holdings.remove("own-0-0")
+            await timed(f"{name}, rebuild, raw", sendrecv(peers, to, source, holdings, sink))
             await timed(f"{name}, rebuild", rebuild(context, saves, section["scheme"]))
         await together.all_here()
         drop_redundancy(holdings, saves)
@@ -192,7 +224,7 @@ async def measure(place: Place, peers: Peers, nbytes: int) -> dict[str, float]:
             for path in place.ram_dir.glob(pattern):
                 holdings.remove(path.stem)
     polling.cancel()
-    return seconds
+    return {name: rounds[1:] for name, rounds in seconds.items()}
 
 
 def inventory_of(saves: Saves) -> Any:
@@ -254,6 +286,6 @@ async def rebuild(context: Context, saves: Saves, scheme: str) -> None:
 
 if __name__ == "__main__":
     if "--worker" in sys.argv:
-        work(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]) << 20)
+        work(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]) << 20, sys.argv[5].split(","))
     else:
         sys.exit(main())
