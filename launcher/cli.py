@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,7 +77,8 @@ JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, name 
 Nodes = Annotated[int | None, typer.Option(help="Nodes that train, instead of the job file's.", metavar="N")]
 Spares = Annotated[int | None, typer.Option(help="Warm nodes beside them, instead of the job file's.", metavar="N")]
 GpusPerNode = Annotated[
-    int | None, typer.Option("--gpus-per-node", help="GPUs on each node, instead of the job file's.", metavar="N")
+    str | None,
+    typer.Option("--gpus-per-node", help="GPUs on each node, instead of the job file's.", metavar="[TYPE:]N"),
 ]
 Folder = Annotated[str, typer.Option(help="The job's folder; %j is the job's id. For Slurm, where all nodes see it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -177,7 +179,7 @@ def submit(
         raise UsageError(f"submit: got {job_file} first, expected JOB.yaml first and sbatch's options after it")
     if flags and cluster != "slurm":
         raise UsageError(f"submit: got {' '.join(flags)} with --cluster {cluster}, expected no sbatch options there")
-    spec = _load(job_file, nodes=nodes, spares=spares, gpus_per_node=gpus_per_node)
+    spec = _load(job_file, flags, nodes=nodes, spares=spares, gpus_per_node=gpus_per_node)
     if dry_run:
         return _print_dry_run(spec, cluster, folder, flags)
     from launcher.executor import Executor
@@ -298,16 +300,30 @@ def cluster_status(
     return None
 
 
-def _load(job_file: Path, **sizes: int | None) -> JobSpec:
-    """The job file with the command line's sizes in place of its own."""
-    from launcher.jobfile import JobSpec, load_job
+def _load(job_file: Path, flags: Sequence[str] = (), **sizes: int | str | None) -> JobSpec:
+    """The job file with the command line's sizes in place of its own, those of sbatch's --gres among them."""
+    from launcher.jobfile import JobSpec, gpus_of_gres, load_job
     from launcher.strict_yaml import read_yaml
 
     spec = load_job(job_file)
-    given = {name: size for name, size in sizes.items() if size is not None}
-    if not given:
+    given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    gres = _gres(flags)
+    if not given and gres is None:
         return spec
-    return JobSpec.from_mapping({**read_yaml(job_file), **given}, job_file.absolute().parent, "command line")
+    mapping = {**read_yaml(job_file), **given}
+    if gres is not None:
+        mapping["slurm"] = {**spec.slurm, "gres": gres}
+        if gpus_of_gres(gres) is not None and "gpus_per_node" not in given:
+            mapping.pop("gpus_per_node", None)
+    return JobSpec.from_mapping(mapping, job_file.absolute().parent, "command line")
+
+
+def _gres(flags: Sequence[str]) -> str | None:
+    if not flags:
+        return None
+    from launcher.submission.slurm import flag_values
+
+    return flag_values(flags).get("gres")
 
 
 def _print_dry_run(spec: JobSpec, cluster: str, folder: str, flags: list[str]) -> None:

@@ -152,8 +152,10 @@ class Executor(submitit.AutoExecutor):
 
     def _spec(self, delayed: DelayedSubmission) -> JobSpec:
         job = delayed.function
+        gres = {"gres": self._executor.parameters["gres"]} if self._executor.parameters.get("gres") else {}
         if isinstance(job, JobSpec):
-            return job
+            mapping = job.to_mapping()
+            return JobSpec.from_mapping(mapping | {"slurm": gres | mapping["slurm"]}, Path.cwd(), job.name)
         if not isinstance(job, Torchrun) or delayed.kwargs:
             got = f"{delayed.kwargs}" if isinstance(job, Torchrun) else f"{job!r}"
             raise UsageError(
@@ -161,6 +163,8 @@ class Executor(submitit.AutoExecutor):
                 "submitit.AutoExecutor runs plain functions"
             )
         mapping = self._job_parameters | job.mapping(*delayed.args)
+        if gres and isinstance(mapping.get("slurm") or {}, Mapping):
+            mapping["slurm"] = gres | (mapping.get("slurm") or {})
         return JobSpec.from_mapping(mapping, Path.cwd(), f"Torchrun({job.script!r})")
 
     def _check(self, spec: JobSpec) -> None:

@@ -27,6 +27,8 @@ MIN_HANG_TIMEOUT_S = 2.0  # runners report twice a second
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SBATCH_OPTION = re.compile(r"[a-z][a-z0-9]+(-[a-z0-9]+)*")
+_GPUS = re.compile(r"(?:(?P<type>[A-Za-z0-9_.-]+):)?(?P<count>\d+)")
+_GRES_GPUS = re.compile(r"gpu(?::(?!\d+$)(?P<type>[^:]+))?(?::(?P<count>\d+))?")
 _TIME_LIMIT_SIGNAL = re.compile(r"(B:)?((SIG)?USR[12]|10|12)(@\d+)?")
 
 # What the job file has a word of its own for, or what a supervised job cannot do without.
@@ -36,6 +38,7 @@ OWNED_SBATCH_OPTIONS = {
     "ntasks-per-node": "set `workers_per_node` in the job file",
     "gpus-per-node": "set `gpus_per_node` in the job file",
     "gpus": "every node needs as many: set `gpus_per_node` in the job file",
+    "gpus-per-task": "a node's workers share its GPUs: set `gpus_per_node` in the job file",
     "job-name": "set `name` in the job file",
     "array": "submit one job per configuration",
     "output": "logs are kept in the job's folder",
@@ -89,7 +92,8 @@ class JobSpec:
         args: the script's arguments.
         nodes: nodes that train.
         spares: further nodes, kept warm to replace lost ones.
-        gpus_per_node: GPUs to ask for on each node; 0 trains on CPU.
+        gpus_per_node: GPUs to ask for on each node, of one type where that is said (a100:8), as the site's gres says
+            where `slurm` has one; 0 trains on CPU.
         workers_per_node: processes of the script on each node; one per GPU unless told, at least 1.
         env: variables added to the workers' environment.
         restart: when to give up.
@@ -106,7 +110,7 @@ class JobSpec:
     args: tuple[str, ...] = ()
     nodes: int = 1
     spares: int = 0
-    gpus_per_node: int = 0
+    gpus_per_node: int | str = 0
     workers_per_node: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
     restart: Restart = Restart()
@@ -186,13 +190,30 @@ def check_sbatch_option(option: str, value: Any, where: str, nodes: int) -> None
     """
     if option in OWNED_SBATCH_OPTIONS:
         instead = OWNED_SBATCH_OPTIONS[option]
-        gpus = str(value).rpartition(":")[2]  # of one type, say: a100:16
+        kind, colon, gpus = str(value).rpartition(":")  # of one type, say: a100:16
         if option == "gpus" and gpus.isdecimal() and int(gpus) % nodes == 0:
-            each = int(gpus) // nodes
+            each = f"{kind}{colon}{int(gpus) // nodes}"
             instead = f"set `gpus_per_node: {each}` in the job file, or submit with --gpus-per-node {each}"
         raise UsageError(f"{where}: not an option to pass on; {instead}")
     if option == "signal" and not _TIME_LIMIT_SIGNAL.fullmatch(str(value)):
         raise UsageError(f"{where}: got {value!r}, expected USR1@SECONDS or USR2@SECONDS, B: before it")
+
+
+def gpu_count(gpus: int | str) -> int:
+    """How many GPUs `gpus_per_node` says: 8 of a100:8."""
+    return int(str(gpus).rpartition(":")[2])
+
+
+def gpus_of_gres(gres: Any) -> int | str | None:
+    """What of a --gres is GPUs, as `gpus_per_node` would say it; None where it asks for none.
+
+    A --gres counts for each node, as `gpus_per_node` does: gpu:8, or gpu:a100:8,lustre:1.
+    """
+    found = [_GRES_GPUS.fullmatch(item.strip()) for item in str(gres or "").split(",")]
+    gpus = [(each["type"], int(each["count"] or 1)) for each in found if each]
+    if len(gpus) == 1 and gpus[0][0] and gpus[0][1]:
+        return f"{gpus[0][0]}:{gpus[0][1]}"
+    return sum(count for _, count in gpus) if gpus else None
 
 
 class _Reader:
@@ -206,8 +227,9 @@ class _Reader:
     def job(self) -> JobSpec:
         script = self._script()
         name = self._name(script)
-        gpus_per_node = self._count("gpus_per_node", 0, minimum=0, maximum=MAX_WORKERS_PER_NODE)
         nodes = self._count("nodes", 1, minimum=1, maximum=MAX_NODES)
+        options = self._slurm(nodes)
+        gpus_per_node = self._gpus(options.get("gres"))
         return JobSpec(
             name=name,
             script=script,
@@ -216,16 +238,31 @@ class _Reader:
             spares=self._count("spares", 0, minimum=0, maximum=MAX_NODES),
             gpus_per_node=gpus_per_node,
             workers_per_node=self._count(
-                "workers_per_node", max(1, gpus_per_node), minimum=1, maximum=MAX_WORKERS_PER_NODE
+                "workers_per_node", max(1, gpu_count(gpus_per_node)), minimum=1, maximum=MAX_WORKERS_PER_NODE
             ),
             env=self._env(),
             restart=self._restart(),
             elastic=self._elastic(nodes),
             checkpoint=self._checkpoint(name),
-            slurm=self._slurm(nodes),
+            slurm=options,
             fabric=self._fabric(),
             time_min=None if self._mapping.get("time_min") is None else self._count("time_min", 1, minimum=1),
         )
+
+    def _gpus(self, gres: Any) -> int | str:
+        """As `gpus_per_node` says, or a --gres among Slurm's options; where both speak of GPUs they have to agree."""
+        asked = gpus_of_gres(gres)
+        value = self._mapping.get("gpus_per_node", 0 if asked is None else asked)
+        if isinstance(value, str) and value.isdecimal():  # a command line's
+            value = int(value)
+        found = None if isinstance(value, bool) else _GPUS.fullmatch(str(value))
+        if not found or int(found["count"]) > MAX_WORKERS_PER_NODE or (found["type"] and not int(found["count"])):
+            where = "slurm.gres" if value is asked else "gpus_per_node"
+            expected = f"a whole number, from 0 to {MAX_WORKERS_PER_NODE}, or a type and a number such as a100:8"
+            raise self._wrong(where, value, expected)
+        if asked not in (None, value):
+            raise self._error("gpus_per_node", f"got {value}, and slurm.gres asks for {gres}; leave one of them out")
+        return value
 
     def _script(self) -> Path:
         value = self._mapping.get("script")

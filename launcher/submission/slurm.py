@@ -17,7 +17,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
 
 from launcher.containers import of_the_batch
 from launcher.errors import LauncherError, UsageError
-from launcher.jobfile import JobSpec, check_sbatch_option
+from launcher.jobfile import JobSpec, check_sbatch_option, gpus_of_gres
 from slurm import state_below
 from slurm.command import CommandError, run
 
@@ -164,7 +164,7 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         Raises:
             UsageError: a flag, or one of `additional_parameters`, would undo what a supervised job rests on.
         """
-        for option, value in _flag_values(self._flags).items():
+        for option, value in flag_values(self._flags).items():
             check_sbatch_option(option, value, f"sbatch option --{option}", spec.nodes)
         for key, value in self.parameters.get("additional_parameters", {}).items():
             check_sbatch_option(key.replace("_", "-"), value, f"additional_parameters: {key}", spec.nodes)
@@ -179,7 +179,9 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         }
         if spec.time_min is not None or "time" not in parameters:
             parameters["time"] = spec.time_min  # None leaves the limit to the partition
-        if spec.gpus_per_node:
+        if "gres" in spec.slurm:
+            parameters.pop("gres", None)
+        if spec.gpus_per_node and gpus_of_gres(spec.slurm.get("gres")) is None:
             parameters["gpus_per_node"] = spec.gpus_per_node
         self.parameters = parameters | {
             "additional_parameters": {
@@ -207,7 +209,7 @@ class SupervisedSlurmExecutor(SlurmExecutor):
 
     def partition(self) -> str | None:
         """The partition asked for; None for the site's default."""
-        asked = _flag_values(self._flags).get("partition")
+        asked = flag_values(self._flags).get("partition")
         return asked or self.parameters["additional_parameters"].get("partition") or self.parameters.get("partition")
 
     def sbatch_command(self, script: Path | str) -> list[str]:
@@ -288,7 +290,7 @@ def _refusal(error: CommandError) -> str:
     return said + "".join(f" ({step})" for words, step in _NEXT_STEPS.items() if words in said)
 
 
-def _flag_values(flags: Sequence[str]) -> dict[str, str]:
+def flag_values(flags: Sequence[str]) -> dict[str, str]:
     """Long option name -> value, as far as it can be told without sbatch's own table of options."""
     values = {}
     for flag, following in zip(flags, [*flags, ""][1:], strict=True):

@@ -55,11 +55,12 @@ PartitionName=base Nodes=ALL PriorityTier=5 PreemptMode=OFF
 PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF
 """
 REQUEUE_WAIT_S = 5
+GPU_TYPE = "a100"
 
 
 def write_configuration(plan: Plan, run: Runner) -> None:
     """Write slurm.conf, cgroup.conf, the hosts file and the munge key into the cluster's run directory."""
-    gres = f"Gres=gpu:{plan.gpus} " if plan.gpus else ""
+    gres = f"Gres=gpu:{GPU_TYPE}:{plan.gpus} " if plan.gpus else ""
     nodes = (
         f"NodeName={node} NodeAddr={plan.address(node)} CPUs={NODE_CPUS} RealMemory={NODE_MEMORY_MB} "
         f"{gres}State=UNKNOWN"
@@ -106,7 +107,9 @@ def _gpus(plan: Plan) -> list[str]:
     for index in range(plan.gpus):
         os.mknod(plan.gpu_dir / f"gpu{index}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     devices = plan.gpu_dir / f"gpu[0-{plan.gpus - 1}]"
-    plan.slurm_conf.with_name("gres.conf").write_text(f"NodeName={','.join(plan.nodes)} Name=gpu File={devices}\n")
+    plan.slurm_conf.with_name("gres.conf").write_text(
+        f"NodeName={','.join(plan.nodes)} Name=gpu Type={GPU_TYPE} File={devices}\n"
+    )
     return ["GresTypes=gpu"]
 
 

@@ -45,7 +45,8 @@ class BrokenJob:
     Args:
         cluster: where it runs.
         folder: the user's own, on a file system that the nodes share; made anew.
-        changes: of the job file: 2 nodes, 2 workers on each, 1 spare, partner copies every 10 steps.
+        changes: of the job file: 2 nodes, 2 workers on each, 1 spare, partner copies every 10 steps. None leaves a
+            key out.
         flags: further flags of `holdfast submit`.
     """
 
@@ -66,7 +67,8 @@ class BrokenJob:
             "checkpoint": checkpoint,
         } | changes
         self.cluster = cluster
-        self.workers_per_node = job["workers_per_node"]
+        self.workers_per_node = 2 if job["workers_per_node"] is None else job["workers_per_node"]
+        job = {key: value for key, value in job.items() if value is not None}
         self.submitted_at = time.time()
         self.job_id, self.watch = submit(cluster, write_job(cluster, folder, job), *flags)
 

@@ -34,12 +34,12 @@ def gpu_cluster() -> Iterator[TestCluster]:
 
 
 class GpuJob(BrokenJob):
-    """Two workers on each node, with a GPU for each."""
+    """Two GPUs on each node, and a worker for each, as nobody says how many."""
 
     def given(self) -> dict[str, list[str]]:
         """The GPUs that Slurm has given the job, by node."""
         told = self.cluster.run_as_user(["scontrol", "--details", "show", "job", self.job_id]).stdout
-        rows = re.findall(r"Nodes=(\S+) .*GRES=gpu:\d+\(IDX:([\d,-]+)\)", told)
+        rows = re.findall(r"Nodes=(\S+) .*GRES=gpu:a100:\d+\(IDX:([\d,-]+)\)", told)
         return {node: _expand(gpus) for nodes, gpus in rows for node in self._names(nodes)}
 
     def seen(self) -> dict[int, tuple[int, str]]:
@@ -69,13 +69,13 @@ class GpuJob(BrokenJob):
 
 
 @pytest.mark.parametrize(
-    "asked", [{"gpus_per_node": 2}, {"workers_per_node": 2, "slurm": {"gres": "gpu:2"}}], ids=["gpus_per_node", "gres"]
+    "asked", [{"gpus_per_node": "a100:2"}, {"slurm": {"gres": "gpu:2"}}], ids=["gpus_per_node", "gres"]
 )
 def test_each_node_has_its_own_gpus_before_and_after_a_node_is_replaced(
     gpu_cluster: TestCluster, steady_digests: dict[int, str], asked: dict[str, Any]
 ) -> None:
     name = "gres" if "slurm" in asked else "gpus"
-    job = GpuJob(gpu_cluster, gpu_cluster.home / name, **({"workers_per_node": 2} | asked))
+    job = GpuJob(gpu_cluster, gpu_cluster.home / name, workers_per_node=None, **asked)
     job.settle()
     assert len({tuple(gpus) for gpus in job.given().values()}) > 1  # or every number would do
     job.check_gpus()

@@ -134,6 +134,31 @@ def test_gpus_asked_for_on_the_command_line_get_a_worker_each(
 
 
 @pytest.mark.parametrize(
+    ("keys", "flags", "lines"),
+    [
+        ("gpus_per_node: a100:8", [], ["gpus-per-node=a100:8"]),
+        ("slurm: {gres: gpu:a100:8}", [], ["gres=gpu:a100:8"]),
+        ("gpus_per_node: 4", ["--gpus-per-node=a100:8"], ["gpus-per-node=a100:8"]),
+        ("gpus_per_node: 4", ["--gres=gpu:8"], ["gres=gpu:8"]),  # else Slurm is asked for both
+        ("slurm: {gres: gpu:4}", ["--gres", "gpu:8"], ["gres=gpu:8"]),
+        ("gpus_per_node: 8", ["--gres=lustre:1"], ["gpus-per-node=8", "gres=lustre:1"]),
+    ],
+)
+def test_gpus_of_one_type_and_by_gres_reach_slurm_once_and_get_a_worker_each(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    keys: str, flags: list[str], lines: list[str],
+) -> None:  # fmt: skip
+    (home / "train.py").write_text("")
+    (home / "job.yaml").write_text(f"script: train.py\n{keys}\n")
+    script = said(capsys, "submit", "job.yaml", "--dry-run", *flags)
+    assert [line[10:] for line in script.splitlines() if line.startswith(("#SBATCH --gpu", "#SBATCH --gres"))] == lines
+    specs: list[JobSpec] = []
+    monkeypatch.setattr("launcher.executor.sbatch_script", lambda spec, *_: specs.append(spec) or ("", []))
+    said(capsys, "submit", "job.yaml", "--dry-run", *flags)
+    assert [spec.workers_per_node for spec in specs] == [8]
+
+
+@pytest.mark.parametrize(
     "words",
     [[], ["run"], ["submit"], ["status"], ["logs"], ["cancel"], ["cluster"], ["cluster", "up"]],
     ids=lambda words: " ".join(words) or "holdfast",

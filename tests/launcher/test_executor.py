@@ -95,6 +95,16 @@ def test_sbatch_options_that_a_supervised_job_has_other_words_for_are_refused(ho
     assert not list((home / "asked").iterdir())
 
 
+@pytest.mark.parametrize("options", [{}, {"slurm": {"account": "team"}}])
+def test_gpus_by_submitits_gres_get_a_worker_each(home: Path, command: Any, options: dict[str, Any]) -> None:
+    executor = Executor(cluster="slurm")
+    executor.update_parameters(slurm_gres="gpu:a100:8")
+    job = executor.submit(Torchrun("train.py", **options))
+    supervised = job.submission().function
+    assert isinstance(supervised, Supervised) and supervised.job["workers_per_node"] == 8
+    assert "gres=gpu:a100:8" in asked(home) and not [line for line in asked(home) if line.startswith("gpus")]
+
+
 def test_what_is_pickled_is_the_job_alone(home: Path, command: Any) -> None:
     executor = Executor(cluster="slurm")
     executor.update_parameters(nodes=2, workers_per_node=3)

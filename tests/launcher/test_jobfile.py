@@ -39,6 +39,27 @@ def test_every_gpu_gets_a_worker() -> None:
     assert job(gpus_per_node=8, workers_per_node=2).workers_per_node == 2
 
 
+@pytest.mark.parametrize(
+    ("keys", "gpus", "workers"),
+    [
+        ({"gpus_per_node": "a100:8"}, "a100:8", 8),
+        ({"gpus_per_node": "8"}, 8, 8),
+        ({"slurm": {"gres": "gpu:8"}}, 8, 8),
+        ({"slurm": {"gres": "gpu:a100:8"}}, "a100:8", 8),
+        ({"slurm": {"gres": "lustre:1,gpu:tesla_v100-sxm2:4"}}, "tesla_v100-sxm2:4", 4),
+        ({"slurm": {"gres": "gpu"}}, 1, 1),
+        ({"slurm": {"gres": "gpu:a100:2,gpu:h100:4"}}, 6, 6),
+        ({"slurm": {"gres": "gpu:8"}, "gpus_per_node": 8}, 8, 8),
+        ({"slurm": {"gres": "gpu:8"}, "workers_per_node": 2}, 8, 2),
+        ({"slurm": {"gres": "lustre:1"}}, 0, 1),
+    ],
+)
+def test_gpus_are_said_in_slurms_own_ways(keys: dict[str, Any], gpus: int | str, workers: int) -> None:
+    spec = job(**keys)
+    assert (spec.gpus_per_node, spec.workers_per_node) == (gpus, workers)
+    assert JobSpec.from_mapping(spec.to_mapping(), Path("/")) == spec
+
+
 def test_numbers_among_the_arguments_become_text() -> None:
     assert job(args=["--layers", 4, "--lr", 0.5]).args == ("--layers", "4", "--lr", "0.5")
 
@@ -122,7 +143,7 @@ jobs = st.fixed_dictionaries(
         "args": st.lists(st.one_of(texts, st.integers(), st.floats(allow_nan=False)), max_size=4),
         "nodes": st.integers(1, 1 << 16),
         "spares": st.integers(0, 1 << 16),
-        "gpus_per_node": st.integers(0, 64),
+        "gpus_per_node": st.one_of(st.integers(0, 64), st.just("a100:8")),
         "workers_per_node": st.integers(1, 64),
         "env": st.dictionaries(st.from_regex(r"[A-G_][A-Za-z0-9_]{0,8}", fullmatch=True), texts, max_size=3),
         "restart": st.fixed_dictionaries(
