@@ -6,7 +6,8 @@ whatever hangs. What stays on the node is described in docs/on_disk.md.
 
 Jobs wait for prologs and epilogs, and most find nothing to do: what runs for every job has paths as text, plain classes
 and a log of its own, and imports nothing of typing. Python starts in 10 ms; pathlib, dataclasses, logging, json and
-re take four times that. What only some jobs need is imported where it is needed; a test lists what may be for all.
+re take four times that, `os` alone two: `posix` has all of it but for os.path and makedirs. What only some jobs need is
+imported where it is needed; a test lists what may be for all.
 
 hook.py          the frame: limit, environment
 log.py           what people read of them

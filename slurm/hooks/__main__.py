@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import posix
 import sys
 
 from slurm.hooks.hook import Hook, run_hook
@@ -19,17 +19,21 @@ LIMITS_S = {"prolog": 20.0, "epilog": 50.0, "health": 55.0, "reboot": 50.0}
 def main(arguments: list[str]) -> int:
     """Runs one hook and returns its exit code."""
     name = arguments[0] if arguments else ""
-    places = Places(arguments[1].replace("%n", os.uname().nodename)) if arguments[1:] else Places()
+    places = Places(arguments[1].replace("%n", posix.uname().nodename)) if arguments[1:] else Places()
     if name not in LIMITS_S:
         print(f"slurm.hooks: got {name!r}, expected one of {', '.join(LIMITS_S)}", file=sys.stderr)
         return 2
-    return run_hook(name, _body(name), places=places, env=os.environ, limit_s=LIMITS_S[name])
+    return run_hook(name, _body(name), places=places, env=_environment(), limit_s=LIMITS_S[name])
 
 
 def _body(name: str) -> Callable[[Hook], int]:
     """Imports the one hook that runs: each is called thousands of times."""
     body: Callable[[Hook], int] = getattr(__import__(f"slurm.hooks.{name}", fromlist=[name]), name)
     return body
+
+
+def _environment() -> dict[str, str]:
+    return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in posix.environ.items()}
 
 
 if __name__ == "__main__":

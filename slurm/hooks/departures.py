@@ -6,11 +6,10 @@ processes and memory would stay for good.
 
 from __future__ import annotations
 
-import os
+import posix
 
 from slurm.hooks.directories import holds_memory
 from slurm.hooks.hook import Hook, HookJob
-from slurm.hooks.incidents import record_incidents
 from slurm.hooks.ledger import Ledger
 from slurm.hooks.log import log
 from slurm.hooks.strays import kill_strays
@@ -18,6 +17,9 @@ from slurm.hooks.strays import kill_strays
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from slurm.client import Slurm
+
+DRIVERS = ("/sys/module/nvidia", "/sys/module/efa")
+"""Whose words are looked for in the kernel's log. It is read record by record: not where none can be theirs."""
 
 
 def see_off(hook: Hook, job: HookJob) -> list[int]:
@@ -28,14 +30,14 @@ def see_off(hook: Hook, job: HookJob) -> list[int]:
     """
     left = kill_strays(job, hook.left_s / 2)
     try:
-        os.unlink(f"{hook.places.tasks}/{job.job_id}")
+        posix.unlink(f"{hook.places.tasks}/{job.job_id}")
     except FileNotFoundError:
         pass
     ledger = Ledger(hook.places.ledger)
     entry = ledger.entry(job)
     if entry is None:
         return left
-    if holds_memory(hook.places.memory, job, hook.left_s / 2):
+    if holds_memory(hook.places.memory, job):
         keep_s, flush_s = hook.settings.keep_memory_s, hook.settings.flush_memory_s
         ledger.end(entry, keep_s)
         from slurm.hooks.flush import start_flush
@@ -46,7 +48,10 @@ def see_off(hook: Hook, job: HookJob) -> list[int]:
         log.info("job %d: memory kept for %g s", job.job_id, keep_s)
     else:
         ledger.forget(entry)
-    record_incidents(hook.places.incidents, hook.node, job, entry.started_s)
+    if any(map(_is_there, DRIVERS)):
+        from slurm.hooks.incidents import record_incidents
+
+        record_incidents(hook.places.incidents, hook.node, job, entry.started_s)
     return left
 
 
@@ -75,3 +80,11 @@ def see_off_forgotten(hook: Hook, slurm: Slurm) -> None:
         elif job.state == "PENDING" or hook.node not in job.nodes:
             log.warning("job %d left without our epilog, and may come back", entry.job.job_id)
             ledger.end(entry, hook.settings.keep_memory_s)
+
+
+def _is_there(path: str) -> bool:
+    try:
+        posix.stat(path)
+    except OSError:
+        return False
+    return True

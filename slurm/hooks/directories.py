@@ -3,12 +3,12 @@
 `<memory>/holdfast-<uid>/slurm-<cluster>-<job id>`; with a local disk, `<disk>/holdfast-<uid>`.
 
 Root makes only the first level, in a directory that belongs to root, through descriptors that follow no link. Below it
-everything is done by a child that has become the user: it can do no more than the user could.
+everything is done with the user's own rights: it can do no more than the user could.
 """
 
 from __future__ import annotations
 
-import os
+import posix
 import select
 import stat
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SAID_NO = 3  # exit code of a child
+_DIRECTORY = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC  # to open one
 
 
 class DirectoryError(SlurmError):
@@ -48,12 +49,12 @@ def make_user_dir(parent: str, job: HookJob) -> str:
     name = user_dir_name(job.uid)
     path = f"{parent}/{name}"
     try:
-        above = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        above = posix.open(parent, _DIRECTORY)
     except OSError as error:
         raise DirectoryError(f"{parent}: {error.strerror}, expected a directory") from None
     try:
-        facts = os.fstat(above)
-        if facts.st_uid != os.geteuid() or (facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX):
+        facts = posix.fstat(above)
+        if facts.st_uid != posix.geteuid() or (facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX):
             raise DirectoryError(
                 f"{parent}: mode {facts.st_mode & 0o7777:o} of uid {facts.st_uid}, expected root's own, sticky where "
                 "others may write"
@@ -65,42 +66,49 @@ def make_user_dir(parent: str, job: HookJob) -> str:
             except FileExistsError:
                 if _is_private(name, above, job.uid):
                     return path
-            aside = f".holdfast-planted-{os.urandom(4).hex()}"
-            os.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)
+            aside = f".holdfast-planted-{posix.urandom(4).hex()}"
+            posix.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)
             log.warning("%s was not user %d's own: moved to %s", path, job.uid, aside)
         raise DirectoryError(f"{path}: planted again each time it was moved away")
     except OSError as error:
         raise DirectoryError(f"{path}: {error.strerror}") from None
     finally:
-        os.close(above)
+        posix.close(above)
 
 
-def make_job_dir(memory: str, job: HookJob, limit_s: float) -> str:
-    """Makes the job's memory directory, as its user, and returns it; one that is there stays (the job was requeued)."""
+def make_job_dir(memory: str, job: HookJob) -> str:
+    """Makes the job's memory directory, as its user, and returns it; one that is there stays (the job was requeued).
+
+    Raises:
+        DirectoryError: it cannot be made.
+    """
     path = job_dir(memory, job)
-
-    def make() -> None:
+    rights = _Rights(job)
+    try:
         try:
-            os.mkdir(path, 0o700)
+            posix.mkdir(path, 0o700)
         except FileExistsError:
             pass
-        facts = os.lstat(path)
-        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
-            raise DirectoryError(f"{path}: not a directory of uid {os.geteuid()}")
-
-    as_user(job, make, limit_s, f"make {path}")
+        facts = posix.lstat(path)
+    except OSError as error:
+        raise DirectoryError(f"{path}: {error.strerror}") from None
+    finally:
+        rights.back()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != job.uid:
+        raise DirectoryError(f"{path}: not a directory of uid {job.uid}")
     return path
 
 
 def remove_job_dir(memory: str, job: HookJob, limit_s: float) -> None:
     """Removes the job's memory directory, as its user, and the user's if that leaves it empty."""
-    import shutil  # not for every job
+    import os  # with shutil, not for every job
+    import shutil
 
     path = job_dir(memory, job)
 
     def remove() -> None:
         if os.path.islink(path):
-            os.unlink(path)
+            posix.unlink(path)
         elif os.path.exists(path):
             shutil.rmtree(path)
 
@@ -111,21 +119,20 @@ def remove_job_dir(memory: str, job: HookJob, limit_s: float) -> None:
         pass
 
 
-def holds_memory(memory: str, job: HookJob, limit_s: float) -> bool:
+def holds_memory(memory: str, job: HookJob) -> bool:
     """Whether anything is in the job's memory directory; an empty one is removed, as its user."""
     if job.uid == 0:
         return False
     path = job_dir(memory, job)
-
-    def remove_empty() -> None:
-        try:
-            os.rmdir(path)
-        except OSError:
-            pass
-
-    as_user(job, remove_empty, limit_s, f"look into {path}")
+    rights = _Rights(job)
     try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
+        posix.rmdir(path)
+    except OSError:
+        pass
+    finally:
+        rights.back()
+    try:
+        return stat.S_ISDIR(posix.lstat(path).st_mode)
     except OSError:
         return False
 
@@ -141,49 +148,70 @@ def as_user(job: HookJob, act: Callable[[], bool | None], limit_s: float, what: 
     """
     if job.uid == 0:
         raise DirectoryError(f"{what}: not done for jobs of root")
-    child = os.fork()
+    child = posix.fork()
     if child == 0:
         code = 1
         try:
-            os.setgroups([])
-            os.setgid(job.gid)
-            os.setuid(job.uid)
+            posix.setgroups([])
+            posix.setgid(job.gid)
+            posix.setuid(job.uid)
             code = _SAID_NO if act() is False else 0
         except (OSError, SlurmError) as error:
             log.error("%s: %s", what, error)
         finally:
-            os._exit(code)
-    watch = os.pidfd_open(child)
+            posix._exit(code)
+    watch = posix.pidfd_open(child)
     try:
         if not select.select([watch], [], [], limit_s)[0]:
             import signal  # not for every job
 
             signal.pidfd_send_signal(watch, signal.SIGKILL)
             raise DirectoryError(f"{what}: not done within {limit_s:g} s")
-        status = os.waitid(os.P_PIDFD, watch, os.WEXITED)
+        status = posix.waitid(posix.P_PIDFD, watch, posix.WEXITED)
         if status is None or status.si_status not in (0, _SAID_NO):
             raise DirectoryError(f"{what}: failed, see the line above")
         return status.si_status == 0
     finally:
-        os.close(watch)
+        posix.close(watch)
+
+
+class _Rights:
+    """This process has the rights of a job's user until `back`: without a child, for a call or two that take no time.
+
+    The user can neither signal nor trace it meanwhile: the ids that count for that, the real and the saved ones, stay
+    root's (kill(2), ptrace(2)).
+    """
+
+    def __init__(self, job: HookJob) -> None:
+        if job.uid == 0:
+            raise DirectoryError(f"job {job.job_id}: root has no directories of a job")
+        self._groups = posix.getgroups()
+        posix.setgroups([])
+        posix.setegid(job.gid)
+        posix.seteuid(job.uid)
+
+    def back(self) -> None:
+        posix.seteuid(0)
+        posix.setegid(0)
+        posix.setgroups(self._groups)
 
 
 def _make(name: str, above: int, job: HookJob) -> None:
     """Makes it under a name nobody can know, so that it has its owner before it has its name."""
-    fresh = f".holdfast-new-{os.urandom(8).hex()}"
-    os.mkdir(fresh, 0o700, dir_fd=above)
+    fresh = f".holdfast-new-{posix.urandom(8).hex()}"
+    posix.mkdir(fresh, 0o700, dir_fd=above)
     try:
-        descriptor = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+        descriptor = posix.open(fresh, _DIRECTORY, dir_fd=above)
         try:
-            os.fchown(descriptor, job.uid, job.gid)
+            posix.fchown(descriptor, job.uid, job.gid)
         finally:
-            os.close(descriptor)
+            posix.close(descriptor)
         if _is_there(name, above):
             raise FileExistsError
-        os.rename(fresh, name, src_dir_fd=above, dst_dir_fd=above)  # onto an empty directory at most, never through one
+        posix.rename(fresh, name, src_dir_fd=above, dst_dir_fd=above)  # onto an empty one at most, never through it
     except BaseException:
         try:
-            os.rmdir(fresh, dir_fd=above)
+            posix.rmdir(fresh, dir_fd=above)
         except OSError:
             pass
         raise
@@ -191,7 +219,7 @@ def _make(name: str, above: int, job: HookJob) -> None:
 
 def _is_there(name: str, above: int) -> bool:
     try:
-        os.lstat(name, dir_fd=above)
+        posix.lstat(name, dir_fd=above)
     except FileNotFoundError:
         return False
     return True
@@ -200,15 +228,15 @@ def _is_there(name: str, above: int) -> bool:
 def _is_private(name: str, above: int, uid: int) -> bool:
     """Whether it is the user's own directory that nobody else can enter; too wide a mode is mended."""
     try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+        descriptor = posix.open(name, _DIRECTORY, dir_fd=above)
     except OSError:
         return False
     try:
-        facts = os.fstat(descriptor)
+        facts = posix.fstat(descriptor)
         if facts.st_uid != uid:
             return False
         if facts.st_mode & 0o077:
-            os.fchmod(descriptor, 0o700)
+            posix.fchmod(descriptor, 0o700)
         return True
     finally:
-        os.close(descriptor)
+        posix.close(descriptor)

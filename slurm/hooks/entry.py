@@ -46,7 +46,8 @@ told={root}/run/holdfast/tasks/$SLURM_JOB_ID
 """
 
 _START = (
-    "import os, sys; sys.path.append({ours!r}); from slurm.hooks.__main__ import main; os._exit(main(sys.argv[1:]))"
+    "import gc, posix, sys; gc.disable(); sys.path.append({ours!r}); "
+    "from slurm.hooks.__main__ import main; posix._exit(main(sys.argv[1:]))"
 )
 
 

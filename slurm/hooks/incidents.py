@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import posix
 import time
 
 from slurm.hooks.hook import HookJob
@@ -11,6 +11,7 @@ from slurm.hooks.log import log
 _KMSG = "/dev/kmsg"
 _MAX_RECORDS = 100_000
 _MAX_INCIDENTS = 50  # of one job: a broken GPU says the same a thousand times
+_MAX_RECORD_BYTES = 8192  # CONSOLE_EXT_LOG_MAX, and PRINTK_MESSAGE_MAX since: no record is longer
 _WORDS = (b"Xid (PCI:", b"efa ")  # one of them is in whatever _SPEAKS_OF finds
 _SPEAKS_OF = (  # from the beginning: further on there may be names that users gave to files
     r"(?!.{0,60}?\[\d+\]: )"  # and here the name of a process: "NAME[123]: segfault at ..."
@@ -36,7 +37,8 @@ def record_incidents(path: str, node: str, job: HookJob, since_s: float, kmsg: s
     recent = [text for at_s, text in kernel_messages(kmsg, _WORDS) if at_s >= since_s]
     if not recent:
         return []
-    import json  # with re, not for every job
+    import json  # with os and re, not for every job
+    import os
     import re
 
     found = list(dict.fromkeys(text for text in recent if re.match(_SPEAKS_OF, text)))[:_MAX_INCIDENTS]
@@ -63,24 +65,29 @@ def kernel_messages(kmsg: str = _KMSG, words: tuple[bytes, ...] = (b"",)) -> lis
         words: only records in which one of these is.
     """
     try:
-        descriptor = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = posix.open(kmsg, posix.O_RDONLY | posix.O_NONBLOCK | posix.O_CLOEXEC)
     except OSError as error:
         log.info("%s cannot be read (%s): what the kernel says is not recorded", kmsg, error.strerror)
         return []
     messages = []
+    record = bytearray(_MAX_RECORD_BYTES)
+    into = [record]  # the same for all: there are thousands, for each epilog
     try:
         for _ in range(_MAX_RECORDS):
             try:
-                record = os.read(descriptor, 1 << 14)
+                size = posix.readv(descriptor, into)
             except BrokenPipeError:  # overwritten while we read: the next read goes on after the gap
                 continue
             except BlockingIOError:  # no more for now
                 break
-            if not record:
+            if not size:
                 break
-            if not any(word in record for word in words):
+            for word in words:
+                if record.find(word, 0, size) >= 0:
+                    break
+            else:
                 continue
-            for line in record.decode(errors="replace").splitlines():
+            for line in record[:size].decode(errors="replace").splitlines():
                 head, semicolon, text = line.partition(";")
                 parts = head.split(",")
                 if semicolon and len(parts) >= 3 and parts[2].isdigit():
@@ -88,5 +95,5 @@ def kernel_messages(kmsg: str = _KMSG, words: tuple[bytes, ...] = (b"",)) -> lis
     except OSError as error:
         log.info("%s: %s", kmsg, error.strerror)
     finally:
-        os.close(descriptor)
+        posix.close(descriptor)
     return messages

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import posix
 import stat
 
 from slurm.errors import SlurmError
 
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
+    from os import PathLike
     from typing import Any
 
 _MAX_SETTINGS_BYTES = 1 << 16
@@ -58,55 +59,56 @@ class Settings:
 class Places:
     """The hooks' files."""
 
-    def __init__(self, root: str | os.PathLike[str] = "/", memory: str | os.PathLike[str] = "/dev/shm") -> None:
+    def __init__(self, root: str | PathLike[str] = "/", memory: str | PathLike[str] = "/dev/shm") -> None:
         """
         Args:
             root: everything but the memory lies below it. "/", but on a test cluster, whose nodes share one disk.
             memory: where nodes keep training state in memory.
         """
-        self.root = os.fspath(root)
-        self.memory = os.fspath(memory)
+        self.root = posix.fspath(root)
+        self._top = self.root.rstrip("/")
+        self.memory = posix.fspath(memory)
 
     @property
     def verdict(self) -> str:
-        return os.path.join(self.root, "var/lib/holdfast/verdict.json")
+        return f"{self._top}/var/lib/holdfast/verdict.json"
 
     @property
     def verdict_read(self) -> str:
         """What the hooks made of the verdict, where that is nothing against the node; goes with a reboot."""
-        return os.path.join(self.root, "run/holdfast/verdict-read")
+        return f"{self._top}/run/holdfast/verdict-read"
 
     @property
     def draining(self) -> str:
         """The reason of a drain, while its hook has not looked whether it may stay."""
-        return os.path.join(self.root, "var/lib/holdfast/draining")
+        return f"{self._top}/var/lib/holdfast/draining"
 
     @property
     def incidents(self) -> str:
-        return os.path.join(self.root, "var/lib/holdfast/incidents.jsonl")
+        return f"{self._top}/var/lib/holdfast/incidents.jsonl"
 
     @property
     def ledger(self) -> str:
         """On a file system that a reboot empties, as it does the memory."""
-        return os.path.join(self.root, "run/holdfast/jobs")
+        return f"{self._top}/run/holdfast/jobs"
 
     @property
     def tasks(self) -> str:
         """What TaskProlog prints, a file for each job of the node."""
-        return os.path.join(self.root, "run/holdfast/tasks")
+        return f"{self._top}/run/holdfast/tasks"
 
     @property
     def log(self) -> str:
-        return os.path.join(self.root, "var/log/holdfast/hooks.log")
+        return f"{self._top}/var/log/holdfast/hooks.log"
 
     @property
     def settings_file(self) -> str:
-        return os.path.join(self.root, "etc/holdfast/hooks.yaml")
+        return f"{self._top}/etc/holdfast/hooks.yaml"
 
     @property
     def checks_file(self) -> str:
         """The health checks' own settings, which `holdfast node check` reads."""
-        return os.path.join(self.root, "etc/holdfast/health.yaml")
+        return f"{self._top}/etc/holdfast/health.yaml"
 
     def settings(self) -> Settings:
         """What the site set.
@@ -135,7 +137,7 @@ class Places:
         return Settings(**found)
 
 
-def read_of_root(path: str | os.PathLike[str], max_bytes: int) -> str:
+def read_of_root(path: str | PathLike[str], max_bytes: int) -> str:
     """Text of a file that only root (or we) can have written.
 
     Raises:
@@ -143,36 +145,38 @@ def read_of_root(path: str | os.PathLike[str], max_bytes: int) -> str:
         SettingsError: it is a link, no regular file, somebody else's, or others can write it.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = posix.open(path, posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise SettingsError(f"{path}: cannot be opened: {error.strerror}") from None
     try:
-        facts = os.fstat(descriptor)
+        facts = posix.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
             raise SettingsError(f"{path}: not a regular file, expected one that only root can write")
-        if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
+        if facts.st_uid not in (0, posix.geteuid()) or facts.st_mode & 0o022:
             raise SettingsError(
                 f"{path}: mode {facts.st_mode & 0o7777:o} of uid {facts.st_uid}, "
                 "expected a file that only root can write"
             )
-        return os.read(descriptor, max_bytes).decode(errors="replace")
+        return posix.read(descriptor, max_bytes).decode(errors="replace")
     finally:
-        os.close(descriptor)
+        posix.close(descriptor)
 
 
 def write_of_root(path: str, text: str, mode: int, directory_mode: int = 0o755) -> None:
     """Leaves a file that is there whole or not at all; makes its directory if there is none."""
     fresh = f"{path}.new"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW | posix.O_CLOEXEC
     try:
-        descriptor = os.open(fresh, flags, mode)
+        descriptor = posix.open(fresh, flags, mode)
     except FileNotFoundError:
+        import os  # once
+
         os.makedirs(os.path.dirname(path), directory_mode, exist_ok=True)
-        descriptor = os.open(fresh, flags, mode)
+        descriptor = posix.open(fresh, flags, mode)
     try:
-        os.write(descriptor, text.encode())
+        posix.write(descriptor, text.encode())
     finally:
-        os.close(descriptor)
-    os.replace(fresh, path)
+        posix.close(descriptor)
+    posix.replace(fresh, path)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import posix
+import stat
 
 from slurm.errors import SlurmError
 from slurm.hooks.directories import DirectoryError, make_job_dir, make_user_dir, remove_job_dir
@@ -49,7 +50,7 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
     if job.uid == 0:
         return FIT
     make_user_dir(hook.places.memory, job)
-    told = {"HOLDFAST_MEMORY_DIR": make_job_dir(hook.places.memory, job, hook.left_s)}
+    told = {"HOLDFAST_MEMORY_DIR": make_job_dir(hook.places.memory, job)}
     if hook.settings.local_disk:
         told["HOLDFAST_DISK_DIR"] = make_user_dir(hook.settings.local_disk, job)
     text = "".join(f"export {name}={path}\n" for name, path in told.items())
@@ -92,7 +93,7 @@ def free_memory(hook: Hook) -> None:
         except DirectoryError as error:
             log.error("%s; tried again before the next job", error)
         finally:
-            os.close(held)  # until here its prolog waits, should it come back at this moment
+            posix.close(held)  # until here its prolog waits, should it come back at this moment
 
 
 def against(hook: Hook) -> str:
@@ -104,12 +105,21 @@ def against(hook: Hook) -> str:
         log.info(
             "verdict: %s", verdict.reason if verdict.status == "unknown" else f"{verdict.age_s:.0f} s old, ignored"
         )
-    memory = os.statvfs(hook.places.memory)
+    memory = posix.statvfs(hook.places.memory)
     if memory.f_bavail < _LEAST_FREE * memory.f_blocks:
         return f"{hook.places.memory}: {memory.f_bavail * memory.f_frsize >> 20} MiB free; remove what dead jobs left"
     disk = hook.settings.local_disk
-    if disk and not os.path.ismount(disk):
+    if disk and not is_mounted(disk):
         return f"{disk}: no file system is mounted there"
-    if disk and os.statvfs(disk).f_flag & os.ST_RDONLY:
+    if disk and posix.statvfs(disk).f_flag & posix.ST_RDONLY:
         return f"{disk}: read-only"
     return ""
+
+
+def is_mounted(path: str) -> bool:
+    """Whether a file system is mounted on this directory."""
+    try:
+        here, above = posix.lstat(path), posix.lstat(f"{path}/..")
+    except OSError:
+        return False
+    return stat.S_ISDIR(here.st_mode) and (here.st_dev != above.st_dev or here.st_ino == above.st_ino)

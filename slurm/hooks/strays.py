@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import posix
 import select
 import time
 
@@ -54,7 +54,7 @@ def kill_strays(job: HookJob, limit_s: float) -> list[int]:
         left = [pid for pid, descriptor in killed.items() if descriptor not in ended]
     finally:
         for descriptor in killed.values():
-            os.close(descriptor)
+            posix.close(descriptor)
     if killed:
         log.info("job %d left %d processes behind; killed, %d still live", job.job_id, len(killed), len(left))
     return left
@@ -69,7 +69,7 @@ def _youngest() -> int:
 def _processes_of(uid: int) -> list[int]:
     """Those with this effective user id: the owner of their directories, dumpable or not; their `status` takes long."""
     found = []
-    for entry in os.scandir(_PROC):
+    for entry in posix.scandir(_PROC):
         if entry.name.isdigit():
             try:
                 if entry.stat(follow_symlinks=False).st_uid == uid:
@@ -93,11 +93,11 @@ def _belongs(pid: int, job: HookJob) -> bool:
 def _kill(pid: int, job: HookJob) -> int | None:
     """Kills the process if it is still the one we mean; its descriptor, readable once it has ended."""
     try:
-        descriptor = os.pidfd_open(pid)
+        descriptor = posix.pidfd_open(pid)
     except OSError:
         return None
     if not _belongs(pid, job):
-        os.close(descriptor)
+        posix.close(descriptor)
         return None
     import signal  # most jobs leave nothing behind
 
@@ -116,7 +116,7 @@ def _kill_groups(pids: Iterable[int], job: HookJob) -> None:
     groups = set()
     for pid in pids:
         try:
-            groups.add(os.getpgid(pid))
+            groups.add(posix.getpgid(pid))
         except OSError:
             continue
     if not groups:
@@ -126,7 +126,7 @@ def _kill_groups(pids: Iterable[int], job: HookJob) -> None:
     def kill() -> None:
         for group in groups - {0, 1}:
             try:
-                os.killpg(group, signal.SIGKILL)
+                posix.killpg(group, signal.SIGKILL)
             except OSError:
                 continue
 

@@ -27,7 +27,7 @@ from slurm.command import CommandError, Result, Runner
 from slurm.hooks import departures
 from slurm.hooks import ledger as ledgers
 from slurm.hooks.departures import see_off_forgotten
-from slurm.hooks.directories import DirectoryError, job_dir, make_user_dir
+from slurm.hooks.directories import DirectoryError, job_dir, make_job_dir, make_user_dir
 from slurm.hooks.drains import drain_node, settle_drain
 from slurm.hooks.entry import HOOKS, EntryError, check_trusted, scripts
 from slurm.hooks.epilog import epilog
@@ -294,6 +294,16 @@ class TestProlog:
         assert read_verdict(places).status == "unknown"
         assert run("prolog", places, environment(job)) == FIT
 
+    def test_what_is_made_for_a_user_is_made_with_his_rights_and_no_longer(self, places: Places, job: HookJob) -> None:
+        groups = os.getgroups()
+        above = Path(make_user_dir(places.memory, job))
+        os.chown(above, OTHER, OTHER)
+        with pytest.raises(DirectoryError, match="Permission denied"):
+            make_job_dir(places.memory, job)
+        assert (os.geteuid(), os.getegid(), os.getgroups()) == (0, 0, groups)
+        os.chown(above, USER, USER)
+        assert Path(make_job_dir(places.memory, job)).stat().st_gid == job.gid
+
     def test_a_local_disk_that_is_not_mounted_keeps_jobs_away(
         self, places: Places, job: HookJob, tmp_path: Path
     ) -> None:
@@ -401,6 +411,19 @@ class TestEpilog:
         ours = "NodeName=n1 State=DRAIN Reason=holdfast: processes of job 77 hang in the kernel, reboot: [99]"
         assert (ours in asked.read_text()) is (code == UNFIT)
         assert ("this node is not drained" in Path(places.log).read_text()) is (code == FIT)
+
+    @pytest.mark.parametrize("is_there", [True, False])
+    def test_the_kernels_log_is_read_where_a_driver_may_have_written_to_it(
+        self, places: Places, job: HookJob, tmp_path: Path, is_there: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver, read = tmp_path / "nvidia", tmp_path / "read"
+        if is_there:
+            driver.mkdir()
+        monkeypatch.setattr(departures, "DRIVERS", (str(driver),))
+        monkeypatch.setattr("slurm.hooks.incidents.record_incidents", lambda *_: read.touch())
+        run("prolog", places, environment(job))
+        assert run("epilog", places, environment(job)) == FIT
+        assert read.exists() == is_there
 
     def test_what_the_kernel_said_of_a_gpu_is_kept_against_the_node(self, tmp_path: Path, job: HookJob) -> None:
         kmsg = tmp_path / "kmsg"
@@ -639,6 +662,13 @@ class TestFrame:
         finally:
             os.close(body)
 
+    def test_a_hook_that_is_killed_drains_no_node(self, places: Places) -> None:
+        def killed(hook: Hook) -> int:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return UNFIT
+
+        assert run_hook("prolog", killed, places=places, env={}, limit_s=60) == FIT
+
     def test_a_hook_that_fails_itself_drains_no_node(self, places: Places) -> None:
         def broken(hook: Hook) -> int:
             raise ZeroDivisionError
@@ -744,9 +774,7 @@ def test_a_job_that_comes_back_while_its_memory_is_freed_begins_after_that(
 class TestQuickPath:
     """Most jobs find a node that is fit and leave nothing behind: what their hooks import is time that they lose."""
 
-    PYTHON = frozenset(
-        ("__future__", "_collections_abc", "_stat", "fcntl", "genericpath", "os", "posixpath", "select", "stat")
-    )
+    PYTHON = frozenset(("__future__", "_stat", "fcntl", "gc", "select", "stat"))
     OURS = frozenset(("__main__", "directories", "hook", "ledger", "log", "places", "prolog", "verdict"))
     ALLOWED: ClassVar[dict[str, frozenset[str]]] = {
         "prolog": OURS,
