@@ -20,6 +20,7 @@ drains.py        which drains are ours, and how many there may be
 verdict.py       what the checks last said of this node
 directories.py   a job's directories, made and removed as its user
 ledger.py        which jobs have memory on this node, and until when
+usage.py         whose files fill the memory
 flush.py         memory of an ended job to its lower tiers, by a process of its user that the hook does not wait for
 strays.py        processes that outlived their job
 incidents.py     what the kernel said while a job ran

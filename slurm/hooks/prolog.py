@@ -7,7 +7,7 @@ import stat
 
 from slurm.errors import SlurmError
 from slurm.hooks.directories import DirectoryError, make_job_dir, make_user_dir, remove_job_dir
-from slurm.hooks.hook import FIT, UNFIT, Hook
+from slurm.hooks.hook import FIT, UNFIT, Hook, HookJob
 from slurm.hooks.ledger import Ledger
 from slurm.hooks.log import log
 from slurm.hooks.places import write_of_root
@@ -29,9 +29,9 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
         slurm: the cluster; None for the one of this node.
 
     Returns:
-        UNFIT where a check that is recent enough failed, or the memory or the local disk cannot be used, and the admin
-        allows draining, and so many as max_drained; else this is logged alone. Jobs of root are let in: the check
-        before a return.
+        UNFIT where a check that is recent enough failed, or the local disk cannot be used, and the admin allows
+        draining, and so many as max_drained; else this is logged alone. Jobs of root are let in: the check before a
+        return. What users did, as to fill the memory, keeps no job away: it is told to the job.
     """
     job = hook.job
     free_memory(hook)
@@ -49,14 +49,37 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
     ledger.begin(job, hook.left_s / 2)
     if job.uid == 0:
         return FIT
-    make_user_dir(hook.places.memory, job)
-    told = {"HOLDFAST_MEMORY_DIR": make_job_dir(hook.places.memory, job)}
-    if hook.settings.local_disk:
-        told["HOLDFAST_DISK_DIR"] = make_user_dir(hook.settings.local_disk, job)
-    text = "".join(f"export {name}={path}\n" for name, path in told.items())
-    write_of_root(f"{hook.places.tasks}/{job.job_id}", text, 0o644)  # for TaskProlog, which runs as the user
+    told = _make_directories(hook, job)
+    write_of_root(f"{hook.places.tasks}/{job.job_id}", told, 0o644)  # for TaskProlog, which runs as the user
     log.info("job %d of uid %d: ready", job.job_id, job.uid)
     return FIT
+
+
+def _make_directories(hook: Hook, job: HookJob) -> str:
+    """Makes the job's directories; the lines that its tasks are told, with what is wrong as Slurm has them print it."""
+    memory, disk = hook.places.memory, hook.settings.local_disk
+    exports, wrong = [], []
+    try:
+        make_user_dir(memory, job)
+        exports.append(f"HOLDFAST_MEMORY_DIR={make_job_dir(memory, job)}")
+        room = posix.statvfs(memory)
+        if room.f_bavail < _LEAST_FREE * room.f_blocks:
+            from slurm.hooks.usage import usage
+
+            free, whole = (blocks * room.f_frsize >> 20 for blocks in (room.f_bavail, room.f_blocks))
+            wrong.append(f"{memory}: {free} of {whole} MiB free: checkpoints in memory may find no room")
+            log.warning("%s is used by %s", memory, usage(memory))
+    except DirectoryError as error:
+        wrong.append(f"no memory of this node for checkpoints: {error}")
+    try:
+        if disk:
+            exports.append(f"HOLDFAST_DISK_DIR={make_user_dir(disk, job)}")
+    except DirectoryError as error:
+        wrong.append(f"no local disk of this node for checkpoints: {error}")
+    for what in wrong:
+        log.warning("job %d: %s", job.job_id, what)
+    words = [f"export {path}" for path in exports] + [f"print holdfast: {hook.node}: {what}" for what in wrong]
+    return "".join(f"{line}\n" for line in words)
 
 
 def may_not_drain(hook: Hook, why: str, slurm: Slurm | None) -> str:
@@ -97,7 +120,7 @@ def free_memory(hook: Hook) -> None:
 
 
 def against(hook: Hook) -> str:
-    """What speaks against this node; empty when nothing that could be observed does."""
+    """What speaks against this node; empty when nothing that could be observed does. Users bring about none of it."""
     verdict = read_verdict(hook.places)
     if verdict.status == "critical" and verdict.age_s <= hook.settings.verdict_age_s:
         return verdict.reason
@@ -105,9 +128,6 @@ def against(hook: Hook) -> str:
         log.info(
             "verdict: %s", verdict.reason if verdict.status == "unknown" else f"{verdict.age_s:.0f} s old, ignored"
         )
-    memory = posix.statvfs(hook.places.memory)
-    if memory.f_bavail < _LEAST_FREE * memory.f_blocks:
-        return f"{hook.places.memory}: {memory.f_bavail * memory.f_frsize >> 20} MiB free; remove what dead jobs left"
     disk = hook.settings.local_disk
     if disk and not is_mounted(disk):
         return f"{disk}: no file system is mounted there"

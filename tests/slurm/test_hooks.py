@@ -294,6 +294,46 @@ class TestProlog:
         assert read_verdict(places).status == "unknown"
         assert run("prolog", places, environment(job)) == FIT
 
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ("size=1m", "{memory}: 0 of 1 MiB free: checkpoints in memory may find no room"),
+            ("size=64m,nr_inodes=20", "no memory of this node for checkpoints: {memory}/holdfast-{uid}: No space left"),
+        ],
+        ids=["no memory", "no inodes"],
+    )
+    def test_a_memory_that_users_filled_keeps_no_job_away_which_is_told(
+        self, places: Places, job: HookJob, options: str, said: str
+    ) -> None:
+        settings(places, "drain: on\n")
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=1777,{options}", "tmpfs", places.memory], check=True)
+        try:
+            fill = f"cd {places.memory} && for n in `seq 30`; do head -c 100k /dev/zero >$n || :; done 2>&-; echo ready"
+            as_user(OTHER, fill).communicate()
+            assert run("prolog", places, environment(job)) == FIT
+        finally:
+            subprocess.run(["umount", places.memory], check=True)
+        words = f"print holdfast: n1: {said.format(memory=places.memory, uid=USER)}"
+        assert words in Path(places.tasks, str(job.job_id)).read_text()
+        if "inodes" not in options:
+            assert f"is used by uid {OTHER}: " in Path(places.log).read_text()
+
+    def test_a_disk_without_a_directory_for_the_user_leaves_him_his_memory(
+        self, places: Places, job: HookJob, tmp_path: Path
+    ) -> None:
+        disk = tmp_path / "disk"
+        disk.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(disk)], check=True)
+        try:
+            os.chown(disk, OTHER, OTHER)
+            settings(places, f"local_disk: {disk}\n")
+            assert run("prolog", places, environment(job)) == FIT
+        finally:
+            subprocess.run(["umount", str(disk)], check=True)
+        memory, wrong = Path(places.tasks, str(job.job_id)).read_text().splitlines()
+        assert memory == f"export HOLDFAST_MEMORY_DIR={memory_of(places, job)}"
+        assert wrong.startswith(f"print holdfast: n1: no local disk of this node for checkpoints: {disk}: mode ")
+
     def test_what_is_made_for_a_user_is_made_with_his_rights_and_no_longer(self, places: Places, job: HookJob) -> None:
         groups = os.getgroups()
         above = Path(make_user_dir(places.memory, job))
