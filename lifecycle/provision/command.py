@@ -164,12 +164,15 @@ def _summary(outcomes: Sequence[Outcome], arguments: Sequence[str]) -> int:
         typer.echo(f"log: {LOG_FILE}. When that is put right: {again}", err=True)
         return 1
     counts = {ending: sum(outcome.ending is ending for outcome in outcomes) for ending in Ending}
+    following = "holdfast node check --level quick"
+    if any(outcome.step == "hooks" and outcome.ending is Ending.DONE for outcome in outcomes):
+        following = f"what `holdfast node slurm-conf` prints into slurm.conf; {following}"
     if not counts[Ending.DONE]:
-        typer.echo(f"nothing to do ({counts[Ending.SKIPPED]} skipped); next: holdfast node check --level quick")
+        typer.echo(f"nothing to do ({counts[Ending.SKIPPED]} skipped); next: {following}")
     else:
         typer.echo(
             f"done: {counts[Ending.DONE]} applied, {counts[Ending.NOTHING_TO_DO]} were right already, "
-            f"{counts[Ending.SKIPPED]} skipped; next: holdfast node check --level quick"
+            f"{counts[Ending.SKIPPED]} skipped; next: {following}"
         )
     return 0
 

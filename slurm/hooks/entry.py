@@ -1,9 +1,11 @@
-"""The scripts that slurm.conf names: one line of bash each, into Python by absolute paths, but for TaskProlog's.
+"""The scripts that slurm.conf names: one command of bash each, into Python by absolute paths, but for TaskProlog's.
 
 #!/bin/bash
-exec /opt/holdfast/bin/python -ISc 'import sys; sys.path.append("..."); ...' prolog
+exec /opt/holdfast/bin/python -ISc '... from slurm.hooks.__main__ import main ...' /opt/holdfast/lib/... prolog
+exit 0
 
 Python starts without its site module, in less than half the time, and ends without tidying up: jobs wait for hooks.
+An installation that is gone, or half replaced, drains no node: Slurm does that for every exit code but 0.
 """
 
 from __future__ import annotations
@@ -33,9 +35,10 @@ _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/
 _SCRIPT = """\
 #!/bin/bash
 # {parameter} of slurm.conf, written by `holdfast node provision --only hooks`: changes are lost.
-set -euo pipefail
+shopt -s execfail
 export PATH={path}{slurm_conf}
 exec {python} -ISc {start} {arguments}
+exit 0  # that Python is gone
 """
 
 _TASK_SCRIPT = """\
@@ -45,10 +48,18 @@ told={root}/run/holdfast/tasks/$SLURM_JOB_ID
 [[ ! -r $told ]] || echo "$(<"$told")"
 """
 
-_START = (
-    "import gc, posix, sys; gc.disable(); sys.path.append({ours!r}); "
-    "from slurm.hooks.__main__ import main; posix._exit(main(sys.argv[1:]))"
-)
+_START = """
+import gc, posix, sys
+gc.disable()
+sys.path.append(sys.argv[1])
+try:
+    from slurm.hooks.__main__ import main
+    code = main(sys.argv[2:])
+except BaseException as error:
+    posix.write(2, f"holdfast: nothing was done: {error!r}\\n".encode())
+    code = 0
+posix._exit(code)
+"""
 
 
 class EntryError(SlurmError):
@@ -74,8 +85,8 @@ def scripts(*, python: Path | None = None, root: str = "", slurm_conf: Path | No
             path=shlex.quote(":".join(places)),
             slurm_conf=f"\nexport SLURM_CONF={shlex.quote(str(slurm_conf))}" if slurm_conf else "",
             python=shlex.quote(interpreter),
-            start=shlex.quote(_START.format(ours=str(Path(__file__).resolve().parents[2]))),
-            arguments=shlex.join([name, root] if root else [name]),
+            start=shlex.quote(_START),
+            arguments=shlex.join([str(Path(__file__).resolve().parents[2]), name, *([root] if root else [])]),
         )
         for parameter, name in HOOKS.items()
     }

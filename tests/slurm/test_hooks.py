@@ -42,6 +42,7 @@ from slurm.hooks.strays import kill_strays
 from slurm.hooks.verdict import read_verdict
 from slurm.testbed.plan import account
 
+ROOT = Path(__file__).resolve().parents[2]
 USER, OTHER = account("nobody").pw_uid, account("daemon").pw_uid
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -977,14 +978,28 @@ def test_the_scripts_are_the_same_before_slurm_is_installed_and_after_it(
     assert scripts() == before
 
 
-def test_the_scripts_are_one_line_into_python() -> None:
+def test_the_scripts_are_one_command_into_python() -> None:
     texts = scripts(python=Path("/opt/holdfast/bin/python"), slurm_conf=Path("/etc/s l.conf"))
     assert list(texts) == [f"{name}.sh" for name in HOOKS.values()]
     text = texts["prolog.sh"]
     assert "export SLURM_CONF='/etc/s l.conf'" in text
-    start, name = shlex.split(text.splitlines()[-1])[-2:]
-    assert text.splitlines()[-1].startswith("exec /opt/holdfast/bin/python -ISc ")
+    start, place, name, *otherwise = shlex.split(
+        text.partition("exec /opt/holdfast/bin/python -ISc ")[2], comments=True
+    )
     assert "from slurm.hooks.__main__ import main" in start and name == "prolog"
+    assert Path(place, "slurm/hooks/__main__.py").exists() and otherwise == ["exit", "0"]
+
+
+@pytest.mark.parametrize("name", ["prolog", "epilog"])
+@pytest.mark.parametrize(
+    ("what", "said"), [("python", "No such file or directory"), ("package", "ModuleNotFoundError")]
+)
+def test_an_installation_that_is_gone_drains_no_node(name: str, what: str, said: str, tmp_path: Path) -> None:
+    script = scripts(python=tmp_path / "python" if what == "python" else None, root=str(tmp_path))[f"{name}.sh"]
+    if what == "package":
+        script = script.replace(f"' {ROOT} {name}", f"' {tmp_path} {name}")
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, said in done.stderr) == (0, True), done.stderr
 
 
 def test_root_runs_nothing_that_others_can_change(tmp_path: Path) -> None:
