@@ -170,15 +170,15 @@ def _parity_bytes(members: int, parity: int, stream_bytes: int) -> int:
 
 @lru_cache
 def _given_bytes(members: int, parity: int, stream_bytes: int) -> int:
-    """Every member sends its terms to whose parity they are in."""
+    """Every member sends its stream once, and the rows that it makes for others."""
     if not parity or not stream_bytes:
         return 0
     stripes = Stripes([stream_bytes] * members, parity)
     sent: dict[int, int] = defaultdict(int)
     for member in range(members):
-        for part in stripes.encode(member):
-            for term in part.terms:
-                sent[term.member] += term.nbytes
+        for term in stripes.encode(member, 0).terms:
+            sent[term.member] += term.nbytes
+        sent[member] += sum(stripes.encode((member + row) % members, row).nbytes for row in range(1, parity))
     return max(sent.values())
 
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ckpt.agent.context import Context
 from ckpt.agent.exchange import save_to_json
 from ckpt.agent.holdings import Store
 from ckpt.agent.plan import Placement
-from ckpt.agent.sums import Addend, Part, Sums
+from ckpt.agent.rows import Rows
+from ckpt.agent.sums import Addend, Part, Sums, addends_of
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.record.blocks import bad_blocks, checksums
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.parity import ParityRecord, ParitySet, read_parity, write_parity
-from ckpt.redundancy.stripes import Sum, extents
+from ckpt.redundancy.stripes import Sum
 
 _AT_ONCE = 8  # sums of one rebuild: all of a set of the usual size, each made on another node
 
@@ -53,9 +54,10 @@ class Parities:
         self._members = members_at(context.place, context.config.peers)
         self._parity = scheme_of(context.config.peers).parity(self._members)
         self._index = self._members.index(context.place.node_rank)
-        self._here = Addend(node=context.place.node_rank, coefficient=0, parts=())  # last of a sum that is made here
+        self._here = Addend(node=context.place.node_rank, coefficients=(), parts=())  # last of a sum that is made here
         self._making = asyncio.Lock()  # a name that is free stays so until its record is there
         self._sums = Sums(context.peers, self._bytes_of, context.deadlines.answer_s)
+        self._rows = Rows(context.peers, self._sums, self._members, context.deadlines.answer_s)
         self._peers.handle("lengths", self._on_lengths)
         self._peers.handle("header", self._on_header)
         self._peers.handle("verify_parity", self._on_verify)
@@ -77,7 +79,7 @@ class Parities:
             return 0
         placement = placement or self._context.placement(self._members)
         async with self._making:
-            over = await self._over(save, placement.of(self._members))
+            over, ready = await self._over(save, placement.of(self._members))
             if not any(over.ranks):
                 return 0
             for name in self._holdings.find(save, over, self._index):
@@ -86,13 +88,9 @@ class Parities:
             headers = await self._headers(save, over)
             name = self._holdings.free_name("parity", self._context.config.slots, keep)
             self._holdings.drop(name)
-            stripes = over.stripes()
-            nodes = dict(enumerate(self._members))
-            homes = {rank: nodes[member] for member, ranks in enumerate(over.ranks) for rank in ranks}
             try:
-                data = self._holdings.room_for(name, stripes.parity_bytes(self._index))
-                for part in stripes.encode(self._index):  # one row after another: bounds the buffers of all members
-                    await self._pull(save, over, part, [*addends_of(part, over, homes, nodes), self._here], data)
+                data = self._holdings.room_for(name, over.stripes().parity_bytes(self._index))
+                await self._rows.make(save, over, ready, data)
                 blocks = await asyncio.to_thread(checksums, data)
             except BaseException:
                 self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
@@ -132,19 +130,23 @@ class Parities:
                 tried.append(str(error))
         raise AgentError(f"rank {rank} of step {save.step}: no copy of its record is left: {'; '.join(tried)}")
 
-    async def _over(self, save: SaveId, ranks: tuple[tuple[int, ...], ...]) -> ParitySet:
-        """What the members put under parity: asked anew for each save, a shard's length may change."""
+    async def _over(self, save: SaveId, ranks: tuple[tuple[int, ...], ...]) -> tuple[ParitySet, set[int]]:
+        """What the members put under parity, and which of them have parity of the save and make none.
+
+        Asked anew for each save: a shard's length may change.
+        """
         timeout_s, save_json = self._deadlines.answer_s, save_to_json(save)
         calls = [
             self._peers.call(node, "lengths", timeout_s=timeout_s, save=save_json, ranks=list(own))
             for node, own in zip(self._members, ranks, strict=True)
         ]
         answers = await asyncio.gather(*calls)
-        return ParitySet(
+        over = ParitySet(
             parity=self._parity,
             ranks=ranks,
             lengths=tuple(tuple(answer["lengths"]) for answer in answers),
         )
+        return over, {member for member, answer in enumerate(answers) if answer["parity"]}
 
     async def _headers(self, save: SaveId, over: ParitySet) -> tuple[ShardRecord, ...]:
         """The records of the members before this one, one for each that may be lost."""
@@ -155,11 +157,6 @@ class Parities:
             for rank in over.ranks[member]
         ]
         return tuple(await asyncio.gather(*calls))
-
-    async def _pull(
-        self, save: SaveId, over: ParitySet, part: Sum, addends: Sequence[Addend], data: memoryview
-    ) -> None:
-        await self._sums.pull(save, over.to_json(), addends, data[part.at : part.at + part.nbytes])
 
     def _bytes_of(self, message: dict[str, Any], part: Part) -> memoryview:
         save = SaveId.from_json(message["save"])
@@ -179,7 +176,7 @@ class Parities:
         names = [(rank, self._shards.find(save, rank)) for rank in message["ranks"]]
         if missing := [rank for rank, found in names if not found]:
             raise AgentError(f"rank {missing[0]} of step {save.step} is not held here")
-        return {"lengths": [self._shards.record(found[0]).nbytes for _, found in names]}
+        return {"lengths": [self._shards.record(found[0]).nbytes for _, found in names], "parity": save in self.saves()}
 
     async def _on_header(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         save, rank = SaveId.from_json(message["save"]), message["rank"]
@@ -231,11 +228,11 @@ class Parities:
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def pull(number: int, part: Sum) -> None:
-            addends = addends_of(part, over, shard_at, parity_at)
+            addends = addends_of([part], over, shard_at, parity_at)
             turn = number % len(addends)  # no node makes all sums, nor has its link carry all that goes into them
             addends = [*addends[turn + 1 :], *addends[: turn + 1]] if len(addends) > 1 else [*addends, self._here]
             async with limit:
-                await self._pull(record.save, over, part, addends, data)
+                await self._sums.pull(record.save, over.to_json(), addends, data[part.at : part.at + part.nbytes])
 
         bad: list[int] = []
         for _ in range(2):  # a wire may have done it
@@ -243,27 +240,3 @@ class Parities:
             if not (bad := await asyncio.to_thread(bad_blocks, data, record.blocks)):
                 return
         raise CorruptError(f"block {bad[0]} of rank {record.rank}, made again from parity, does not verify")
-
-
-def addends_of(part: Sum, over: ParitySet, shard_at: Mapping[int, int], parity_at: Mapping[int, int]) -> list[Addend]:
-    """A sum's terms by the nodes that have them.
-
-    Args:
-        part: what is wanted.
-        over: the set it is part of.
-        shard_at: the node that holds each rank's shard.
-        parity_at: the node that holds each member's parity.
-    """
-    addends = []
-    for term in part.terms:
-        if term.parity:
-            piece = Part(rank=term.member, parity=True, start=term.start, nbytes=term.nbytes, at=0)
-            addends.append(Addend(node=parity_at[term.member], coefficient=term.coefficient, parts=(piece,)))
-            continue
-        by_node: dict[int, list[Part]] = {}
-        for index, start, nbytes, at in extents(over.lengths[term.member], term.start, term.nbytes):
-            rank = over.ranks[term.member][index]
-            piece = Part(rank=rank, parity=False, start=start, nbytes=nbytes, at=at)
-            by_node.setdefault(shard_at[rank], []).append(piece)
-        addends += [Addend(node=n, coefficient=term.coefficient, parts=tuple(parts)) for n, parts in by_node.items()]
-    return addends

@@ -2,7 +2,8 @@
 
 Whoever wants a sum names the node that makes it, itself or the last of those that have a part in it. The others send
 their own bytes as they lie in memory, and it adds them up piece by piece while its caches have them. Every byte is read
-once and crosses one link, then the sum one more unless it is wanted where it is made.
+once and crosses one link, then the sum one more unless it is wanted where it is made. Several sums of the same bytes,
+each with coefficients of its own, are made at once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from ckpt.agent.peers import Moving, PeerError, Peers
 from ckpt.errors import AgentError
 from ckpt.record.shard import SaveId
 from ckpt.redundancy.galois import multiply_add
+from ckpt.redundancy.parity import ParitySet
+from ckpt.redundancy.stripes import Sum, extents
 
 PIECE_BYTES = 2 << 20  # less costs more in turns of the event loop than the caches win
 WINDOW = 2  # ranges on their way into one sum
@@ -43,32 +46,33 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Addend:
-    """What one node adds to a sum: its parts, which do not overlap, times a coefficient."""
+    """What one node adds to sums: its parts, which do not overlap, times a coefficient for each of the sums."""
 
     node: int
-    coefficient: int
+    coefficients: tuple[int, ...]
     parts: tuple[Part, ...]
 
     def to_json(self) -> list[Any]:
-        return [self.node, self.coefficient, [part.to_json() for part in self.parts]]
+        return [self.node, list(self.coefficients), [part.to_json() for part in self.parts]]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> Addend:
         """Raises AgentError unless every field is a whole number."""
-        node, coefficient, rows = value
+        node, coefficients, rows = value
         parts = tuple(
             Part(rank=rank, parity=bool(parity), start=start, nbytes=nbytes, at=at)
             for rank, parity, start, nbytes, at in rows
         )
-        numbers = [node, coefficient, *(n for p in parts for n in (p.rank, p.start, p.nbytes, p.at))]
-        if any(type(number) is not int or number < 0 for number in numbers) or coefficient > 255:
+        numbers = [node, *coefficients, *(n for p in parts for n in (p.rank, p.start, p.nbytes, p.at))]
+        if any(type(number) is not int or number < 0 for number in numbers) or max(coefficients, default=0) > 255:
             raise AgentError(f"malformed addend {value!r:.200}")
-        return cls(node=node, coefficient=coefficient, parts=parts)
+        return cls(node=node, coefficients=tuple(coefficients), parts=parts)
 
 
 Resolve = Callable[[dict[str, Any], Part], memoryview]  # the bytes of a part here; raises AgentError
-Own = tuple[int, int, memoryview]  # coefficient, first byte in the sum, bytes
+Own = tuple[tuple[int, ...], int, memoryview]  # coefficients, first byte in the sum, bytes
 Source = tuple[Addend, int]  # what another node sends, under which tag
+Target = tuple[int, int]  # the node that wants a sum, under which tag
 
 
 class Sums:
@@ -81,7 +85,10 @@ class Sums:
         peers.handle("parts", self._serve)
         peers.handle("sum", self._serve_sum)
 
-    async def pull(self, save: SaveId, over: dict[str, Any], addends: Sequence[Addend], into: memoryview) -> None:
+    async def pull(
+        self, save: SaveId, over: dict[str, Any], addends: Sequence[Addend], into: memoryview,
+        others: Sequence[Target] = (),
+    ) -> None:  # fmt: skip
         """Fills `into` with the sum over the addends, made on the node of the last; not verified.
 
         Args:
@@ -89,6 +96,7 @@ class Sums:
             over: the ParitySet as JSON, for parts that are parity.
             addends: at least one; the last may be without parts, for a sum that is to be made here.
             into: not empty.
+            others: who takes the sums with the second coefficients, the third and so on, of one made here.
 
         Raises:
             PeerError: a node refused, or nothing arrived in time; names all. Bytes may yet arrive: do not reuse the
@@ -102,8 +110,10 @@ class Sums:
             (addend.node, "parts", {"addend": addend.to_json(), "target": maker, "tag": tag}) for addend, tag in sources
         ]
         if maker == self._peers.rank:
+            outlets = [Outlet(self._peers, target) for target in others]
+            own = self._own(fields, mine)
             making: Coroutine[Any, Any, None] = self._make(
-                sources, self._own(fields, mine), len(into), lambda start, stop: into[start:stop]
+                sources, own, len(into), lambda start, stop: into[start:stop], outlets
             )
         else:
             tag = self._peers.new_tag()
@@ -112,7 +122,7 @@ class Sums:
                 "sources": [(addend.to_json(), tag) for addend, tag in sources],
             }
             asked.append((maker, "sum", {**terms, "target": self._peers.rank, "tag": tag}))
-            making = self._peers.take(maker, tag, (into[start:stop] for start, stop in _pieces(len(into))))
+            making = self._peers.take(maker, tag, (into[start:stop] for start, stop in pieces(len(into))))
         calls = [self._peers.call(node, op, timeout_s=self._timeout_s, **more, **fields) for node, op, more in asked]
         receiving = asyncio.ensure_future(making)
         try:
@@ -132,7 +142,7 @@ class Sums:
         own = self._own(message, [Addend.from_json(message["addend"])])
         ranges = (
             data[first - at : last - at]
-            for start, stop in _pieces(message["nbytes"])
+            for start, stop in pieces(message["nbytes"])
             for _, at, data in own
             for first, last in _overlap(start, stop, at, len(data))
         )
@@ -146,39 +156,27 @@ class Sums:
 
     def _own(self, message: dict[str, Any], addends: Sequence[Addend]) -> list[Own]:
         own = []
-        for coefficient, part in [(addend.coefficient, part) for addend in addends for part in addend.parts]:
+        for coefficients, part in [(addend.coefficients, part) for addend in addends for part in addend.parts]:
             data = self._resolve(message, part)
             if part.start + part.nbytes > len(data) or part.at + part.nbytes > message["nbytes"]:
                 raise AgentError(f"{part.nbytes} bytes from {part.start} of {len(data)} asked for")
-            own.append((coefficient, part.at, data[part.start : part.start + part.nbytes]))
+            own.append((coefficients, part.at, data[part.start : part.start + part.nbytes]))
         return own
 
     async def _pass_on(self, sources: list[Source], own: list[Own], nbytes: int, to: int, tag: int) -> None:
         """Makes a sum for another node."""
-        leaving: deque[tuple[memoryview, Moving]] = deque()
-        spare: list[memoryview] = []
-
-        async def send(total: memoryview) -> None:
-            leaving.append((total, self._peers.send(to, tag, total)))
-            if len(leaving) == LEAVING:
-                total, moving = leaving.popleft()
-                await self._peers.moved(to, moving)
-                spare.append(total)
-
         try:
-            await self._make(sources, own, nbytes, lambda start, stop: _room(spare)[: stop - start], send)
-            for _, moving in leaving:
-                await self._peers.moved(to, moving)
+            await self._make(sources, own, nbytes, None, [Outlet(self._peers, (to, tag))])
         except AgentError as error:
             log.warning("a sum for node %s: %s", self._peers.nodes[to], error)
 
     async def _make(
-        self, sources: list[Source], own: list[Own], nbytes: int, room: Callable[[int, int], memoryview],
-        made: Callable[[memoryview], Awaitable[None]] | None = None,
+        self, sources: list[Source], own: list[Own], nbytes: int, room: Callable[[int, int], memoryview] | None,
+        outlets: Sequence[Outlet],
     ) -> None:  # fmt: skip
-        """Makes a sum in the memory that `room` has for each piece; `made` is given each, in order, when it is whole.
+        """Makes sums: the first in the memory that `room` has for each piece, if any, the others for the outlets.
 
-        Of each piece the first range that can goes straight to its place, the others are added there.
+        Of each piece the first range that can goes straight to its place in the first sum, the others are added there.
         """
         unmade: deque[_Piece] = deque()
         arriving: deque[_Arriving] = deque()
@@ -189,60 +187,97 @@ class Sums:
             await self._peers.moved(one.node, one.moving)
             arriving.popleft()
             if one.buffer is not None:
-                multiply_add(one.into, one.buffer[: len(one.into)], one.coefficient)
+                one.piece.add(one.first, one.last, one.buffer[: one.last - one.first], one.coefficients)
                 spare.append(one.buffer)
+            elif one.piece.totals[1:]:
+                multiply_add(one.piece.totals[1:], one.piece.totals[0], one.coefficients[1:])
             one.piece.missing -= 1
             await settle()
 
         async def settle() -> None:
             while unmade and not unmade[0].missing:
                 piece = unmade.popleft()
-                for coefficient, at, data in own:
+                for coefficients, at, data in own:
                     for first, last in _overlap(piece.start, piece.stop, at, len(data)):
-                        multiply_add(piece.of(first, last), data[first - at : last - at], coefficient)
-                if made is not None:
-                    await made(piece.total)
+                        piece.add(first, last, data[first - at : last - at], coefficients)
+                for outlet, total in zip(outlets, piece.totals[-len(outlets) :], strict=False):
+                    await outlet.send(total)
                 await asyncio.sleep(0)  # the loop has other duties, and nothing here may have to be waited for
 
         try:
-            for start, stop in _pieces(nbytes):
+            for start, stop in pieces(nbytes):
                 ranges = [
                     (addend, tag, first, last)
                     for addend, tag in sources
                     for part in addend.parts
                     for first, last in _overlap(start, stop, part.at, part.nbytes)
                 ]
-                unmade.append(piece := _Piece(start, stop, room(start, stop), len(ranges)))
-                in_place = bool(ranges) and ranges[0][0].coefficient == 1 and ranges[0][2:] == (start, stop)
-                if not in_place:
-                    piece.total[:] = bytes(stop - start)
+                totals = [room(start, stop)] if room else []
+                totals += [outlet.room(stop - start) for outlet in outlets]
+                unmade.append(piece := _Piece(start, stop, totals, len(ranges)))
+                in_place = bool(ranges) and ranges[0][0].coefficients[0] == 1 and ranges[0][2:] == (start, stop)
+                for total in totals[1:] if in_place else totals:
+                    total[:] = bytes(stop - start)
                 for number, (addend, tag, first, last) in enumerate(ranges):
                     if len(arriving) == WINDOW:
                         await land()
-                    into = piece.of(first, last)
                     buffer = None if in_place and number == 0 else _room(spare)
-                    moving = self._peers.receive(addend.node, tag, into if buffer is None else buffer[: last - first])
-                    arriving.append(_Arriving(piece, addend.node, addend.coefficient, into, buffer, moving))
+                    moving = self._peers.receive(
+                        addend.node, tag, totals[0] if buffer is None else buffer[: last - first]
+                    )
+                    arriving.append(_Arriving(piece, addend.node, addend.coefficients, first, last, buffer, moving))
                 await settle()
             while arriving:
                 await land()
+            for outlet in outlets:
+                await outlet.finish()
         finally:
             for one in arriving:
                 one.moving[0].cancel()
 
 
+class Outlet:
+    """The pieces of a sum on their way to the node that wants it, a few at a time."""
+
+    def __init__(self, peers: Peers, target: Target) -> None:
+        self._peers = peers
+        self._to, self._tag = target
+        self._leaving: deque[tuple[memoryview, Moving]] = deque()
+        self._spare: list[memoryview] = []
+
+    def room(self, nbytes: int) -> memoryview:
+        """Memory for a piece, to be sent in the order in which it was asked for."""
+        return _room(self._spare)[:nbytes]
+
+    async def send(self, piece: memoryview) -> None:
+        """Raises PeerError when nothing is taken for too long."""
+        self._leaving.append((piece, self._peers.send(self._to, self._tag, piece)))
+        if len(self._leaving) == LEAVING:
+            await self._sent()
+
+    async def finish(self) -> None:
+        """Returns when all are sent; raises PeerError as `send` does."""
+        while self._leaving:
+            await self._sent()
+
+    async def _sent(self) -> None:
+        piece, moving = self._leaving.popleft()
+        await self._peers.moved(self._to, moving)
+        self._spare.append(piece)
+
+
 @dataclass
 class _Piece:
-    """A piece of a sum that is being made."""
+    """A piece of sums that are being made."""
 
     start: int
     stop: int
-    total: memoryview
+    totals: list[memoryview]
     missing: int  # ranges that have not arrived
 
-    def of(self, first: int, last: int) -> memoryview:
-        """Its memory for a range of the sum."""
-        return self.total[first - self.start : last - self.start]
+    def add(self, first: int, last: int, data: memoryview, coefficients: Sequence[int]) -> None:
+        """Adds multiples of some bytes in a range of the sums."""
+        multiply_add([total[first - self.start : last - self.start] for total in self.totals], data, coefficients)
 
 
 @dataclass(frozen=True)
@@ -251,8 +286,9 @@ class _Arriving:
 
     piece: _Piece
     node: int
-    coefficient: int
-    into: memoryview
+    coefficients: tuple[int, ...]
+    first: int
+    last: int
     buffer: memoryview | None  # where it arrives, if not in its place
     moving: Moving
 
@@ -261,7 +297,7 @@ def _room(spare: list[memoryview]) -> memoryview:
     return spare.pop() if spare else memoryview(bytearray(PIECE_BYTES))
 
 
-def _pieces(nbytes: int) -> Iterator[tuple[int, int]]:
+def pieces(nbytes: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + PIECE_BYTES, nbytes)) for start in range(0, nbytes, PIECE_BYTES))
 
 
@@ -270,3 +306,31 @@ def _overlap(start: int, stop: int, at: int, nbytes: int) -> Iterator[tuple[int,
     first, last = max(start, at), min(stop, at + nbytes)
     if first < last:
         yield first, last
+
+
+def addends_of(
+    sums: Sequence[Sum], over: ParitySet, shard_at: Mapping[int, int], parity_at: Mapping[int, int]
+) -> list[Addend]:
+    """The terms of sums over the same bytes, by the nodes that have them.
+
+    Args:
+        sums: what is wanted: they differ in coefficients alone. Terms come in the order of the first one's.
+        over: the set they are part of.
+        shard_at: the node that holds each rank's shard.
+        parity_at: the node that holds each member's parity.
+    """
+    addends = []
+    weights = [{(term.member, term.parity): term.coefficient for term in one.terms} for one in sums]
+    for term in sums[0].terms:
+        coefficients = tuple(weight[term.member, term.parity] for weight in weights)
+        if term.parity:
+            piece = Part(rank=term.member, parity=True, start=term.start, nbytes=term.nbytes, at=0)
+            addends.append(Addend(node=parity_at[term.member], coefficients=coefficients, parts=(piece,)))
+            continue
+        by_node: dict[int, list[Part]] = {}
+        for index, start, nbytes, at in extents(over.lengths[term.member], term.start, term.nbytes):
+            rank = over.ranks[term.member][index]
+            piece = Part(rank=rank, parity=False, start=start, nbytes=nbytes, at=at)
+            by_node.setdefault(shard_at[rank], []).append(piece)
+        addends += [Addend(node=n, coefficients=coefficients, parts=tuple(parts)) for n, parts in by_node.items()]
+    return addends

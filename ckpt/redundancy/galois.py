@@ -19,23 +19,25 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Bytes = npt.NDArray[np.uint8]
-    MultiplyAdd = Callable[[Bytes, Bytes, int], None]
+    MultiplyAdd = Callable[[Sequence[Bytes], Bytes, Sequence[int]], None]
 
 MAX_MEMBERS = 256  # data and parity of one stripe together: the field has no more elements
 _POLYNOMIAL = 0x11D
 _ISAL_LEAST_BYTES = 64  # below, ISA-L's vector code does not apply
 
 
-def multiply_add(into: memoryview, data: memoryview, coefficient: int) -> None:
-    """into += coefficient * data, byte by byte. Equal lengths; `into` is writable."""
+def multiply_add(into: Sequence[memoryview], data: memoryview, coefficients: Sequence[int]) -> None:
+    """into[i] += coefficients[i] * data, byte by byte, in one pass over data. All of one length; `into` is writable."""
     import numpy as np
 
-    target, source = np.frombuffer(into, np.uint8), np.frombuffer(data, np.uint8)
-    if coefficient == 1:
-        np.bitwise_xor(target, source, out=target)
-    elif coefficient:
+    if len(into) != len(coefficients):
+        raise ValueError(f"{len(into)} sums, {len(coefficients)} coefficients")
+    targets, source = [np.frombuffer(one, np.uint8) for one in into], np.frombuffer(data, np.uint8)
+    if tuple(coefficients) == (1,):
+        np.bitwise_xor(targets[0], source, out=targets[0])
+    elif any(coefficients):
         add = isal_multiply_add()
-        (add if add and len(target) >= _ISAL_LEAST_BYTES else numpy_multiply_add)(target, source, coefficient)
+        (add if add and len(source) >= _ISAL_LEAST_BYTES else numpy_multiply_add)(targets, source, coefficients)
 
 
 def parity_row(row: int, data: int, parity: int) -> tuple[int, ...]:
@@ -72,11 +74,12 @@ def multiply(a: int, b: int) -> int:
     return int(_products()[a, b])
 
 
-def numpy_multiply_add(into: Bytes, data: Bytes, coefficient: int) -> None:
+def numpy_multiply_add(into: Sequence[Bytes], data: Bytes, coefficients: Sequence[int]) -> None:
     """`multiply_add` by table."""
     import numpy as np
 
-    np.bitwise_xor(into, _products()[coefficient][data], out=into)
+    for target, coefficient in zip(into, coefficients, strict=True):
+        np.bitwise_xor(target, _products()[coefficient][data], out=target)
 
 
 @functools.cache
@@ -91,14 +94,15 @@ def isal_multiply_add() -> MultiplyAdd | None:
 
 def _bind(init: Callable[..., None], update: Callable[..., None]) -> MultiplyAdd:
     @functools.lru_cache(256)
-    def table(coefficient: int) -> ctypes.Array[ctypes.c_char]:
-        made = ctypes.create_string_buffer(32)
-        init(1, 1, bytes([coefficient]), made)
+    def table(coefficients: bytes) -> ctypes.Array[ctypes.c_char]:
+        made = ctypes.create_string_buffer(32 * len(coefficients))
+        init(1, len(coefficients), coefficients, made)
         return made
 
-    def add(into: Bytes, data: Bytes, coefficient: int) -> None:
-        target = ctypes.c_void_p(into.ctypes.data)
-        update(len(into), 1, 1, 0, table(coefficient), ctypes.c_void_p(data.ctypes.data), ctypes.byref(target))
+    def add(into: Sequence[Bytes], data: Bytes, coefficients: Sequence[int]) -> None:
+        rows = len(into)
+        targets = (ctypes.c_void_p * rows)(*(one.ctypes.data for one in into))
+        update(len(data), 1, rows, 0, table(bytes(coefficients)), ctypes.c_void_p(data.ctypes.data), targets)
 
     return add
 

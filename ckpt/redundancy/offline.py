@@ -181,7 +181,7 @@ def _write_sum(found: Survivors, over: ParitySet, part: Sum, descriptor: int, ad
                     os.close(source)
                 if len(data) != count:
                     raise CorruptError(f"{path}: ends early, expected {count} bytes from {first}")
-                multiply_add(block[at : at + count], memoryview(data), term.coefficient)
+                multiply_add([block[at : at + count]], memoryview(data), [term.coefficient])
         done = 0
         while done < len(block):
             done += os.pwrite(descriptor, block[done:], part.at + start + done)

@@ -54,16 +54,12 @@ class Stripes:
         """Length of a member's parity: its rows, one after another."""
         return self._row_start(member, self.parity)
 
-    def encode(self, member: int) -> list[Sum]:
-        """What a member's parity is made of."""
-        sums = []
-        for row in range(self.parity):
-            stripe = (member - row) % self.members
-            coefficients = parity_row(row, self.data, self.parity)
-            terms = [self._segment(stripe, d, 0, self._stripe_bytes(stripe), coefficients[d]) for d in range(self.data)]
-            nbytes = self._stripe_bytes(stripe)
-            sums.append(self._sum(member, self._row_start(member, row), nbytes, terms))
-        return [part for part in sums if part.nbytes]
+    def encode(self, member: int, row: int) -> Sum:
+        """What a row of a member's parity is made of: maybe nothing."""
+        stripe = (member - row) % self.members
+        nbytes, coefficients = self._stripe_bytes(stripe), parity_row(row, self.data, self.parity)
+        terms = [self._segment(stripe, d, 0, nbytes, coefficients[d]) for d in range(self.data)]
+        return self._sum(member, self._row_start(member, row), nbytes, terms)
 
     def rebuild(self, member: int, start: int, stop: int, data: Collection[int], parity: Collection[int]) -> list[Sum]:
         """What a range of a member's lost stream is made of.

@@ -17,24 +17,25 @@ def test_isal_is_found_in_the_wheel_that_we_depend_on():
     assert galois.isal_multiply_add() is not None
 
 
-@given(st.binary(min_size=64, max_size=3000), st.integers(0, 255), st.integers(0, 255))
-def test_isal_and_numpy_give_the_same_bytes(data, fill, coefficient):
+@given(st.binary(min_size=64, max_size=3000), st.integers(0, 255), st.binary(min_size=1, max_size=5))
+def test_isal_and_numpy_give_the_same_bytes(data, fill, coefficients):
     source = np.frombuffer(data, np.uint8)
-    targets = [np.full(len(source), fill, np.uint8) for _ in range(2)]
-    galois.isal_multiply_add()(targets[0], source, coefficient)
-    galois.numpy_multiply_add(targets[1], source, coefficient)
+    targets = np.full((2, len(coefficients), len(source)), fill, np.uint8)
+    galois.isal_multiply_add()(targets[0], source, coefficients)
+    galois.numpy_multiply_add(targets[1], source, coefficients)
     assert (targets[0] == targets[1]).all()
 
 
 @pytest.mark.parametrize("library", [True, False])
-@given(data=st.binary(max_size=200), coefficient=st.integers(0, 255))
-def test_multiples_are_those_of_the_field(library, data, coefficient):
-    into = bytearray(len(data))
+@given(data=st.binary(max_size=200), coefficients=st.binary(min_size=1, max_size=4))
+def test_multiples_are_those_of_the_field(library, data, coefficients):
+    into = [bytearray(len(data)) for _ in coefficients]
     with pytest.MonkeyPatch.context() as patch:
         if not library:
             patch.setattr(galois, "isal_multiply_add", lambda: None)
-        multiply_add(memoryview(into), memoryview(data), coefficient)
-    assert bytes(into) == bytes(multiply(coefficient, byte) for byte in data)
+        multiply_add([*map(memoryview, into)], memoryview(data), coefficients)
+    for made, coefficient in zip(into, coefficients, strict=True):
+        assert bytes(made) == bytes(multiply(coefficient, byte) for byte in data)
 
 
 def test_the_field_is_one():

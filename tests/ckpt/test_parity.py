@@ -12,7 +12,8 @@ import pytest
 from agent_kit import World, config, content, lose, run, until
 from test_recover import damage, expected, records
 
-from ckpt.agent import sums
+from ckpt.agent import rows, sums
+from ckpt.errors import AgentError
 from ckpt.record.blocks import BLOCK_BYTES, checksums
 from ckpt.record.shard import SaveId
 from ckpt.redundancy.parity import read_parity, write_parity
@@ -221,13 +222,16 @@ def test_a_damaged_shard_is_made_again_in_place_of_an_older_step(tmp_path):
     run(test)
 
 
+@pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("kind", ["data", "json"])
-def test_damaged_parity_is_made_again(tmp_path, kind):
+def test_damaged_parity_is_made_again(tmp_path, kind, name):
+    """By its node alone: the others, who have theirs, make none."""
+
     async def test():
-        await saved(tmp_path, of("xor"), steps=(10,))
+        await saved(tmp_path, of(name), steps=(10,))
         good = (tmp_path / "c" / "parity-0.data").read_bytes()
         damage(tmp_path / "c" / f"parity-0.{kind}")
-        async with World(tmp_path, NODES, 1, of("xor"), ranks_per_node=2) as world:
+        async with World(tmp_path, NODES, 1, of(name), ranks_per_node=2) as world:
             assert (await world.plan())["step"] == 10
             again = tmp_path / "c" / "parity-0.data"
             await until(lambda: parities_or_none(tmp_path / "c") == [10] and again.read_bytes() == good)
@@ -375,15 +379,68 @@ def test_another_step_of_the_same_set_never_mixes_in(tmp_path):
     run(test)
 
 
+def test_each_byte_of_a_shard_leaves_its_node_once_whatever_the_number_of_rows(tmp_path):
+    """And each row but the first once more, from the member that makes it to the one that keeps it."""
+    sent = []
+
+    async def test():
+        async with World(tmp_path, list("abcdef"), 0, of("rs", parity=3)) as world:
+            for agent in world.agents:
+                agent._peers.send = counted(agent._peers.send, sent)
+            for worker in world.workers:
+                worker.save(10, 0, content(worker.rank, 10, 30_720))
+            for worker in world.workers:
+                await worker.event("committed", step=10)
+
+    run(test)
+    assert sum(sent) == 6 * 30_720 + 6 * 2 * 30_720 // 3
+
+
+def counted(send, sent):
+    return lambda node, tag, data: sent.append(len(data)) or send(node, tag, data)
+
+
+@pytest.mark.parametrize("lengths", [[5000] * 4, [0, 9000, 1, 300]], ids=str)
+def test_rows_whose_maker_is_late_are_made_by_those_who_keep_them(tmp_path, monkeypatch, lengths):
+    async def test():
+        for root, together_s in (("at once", rows.TOGETHER_S), ("alone", 0.0)):
+            monkeypatch.setattr(rows, "TOGETHER_S", together_s)
+            (tmp_path / root).mkdir()
+            data = lambda rank, step: content(rank, step, lengths[rank])  # noqa: E731
+            await saved(tmp_path / root, of("rs"), ranks_per_node=1, steps=(10,), data=data)
+        for node in NODES:
+            made, alone = ((tmp_path / root / node / "parity-0.data").read_bytes() for root in ("at once", "alone"))
+            assert made == alone and any(made)
+
+    run(test)
+
+
+def test_a_row_is_given_to_the_member_that_keeps_it_and_to_no_other(tmp_path):
+    async def test():
+        async with World(tmp_path, NODES, 0, of("rs")) as world:
+            await world.save(10, 0)
+            parity = world.agents[0]._saves.parities
+            save = SaveId(step=10, attempt=0, run_id="run-1")
+            over, _ = await parity._over(save, ((0,), (1,), (2,), (3,)))
+            fields = {"save": {"step": 10, "attempt": 0, "run_id": "run-1"}, "over": over.to_json(), "tag": 7}
+            for source, row in ((2, 1), (1, 2), (0, 0), (3, -1), (1, "1"), (1, None)):
+                with pytest.raises(AgentError, match=r"row .* is not that of node"):
+                    await parity._rows._on_row(source, {**fields, "row": row})
+
+    run(test)
+
+
 def test_a_member_that_cannot_serve_is_named_with_the_others_of_its_sum(tmp_path):
     async def test():
         async with World(tmp_path, ["a", "b", "c"], 0, of("xor")) as world:
             await world.save(10, 0)
             parity = world.agents[0]._saves.parities
             save = SaveId(step=10, attempt=0, run_id="run-1")
-            over = await parity._over(save, ((0,), (1,), (2,)))
+            over, _ = await parity._over(save, ((0,), (1,), (2,)))
             addends = [
-                sums.Addend(node=n, coefficient=1, parts=(sums.Part(rank=rank, parity=False, start=0, nbytes=9, at=0),))
+                sums.Addend(
+                    node=n, coefficients=(1,), parts=(sums.Part(rank=rank, parity=False, start=0, nbytes=9, at=0),)
+                )
                 for n, rank in ((1, 7), (2, 2))
             ]
             with pytest.raises(Exception, match=r"sum over b, c: node b: parts: rank 7 of step 10 is not held here"):
@@ -406,7 +463,9 @@ def test_a_sum_has_a_bounded_number_of_pieces_under_way_however_long_the_shards(
             receive = peers.receive
             peers.receive = lambda node, tag, into: received.append(len(into)) or receive(node, tag, into)
             part = sums.Part(rank=0, parity=False, start=0, nbytes=70_000, at=0)
-            first, last = (sums.Addend(node=n, coefficient=1, parts=(replace(part, rank=n),)).to_json() for n in (0, 1))
+            first, last = (
+                sums.Addend(node=n, coefficients=(1,), parts=(replace(part, rank=n),)).to_json() for n in (0, 1)
+            )
             fields = {"save": {"step": 10, "attempt": 0, "run_id": "run-1"}, "over": {}, "nbytes": 70_000}
             makers = [agent._saves.parities._sums for agent in world.agents]
             await makers[0]._serve(2, {**fields, "addend": first, "target": 1, "tag": 76})

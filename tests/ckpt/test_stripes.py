@@ -19,13 +19,14 @@ def add_up(part, streams, parities):
         source = (parities if term.parity else streams)[term.member]
         assert source is not None and term.start + term.nbytes <= len(source)
         data = memoryview(source)[term.start : term.start + term.nbytes]
-        multiply_add(memoryview(into)[: term.nbytes], data, term.coefficient)
+        multiply_add([memoryview(into)[: term.nbytes]], data, [term.coefficient])
     return into
 
 
 def parity_of(stripes, member, streams):
     made = bytearray(stripes.parity_bytes(member))
-    for part in stripes.encode(member):
+    for row in range(stripes.parity):
+        part = stripes.encode(member, row)
         made[part.at : part.at + part.nbytes] = add_up(part, streams, None)
     return made
 
@@ -109,14 +110,23 @@ def test_parity_is_no_longer_than_it_must_be_and_every_byte_is_read_once_for_eac
     parity = data.draw(st.integers(1, len(lengths) - 1))
     stripes = Stripes(lengths, parity)
     segment = -(-max(lengths) // (len(lengths) - parity))
-    read = [0] * len(lengths)
-    for member in range(len(lengths)):
-        assert stripes.parity_bytes(member) <= parity * (segment + 64)
-        for part in stripes.encode(member):
-            for term in part.terms:
+    for row in range(parity):
+        read = [0] * len(lengths)
+        for member in range(len(lengths)):
+            assert stripes.parity_bytes(member) <= parity * (segment + 64)
+            for term in stripes.encode(member, row).terms:
                 assert term.member != member
                 read[term.member] += term.nbytes
-    assert read == [parity * length for length in lengths]
+        assert read == lengths
+
+
+@given(st.lists(st.integers(0, 5000), min_size=2, max_size=8), st.data())
+def test_all_rows_of_a_stripe_are_made_of_the_same_bytes(lengths, data):
+    parity = data.draw(st.integers(1, len(lengths) - 1))
+    stripes = Stripes(lengths, parity)
+    for stripe in range(len(lengths)):
+        rows = [stripes.encode((stripe + row) % len(lengths), row) for row in range(parity)]
+        assert len({(part.nbytes, frozenset((t.member, t.start, t.nbytes) for t in part.terms)) for part in rows}) == 1
 
 
 @given(st.lists(st.integers(0, 50), max_size=6), st.integers(0, 100), st.integers(0, 100))
