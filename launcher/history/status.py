@@ -35,6 +35,7 @@ class Status:
         steps_per_s: speed over the last few reports; None when it cannot be told.
         committed: newest committed step per tier.
         failed_saves: how often a save did not reach a tier it was meant for, memory included.
+        unsaved: why the newest save that was meant for a tier is not there, by tier; without those that have it.
         ettr: effective training time ratio: the share of the wall time since the first start that was spent gaining
             steps that counted. Waiting in the queue, starting, recovering, and training steps that were lost with a
             fault and had to be repeated all lower it. None before training began.
@@ -55,6 +56,7 @@ class Status:
     steps_per_s: float | None = None
     committed: Mapping[str, int] = field(default_factory=dict)
     failed_saves: int = 0
+    unsaved: Mapping[str, str] = field(default_factory=dict)
     ettr: float | None = None
     seconds: float | None = None
     events: tuple[Event, ...] = ()
@@ -87,6 +89,7 @@ class History:
         self._spans: list[_Span] = []
         self._training = False
         self._failed_saves: set[tuple[Any, ...]] = set()  # several nodes may tell of one
+        self._missing: dict[str, int] = {}  # tier -> the newest step that did not get there
         self._recent: deque[Event] = deque(maxlen=_LAST_EVENTS)
         self._speed: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
 
@@ -188,11 +191,19 @@ class History:
         tier, step = event.get("tier"), event.get("step")
         if tier and isinstance(step, int):
             self._set(committed={**self._status.committed, tier: step})
+            if step >= self._missing.get(tier, step):
+                self._missing.pop(tier, None)
+                self._set(unsaved={name: why for name, why in self._status.unsaved.items() if name != tier})
 
     def _on_problem(self, event: Event) -> None:
         if event.get("failed"):
             self._failed_saves.add((event.get("attempt"), event.get("step"), event["failed"]))
             self._set(failed_saves=len(self._failed_saves))
+            tier, step = event["failed"], event.get("step")
+            if isinstance(step, int) and step >= self._missing.get(tier, step):
+                self._missing[tier] = step
+                why = f"step {step}: {event.get('what')}: {' '.join(str(event.get('detail') or '').split())}"
+                self._set(unsaved={**self._status.unsaved, tier: why})
 
     def _on_agents_lost(self, event: Event) -> None:
         self._set(reason="nothing is saved: the checkpoint agents were lost")

@@ -34,7 +34,7 @@ Messages (JSON objects on launcher.channel), runner -> supervisor:
     killed {attempt, step, left}             nothing of the attempt runs here any more, but for the pids in left
     stacks {attempt, ranks: [{rank, state, boundary, frames}]}    where each worker is; the files are written
     signal {name}                            the runner got this signal; told again to each supervisor, before the ends
-    broken {reason}                          this node cannot start workers at all
+    broken {reason, environment}             this node cannot start workers at all; is it the job's Python?
 supervisor -> runner:
     welcome {term, turn}                     answers hello; turn: the node's place in the succession, or null
     ack {turn}                               answers a heartbeat: every other one, of who is next every one

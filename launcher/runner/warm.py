@@ -1,9 +1,9 @@
 """The warm process: has torch loaded and forks an elastic agent, which forks the workers, within milliseconds.
 
-It reads tasks as JSON lines on stdin and reports on stdout: {"event": "warm"}, or "unfit" {reason} where torch cannot
-be loaded, then for each attempt "forked" {session}, "started" {pids} and "ended" {ok, failures, reason}. The agent
-leads a session of its own, so that all that belongs to the attempt can be found and ended by that session; each process
-here dies with its parent.
+It reads tasks as JSON lines on stdin and reports on stdout: {"event": "warm"}, or "unfit" {reason} where torch, or what
+workers need beside it, cannot be loaded, then for each attempt "forked" {session}, "started" {pids} and "ended" {ok,
+failures, reason}. The agent leads a session of its own, so that all that belongs to the attempt can be found and ended
+by that session; each process here dies with its parent.
 
 Importing torch takes seconds, so it happens once, here. Nothing in this process starts threads or touches a GPU: either
 would be unsafe to fork.
@@ -66,7 +66,12 @@ def main() -> None:
         os.dup2(null.fileno(), 0)
     os.dup2(2, 1)
     for module in _PRELOAD:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except (ImportError, OSError) as error:
+            told = f"{sys.executable} cannot load {module}: {type(error).__name__}: {error}"
+            _write_line(reports, {"event": "unfit", "reason": told})
+            raise
     gc.collect()
     gc.freeze()  # what is loaded now stays shared with the forks
     _Warm(tasks, reports).serve()

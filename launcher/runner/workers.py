@@ -26,7 +26,8 @@ class Workers:
 
     Args:
         report: called with {"event": "warm"}, {"event": "started", attempt, pids},
-            {"event": "ended", attempt, ok, failures, reason} and {"event": "broken", reason}.
+            {"event": "ended", attempt, ok, failures, reason} and {"event": "broken", reason, environment}, where
+            `environment` is whether it is the job's Python that is at fault.
     """
 
     def __init__(self, report: Report) -> None:
@@ -60,7 +61,7 @@ class Workers:
             if self._task is not None and self._session is not None:
                 self._end({"event": "ended", "attempt": self._task["attempt"], "ok": False, "failures": []}, reason)
             if not was_warm:
-                self._report({"event": "broken", "reason": reason})
+                self._report({"event": "broken", "reason": reason, "environment": bool(self._unfit)})
                 return
 
     def start(self, task: dict[str, Any]) -> None:

@@ -8,7 +8,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.supervisor.faults import AGENT_LOST, FABRIC, NODE_LOST, PROCESS_EXIT, RUNNER_LOST, Fault, WorkerFailure
+from launcher.supervisor.faults import (
+    AGENT_LOST,
+    ENVIRONMENT,
+    FABRIC,
+    NODE_LOST,
+    PROCESS_EXIT,
+    RUNNER_LOST,
+    Fault,
+    WorkerFailure,
+)
 from launcher.supervisor.hang import HangDetector, RankStack
 from launcher.supervisor.host import Host
 from launcher.supervisor.links import Notice
@@ -135,7 +144,8 @@ class Evidence:
             self.fault(Fault(kind=NODE_LOST, node=node, reason=body["reason"], detect_s=body["detect_s"]))
         elif notice.kind == "broken" and node in self._nodes:
             self.lost.add(node)
-            self.fault(Fault(kind=RUNNER_LOST, node=node, reason=body["reason"]))
+            kind = ENVIRONMENT if body["environment"] else RUNNER_LOST
+            self.fault(Fault(kind=kind, node=node, reason=body["reason"]))
         elif notice.kind == "hello" and node is not None and node in self._nodes:
             self._take_return(node, body)
         elif notice.kind == "isolated":

@@ -16,6 +16,7 @@ FABRIC = "fabric"  # NCCL does not use the fabric that the job requires
 HANG = "hang"  # the workers run and make no step
 NODE_LOST = "node_lost"  # silent, or its runner's connection closed
 RUNNER_LOST = "runner_lost"  # the runner says that it cannot start workers
+ENVIRONMENT = "environment"  # the runner says that the job's Python cannot load what workers need
 SCHEDULER_LOST = "scheduler_lost"  # it does not answer, so no checkpoint agents can be started
 PREFLIGHT = "preflight"  # the node says that it cannot train
 

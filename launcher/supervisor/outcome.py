@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from launcher.history.status import Status
 from launcher.supervisor.faults import Fault
 
 EXIT_CODES = {
@@ -33,7 +34,7 @@ class Outcome:
             internal; superseded: another supervisor decides.
         step: the newest finished step; None if none is known.
         exit_code: the exit code that says so.
-        reason: why, in words; empty for done.
+        reason: why, in words; for done, what was not saved.
         seconds: since this supervisor started.
     """
 
@@ -55,3 +56,13 @@ class Ending:
 
     outcome: str
     faults: tuple[Fault, ...] = ()
+
+
+def unsaved(status: Status) -> str:
+    """What a job that is done has not saved: nobody looks for a failed save in what ended well."""
+    told = []
+    for tier, why in status.unsaved.items():
+        newest = status.committed.get(tier)
+        there = "no step is there" if newest is None else f"the newest step there is {newest}"
+        told.append(f"not saved in {tier}: {there} ({why})")
+    return "; ".join(told)

@@ -21,8 +21,14 @@ class Past:
 
     @property
     def out(self) -> dict[str, str]:
-        """Nodes that were put out of use, with the reason."""
-        return {event["node"]: event["reason"] for event in self.events if event["event"] == "node_out"}
+        """Nodes that were put out of use, with the reason; for the job's own Python until the job starts again: it may
+        have been mended."""
+        begun = len(self.events) - len(self._last_run()) if self._take_over else len(self.events)
+        return {
+            event["node"]: event["reason"]
+            for index, event in enumerate(self.events)
+            if event["event"] == "node_out" and not (event.get("environment") and index < begun)
+        }
 
     @property
     def next_attempt(self) -> int:

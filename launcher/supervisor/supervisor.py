@@ -18,17 +18,18 @@ from typing import Any
 from launcher import domains
 from launcher.clusters.cluster import Cluster
 from launcher.history.events import Event, EventLog, read_events
+from launcher.history.status import History
 from launcher.jobfile import JobSpec
 from launcher.runner.variables import attempt_environment
 from launcher.supervisor.attempt import PREDECESSOR_LOST, RETURN_S, Attempt
-from launcher.supervisor.faults import PREFLIGHT, SCHEDULER_LOST, START_TIMEOUT, Fault
+from launcher.supervisor.faults import ENVIRONMENT, PREFLIGHT, SCHEDULER_LOST, START_TIMEOUT, Fault
 from launcher.supervisor.folder import read_secret, write_json
 from launcher.supervisor.hang import HangDetector
 from launcher.supervisor.ladder import Decision, Ladder
 from launcher.supervisor.launch import Launch
 from launcher.supervisor.links import Links, Notice
 from launcher.supervisor.office import Office, Superseded
-from launcher.supervisor.outcome import EXIT_CODES, REASONS, Ending, Outcome
+from launcher.supervisor.outcome import EXIT_CODES, REASONS, Ending, Outcome, unsaved
 from launcher.supervisor.past import Past
 from launcher.supervisor.readiness import Readiness
 from launcher.supervisor.requests import OURS_TO_REQUEUE, Requests
@@ -72,6 +73,7 @@ class Supervisor:
         self._links = Links(cluster.nodes, read_secret(job_dir), self._inbox, successors)
         self._ladder = Ladder(spec.restart, cluster.can_requeue)
         self._hang = HangDetector(spec.restart.hang_timeout_s, has_checkpoint=spec.checkpoint is not None)
+        self._history = History()
         self._past = Past((), take_over=take_over is not None)
         self._out: dict[str, str] = {}
         # Where there is a spare it is the supervisor's node: the job then outlives its loss without a fault.
@@ -84,6 +86,7 @@ class Supervisor:
         self._step: int | None = None
         self._attempt_step: int | None = None
         self._warm: set[str] = set()
+        self._unprepared: set[str] = set()  # nodes on which the job's Python does not load
         self._to_requeue = Requeue(cluster, self._out)
         self._requeue = False  # whether the scheduler is to start the job again
         self._time_warning = asyncio.Event()
@@ -143,6 +146,7 @@ class Supervisor:
         written = self._events.append(event, **fields)
         self._ladder.observe(written)
         self._hang.observe(written)
+        self._history.add(written)
         _tell(written)
 
     def see_step(self, step: int | None) -> int | None:
@@ -151,11 +155,13 @@ class Supervisor:
             self._step = max(step, self._step or 0)
         return self._attempt_step
 
-    def put_out(self, node: str, reason: str) -> None:
+    def put_out(self, node: str, reason: str, *, environment: bool = False) -> None:
         if node not in self._roster.out:
             self._roster.put_out(node, reason)
             self._out.setdefault(node, reason)
-            self.record("node_out", node=node, reason=reason)
+            if environment:
+                self._unprepared.add(node)
+            self.record("node_out", node=node, reason=reason, **({"environment": True} if environment else {}))
         self._links.dismiss(node, forget=True)
 
     async def _open(self) -> None:
@@ -211,6 +217,7 @@ class Supervisor:
         for event in past.events:
             self._ladder.observe(event)
             self._hang.observe(event)
+            self._history.add(event)
         # The local cluster's nodes are new each time; a Slurm node that failed stays out for the job's life.
         self._out.update(past.out if self._cluster.can_requeue else {})
         for node in self._cluster.nodes:
@@ -238,7 +245,8 @@ class Supervisor:
             elif nodes is None:
                 out = ", ".join(f"{node} ({why})" for node, why in self._roster.out.items())
                 reason = f"{len(self._roster.nodes)} nodes, {self._spec.sizes[-1]} needed, out of use: {out}"
-                fault = Fault(kind=START_TIMEOUT, node=None, reason=reason)
+                kind = ENVIRONMENT if self._unprepared >= set(self._roster.out) else START_TIMEOUT
+                fault = Fault(kind=kind, node=None, reason=reason)
                 self.record("fault", kind=fault.kind, reason=reason)
                 ending = Ending(outcome="fault", faults=(fault,))
             else:
@@ -248,7 +256,8 @@ class Supervisor:
                 ending = self._as_asked()
             if ending.outcome != "fault":
                 self._requeue = ending.outcome == "stopped" and self.requests.stop in OURS_TO_REQUEUE
-                return self._outcome(ending.outcome, REASONS.get(ending.outcome, ""))
+                missing = unsaved(self._history.status()) if ending.outcome == "done" else ""
+                return self._outcome(ending.outcome, REASONS.get(ending.outcome, missing))
             if ending.faults[0].kind == SCHEDULER_LOST and (silence := await self._readiness.scheduler()):
                 return self._outcome("internal", silence)
             decision = self._decide(ending.faults[0], nodes or ())
@@ -275,7 +284,11 @@ class Supervisor:
         changed = any(node in roster.out for node in nodes)
         named = fault.node is None or fault.node in fault.reason
         reason = fault.reason if named else f"{fault.node}: {fault.reason}"
-        return self._ladder.decide(reason, nodes_suffice=roster.can_suffice, nodes_changed=changed)
+        decision = self._ladder.decide(reason, nodes_suffice=roster.can_suffice, nodes_changed=changed)
+        if fault.kind == ENVIRONMENT and decision.action != "restart" and not self._warm:
+            reason = f"on none of the job's nodes its Python loads what it needs: {reason}"  # nor on others, then
+            return Decision(action="stop", outcome="user_error", reason=reason)
+        return decision
 
     async def _attempt(self, nodes: tuple[str, ...], rung: str) -> Ending:
         number, self._number = self._number, self._number + 1
@@ -344,7 +357,7 @@ class Supervisor:
             self._warm.add(node)
             self.record("node_ready", node=node, warm=True)
         elif notice.kind == "broken" or (notice.kind == "lost" and not self._launch.lost(node)):
-            self.put_out(node, body["reason"])
+            self.put_out(node, body["reason"], environment=body.get("environment", False))
 
     def _call_the_roll_later(self) -> None:
         asyncio.get_running_loop().call_later(RETURN_S, self.post, Notice(kind="roll_call"))

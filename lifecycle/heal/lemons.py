@@ -65,15 +65,15 @@ def offenders(events: Iterable[HealEvent], incidents: Iterable[Incident], since_
 def read_incidents(path: Path) -> list[Incident]:
     """What speaks against nodes in an incidents.jsonl, also of several nodes' put together, or a job's events.jsonl.
 
-    Of a job's events it is those that put a node out: what a user's program does wrong never does. A torn line is left
-    out.
+    Of a job's events it is those that put a node out: what a user's program does wrong never does, and a Python that
+    does not load there is the user's. A torn line is left out.
     """
     found = []
     for line in path.read_text(errors="replace").splitlines():
         try:
             row = json.loads(line)
             if "event" in row:
-                if row["event"] == "node_out":
+                if row["event"] == "node_out" and not row.get("environment"):
                     why = f"out of a job: {row['reason']}"
                     found.append(Incident(time_s=float(row["time"]), node=str(row["node"]), what=why))
                 continue

@@ -23,3 +23,13 @@ def test_a_python_that_cannot_load_torch_says_so(tmp_path: Path, monkeypatch: py
     asyncio.run(asyncio.wait_for(Workers(reports.append).run(), 60))
     (broken,) = reports
     assert broken["event"] == "broken" and broken["reason"].endswith(f"cannot load torch: {error}")
+    assert broken["environment"]
+
+
+def test_what_torch_itself_needs_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch.distributed.fsdp'] = None\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    reports: list[dict[str, Any]] = []
+    asyncio.run(asyncio.wait_for(Workers(reports.append).run(), 60))
+    (broken,) = reports
+    assert broken["environment"] and "cannot load torch.distributed.checkpoint: ModuleNotFoundError" in broken["reason"]

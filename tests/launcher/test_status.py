@@ -80,6 +80,17 @@ def test_a_save_that_failed_counts_once_for_each_tier_whichever_nodes_tell_of_it
     assert "memory 10  (2 saves failed)" in console.export_text()
 
 
+def test_what_is_not_saved_in_a_tier_is_told_until_a_newer_step_is() -> None:
+    lost = [
+        event(20 + step, "problem", attempt=0, what="drain failed", step=step, failed="s3", detail="no\nroom")
+        for step in (20, 30)
+    ]
+    of_the_one_before = event(52, "commit", attempt=0, tier="s3", step=20)
+    assert status_of([*TRAINED, *lost, of_the_one_before]).unsaved == {"s3": "step 30: drain failed: no room"}
+    assert status_of([*TRAINED, *lost, event(53, "commit", attempt=0, tier="s3", step=30)]).unsaved == {}
+    assert status_of([*TRAINED, *lost[::-1]]).unsaved == {"s3": "step 30: drain failed: no room"}
+
+
 def test_progress_between_commits_counts() -> None:
     assert status_of([*TRAINED, event(24, "progress", attempt=0, step=15)], now_s=25).step == 15
 

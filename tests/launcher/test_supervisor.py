@@ -28,7 +28,9 @@ from launcher.supervisor.entry import supervise_here
 from launcher.supervisor.folder import make_folders, prepare
 from launcher.supervisor.links import SILENCE_S
 from launcher.supervisor.office import Office
+from launcher.supervisor.past import Past
 from launcher.terms import Term, claim
+from lifecycle.heal.lemons import read_incidents
 
 # Every rank says that it runs, then waits to be let go; the names of both files hold attempt and rank.
 WAIT = """
@@ -209,6 +211,33 @@ def test_without_a_spare_the_local_job_ends_and_names_the_node(make_job: Callabl
     assert "node1" in outcome.reason
 
 
+NO_TORCH = "import os, sys\nif os.environ.get('HOLDFAST_NODE') in {nodes!r}:\n    sys.modules['torch'] = None\n"
+
+
+def test_a_python_without_torch_is_the_users_to_mend_and_no_fault_of_the_nodes(
+    make_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_TORCH.format(nodes=("node0", "node1", "node2")))
+    job = make_job("", env={"PYTHONPATH": str(tmp_path)})
+    outcome = job.supervise()
+    assert (outcome.name, outcome.exit_code) == ("user_error", 10)
+    assert outcome.reason.startswith("on none of the job's nodes its Python loads what it needs: ")
+    assert "cannot load torch: ModuleNotFoundError" in outcome.reason
+    assert {fault["kind"] for fault in job.events("fault")} == {"environment"}
+    assert len(job.events("node_out")) >= 2 and read_incidents(job.dir / "events.jsonl") == []
+    past = Past(read_events(job.dir / "events.jsonl"), take_over=False)
+    assert past.out == {}  # it is tried again when the job starts again
+
+
+def test_a_node_whose_python_has_no_torch_is_replaced(make_job: Callable[..., Job], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_TORCH.format(nodes=("node1",)))
+    job = make_job("", env={"PYTHONPATH": str(tmp_path)})
+    assert job.supervise().name == "done"
+    (out,) = job.events("node_out")
+    assert out["node"] == "node1" and out["environment"]
+    assert Past(read_events(job.dir / "events.jsonl"), take_over=True).out.keys() == {"node1"}
+
+
 def test_lost_spare_disturbs_nobody(make_job: Callable[..., Job]) -> None:
     job = make_job(WAIT)
 
@@ -338,8 +367,42 @@ with Checkpointer.from_env() as ckpt:
             last = furthest(step)
 assert state["x"][0] == step
 """
+UNSAVED = """
+import json, os, pathlib, time, torch
+from ckpt import Checkpointer
+events = pathlib.Path(os.environ["HOLDFAST_JOB_DIR"]) / "events.jsonl"
+def is_told(step):
+    told = [json.loads(line) for line in events.read_text().splitlines(True) if line.endswith("\\n")]
+    return any(event["step"] == step and "shared" in (event.get("tier"), event.get("failed")) for event in told)
+state = {"x": torch.zeros(10)}
+with Checkpointer.from_env() as ckpt:
+    ckpt.load(state)
+    shared = pathlib.Path(os.environ["SHARED"])
+    for step in (1, 2, 3):
+        if step == int(os.environ["FAILS_FROM"]):
+            shared.rename(shared.with_name("away"))
+            shared.write_text("full, say")
+        ckpt.save(step, state)
+        while not is_told(step):
+            time.sleep(0.02)
+"""
 PY_SPY = Path(sys.executable).parent / "py-spy"  # an optional part
 CHECKPOINT = {"namespace": "t", "ram": {"every_steps": 2, "keep": 2}, "peers": {"scheme": "partner"}}
+
+
+@pytest.mark.parametrize(
+    ("fails_from", "said"), [(1, "no step is there (step 3: "), (3, "the newest step there is 2 (step 3: "), (4, "")]
+)
+def test_a_job_that_is_done_says_what_it_could_not_save(
+    make_job: Callable[..., Job], tmp_path: Path, fails_from: int, said: str
+) -> None:
+    checkpoint = {"ram": {"every_steps": 1}, "shared": {"path": str(tmp_path / "shared"), "every_steps": 1}}
+    env = {"SHARED": str(tmp_path / "shared"), "FAILS_FROM": fails_from}
+    job = make_job(UNSAVED, nodes=1, spares=0, checkpoint=checkpoint, env=env)
+    outcome = job.supervise()
+    assert (outcome.name, outcome.exit_code) == ("done", 0)
+    assert outcome.reason.startswith(f"not saved in shared: {said}") if said else outcome.reason == ""
+    assert json.loads((job.dir / "result.json").read_text())["reason"] == outcome.reason
 
 
 def test_lost_agents_are_replaced_while_training_goes_on(make_job: Callable[..., Job]) -> None:
