@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 
 from lifecycle.health.check import CannotObserve, Level, Node, NotHere, check
 from lifecycle.health.finding import Finding, fit, unfit, weak
 
 MAX_OFFSET_S = 0.5  # munge refuses credentials of other nodes at 300 s; logs of two nodes are of no use much earlier
+_COLUMNS = 14  # of chronyc tracking, since chrony 2
+_SYNCHRONISED = ("Normal", "Insert second", "Delete second")  # leap status; the fourth is "Not synchronised"
 _UNSYNCHRONISED = 0x0040  # STA_UNSYNC, linux/timex.h
 
 
@@ -52,7 +55,10 @@ def _from_chrony(text: str) -> ClockState:
     """Of `chronyc -c tracking`: reference id, its name, stratum, time, offset (seconds), ..., leap status."""
     columns = text.strip().split(",")
     try:
-        return ClockState(offset_s=float(columns[4]), synchronised=columns[-1] != "Not synchronised", keeper="chrony")
+        offset_s = float(columns[4])
+        if len(columns) < _COLUMNS or not math.isfinite(offset_s):
+            raise ValueError
+        return ClockState(offset_s=offset_s, synchronised=columns[-1] in _SYNCHRONISED, keeper="chrony")
     except (IndexError, ValueError):
         raise CannotObserve(f"chronyc tracking: {text.strip()[:80]}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from xml.etree import ElementTree
@@ -14,6 +15,7 @@ _ASK = ("nvidia-smi", "-q", "-x")
 _ASK_S = 20.0  # without persistence mode the driver is loaded for each call, which takes seconds
 _MEMORY_TOLERANCE = 0.03  # the driver keeps a little for itself, more of it with each generation
 _MIB = 1 << 20
+_RECOVERIES = re.compile(r"\w*\s?(Reset|Reboot|Drain)\b")  # beside None; other words may be an error of the tool's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,9 @@ def gpu_count(node: Node) -> Finding:
 def gpu_driver(node: Node) -> Finding:
     """The driver that runs is the one that is installed."""
     _gpus(node)
-    installed = node.once(_log).findtext("driver_version", "N/A").strip()
+    installed = node.once(_log).findtext("driver_version", "").strip()
+    if not re.match(r"\d", installed):
+        raise CannotObserve(f"nvidia-smi tells no driver version: {installed!r}")
     try:
         running = node.read("/sys/module/nvidia/version").strip()
     except OSError:
@@ -89,7 +93,10 @@ def gpu_driver(node: Node) -> Finding:
 @check("gpu_memory", Level.QUICK, limit_s=25.0)
 def gpu_memory(node: Node) -> Finding:
     """All GPUs have the same memory, and the instance type's."""
-    sizes = {gpu.bus: (gpu.number("fb_memory_usage/total") or 0) * _MIB for gpu in _gpus(node)}
+    told = {gpu.bus: gpu.number("fb_memory_usage/total") for gpu in _gpus(node)}
+    if None in told.values():  # some types have no memory of their own, and a broken tool none to tell
+        raise CannotObserve(f"nvidia-smi tells no memory of {', '.join(bus for bus in told if told[bus] is None)}")
+    sizes = {bus: (size or 0) * _MIB for bus, size in told.items()}
     wanted = (node.expected and node.expected.gpu_memory_bytes) or max(sizes.values())
     small = [bus for bus, size in sizes.items() if size < wanted * (1 - _MEMORY_TOLERANCE)]
     measured, expected = f"{min(sizes.values()) // _MIB} MiB", f"{wanted // _MIB} MiB each"
@@ -140,7 +147,7 @@ def gpu_recovery(node: Node) -> Finding:
     asked = _told(
         node,
         lambda gpu: (
-            _other(gpu.text("gpu_recovery_action"), "None")
+            _recovery(gpu.text("gpu_recovery_action"))
             or ("Reset" if _yes(gpu, "gpu_reset_status/reset_required") else "")
         ),
     )
@@ -204,9 +211,12 @@ def _log(node: Node) -> ElementTree.Element:
     except NotHere:
         raise CannotObserve("nvidia-smi is not installed, and there are GPUs on the PCI bus") from None
     try:
-        return ElementTree.fromstring(said)
+        log = ElementTree.fromstring(said)
     except ElementTree.ParseError as error:
         raise CannotObserve(f"nvidia-smi -q -x: no XML ({error})") from None
+    if log.tag != "nvidia_smi_log":
+        raise CannotObserve(f"nvidia-smi -q -x: got {log.tag}, expected nvidia_smi_log")
+    return log
 
 
 def _gpus(node: Node) -> list[Gpu]:
@@ -247,5 +257,5 @@ def _yes(gpu: Gpu, path: str) -> str:
     return "yes" if gpu.text(path) == "Yes" else ""
 
 
-def _other(text: str, usual: str) -> str:
-    return "" if text in (usual, "N/A") else text
+def _recovery(text: str) -> str:
+    return text if _RECOVERIES.match(text) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
@@ -37,8 +38,9 @@ def root_writable(node: Node) -> Finding:
 
 @check("network_mounts", Level.QUICK, limit_s=30.0)
 def network_mounts(node: Node) -> Finding:
-    """Every mounted network file system answers."""
-    found = [mount for mount in read_mounts(node.read("/proc/mounts")) if _NETWORK.match(mount.kind)]
+    """Every mounted network file system answers; those that users mount are theirs."""
+    mounts = read_mounts(node.read("/proc/mounts"))
+    found = [mount for mount in mounts if _NETWORK.match(mount.kind) and not _is_of_user(mount)]
     if not found:
         raise NotHere("no network file system is mounted")
     silent = []
@@ -65,7 +67,8 @@ def fstab(node: Node) -> Finding:
     if not promised:
         raise NotHere("fstab promises no mount")
     mounted = {mount.at for mount in read_mounts(node.read("/proc/mounts"))}
-    missing = [mount.at for mount in promised if (mount.at.rstrip("/") or "/") not in mounted]
+    places = {mount.at: mount.at.rstrip("/") or "/" for mount in promised}
+    missing = [at for at, place in places.items() if not {place, _resolved(node, place)} & mounted]
     if missing:
         return unfit(f"not mounted: {', '.join(missing)}", f"{len(promised)} mounts", f"mount {missing[0]}")
     return fit(f"{len(promised)} mounted", f"{len(promised)} mounts")
@@ -83,6 +86,19 @@ def read_mounts(text: str) -> list[Mount]:
 
 def _is_promise(mount: Mount) -> bool:
     return mount.at.startswith("/") and mount.kind != "swap" and not {"noauto", "nofail"} & set(mount.options)
+
+
+def _is_of_user(mount: Mount) -> bool:
+    """Whether a user mounted it by FUSE: who serves it may hold root off, or never answer."""
+    return mount.kind.startswith("fuse") and any(
+        option.startswith("user_id=") and option != "user_id=0" for option in mount.options
+    )
+
+
+def _resolved(node: Node, place: str) -> str:
+    """Without the symbolic links that fstab may name it by; /proc/mounts knows none."""
+    root = os.path.realpath(node.root)
+    return "/" + os.path.relpath(os.path.realpath(node.path(place)), root).removeprefix(".").lstrip("/")
 
 
 def _plain(name: str) -> str:

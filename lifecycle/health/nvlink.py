@@ -20,6 +20,10 @@ def nvlink_state(node: Node) -> Finding:
     links = _by_gpu(_ask(node, "-s"), _LINK)
     if not any(links.values()):
         raise NotHere("no NVLink")
+    cut = [gpu for gpu, found in links.items() if 0 < len(found) < max(map(len, links.values()))]
+    few = node.expected and node.expected.nvlinks and max(map(len, links.values())) < node.expected.nvlinks
+    if cut or few:  # one that is down has a line too
+        raise CannotObserve(f"nvidia-smi nvlink -s: not all links of GPU {', '.join(cut or links)} have a line")
     up = {gpu: sum(1 for _, speed in found if speed) for gpu, found in links.items()}
     most = max(up.values())
     wanted = (node.expected and node.expected.nvlinks) or most

@@ -384,6 +384,26 @@ def test_a_network_mount_of_any_kind_is_asked(tmp_path: Path, kind: str) -> None
     assert mounts.network_mounts.run(sick).status is Status.CRITICAL
 
 
+def test_what_a_user_mounts_by_fuse_is_no_fault_of_the_node(tmp_path: Path) -> None:
+    """Root may not look at it, and who serves it may never answer."""
+    of = "ann@x: /home/ann/x fuse.sshfs rw,nosuid,nodev,relatime,user_id={},group_id=0 0 0\n"
+    asked = {"stat -f -c %T -- /home/ann/x": (1, "Permission denied")}
+    put(tmp_path, "/proc/mounts", of.format(2001))
+    assert mounts.network_mounts.run(node_of(tmp_path, asked)).status is Status.SKIPPED
+    put(tmp_path, "/proc/mounts", of.format(0))
+    assert mounts.network_mounts.run(node_of(tmp_path, asked)).status is Status.CRITICAL
+
+
+def test_a_place_that_fstab_names_by_a_link_is_the_one_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "mnt/data").mkdir(parents=True)
+    (tmp_path / "data").symlink_to("mnt/data")
+    put(tmp_path, "/etc/fstab", "fs:/x /data nfs defaults 0 0\n")
+    put(tmp_path, "/proc/mounts", "fs:/x /mnt/data nfs rw 0 0\n")
+    assert mounts.fstab.run(node_of(tmp_path)).status is Status.OK
+    put(tmp_path, "/proc/mounts", "fs:/x /mnt/other nfs rw 0 0\n")
+    assert mounts.fstab.run(node_of(tmp_path)).measured == "not mounted: /data"
+
+
 def test_a_root_that_became_read_only_is_critical(tmp_path: Path) -> None:
     assert mounts.root_writable.run(Node()).status is Status.OK
     for first, last, status in (("ro", "rw", Status.OK), ("rw", "ro", Status.CRITICAL)):
