@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 
 from lifecycle.provision.step import Node, Step, StepError
-from lifecycle.versions import Pinned, pin
+from lifecycle.versions import Pinned, ordered, pin
 
 _INSTALLED = "/opt/amazon/efa_installed_packages"
 _VERSION_LINE = "# EFA installer version:"
@@ -15,7 +16,7 @@ _INSTALL_S = 1800.0
 
 
 class Efa(Step):
-    """EFA's software in the pinned version."""
+    """EFA's software in the pinned version; where the site names none, a newer one that is there is left alone."""
 
     name = "efa"
 
@@ -29,7 +30,7 @@ class Efa(Step):
         return "" if node.efa_devices else "no EFA interface here; `efa: VERSION` in node.yaml installs it all the same"
 
     def is_done(self, node: Node) -> bool:
-        return installed_version(node) == self._pinned(node).efa and node.path(_FI_INFO).exists()
+        return self._suffices(node) and node.path(_FI_INFO).exists()
 
     def apply(self, node: Node) -> None:
         pinned = self._pinned(node)
@@ -47,7 +48,7 @@ class Efa(Step):
 
     def verify(self, node: Node) -> None:
         got, wanted = installed_version(node), self._pinned(node).efa
-        if got != wanted:
+        if not self._suffices(node):
             raise StepError(
                 f"{_INSTALLED}: got version {got or 'none'}, expected {wanted}; see the installer's words in the log"
             )
@@ -60,6 +61,11 @@ class Efa(Step):
                     f"{_FI_INFO} -p efa: finds no device ({found.stderr.strip()}), expected {node.efa_devices}; "
                     "a new kernel module may need a reboot: reboot, then run again"
                 )
+
+    def _suffices(self, node: Node) -> bool:
+        got, wanted = installed_version(node), self._pinned(node).efa
+        is_free = not node.site.efa and re.match(r"\d", got)
+        return ordered(got) >= ordered(wanted) if is_free else got == wanted
 
     def _pinned(self, node: Node) -> Pinned:
         return pin(efa=node.site.efa)

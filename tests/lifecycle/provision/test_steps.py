@@ -79,6 +79,25 @@ def test_an_installer_that_left_another_version_is_a_failure(tmp_path: Path) -> 
     assert outcome.ending is Ending.FAILED and f"got version 1.1.0, expected {_EFA}" in outcome.reason
 
 
+@pytest.mark.parametrize(
+    ("site", "there", "ending"),
+    [
+        ({}, "1.999.0", Ending.NOTHING_TO_DO),  # an image's own, newer than what is pinned here
+        ({}, "1.2.0", Ending.DONE),
+        ({}, "unknown", Ending.DONE),
+        ({"efa": _EFA}, "1.999.0", Ending.DONE),  # the site says which
+    ],
+)
+def test_efa_software_newer_than_the_pinned_is_replaced_only_where_the_site_says_so(
+    tmp_path: Path, site: dict[str, str], there: str, ending: Ending
+) -> None:
+    node = _efa_node(tmp_path, _Installing(bare(tmp_path)), **site)
+    for name, text in (("efa/bin/fi_info", ""), ("efa_installed_packages", f"# EFA installer version: {there}\n")):
+        (tmp_path / "opt/amazon" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "opt/amazon" / name).write_text(text)
+    assert _one("efa", node).ending is ending
+
+
 def test_devices_that_do_not_answer_after_the_installation_ask_for_a_reboot(tmp_path: Path) -> None:
     programs = _Installing(bare(tmp_path))
     programs.answers[("/opt/amazon/efa/bin/fi_info",)] = (61, "")
