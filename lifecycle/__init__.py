@@ -8,6 +8,7 @@ versions  which torch, NCCL and EFA belong together (versions.yaml); inventory: 
 image     recipes of training images
 slurm_conf the lines of slurm.conf for the hooks, printed and linted
 instance  what a machine of this type should have
+blocks    tables for people
 files     what root publishes for all to read
 yaml_file what an admin writes for us to read
 errors

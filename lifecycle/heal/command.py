@@ -138,14 +138,16 @@ def _line(outcome: Outcome) -> str:
 
 
 def _print_offenders(found: Sequence[Offender]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("node", "lemon", "reboots", "replaced", "failed", "incidents", "last", "what", box=None)
+    from lifecycle.blocks import print_block
+
+    table = Table(
+        "node", "lemon", "reboots", "replaced", "failed", "incidents", "last", "what", box=None, pad_edge=False
+    )
     for one in found:
         counts = (one.reboots, one.replacements, one.failed, one.incidents)
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.last_s))
         table.add_row(one.node, "yes" if one.is_lemon else "", *map(str, counts), when, Text(one.last))
-    console = Console()
-    (console if console.is_terminal else Console(width=160)).print(table)
+    print_block(table)

@@ -7,17 +7,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import IO
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lifecycle.blocks import print_block
 from lifecycle.health.check import Check
 from lifecycle.health.finding import Status
 from lifecycle.health.verdict import Verdict
 from lifecycle.instance import Expected
 
 _STYLES = {"ok": "green", "warning": "yellow", "critical": "bold red", "unknown": "magenta", "skipped": "dim"}
-_PIPE_WIDTH = 160
 
 
 def print_findings(verdict: Verdict, expected: Expected | None, out: IO[str], brief: bool = False) -> None:
@@ -40,15 +39,14 @@ def print_findings(verdict: Verdict, expected: Expected | None, out: IO[str], br
         style = _STYLES[row["status"]]
         words = (row["measured"], row["expected"], row["advice"])
         table.add_row(row["name"], Text(row["status"], style=style), *(Text(word, overflow="fold") for word in words))
-    console = _console(out)
     if table.row_count or not brief:
-        console.print(table)
+        print_block(table, out)
     for reason, names in () if brief else skipped.items():
-        console.print(Text(f"skipped, {reason}: {' '.join(names)}", style=_STYLES["skipped"]), soft_wrap=True)
+        print_block(Text(f"skipped, {reason}: {' '.join(names)}", style=_STYLES["skipped"]), out)
     counts = Counter(row["status"] for row in verdict.checks)
     told = ", ".join(f"{counts[status.word]} {status.word}" for status in Status if counts[status.word])
     machine = expected.instance if expected else "unknown machine type, nothing to compare with"
-    console.print(f"{verdict.node}: {verdict.status.word} ({told}); {machine}", soft_wrap=True, highlight=False)
+    print_block(f"{verdict.node}: {verdict.status.word} ({told}); {machine}", out)
 
 
 def print_catalog(checks: Sequence[Check], as_json: bool) -> None:
@@ -62,17 +60,10 @@ def print_catalog(checks: Sequence[Check], as_json: bool) -> None:
         }
         for check in checks
     ]
-    console = _console(None)
     if as_json:
-        console.print(json.dumps(rows, indent=2), soft_wrap=True, highlight=False, markup=False)
+        print(json.dumps(rows, indent=2))
         return
     table = Table("check", "level", "limit", "OK means", box=None, pad_edge=False)
     for check in checks:
         table.add_row(check.name, check.levels[0].word, f"{check.limit_s:g} s", Text(check.promise))
-    console.print(table)
-
-
-def _console(out: IO[str] | None) -> Console:
-    """Colours on a terminal; elsewhere plain lines."""
-    console = Console(file=out)
-    return console if console.is_terminal else Console(file=out, width=_PIPE_WIDTH)
+    print_block(table)

@@ -46,6 +46,19 @@ def test_the_table_has_a_row_for_what_was_measured_and_a_line_for_what_was_skipp
     assert "ok (1 ok, 1 skipped)" in lines[3]
 
 
+def test_what_is_piped_is_one_line_a_check_without_blanks_at_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "a-name-that-does-not-resolve." * 8 + "invalid"
+    config = tmp_path / "health.yaml"
+    config.write_text(f"names: [{name}]\n")
+    _, said, _ = check(capsys, "--only", "open_files", "--only", "names", "--config", str(config))
+    assert len(said.splitlines()) == 4 and f"{name} (unknown)" in said
+    for words in ((), ("--list",)):
+        said = check(capsys, *words)[1] if words else said
+        assert [line for line in said.splitlines() if line != line.rstrip()] == []
+
+
 def test_brief_leaves_out_what_is_ok_or_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     only = ("--only", "open_files", "--only", "s3", "--brief")
     assert [line.split(": ")[1].split(";")[0] for line in check(capsys, *only)[1].splitlines()] == [
