@@ -67,9 +67,10 @@ def provision(
         raise UsageError("--json: got it without --dry-run, expected both")
     steps = choose(only or (), skip or ())
     site = _site(config, mirror, resource_config, parameters)
-    node = Node(root=root, site=site, run=_logged(run), fetch=Fetch(site, root / CACHE_DIRECTORY.lstrip("/")))
+    fetch = Fetch(site, root / CACHE_DIRECTORY.lstrip("/"))
+    node = Node(root=root, site=site, run=_logged(run), fetch=fetch)
     if dry_run:
-        return _print_plan([_planned(step, node) for step in steps], as_json)
+        return _print_plan([_planned(step, node, fetch) for step in steps], as_json)
     if os.geteuid() != 0:
         raise UsageError(f"node provision: got user {os.geteuid()}, expected root; run it with sudo, or with --dry-run")
     _open_log(LOG_FILE)
@@ -117,16 +118,16 @@ def _addresses() -> set[str]:
     return {address["local"] for link in found for address in link.get("addr_info", ()) if "local" in address}
 
 
-def _planned(step: Step, node: Node) -> dict[str, str]:
+def _planned(step: Step, node: Node, fetch: Fetch) -> dict[str, str]:
     """What a step would do. On a bare node some cannot tell yet: the tools they look with come with an earlier step."""
     try:
         if reason := step.skip(node):
             return {"step": step.name, "plan": "skip", "detail": reason}
-        return {
-            "step": step.name,
-            "plan": "nothing to do" if step.is_done(node) else "apply",
-            "detail": step.goal(node),
-        }
+        if step.is_done(node):
+            return {"step": step.name, "plan": "nothing to do", "detail": step.goal(node)}
+        for file in step.fetches(node):
+            fetch.pinned(*file)
+        return {"step": step.name, "plan": "apply", "detail": step.goal(node)}
     except CommandError as error:
         return {"step": step.name, "plan": "apply", "detail": f"not known yet: {error.reason}: {error.result.argv[0]}"}
     except (LifecycleError, SlurmError, OSError) as error:
@@ -136,16 +137,16 @@ def _planned(step: Step, node: Node) -> dict[str, str]:
 def _print_plan(rows: Sequence[Mapping[str, str]], as_json: bool) -> None:
     if as_json:
         return typer.echo(json.dumps(rows, indent=2))
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from lifecycle.blocks import print_block
 
     styles = {"apply": "yellow", "nothing to do": "green", "would fail": "red", "skip": "dim"}
     table = Table("step", "plan", "detail", box=None, pad_edge=False)
     for row in rows:
         table.add_row(row["step"], Text(row["plan"], style=styles[row["plan"]]), Text(row["detail"], overflow="fold"))
-    console = Console() if sys.stdout.isatty() else Console(width=200)
-    console.print(table)
+    print_block(table)
     return None
 
 

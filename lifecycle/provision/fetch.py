@@ -41,18 +41,26 @@ class Fetch:
         self._cache = cache
 
     def __call__(self, artifact: str, version: str = "", sha256: str = "") -> Path:
+        file, wanted = self.pinned(artifact, version, sha256)
+        path = self._cache / f"{artifact}-{file.name.removeprefix(artifact + '-')}"
+        if path.exists() and _sha256(path) == wanted:
+            return path
+        return self._get(file, path, wanted)
+
+    def pinned(self, artifact: str, version: str = "", sha256: str = "") -> tuple[PinnedFile, str]:
+        """A file that could be fetched, and its checksum.
+
+        Raises:
+            StepError: nobody has said its checksum.
+        """
         file = pinned_file(artifact, version, sha256)
-        name = f"{artifact}-{file.name.removeprefix(artifact + '-')}"
         wanted = self._site.sha256.get(artifact) or file.sha256
         if not wanted:
             raise StepError(
                 f"{file.url}: no checksum is pinned for it. Take it once with {self._sum_command(file)}, compare with "
                 f"what its publisher says, and put it into {SITE_FILE}: sha256: {{{artifact}: SUM}}"
             )
-        path = self._cache / name
-        if path.exists() and _sha256(path) == wanted:
-            return path
-        return self._get(file, path, wanted)
+        return file, wanted
 
     def _get(self, file: PinnedFile, path: Path, wanted: str) -> Path:
         """Into a part file, verified, then renamed; what a killed fetch left is overwritten."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -122,6 +123,10 @@ class Step(ABC):
     def skip(self, node: Node) -> str:
         """Why this node needs no such step; "" where it does."""
         return ""
+
+    def fetches(self, node: Node) -> Sequence[tuple[str, ...]]:
+        """What `apply` may fetch, each as `Fetcher` takes it."""
+        return ()
 
     @abstractmethod
     def is_done(self, node: Node) -> bool:

@@ -29,6 +29,11 @@ class Containers(Step):
         files = all(node.text(path) == text for path, text in self._files(node).items())
         return files and node.path(_PLUGIN).exists() and not apt.missing(node, ("enroot",))
 
+    def fetches(self, node: Node) -> list[tuple[str, ...]]:
+        packages = ("enroot", "enroot-caps") if apt.missing(node, ("enroot",)) else ()
+        sources = () if node.path(_PLUGIN).exists() else ("pyxis",)
+        return [(artifact,) for artifact in (*packages, *sources)]
+
     def apply(self, node: Node) -> None:
         if apt.missing(node, ("enroot",)):
             for artifact in ("enroot", "enroot-caps"):

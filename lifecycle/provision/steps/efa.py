@@ -32,9 +32,12 @@ class Efa(Step):
     def is_done(self, node: Node) -> bool:
         return self._suffices(node) and node.path(_FI_INFO).exists()
 
-    def apply(self, node: Node) -> None:
+    def fetches(self, node: Node) -> list[tuple[str, ...]]:
         pinned = self._pinned(node)
-        archive = node.fetch("efa", pinned.efa, pinned.efa_sha256)
+        return [("efa", pinned.efa, pinned.efa_sha256)]
+
+    def apply(self, node: Node) -> None:
+        archive = node.fetch(*self.fetches(node)[0])
         with tempfile.TemporaryDirectory(prefix="holdfast-efa-", dir=archive.parent) as folder:
             node.run(("tar", "-xzf", str(archive), "-C", folder), timeout_s=300)
             script = Path(folder) / "aws-efa-installer" / "efa_installer.sh"

@@ -27,9 +27,12 @@ class Mountpoint(Step):
             fstab.holds(node, self._line(node, bucket)) and node.mounted(bucket.mount) for bucket in node.site.s3
         )
 
+    def fetches(self, node: Node) -> list[tuple[str, ...]]:
+        return [] if node.path(_PROGRAM).exists() else [("mountpoint",)]
+
     def apply(self, node: Node) -> None:
-        if not node.path(_PROGRAM).exists():
-            apt.install_file(node, node.fetch("mountpoint"))
+        for file in self.fetches(node):
+            apt.install_file(node, node.fetch(*file))
         for bucket in node.site.s3:
             node.path(self._cache(node, bucket)).mkdir(mode=0o700, parents=True, exist_ok=True)
             node.path(bucket.mount).mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -47,6 +47,25 @@ def test_two_runs_at_once_are_one_and_an_error(
     assert f"{lock}: process 4711 provisions this node right now" in capsys.readouterr().err
 
 
+def test_a_plan_says_which_files_nobody_has_a_checksum_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the steps in front of it are applied."""
+    config = tmp_path / "node.yaml"
+
+    def plan(site: str) -> dict[str, dict[str, str]]:
+        config.write_text(f"container: false\n{site}")
+        asked = ["--only", "efa", "--only", "mountpoint", "--only", "containers", "--dry-run", "--json"]
+        assert main(["node", "provision", "--root", str(bare(tmp_path)), "--config", str(config), *asked]) == 0
+        return {row["step"]: row for row in json.loads(capsys.readouterr().out)}
+
+    site = "efa: '1.51.0'\ns3: [{bucket: data, mount: /s3/data}]\nenroot: true\n"
+    rows = plan(site)
+    assert {row["plan"] for row in rows.values()} == {"would fail"}
+    assert "no checksum is pinned for it" in rows["efa"]["detail"] and "sha256: {efa: SUM}" in rows["efa"]["detail"]
+    sums = "".join(f"  {name}: '{'0' * 64}'\n" for name in ("efa", "mountpoint", "enroot", "enroot-caps", "pyxis"))
+    assert {row["plan"] for row in plan(f"{site}sha256:\n{sums}").values()} == {"apply"}
+    assert plan("instance: p5.48xlarge\n")["efa"]["plan"] == "apply"  # the default has one
+
+
 def test_a_mirror_of_the_command_line_is_named_by_its_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
