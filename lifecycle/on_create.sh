@@ -12,6 +12,16 @@ home=${HOLDFAST_HOME:-/opt/holdfast}
 resources=${SAGEMAKER_RESOURCE_CONFIG_PATH:-/opt/ml/config/resource_config.json}
 [[ $EUID -eq 0 ]] || { echo "on_create.sh: got user $EUID, expected root; run it with sudo" >&2; exit 2; }
 
+# HyperPod brings two files; with one of them this node would be taken for something else than it is.
+given=$here/provisioning_parameters.json kept=/etc/holdfast/provisioning_parameters.json
+if [[ -f $resources && ! -f $given && ! -f $kept ]]; then
+    echo "on_create.sh: got $resources without $given: copy your provisioning_parameters.json beside this script" >&2
+    exit 2
+elif [[ -f $given && ! -f $resources ]]; then
+    echo "on_create.sh: got $given without $resources, which HyperPod writes; where this is no HyperPod, remove the first" >&2
+    exit 2
+fi
+
 source=${HOLDFAST_SOURCE:-holdfast}
 if [[ ${1:-} == --source ]]; then
     source=${2:?"on_create.sh: --source: expected a path, a URL or s3://bucket/key"}
@@ -72,7 +82,6 @@ fi
 
 mkdir -p /etc/holdfast
 if [[ -f $resources ]]; then
-    given=$here/provisioning_parameters.json kept=/etc/holdfast/provisioning_parameters.json
     [[ ! -f $given ]] || cmp -s "$given" "$kept" || cp "$given" "$kept"
     set -- --resource-config "$resources" --parameters "$kept" "$@"
     mkdir -p /var/log/provision # HyperPod sends what is here to CloudWatch

@@ -92,9 +92,12 @@ def _site(config: Path | None, mirror: str, resource_config: Path | None, parame
     """The site's own file over what HyperPod or ParallelCluster says; the command line over both."""
     found: dict[str, Any] = {}
     if resource_config or parameters or (_RESOURCE_CONFIG.exists() and _PARAMETERS.exists()):
-        found = hyperpod(resource_config or _RESOURCE_CONFIG, parameters or _PARAMETERS, _addresses())
+        files = resource_config or _RESOURCE_CONFIG, parameters or _PARAMETERS
+        found = hyperpod(*files, _addresses())
+        Site.from_mapping(found, ", ".join(map(str, files)))  # so that what is wrong there is not said of node.yaml
     elif _CFN_CONFIG.exists():
         found = parallelcluster(_CFN_CONFIG)
+        Site.from_mapping(found, str(_CFN_CONFIG))
     path = config or SITE_FILE
     if config or path.exists():
         found = _over(found, read_settings(path))

@@ -111,7 +111,7 @@ def _read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text())
     except FileNotFoundError:
         raise UsageError(f"{path}: there is no such file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as JSON ({error})") from None
     if not isinstance(found, dict):
         raise UsageError(f"{path}: got {type(found).__name__}, expected an object")

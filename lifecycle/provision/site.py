@@ -15,6 +15,7 @@ from lifecycle.errors import UsageError
 from lifecycle.versions import table
 
 SITE_FILE = Path("/etc/holdfast/node.yaml")
+_WORD = re.compile(r"[^\s,#\\]+")  # of fstab
 _NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 
@@ -192,8 +193,15 @@ def _validate(site: Site, where: str) -> None:
         expect(device.startswith("/dev/"), "nvme.devices", device, "paths below /dev")
     mounts = [site.nvme.mount, *(bucket.mount for bucket in site.s3), *([site.fsx.mount] if site.fsx else [])]
     for mount in mounts:
-        expect(bool(re.fullmatch(r"(/[A-Za-z0-9._-]+)+", mount)), "mount", mount, "an absolute path without spaces")
+        good = bool(re.fullmatch(r"(/[A-Za-z0-9._-]+)+", mount)) and ".." not in mount.split("/")
+        expect(good, "mount", mount, "an absolute path without spaces")
     expect(len(set(mounts)) == len(mounts), "mount", mounts, "each used once")
+    in_fstab = {"fsx.dns": site.fsx.dns, "fsx.mountname": site.fsx.mountname} if site.fsx else {}
+    for bucket in site.s3:
+        words = {"bucket": bucket.bucket, "prefix": bucket.prefix or "-", "cache": bucket.cache or "-"}
+        in_fstab |= {f"s3: {bucket.bucket}: {key}": word for key, word in words.items()}
+    for key, word in in_fstab.items():
+        expect(bool(_WORD.fullmatch(word)), key, word, "a word without spaces and commas")
     for user in site.users:
         expect(bool(_NAME.fullmatch(user.name)), "users", user.name, "a name of lower-case letters, digits, _ and -")
         expect(user.uid >= 1000, f"users: {user.name}: uid", user.uid, "1000 or more")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from lifecycle.provision import command
 from lifecycle.provision.provider import hyperpod, parallelcluster
 from lifecycle.provision.site import Site
 from lifecycle.yaml_file import read_settings
+from slurm.command import run
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,10 @@ from lifecycle.yaml_file import read_settings
         ({"packages": "vim"}, "packages: got text, expected a list"),
         ({"users": [{"name": "root", "uid": 0}]}, "users: root: uid: got 0, expected 1000 or more"),
         ({"users": [{"name": "a b", "uid": 1000}]}, "users: got 'a b'"),
+        ({"nvme": {"mount": "/a/../etc"}}, "mount: got '/a/../etc', expected an absolute path"),
+        ({"fsx": {"dns": "fs 1", "mountname": "m"}}, "fsx.dns: got 'fs 1', expected a word without spaces and commas"),
+        ({"fsx": {"dns": "fs", "mountname": "m,rw"}}, "fsx.mountname: got 'm,rw', expected a word"),
+        ({"s3": [{"bucket": "b", "mount": "/b", "prefix": "a b/"}]}, "s3: b: prefix: got 'a b/', expected a word"),
         ({"nvme": {"mount": "/a /b"}}, "mount: got '/a /b', expected an absolute path without spaces"),
         ({"nvme": {"mount": "/fsx"}, "fsx": {"dns": "d", "mountname": "m"}}, "expected each used once"),
         ({"nvme": {"devices": ["sda"]}}, "nvme.devices: got 'sda', expected paths below /dev"),
@@ -106,6 +113,7 @@ def test_hyperpods_files_say_what_this_node_is(tmp_path: Path) -> None:
             "CustomerIpAddress: got 'a;b', expected an IP address",
         ),
         ({"InstanceGroups": []}, _PARAMETERS, "expected one with an address of this node (10.1.0.7)"),
+        ("[" * 100_000, _PARAMETERS, "cannot be read as JSON (maximum recursion depth"),
         (_RESOURCES, {}, "controller_group: got None, expected text"),
         (_RESOURCES, {"controller_group": "ctl", "fsx_dns_name": "x"}, "fsx_mountname: got None, expected text"),
         (_RESOURCES, "\x00", "cannot be read as JSON"),
@@ -115,6 +123,33 @@ def test_what_is_wrong_in_hyperpods_files_is_said(tmp_path: Path, resources: Any
     with pytest.raises(UsageError) as caught:
         hyperpod(*_files(tmp_path, resources, parameters), {"10.1.0.7"})
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_word_of_hyperpods_that_no_site_can_have_is_said_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = _files(tmp_path, _RESOURCES, _PARAMETERS | {"fsx_dns_name": "a b"})
+    monkeypatch.setattr(command, "_addresses", lambda: {"10.1.0.7"})
+    named = ["--resource-config", str(files[0]), "--parameters", str(files[1])]
+    assert main(["node", "provision", "--dry-run", *named]) == 2
+    assert f"{files[0]}, {files[1]}: fsx.dns: got 'a b'" in capsys.readouterr().err
+
+
+_ON_CREATE = Path(__file__).parents[3] / "lifecycle/on_create.sh"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root provisions")
+@pytest.mark.parametrize("there", ["resource_config.json", "provisioning_parameters.json"])
+def test_a_node_that_has_one_of_hyperpods_files_is_not_taken_for_another(tmp_path: Path, there: str) -> None:
+    if Path("/etc/holdfast/provisioning_parameters.json").exists():
+        pytest.skip("this machine has HyperPod's parameters")
+    script = shutil.copy(_ON_CREATE, tmp_path)
+    (tmp_path / there).write_text("{}")
+    env = {"PATH": os.environ["PATH"], "HOLDFAST_HOME": str(tmp_path / "home")}
+    env["SAGEMAKER_RESOURCE_CONFIG_PATH"] = str(tmp_path / "resource_config.json")
+    done = run(("bash", str(script)), env=env, check=False)
+    assert done.returncode == 2 and f"on_create.sh: got {tmp_path / there} without {tmp_path}" in done.stderr
+    assert not (tmp_path / "home").exists()
 
 
 def test_a_missing_file_of_hyperpod_is_named(tmp_path: Path) -> None:
