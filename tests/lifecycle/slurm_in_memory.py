@@ -1,7 +1,7 @@
 """A cluster in memory, as far as healing asks one: for deaths of the healer at every point; for real they take hours.
 
-What it does is what test_heal_slurm.py sees a real one do: a reboot ends with the node resumed, a drained node runs no
-job, a job in a reservation needs all of its nodes in it.
+What it does is what test_heal_slurm.py sees a real one do: a reboot ends with the node resumed, a node that is drained
+or down runs no job, a job in a reservation needs all of its nodes in it, and a reservation with a job cannot go.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class SlurmInMemory(Slurm):
         exposed: at each moment in which users' jobs could have begun on n1: how many jobs had run there, and how often
             it had started anew.
         orders: reboots and replacements asked for.
+        told: the options of each job.
     """
 
     def __init__(self, fuse: Fuse, exit_code: Callable[[str], int | None], looks: int) -> None:
@@ -62,6 +63,7 @@ class SlurmInMemory(Slurm):
         self.exit_code = exit_code
         self.looks = looks
         self.orders: list[str] = []
+        self.told: list[Sequence[str]] = []
         self.exposed: list[tuple[int, int]] = []
         self._reserved: dict[str, set[str]] = {}
         self._jobs: dict[int, tuple[str, Job]] = {}
@@ -104,18 +106,20 @@ class SlurmInMemory(Slurm):
         self._order("fail", node, lambda: self._set(node, flags={"FAIL"}, reason=reason))
 
     def reboot(self, node: str, reason: str) -> None:
-        self._order("reboot", node, lambda: None)
+        self._order("reboot", node, lambda: self._set(node, flags={"DRAIN"}, reason=reason))
 
     def drain(self, node: str, reason: str) -> None:
         self._change(lambda: self._set(node, flags={"DRAIN"}, reason=reason))
 
     def resume(self, node: str) -> None:
-        self._change(lambda: self._set(node, flags=set(), reason=""))
+        self._change(lambda: (self._set(node, flags=set(), reason=""), self.change(node, state="IDLE")))
 
     def reserve(self, name: str, nodes: Iterable[str]) -> None:
         self._change(lambda: self._reserved.update({name: set(nodes)}))
 
     def release(self, name: str) -> None:
+        if any(where == name and not job.has_ended for where, job in self._jobs.values()):
+            raise SlurmError("slurm_delete_reservation: Requested reservation is in use")
         self._change(lambda: self._reserved.pop(name, None))
 
     def reservations(self) -> tuple[str, ...]:
@@ -126,9 +130,10 @@ class SlurmInMemory(Slurm):
         nodes = told["nodelist"].split(",")
         if not set(nodes) <= self._reserved.get(told["reservation"], set()):
             raise SlurmError("sbatch: error: Requested reservation is invalid")
-        if told["partition"] != "train" or any(self._nodes[name].flags & OUT for name in nodes):
+        if told["partition"] != "train" or not all(map(self._can_run, nodes)):
             raise SlurmError("sbatch: error: Requested nodes are not available")
-        number = len(self._jobs) + 1
+        self.told.append(options)
+        number = len(self.told)
         code = self.exit_code(script)
         job = Job(
             id=number,
@@ -149,7 +154,7 @@ class SlurmInMemory(Slurm):
         return None if found is None else found[1]
 
     def cancel_in(self, reservation: str) -> None:
-        self._change(lambda: None)  # its jobs end at once
+        self._change(lambda: self._cancel_in(reservation))
 
     def forget_jobs(self) -> None:
         """As after MinJobAge."""
@@ -166,6 +171,14 @@ class SlurmInMemory(Slurm):
 
     def topology(self) -> Topology:
         return Topology()
+
+    def _can_run(self, name: str) -> bool:
+        return not self._nodes[name].flags & OUT and self._nodes[name].state != "DOWN"
+
+    def _cancel_in(self, reservation: str) -> None:
+        for number, (where, job) in self._jobs.items():
+            if where == reservation and not job.has_ended:
+                self._jobs[number] = where, dataclasses.replace(job, state="CANCELLED")
 
     def _order(self, what: str, name: str, change: Callable[[], object]) -> None:
         self._change(lambda: (self.orders.append(what), self._starting.update({name: self.looks}), change()))

@@ -69,6 +69,11 @@ def test_a_node_that_flaps_is_not_rebooted_though_it_may_be_more_often() -> None
     assert next_action(events((0, "reboot"), (9000, "failed")), settings, 10_000.0)[0] == "reboot"
 
 
+def test_reboots_of_one_trouble_are_counted_through_a_return_that_did_not_last() -> None:
+    past = events((0, "reboot"), (1, "returned"), (2, "reboot"), (3, "failed"))
+    assert next_action(past, HealSettings(reboots=2, replace="ec2"), 10_000.0)[0] == "replace"
+
+
 def test_limits_hold_for_the_whole_cluster(tmp_path: Path) -> None:
     history = History(path=tmp_path / "heal.json")
     settings = HealSettings(max_drained="2", max_actions_per_hour=3)
@@ -138,6 +143,7 @@ def test_settings_are_read(tmp_path: Path) -> None:
         ("heel: on", "unknown key heel; did you mean heal?"),
         ("heal: maybe", "heal: got maybe, expected on | off"),
         ("replace: command", "needs `command:"),
+        ("command: [/opt/bin/rma]", "and nothing else does"),
         ("check: []", "returns only after a check"),
         ("check: holdfast", "expected a list of words"),
         ("reboots: -1", "expected a number"),
@@ -168,12 +174,23 @@ def test_the_history_outlives_its_healer(tmp_path: Path) -> None:
     assert (again.cases, again.of("n1")) == ({"n1": case}, history.events)
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '{"version": 2}', '{"version": 1, "cases": {"n1": {}}, "events": []}'])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "{}", '{"version": 2, "cases": {}, "events": []}', '{"version": 1, "cases": {"n1": {}}, "events": []}'],
+)
 def test_a_history_that_cannot_be_read_stops_healing(tmp_path: Path, text: str) -> None:
     path = tmp_path / "heal.json"
     path.write_text(text)
     with pytest.raises(LifecycleError, match="no history of healing"):
         History.read(path)
+
+
+def test_the_history_keeps_the_newest_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lifecycle.heal.history._KEEP_EVENTS", 3)
+    history = History(path=tmp_path / "heal.json")
+    for event in events(*((time_s, "reboot") for time_s in range(5))):
+        history.note(event, None)
+    assert [event.time_s for event in History.read(history.path).events] == [2, 3, 4]
 
 
 def test_one_healer_at_a_time(tmp_path: Path) -> None:
@@ -239,6 +256,14 @@ def test_an_ec2_node_that_cannot_be_told_is_left_alone(group: Callable[[], list[
     assert group() == before
 
 
+def test_an_ec2_node_may_have_its_host_name_for_an_address(group: Callable[[], list[dict[str, Any]]]) -> None:
+    sick, well = group()
+    ways = replacements(Slurm(), HealSettings(replace="ec2"), lambda *_, **__: pytest.fail("no command is run"))
+    ways["ec2"](node(address=sick["PrivateDnsName"]), "gpu lost")
+    now = {instance["InstanceId"] for instance in group()}
+    assert sick["InstanceId"] not in now and well["InstanceId"] in now
+
+
 def test_an_admins_command_is_given_the_node(tmp_path: Path) -> None:
     asked: list[list[str]] = []
 
@@ -276,4 +301,6 @@ def test_lemons_come_first_then_the_most_troubled(tmp_path: Path) -> None:
         ("n2", False, 1),
     ]
     assert found[1].last.startswith("NVRM: Xid")
+    mended = [*told, HealEvent(time_s=60.0, node="n1", what="repaired", why="w")]
+    assert [one.is_lemon for one in offenders(mended, [], since_s=10.0) if one.node == "n1"] == [False]
     assert offenders(told, [Incident(time_s=0.0, node="n9", what="x")], since_s=60.0) == []

@@ -60,6 +60,9 @@ _WAYS = {
     "replaced by hyperpod": Way(
         settings=replace(_ALONE, reboots=0, replace="hyperpod"), told=["replace", "returned"], orders=["fail"]
     ),
+    "rebooted by hyperpod": Way(
+        settings=replace(_ALONE, reboot="hyperpod"), told=["reboot", "returned"], orders=["fail"]
+    ),
     "given up": Way(
         settings=_ALONE,
         told=["reboot", "failed", "lemon"],
