@@ -173,6 +173,29 @@ def test_lustre_without_a_client_for_the_kernel_names_the_kernel(tmp_path: Path)
     assert "lustre" not in (tmp_path / "etc/fstab").read_text()
 
 
+class _Striping(Programs):
+    """A Lustre file system whose root directory has a stripe count."""
+
+    count = "1"
+
+    def _answer(self, words: tuple[str, ...], cwd: str | Path | None) -> tuple[int, str]:
+        if words[:2] == ("lfs", "getstripe"):
+            return 0, f"{self.count}\n"
+        if words[:2] == ("lfs", "setstripe"):
+            self.count = words[words.index("-c") + 1]
+        return super()._answer(words, cwd)
+
+
+@pytest.mark.parametrize(("count", "asked"), [(-1, ["-1"]), (1, []), (None, [])])
+def test_new_files_of_lustre_are_striped_as_the_site_says(tmp_path: Path, count: int | None, asked: list[str]) -> None:
+    programs = _Striping(bare(tmp_path))
+    fsx = {"dns": "fs", "mountname": "m"} | ({} if count is None else {"stripe_count": count})
+    node = node_of(tmp_path, programs, fsx=fsx)
+    assert [_one("lustre", node).ending for _ in range(2)] == [Ending.DONE, Ending.NOTHING_TO_DO]
+    set_ = [argv for argv in programs.ran if argv[:2] == ("lfs", "setstripe")]
+    assert [argv[argv.index("-c") + 1] for argv in set_] == asked and all(argv[-1] == "/fsx" for argv in set_)
+
+
 def test_another_file_system_at_lustres_place_is_left_alone(tmp_path: Path) -> None:
     with (bare(tmp_path) / "proc/mounts").open("a") as mounts:
         mounts.write("other@tcp:/x /fsx lustre rw 0 0\n")
