@@ -314,6 +314,34 @@ def test_a_node_whose_mount_does_not_answer_is_drained_in_time_and_the_others_ar
         site.cluster.run_on_node("n1", ["umount", "--lazy", str(place)], check=False)
 
 
+def test_jobs_that_fail_drain_no_node(site: Site) -> None:
+    """With hooks that drain and a healer that heals: exit codes, signals, tracebacks that speak of GPUs, a cancel."""
+    verdicts = {name: site.set_hooks(name, reboot_repairs=False) for name in site.cluster.nodes}
+    ways = {
+        "n1": "exit 3",
+        "n2": "kill -SEGV $$",
+        "n3": "python3 -c 'raise SystemError(\"CUDA error: uncorrectable ECC error, Xid 79\")'",
+        "n4": "touch /dev/shm/left; sleep 600",
+    }
+    jobs = {}
+    for node, script in ways.items():
+        asked = ["sbatch", "--parsable", f"--nodelist={node}", "--output=/dev/null", "--no-requeue", f"--wrap={script}"]
+        jobs[node] = int(site.cluster.run_as_user(asked).stdout)
+    state = lambda node: job.state if (job := site.slurm.job(jobs[node])) else ""  # noqa: E731
+    site.until(lambda: state("n4") == "RUNNING", "the last job", heal=False)
+    site.cluster.run_as_user(["scancel", str(jobs["n4"])])
+    site.until(lambda: all(state(node) in ("FAILED", "CANCELLED") for node in ways), "the jobs' ends", heal=False)
+    site.until(lambda: all(site.node(name).is_idle for name in ways), "idle nodes", heal=False)
+    ended_s = time.time()
+    site.until(
+        lambda: all(path.exists() and path.stat().st_mtime > ended_s for path in verdicts.values()),
+        "a look of every node's health hook",
+        heal=False,
+    )
+    assert site.look() == [] and all(site.node(name).is_idle for name in ways)
+    assert not site.state.exists()
+
+
 def test_four_nodes_that_fail_at_once_are_not_all_drained(site: Site) -> None:
     for name in site.cluster.nodes:
         site.set_hooks(name, reboot_repairs=True, max_drained="1")
