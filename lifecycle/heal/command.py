@@ -14,7 +14,7 @@ import typer
 from lifecycle.errors import LifecycleError, UsageError
 from lifecycle.heal.case import Outcome
 from lifecycle.heal.healer import Healer
-from lifecycle.heal.history import HISTORY_FILE, REPAIRED, History, only_one
+from lifecycle.heal.history import HISTORY_FILE, REPAIRED, RETURNED, History, only_one
 from lifecycle.heal.lemons import Incident, Offender, offenders, read_incidents
 from lifecycle.heal.settings import SETTINGS_FILE, HealSettings
 from slurm.client import Slurm
@@ -134,7 +134,8 @@ def _print(outcomes: Sequence[Outcome], settings: HealSettings, as_json: bool) -
 
 
 def _line(outcome: Outcome) -> str:
-    return f"{outcome.node}: {outcome.what}: {outcome.why}"
+    was = "passed its check; it was out for: " if outcome.what in (RETURNED, REPAIRED) else ""
+    return f"{outcome.node}: {outcome.what}: {was}{outcome.why}"
 
 
 def _print_offenders(found: Sequence[Offender]) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli import main
 from lifecycle.errors import LifecycleError
 from lifecycle.heal import case as heal_case
+from lifecycle.heal import command as heal_command
 from lifecycle.heal import comparison
 from lifecycle.heal.case import Outcome
 from lifecycle.heal.healer import Healer
@@ -268,6 +270,21 @@ def test_a_lemon_that_does_not_pass_by_hand_is_healed_as_any_other(tmp_path: Pat
     site.slurm.drain("n1", "holdfast: lemon: gpu lost")
     assert site.healer.bring_back("n1", lambda _: None).what == "failed"
     assert site.slurm.nodes()[0].reason.startswith("holdfast: gpu lost; after return its check failed")
+
+
+@pytest.mark.usefixtures("deaf")
+def test_a_node_that_is_back_is_not_said_to_be_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = Site(tmp_path / "h", replace(_SETTINGS, check_pairs=()))
+    monkeypatch.setattr(heal_command, "Slurm", lambda: site.slurm)
+    config = tmp_path / "heal.yaml"
+    config.write_text("heal: on\ncheck: [check]\ncheck_pairs: []\n")
+    config.chmod(0o644)
+    words = ["node", "heal", "--config", str(config), "--state", str(tmp_path / "h")]
+    said = [(main(words), capsys.readouterr().out)[1] for _ in range(3)]
+    assert said[0] == "n1: reboot: gpu lost\n"
+    assert said[2] == "n1: returned: passed its check; it was out for: gpu lost\n"
 
 
 def test_the_nearest_neighbours_are_compared(tmp_path: Path) -> None:
