@@ -89,7 +89,7 @@ class Ledger:
             posix.close(lock)
 
     def due(self, entry: Entry) -> int | None:
-        """Holds an entry whose memory may go, until this is closed; None if it may not, or another process is at it."""
+        """Holds an entry whose memory may go, until `release`; None if it may not, or another process is at it."""
         try:
             held = _locked(self._path(entry.job.job_id), 0)
         except LedgerBusy:
@@ -101,6 +101,11 @@ class Ledger:
             return held
         posix.close(held)
         return None
+
+    def release(self, held: int) -> None:
+        """Lets go of an entry, also where a child that hangs in the kernel was left behind with it."""
+        fcntl.flock(held, fcntl.LOCK_UN)
+        posix.close(held)
 
     def forget(self, entry: Entry) -> None:
         """Nothing of the job is left."""

@@ -116,7 +116,7 @@ def free_memory(hook: Hook) -> None:
         except DirectoryError as error:
             log.error("%s; tried again before the next job", error)
         finally:
-            posix.close(held)  # until here its prolog waits, should it come back at this moment
+            ledger.release(held)  # until here its prolog waits, should it come back at this moment
 
 
 def against(hook: Hook) -> str:

@@ -36,7 +36,7 @@ from slurm.hooks.hook import FIT, UNFIT, EnvironmentRefused, Hook, HookJob, run_
 from slurm.hooks.incidents import kernel_messages, record_incidents
 from slurm.hooks.ledger import Ledger, LedgerBusy
 from slurm.hooks.places import Places, Settings, SettingsError
-from slurm.hooks.prolog import prolog
+from slurm.hooks.prolog import free_memory, prolog
 from slurm.hooks.strays import _processes_of as processes_of
 from slurm.hooks.strays import kill_strays
 from slurm.hooks.verdict import read_verdict
@@ -824,6 +824,49 @@ def test_a_job_that_comes_back_while_its_memory_is_freed_begins_after_that(
         freer.kill()
     assert [entry.keep_until_s for entry in Ledger(places.ledger)] == [None]
     assert list(memory_of(places, job).iterdir()) == []
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """A control group whose processes hang in the kernel, as on a dead mount: no signal ends them."""
+    group = Path(f"/sys/fs/cgroup/freezer/holdfast-test-{os.getpid()}")
+    if not group.parent.is_dir():
+        pytest.skip("needs cgroup v1's freezer")
+    group.mkdir()
+    yield group
+    (group / "freezer.state").write_text("THAWED")
+    until(lambda: not (group / "cgroup.procs").read_text(), "the end of what was frozen")
+    group.rmdir()
+
+
+@as_root
+def test_a_child_that_hangs_while_it_frees_a_jobs_memory_is_not_waited_for_by_the_job(
+    places: Places, job: HookJob, freezer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, begins = os.pipe()
+
+    def hang(_: str) -> None:
+        os.write(begins, str(os.getpid()).encode())
+        signal.pause()
+
+    def wait(*_: object) -> tuple[list[int], list[int], list[int]]:
+        (freezer / "cgroup.procs").write_text(os.read(begun, 10).decode())
+        (freezer / "freezer.state").write_text("FROZEN")
+        return [], [], []
+
+    monkeypatch.setattr("shutil.rmtree", hang)
+    monkeypatch.setattr("slurm.hooks.directories.select", SimpleNamespace(select=wait))
+    make_user_dir(places.memory, job)
+    make_job_dir(places.memory, job)
+    ledger = Ledger(places.ledger)
+    ledger.begin(job)
+    for entry in ledger:
+        ledger.end(entry, keep_s=0.0)
+    free_memory(Hook(places=places, settings=Settings(), env={}, deadline_s=time.monotonic() + 60.0))
+    assert (freezer / "cgroup.procs").read_text(), "it was to hang"
+    ledger.begin(job, limit_s=0.0)
+    os.close(begun)
+    os.close(begins)
 
 
 @as_root
