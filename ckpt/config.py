@@ -92,7 +92,7 @@ class S3Tier(LowerTier):
     every_steps: int = 1000
     endpoint_url: str | None = None
     region: str | None = None
-    path_style: bool = False
+    path_style: bool | None = None  # the bucket in the path or in the host; None: as boto3 does by itself
     sse: str | None = None
     sse_kms_key_id: str | None = None
     on_job_end: bool = False  # as in the shared tier

@@ -210,7 +210,7 @@ class _Boto3:
         import boto3
         from botocore.config import Config
 
-        config = Config(s3={"addressing_style": "path" if options.path_style else "auto"})
+        config = Config(s3={"addressing_style": "path"} if options.path_style else None)
         self.client = boto3.session.Session().client(  # the default one keeps another server's credentials
             "s3", endpoint_url=options.endpoint_url, region_name=options.region, config=config
         )

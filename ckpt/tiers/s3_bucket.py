@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import Any
 from ckpt.errors import ConfigError, CorruptError
 from ckpt.tiers.crc32 import crc32_header
 from ckpt.tiers.parallel import in_parallel
-from ckpt.tiers.s3_client import LazyClient, S3Options, connections, telling
+from ckpt.tiers.s3_client import LazyClient, S3Options, broke_off, connections, telling
 from ckpt.tiers.throttle import Throttle
 
 PART_BYTES = 16 << 20  # one for each connection is in memory at once
@@ -21,6 +22,8 @@ _DELETE_KEYS = 1000  # of one request
 _URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?")
 
 Piece = tuple[int, memoryview]  # where in the object, and its bytes
+
+log = logging.getLogger(__name__)
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -98,11 +101,7 @@ class Bucket:
     def get(self, key: str, max_bytes: int = _MAX_SMALL_BYTES) -> bytes:
         """A whole object; raises CorruptError when it is larger than `max_bytes`."""
         with telling(self._url(key)):
-            answer = self._client.get_object(Bucket=self._name, Key=key)
-            if answer["ContentLength"] > max_bytes:
-                answer["Body"].close()
-                raise CorruptError(f"{self._url(key)}: {answer['ContentLength']} bytes, expected at most {max_bytes}")
-            return bytes(answer["Body"].read())
+            return self._body(key, max_bytes)
 
     def get_into(self, key: str, start: int, into: memoryview) -> None:
         """Fills memory with an object's bytes; raises CorruptError when it ends before."""
@@ -111,10 +110,7 @@ class Bucket:
             piece = into[offset : offset + RANGE_BYTES]
             first = start + offset
             with telling(self._url(key)):
-                answer = self._client.get_object(
-                    Bucket=self._name, Key=key, Range=f"bytes={first}-{first + len(piece) - 1}"
-                )
-                data = answer["Body"].read()
+                data = self._body(key, len(piece), Range=f"bytes={first}-{first + len(piece) - 1}")
             if len(data) != len(piece):
                 raise CorruptError(
                     f"{self._url(key)}: got {len(data)} bytes from byte {first} on, expected {len(piece)}"
@@ -122,6 +118,23 @@ class Bucket:
             piece[:] = data
 
         in_parallel(get_range, range(0, len(into), RANGE_BYTES), connections())
+
+    def _body(self, key: str, max_bytes: int, **arguments: str) -> bytes:
+        """An object's bytes, or a range of them. One that breaks off is asked for again: botocore does not."""
+        left = self._options.attempts
+        while True:
+            left -= 1
+            answer = self._client.get_object(Bucket=self._name, Key=key, **arguments)
+            if answer["ContentLength"] > max_bytes:
+                answer["Body"].close()
+                raise CorruptError(f"{self._url(key)}: {answer['ContentLength']} bytes, expected at most {max_bytes}")
+            try:
+                return bytes(answer["Body"].read())
+            except Exception as error:
+                answer["Body"].close()
+                if left <= 0 or not broke_off(error):
+                    raise
+                log.info("%s: %s; asked for again", self._url(key), " ".join(str(error).split()))
 
     def exists(self, key: str) -> bool:
         """Whether the server says that there is such an object; an error is no answer."""

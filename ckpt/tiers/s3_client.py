@@ -33,7 +33,7 @@ class S3Options:
 
     endpoint_url: str | None = None
     region: str | None = None
-    path_style: bool = False  # https://host/bucket/key, as most servers other than AWS want it
+    path_style: bool | None = None  # https://host/bucket/key or https://bucket.host/key; None: as boto3 does by itself
     sse: str | None = None  # AES256 or aws:kms
     sse_kms_key_id: str | None = None
     attempts: int = ATTEMPTS
@@ -77,6 +77,7 @@ def telling(where: str) -> Iterator[None]:
             PartialCredentialsError,
             ProfileNotFound,
         )
+        from urllib3.exceptions import HTTPError
     except ImportError:
         raise ConfigError("s3: boto3 is not installed; pip install 'holdfast[s3]'") from None
     try:
@@ -94,8 +95,17 @@ def telling(where: str) -> Iterator[None]:
         raise OSError(f"{where}: {text:.300}") from None
     except (NoCredentialsError, PartialCredentialsError, NoRegionError, ProfileNotFound) as error:
         raise AccessError(f"{where}: {' '.join(str(error).split()):.300}") from None
-    except BotoCoreError as error:
+    except (BotoCoreError, HTTPError) as error:  # urllib3's own: TLS that fails in mid-body, which botocore lets pass
         raise OSError(f"{where}: {' '.join(str(error).split()):.300}") from None
+
+
+def broke_off(error: Exception) -> bool:
+    """Whether an answer's body did not come to its end, as when a connection is lost."""
+    from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
+    from urllib3.exceptions import HTTPError
+
+    kinds = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError, HTTPError, ConnectionError)
+    return isinstance(error, kinds)
 
 
 def _make(options: S3Options) -> Any:
@@ -105,7 +115,9 @@ def _make(options: S3Options) -> Any:
 
     with telling("s3"):
         core = botocore.session.get_session()  # its own: the default one is not thread-safe
-        s3: dict[str, Any] = {"addressing_style": "path" if options.path_style else "auto"}
+        s3: dict[str, Any] = {}
+        if options.path_style is not None:
+            s3["addressing_style"] = "path" if options.path_style else "virtual"
         if "payload_signing_enabled" not in (core.get_config_variable("s3") or {}):
             # Bodies have a CRC-32 in a signed header. Without TLS botocore would sign their SHA-256 as well, which
             # costs more than all else together, and guards what is written on a wire where nothing guards what is read.

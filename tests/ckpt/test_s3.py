@@ -17,17 +17,19 @@ from urllib.parse import parse_qsl, urlsplit
 from zlib import crc32
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
 from s3_kit import BUCKET, KEY, SECRET, Answer, S3Server, answering, s3_server
 from tier_kit import WORLD, save_id, shard, stored
+from urllib3.exceptions import SSLError
 
-from ckpt.errors import ConfigError
+from ckpt.errors import ConfigError, CorruptError
 from ckpt.record.blocks import BLOCK_BYTES
 from ckpt.tiers import s3_bucket
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.mark import new_mark
 from ckpt.tiers.s3 import S3Tier
 from ckpt.tiers.s3_bucket import Bucket, split_url
-from ckpt.tiers.s3_client import S3Options
+from ckpt.tiers.s3_client import S3Options, telling
 from ckpt.tiers.throttle import Throttle
 
 GAPPED = [(0, 500), (900, 300), (1950, 100), (2900, 1200), (4500, 10), (7500, 600)]  # offsets and sizes of pieces
@@ -52,13 +54,30 @@ def error(status: int, code: str) -> Answer:
     return answer
 
 
+def hello(request: BaseHTTPRequestHandler) -> None:
+    request.send_response(200)
+    request.send_header("Content-Length", "5")
+    request.end_headers()
+    request.wfile.write(b"hello")
+
+
 def short(request: BaseHTTPRequestHandler) -> None:
     """Promises more than it sends."""
     request.send_response(200)
-    request.send_header("Content-Length", "1000")
+    request.send_header("Content-Length", "5")
     request.end_headers()
-    request.wfile.write(b"x" * 10)
+    request.wfile.write(b"xx")
     request.close_connection = True
+
+
+class Answers:
+    """One answer after another."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.left = list(answers)
+
+    def __call__(self, request: BaseHTTPRequestHandler) -> None:
+        self.left.pop(0)(request)
 
 
 @pytest.mark.parametrize(
@@ -88,30 +107,49 @@ def test_an_error_is_never_taken_for_an_absent_step(server: S3Server, answer: An
 
 
 def test_a_server_that_says_slow_down_is_asked_again(server: S3Server) -> None:
-    asked = []
-
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        asked.append(request.path)
-        if len(asked) == 1:
-            error(503, "SlowDown")(request)
-            return
-        request.send_response(200)
-        request.send_header("Content-Length", "5")
-        request.end_headers()
-        request.wfile.write(b"hello")
-
-    with answering(answer) as options:
-        assert Bucket(BUCKET, options, Throttle(None)).get("key") == b"hello"
-    assert len(asked) == 2
-
-
-def test_an_answer_that_is_cut_short_is_an_error(server: S3Server) -> None:
-    with answering(short) as options:
+    answers = Answers(error(503, "SlowDown"), hello)
+    with answering(answers) as options:
         bucket = Bucket(BUCKET, options, Throttle(None))
-        with pytest.raises(OSError):
-            bucket.get("key")
-        with pytest.raises(OSError):
-            bucket.get_into("key", 0, memoryview(bytearray(1000)))
+        assert bucket.get("key") == b"hello"
+    assert not answers.left
+    assert bucket._client.meta.config.retries["mode"] == "adaptive"  # botocore's: all requests slow down, not one
+
+
+def read_whole(bucket: Bucket) -> bytes:
+    return bucket.get("key")
+
+
+def read_range(bucket: Bucket) -> bytes:
+    bucket.get_into("key", 0, memoryview(into := bytearray(5)))
+    return bytes(into)
+
+
+@pytest.mark.parametrize("read", [read_whole, read_range])
+@pytest.mark.parametrize("again", [hello, short])
+def test_an_answer_that_breaks_off_is_asked_for_again_and_in_the_end_an_error(
+    server: S3Server, read: Callable[[Bucket], bytes], again: Answer
+) -> None:
+    answers = Answers(short, again)
+    with answering(answers) as options:
+        bucket = Bucket(BUCKET, options, Throttle(None))
+        if again is hello:
+            assert read(bucket) == b"hello"
+        else:
+            with pytest.raises(OSError, match="s3://bucket/key"):
+                read(bucket)
+    assert not answers.left
+
+
+def test_tls_that_fails_in_mid_body_is_an_error_like_any_other() -> None:
+    """Botocore hands urllib3's own error on."""
+    with pytest.raises(OSError, match="s3://bucket/key: bad record mac"), telling("s3://bucket/key"):
+        raise SSLError("bad record mac")
+
+
+def test_an_answer_longer_than_was_asked_for_is_not_taken(server: S3Server) -> None:
+    """From a server, or something before it, that takes no heed of ranges."""
+    with answering(hello) as options, pytest.raises(CorruptError, match="5 bytes, expected at most 4"):
+        Bucket(BUCKET, options, Throttle(None)).get_into("key", 1, memoryview(bytearray(4)))
 
 
 def test_nobody_listening_is_an_error_that_names_the_object() -> None:
@@ -143,23 +181,70 @@ def test_without_boto3_the_error_says_what_to_install(monkeypatch: pytest.Monkey
         S3Tier("s3://bucket/x", "ns").steps()
 
 
-def test_encryption_is_asked_for_at_every_object_that_is_made(server: S3Server, monkeypatch) -> None:
-    asked = []
+def test_a_file_of_credentials_serves_as_for_any_program(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    (tmp_path / "file").write_text(f"[training]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "file"))
+    monkeypatch.setenv("AWS_PROFILE", "training")
+    assert S3Tier(server.fresh_url(), "ns", server.options).steps() == []
 
-    class Client:
-        def __getattr__(self, operation):
-            def call(**arguments):
-                asked.append((operation, arguments.get("ServerSideEncryption"), arguments.get("SSEKMSKeyId")))
-                return {"UploadId": "x", "ETag": "y"}
 
-            return call
+def test_encryption_is_asked_for_at_every_object_that_is_made(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_bucket, "PART_BYTES", 1000)
+    copied = "<CopyObjectResult><ETag>x</ETag></CopyObjectResult>"
+    uploads = Uploads(refused=True, asked=(asked := []), copied=copied.encode())
+    with answering(uploads) as options:
+        bucket = Bucket(BUCKET, replace(options, sse="aws:kms", sse_kms_key_id="key"), Throttle(None))
+        bucket.put("a", b"")
+        bucket.put_pieces("b", [(0, memoryview(bytes(1001)))])
+        bucket.copy("a", "c")
+    kinds = [
+        (method, urlsplit(path).path, headers.get("x-amz-server-side-encryption"),
+         headers.get("x-amz-server-side-encryption-aws-kms-key-id"))
+        for method, path, headers in asked
+        if (method, "partNumber" in path, "uploadId" in path) in (("PUT", False, False), ("POST", False, False))
+    ]  # fmt: skip
+    made = [("PUT", "/bucket/a"), ("POST", "/bucket/b"), ("PUT", "/bucket/c")]
+    assert kinds == [(*what, "aws:kms", "key") for what in made]
 
-    bucket = Bucket(BUCKET, replace(server.options, sse="aws:kms", sse_kms_key_id="key"), Throttle(None))
-    bucket._client = Client()
-    bucket.put("a", b"")
-    bucket.put_pieces("b", [(0, memoryview(bytes(s3_bucket.PART_BYTES + 1)))])
-    makes = [made[1:] for made in asked if made[0] in ("put_object", "create_multipart_upload")]
-    assert makes == [("aws:kms", "key")] * 2
+
+@pytest.mark.parametrize(
+    ("path_style", "configured", "where"),
+    [
+        (True, "virtual", "https://s3.site/bucket/key"),
+        (False, "path", "https://bucket.s3.site/key"),
+        (None, "virtual", "https://bucket.s3.site/key"),
+        (None, None, "https://s3.site/bucket/key"),
+    ],
+)
+def test_the_bucket_is_named_in_the_path_or_in_the_host(
+    server: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    path_style: bool | None,
+    configured: str,
+    where: str,
+) -> None:
+    """Of a named endpoint: botocore asks one that is a number, as all others here are, in the path at any rate."""
+    if configured:
+        (tmp_path / "config").write_text(f"[default]\ns3 =\n  addressing_style = {configured}\n")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    options = S3Options(endpoint_url="https://s3.site", region="us-east-1", path_style=path_style, attempts=1)
+    bucket, sent = Bucket(BUCKET, options, Throttle(None)), []
+
+    def refuse(request: Any, **_: object) -> None:
+        sent.append(request.url)
+        raise EndpointConnectionError(endpoint_url=request.url)
+
+    bucket._client.meta.events.register("before-send.s3", refuse)
+    with pytest.raises(OSError):
+        bucket.get("key")
+    assert sent == [where]
 
 
 @pytest.mark.parametrize("url", ["s3:/b/x", "s3://", "s3://b", "http://bucket/x", "s3://bu_ck", "s3://bucket/a\nb"])
@@ -197,14 +282,21 @@ def test_an_upload_that_fails_leaves_no_parts_behind(server: S3Server, monkeypat
 class Uploads:
     """What came with each part, and answers to all of an upload; the first part is refused once."""
 
+    asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)  # method, path, headers
+    copied: bytes = b""  # answer to what is no part
     parts: dict[int, bytes] = field(default_factory=dict)
     headers: list[dict[str, str]] = field(default_factory=list)
     refused: bool = False
 
     def __call__(self, request: Any) -> None:
         asked = dict(parse_qsl(urlsplit(request.path).query, keep_blank_values=True))
+        self.asked.append(
+            (request.command, request.path, {name.lower(): value for name, value in request.headers.items()})
+        )
         answer = b""
-        if request.command == "POST" and "uploads" in asked:
+        if "partNumber" not in asked and request.command in ("PUT", "HEAD"):
+            answer = self.copied if request.command == "PUT" else b""
+        elif request.command == "POST" and "uploads" in asked:
             answer = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
         elif request.command == "POST":
             answer = b"<CompleteMultipartUploadResult/>"
