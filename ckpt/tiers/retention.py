@@ -26,11 +26,11 @@ def superfluous(
     committed = [entry for entry in entries if entry.save and (complete is None or entry.save in complete)]
     if not committed:
         return []
-    kept = committed[: max(keep, 1)]
-    newest, oldest = kept[0], kept[-1]
-    gone = [entry for entry in committed if entry not in kept]
+    keep = max(keep, 1)
+    newest, oldest = committed[0], committed[:keep][-1]
+    gone, names = committed[keep:], {entry.name for entry in committed}
     for entry in entries:
         limit = newest if entry.run_tag == newest.run_tag else oldest
-        if entry not in committed and not entry.unread and (entry.step, entry.attempt) < (limit.step, limit.attempt):
+        if entry.name not in names and not entry.unread and (entry.step, entry.attempt) < (limit.step, limit.attempt):
             gone.append(entry)
     return [entry for entry in gone if entry.name != running]

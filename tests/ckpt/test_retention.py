@@ -58,6 +58,16 @@ def test_a_half_written_repetition_of_the_newest_step_stays() -> None:
     assert gone(entry(20, attempt=1, committed=False), entry(20)) == set()
 
 
+def test_as_many_steps_as_a_long_run_leaves_are_told_apart_in_no_time() -> None:
+    """Each compared with each other would take hours: the test's own limit ends that."""
+    newest = manifest(1)
+    steps = [
+        replace(entry(step, committed=False), manifest=replace(newest, save=save_id(step)) if step % 2 else None)
+        for step in range(100_000, 0, -1)
+    ]
+    assert len(gone(*steps, keep=5)) == 100_000 - 6
+
+
 def test_the_newest_step_is_the_newest(tmp_path) -> None:  # type: ignore[no-untyped-def]
     tier = SharedTier(tmp_path, "ns")
     tier.prepare()
