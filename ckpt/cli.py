@@ -26,7 +26,7 @@ from ckpt.progress import Bar, counted
 from ckpt.record.manifest import Manifest
 from ckpt.record.shard import ShardRecord, read_record
 from ckpt.redundancy.parity import ParityRecord, read_parity
-from ckpt.reported import FAILED, UNREAD, end, reported
+from ckpt.reported import FAILED, UNREAD, end, printable, reported
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.lookup import is_url, local_tiers, s3_tiers
 from ckpt.tiers.mark import MARK
@@ -108,11 +108,11 @@ def list_all(path: PathArgument, as_json: JsonOption = False) -> None:
         table.add_row(
             *map(_text, (row["step"], row["attempt"], row["world_size"])),
             decimal(row["bytes"]),
-            _text(row["shards"]),
+            f"{row['shards']}{' + parity' if row['parity_bytes'] else ''}",
             _age(row["age_s"]),
             _found_wrong(row) or committed,
             row["tier"],
-            escape(row["namespace"]),
+            _shown(row["namespace"]),
         )
     _print(table)
 
@@ -152,10 +152,10 @@ def verify(
         for row in rows:
             good = "not committed" if row["committed"] is False else "ok"
             wrong = [("BAD", text) for text in row["problems"]] + [("UNREAD", text) for text in row["unread"]]
-            result = "\n".join(f"{word} {escape(text)}" for word, text in wrong)
+            result = "\n".join(f"{word} {_shown(text)}" for word, text in wrong)
             size = decimal(row["bytes"])
             table.add_row(
-                _text(row["step"]), _text(row["attempt"]), size, result or good, row["tier"], escape(row["namespace"])
+                _text(row["step"]), _text(row["attempt"]), size, result or good, row["tier"], _shown(row["namespace"])
             )
         _print(table)
     if not all(row["ok"] for row in rows):
@@ -280,7 +280,11 @@ def _verify_shard(found: StoredStep, shard: StoredShard, advance: Callable[[int]
 
 def _found_wrong(row: dict[str, Any]) -> str:
     words = [word for texts, word in ((row["problems"], "DAMAGED"), (row["unread"], "UNREAD")) if texts]
-    return "; ".join([*words, *map(escape, row["problems"]), *map(escape, row["unread"])])
+    return "; ".join([*words, *map(_shown, row["problems"]), *map(_shown, row["unread"])])
+
+
+def _shown(text: str) -> str:
+    return escape(printable(text))
 
 
 def _table(*columns: str) -> Table:

@@ -17,7 +17,7 @@ _BAD_INPUT = (ConfigError, NamespaceError, AccessError, FileNotFoundError, NotAD
 
 def end(message: str, code: int = USAGE) -> NoReturn:
     """Ends the program."""
-    typer.echo(f"holdfast ckpt: error: {message}", err=True)
+    typer.echo(f"holdfast ckpt: error: {printable(message)}", err=True)
     raise typer.Exit(code)
 
 
@@ -33,3 +33,8 @@ def reported(unread: int = FAILED) -> Iterator[None]:
     except (CheckpointError, OSError) as error:
         failed = unread if isinstance(error, OSError) else FAILED
         end(one_line(error), USAGE if isinstance(error, _BAD_INPUT) else failed)
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: names and reasons in a tier may be a stranger's, and hold what a terminal obeys."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

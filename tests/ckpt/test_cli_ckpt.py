@@ -122,6 +122,18 @@ def test_a_hostile_manifest_never_leads_out_of_its_directory(tier: SharedTier, f
     assert result.exit_code == 1 and "expected node-NNNNN.data" in result.stdout
 
 
+def test_names_and_reasons_of_strangers_are_shown_and_never_obeyed_by_a_terminal(tier: SharedTier) -> None:
+    """A note in a step set aside, and a name that is no UTF-8; each is one line of the table."""
+    for name in (b"bad-step-3\xff", b"bad-step-\x1b[31m\n"):
+        os.mkdir(os.path.join(os.fsencode(tier.folder), name))
+    (tier.folder / "bad-step-\x1b[31m\n" / "reason.json").write_text(json.dumps({"reason": "\x1b[2J[red]\nstep 9"}))
+    result = run("ls", tier.path)
+    assert result.exit_code == 0 and len(result.stdout.splitlines()) == 5, result.output
+    assert (
+        r"bad-step-\x1b[31m\n: \x1b[2J[red]\nstep 9" in result.stdout and r"bad-step-3\udcff: unknown" in result.stdout
+    )
+
+
 def test_an_oversize_manifest_is_refused_unread(tier: SharedTier) -> None:
     os.truncate(tier.folder / directory_name(save_id(3)) / "manifest.json", 1 << 40)
     result = run("verify", tier.path)
