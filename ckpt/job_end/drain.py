@@ -213,6 +213,6 @@ class Drain:
             lost = [rank for rank in range(self._left[save].world_size) if rank not in held]
             log.warning(
                 "node %s: step %d stays in memory, and is lost with it: no node has said that it holds rank %s; parity "
-                "is not used here, `holdfast ckpt rebuild` makes shards from it while the memory directories last",
+                "is not used here, `holdfast ckpt rebuild --commit-to` is how, while the memory directories last",
                 self._node, save.step, f"{lost[0]} and {len(lost) - 1} more" if lost[1:] else lost,
             )  # fmt: skip

@@ -16,6 +16,8 @@ from ckpt.record.shard import SaveId, ShardRecord, read_record, write_record
 from ckpt.redundancy.galois import multiply_add
 from ckpt.redundancy.parity import ParityRecord, ParitySet, read_parity
 from ckpt.redundancy.stripes import LossError, Sum, extents
+from ckpt.tiers.tier import Tier
+from ckpt.tiers.verified import mapped
 
 Advance = Callable[[int], object]  # told of every so many bytes done
 
@@ -47,7 +49,7 @@ class Survivors:
     def work_bytes(self) -> int:
         """What a rebuild reads to verify it, and what it makes, as far as that can be known before."""
         total = sum(record.nbytes for _, record in self.shards.values())
-        total += sum(record.nbytes for members in self.parity.values() for _, record in members.values())
+        total += sum(record.nbytes for _, record in self._parity())
         for rank in self.lost:
             with suppress(LossError):
                 total += self.header(rank).nbytes
@@ -59,11 +61,13 @@ class Survivors:
 
     def header(self, rank: int) -> ShardRecord:
         """The record of a lost shard; raises LossError when no copy of it is left."""
-        for members in self.parity.values():
-            for _, record in members.values():
-                if header := record.header(rank):
-                    return header
+        for _, record in self._parity():
+            if header := record.header(rank):
+                return header
         raise LossError(f"rank {rank}: no parity is left that keeps its record")
+
+    def _parity(self) -> list[tuple[Path, ParityRecord]]:
+        return [entry for members in self.parity.values() for entry in members.values()]
 
 
 def find_saves(directories: Iterable[Path], advance: Advance = lambda nbytes: None) -> dict[SaveId, Survivors]:
@@ -106,6 +110,30 @@ def rebuild(found: Survivors, target: Path, advance: Advance = lambda nbytes: No
     return [_make(found, target, record, over, sums, advance) for _, record, over, sums in work]
 
 
+def commit(files: dict[int, tuple[Path, ShardRecord]], tier: Tier, advance: Advance) -> None:
+    """Writes a save that is whole to a lower tier, unless it is there; may be killed and repeated.
+
+    Args:
+        files: the verified shards of all its ranks.
+        tier: of its namespace.
+        advance: told of every so many bytes written.
+
+    Raises:
+        CheckpointError, OSError: as the tier does; nothing was committed.
+    """
+    save = files[0][1].save
+    tier.prepare()
+    if save in tier.steps():
+        return
+    tier.begin(save)
+    places = []
+    for _, (path, record) in sorted(files.items()):
+        data = mapped(open_regular(path), 0, record.nbytes, str(path)) if record.nbytes else memoryview(b"")
+        places.append(tier.write_rank(save, record, data))
+        advance(record.nbytes)
+    tier.commit(save, len(files), places)
+
+
 def verifies(path: Path, record: ShardRecord | ParityRecord, advance: Advance = lambda nbytes: None) -> bool:
     """Whether a file's bytes match its record; reads them block by block."""
 
@@ -137,7 +165,8 @@ def _sums(found: Survivors, rank: int) -> tuple[ParitySet, list[Sum]]:
             return over, over.stripes().rebuild(member, *over.range_of(rank), there, members)
         except LossError as error:
             names = next(iter(members.values()))[1].members if members else ()
-            reasons.append(f"set {', '.join(names)}: {error}" if names else str(error))
+            lost = ", ".join(name for i, name in enumerate(names) if i not in there)
+            reasons.append(f"set {', '.join(names)} without {lost}: {error}" if names else str(error))
     raise LossError(f"rank {rank}: {'; '.join(reasons) or 'no parity of its set is left'}")
 
 

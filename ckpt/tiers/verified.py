@@ -35,7 +35,7 @@ def verified_shard(tier: Tier, save: SaveId, place: ShardPlace, advance: Callabl
     nbytes, path = place.record.layout.nbytes, tier.data_path(save, place.file)
     if not nbytes:
         return memoryview(b"")
-    data = _room(nbytes) if path is None else _mapped(open_regular(path), place.offset, nbytes, str(path))
+    data = _room(nbytes) if path is None else mapped(open_regular(path), place.offset, nbytes, str(path))
     for start in range(0, nbytes, _WINDOW_BYTES):
         end = min(nbytes, start + _WINDOW_BYTES)
         if path is None:
@@ -48,7 +48,8 @@ def verified_shard(tier: Tier, save: SaveId, place: ShardPlace, advance: Callabl
     return data
 
 
-def _mapped(descriptor: int, offset: int, nbytes: int, path: str) -> memoryview:
+def mapped(descriptor: int, offset: int, nbytes: int, path: str) -> memoryview:
+    """Part of an open file as memory; closes the file. Raises CorruptError when it ends before."""
     try:
         if (size := os.fstat(descriptor).st_size) < offset + nbytes:
             raise CorruptError(f"{path}: got {size} bytes, expected at least {offset + nbytes}; take another step")

@@ -6,7 +6,7 @@ import json
 from itertools import combinations
 
 import pytest
-from agent_kit import World, config, content, lose, run
+from agent_kit import NAMESPACE, World, config, content, lose, run
 from test_parity import NODES, SCHEMES, of, saved
 from test_recover import damage
 from typer.testing import CliRunner
@@ -52,7 +52,8 @@ def test_every_loss(tmp_path, name, lost):
     else:
         assert result.exit_code == 1
         assert "no step can be had whole: step 20 of attempt 0: rank" in result.stderr
-        assert "are lost" in result.stderr or "no parity is left that keeps its record" in result.stderr
+        which = f"set a, b, c, d without {', '.join(lost)}: "
+        assert which in result.stderr or "no parity is left that keeps its record" in result.stderr
         assert not list(target.iterdir())
     assert snapshot(left) == before
 
@@ -70,6 +71,27 @@ def test_agents_that_start_on_the_target_take_it_up(tmp_path):
     for node in "acd":
         for path in (tmp_path / node).glob("parity-*"):
             path.unlink()
+    run(restore)
+
+
+def test_a_step_committed_to_a_lower_tier_is_loaded_by_any_run(tmp_path, monkeypatch):
+    async def restore():
+        async with World(tmp_path, ["x"], 0, config(tmp_path / "shared")) as world:
+            plan = await world.plan()
+            assert (plan["step"], plan["tier"], plan["world_size"]) == (20, "shared", 8)
+            assert await world.contents(8) == [data(rank, 20) for rank in range(8)]
+
+    run(lambda: saved(tmp_path, of("xor"), data=data))
+    lose(tmp_path, "b")
+    shared = tmp_path / "shared"
+    for made in ([2, 3], []):
+        again = rebuild(*(tmp_path / n for n in "acd"), *shared.parent.glob("made"), "--into", tmp_path / "made",
+                        "--commit-to", shared, "--json")  # fmt: skip
+        value = json.loads(again.stdout)
+        assert [row["rank"] for row in value["rebuilt"]] == made
+        assert value["committed_to"] == str(shared / NAMESPACE)
+    assert CliRunner().invoke(app, ["verify", str(shared)]).exit_code == 0
+    monkeypatch.setattr("agent_kit.RUN_ID", "run-2")
     run(restore)
 
 
@@ -107,9 +129,17 @@ def test_verify_and_ls_know_parity(tmp_path):
     run(lambda: saved(tmp_path, of("xor"), steps=(10,)))
     (row,) = json.loads(CliRunner().invoke(app, ["ls", str(tmp_path / "a"), "--json"]).stdout)
     assert (row["shards"], row["bytes"], row["parity_bytes"]) == (2, 10_000, 3_392)
+    assert "2 + parity" in CliRunner().invoke(app, ["ls", str(tmp_path / "a")]).stdout
     damage(tmp_path / "a" / "parity-0.data")
     result = CliRunner().invoke(app, ["verify", str(tmp_path / "a")])
     assert result.exit_code == 1 and "BAD parity of a in" in result.stdout
+
+
+def test_a_directory_above_the_nodes_is_answered_with_those_that_are_wanted(tmp_path):
+    run(lambda: saved(tmp_path, of("xor"), steps=(10,)))
+    result = rebuild(tmp_path, "--into", tmp_path / "x")
+    assert result.exit_code == 2 and "expected nodes' memory directories" in result.stderr
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "no such step"])

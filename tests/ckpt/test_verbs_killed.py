@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from agent_kit import World, lose, until
+from agent_kit import NAMESPACE, World, lose, until
 from agent_kit import run as run_agents
 from test_cli_ckpt import run
 from test_exchange import SAVE, sharded
@@ -77,6 +77,20 @@ def test_rebuild(tmp_path: Path, stage: str, made: int) -> None:
             await until(lambda: all(path.with_suffix(".json").exists() for path in target.glob("copy-*.data")))
 
     run_agents(restore)
+
+
+@pytest.mark.parametrize("stage", ["replace:2", "replace:3", "replace:10", "replace:11"])
+def test_rebuild_into_a_lower_tier(tmp_path: Path, stage: str) -> None:
+    """Before the place is marked, before the first rank's file, the last one's, and the manifest."""
+    run_agents(lambda: saved(tmp_path, of("xor")))
+    lose(tmp_path, "b")
+    tier, target = SharedTier(tmp_path / "shared", NAMESPACE), tmp_path / "b"
+    arguments = ["rebuild", *(tmp_path / node for node in "acd"), "--into", target, "--commit-to", tmp_path / "shared"]
+    killed(stage, *arguments)
+    assert tier.steps() == [] and len(list(tier.folder.glob("step-*/rank-*.data"))) == max(0, int(stage[8:]) - 3)
+    result = run(*arguments[:4], target, *arguments[4:])
+    assert result.exit_code == 0 and "0 of 8 shards made again" in result.stdout, result.output
+    assert [save.step for save in tier.steps()] == [20] and run("verify", tier.folder).exit_code == 0
 
 
 @pytest.mark.parametrize("stage", ["pwrite:0", "pwrite:3", "fsync:4", "replace:1", "replace:2", "replace:4"])
