@@ -213,6 +213,29 @@ def test_what_ddp_dtensors_and_the_user_say_is_the_same_is_stored_once_and_loads
             assert [name for name in expected if not np.array_equal(found[name], expected[name])] == []
 
 
+def save_before_the_other(ckpt: Checkpointer, rank: int) -> int:
+    """Each rank in turn has saved before the other so much as calls."""
+    state, _ = training(rank, seed=1)
+    store = dist.distributed_c10d._get_default_store()
+    for step in (1, 2):
+        first = rank == step % 2
+        if not first:
+            store.wait([f"saved {step}"])
+        ckpt.save(step, state)
+        if first:
+            store.set(f"saved {step}", "")
+    ckpt._connect().flush()
+    return ckpt.failed_saves
+
+
+def test_a_save_waits_for_no_other_rank(world: World) -> None:
+    """There is no collective in it, though ranks share out what they hold alike."""
+    assert world.run(2, save_before_the_other, replicated=["table"]) == [0, 0]
+    records = [read_record(world.ram_dir, f"own-{rank}-{slot}") for rank in range(2) for slot in range(2)]
+    assert sorted(record.save.step for record in records) == [1, 1, 2, 2]
+    assert all(any(chunk.owners for chunk in record.layout.chunks) for record in records)
+
+
 def hooked(ckpt: Checkpointer, rank: int) -> int:
     state, _ = training(rank, seed=1)
     state["model"].register_comm_hook(None, fp16_compress_hook)
