@@ -1,0 +1,101 @@
+"""Drains of ours: how many there may be, and who looks again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hooks_kit import (
+    TenNodes,
+    verdict,
+)
+
+from slurm.client import Slurm
+from slurm.command import Result
+from slurm.hooks.drains import drain_node, settle_drain
+from slurm.hooks.health import health
+from slurm.hooks.hook import Hook
+from slurm.hooks.places import Places, Settings
+
+
+@pytest.mark.parametrize(("meanwhile", "left"), [((), {"n1"}), (("n3",), {"n3"})])
+def test_nodes_that_drain_at_the_same_moment_take_it_back(
+    tmp_path: Path, meanwhile: tuple[str, ...], left: set[str]
+) -> None:
+    nodes = TenNodes(meanwhile=meanwhile)
+    draining = tmp_path / "lib/draining"
+    assert (drain_node(Slurm(run=nodes), "n1", "x", "1", str(draining)) == "") == (not meanwhile)
+    assert nodes.drained == left and not draining.exists()
+
+
+class Killed(BaseException):
+    """The hook's process ends here."""
+
+
+class KilledAtSecondLook(TenNodes):
+    """A cluster at which a hook that has drained its node never looks again."""
+
+    def __call__(self, argv: Sequence[str], **more: object) -> Result:
+        if argv[1] == "show" and "n1" in self.drained:
+            raise Killed
+        return super().__call__(argv, **more)
+
+
+@pytest.mark.parametrize(
+    ("why", "status", "meanwhile", "left"),
+    [
+        ("gpu_count: 7, expected 8", "critical", [], {"n1"}),
+        ("gpu_count: 7, expected 8", "critical", ["n3"], {"n3"}),  # too many
+        ("gpu_count: 7, expected 8", "ok", [], set()),  # a later check found nothing
+        ("processes of job 7 hang in the kernel", "ok", [], {"n1"}),  # checks do not look for them
+    ],
+)
+def test_a_drain_whose_hook_was_killed_is_looked_at_again_by_the_health_hook(
+    places: Places, monkeypatch: pytest.MonkeyPatch, why: str, status: str, meanwhile: list[str], left: set[str]
+) -> None:
+    killed = KilledAtSecondLook(meanwhile=meanwhile)
+    with pytest.raises(Killed):
+        drain_node(Slurm(run=killed), "n1", why, "10%", places.draining)
+    verdict(places, status)
+    monkeypatch.setattr("sys.executable", "/bin/true")  # it looks, and leaves the verdict as it is
+    end_s = time.monotonic() + 60
+    hook = Hook(places=places, settings=Settings(drain="on"), env={"SLURMD_NODENAME": "n1"}, deadline_s=end_s)
+    nodes = TenNodes(*killed.drained, reason=f"holdfast: {why}")
+    for _ in range(2):
+        health(hook, Slurm(run=nodes))
+        assert nodes.drained == left and not Path(places.draining).exists()
+
+
+def test_a_disk_that_takes_no_file_keeps_no_node_from_being_drained(tmp_path: Path) -> None:
+    nodes = TenNodes()
+    (tmp_path / "file").touch()
+    assert drain_node(Slurm(run=nodes), "n1", "x", "1", str(tmp_path / "file/draining")) == ""
+    assert nodes.drained == {"n1"}
+
+
+@pytest.mark.parametrize("given", ["holdfast: lemon: x", "repair", "holdfast: y"])
+def test_no_other_drain_is_taken_back_for_it(tmp_path: Path, given: str) -> None:
+    nodes = TenNodes("n1", "n2", reason=given)
+    draining = tmp_path / "draining"
+    draining.write_text("holdfast: x")
+    for _ in range(2):
+        assert settle_drain(Slurm(run=nodes), "n1", "1", str(draining), lambda _: False) == ""
+        assert nodes.drained == {"n1", "n2"} and not draining.exists()
+
+
+def test_nobody_looks_in_the_place_of_a_hook_that_lives(tmp_path: Path) -> None:
+    draining = tmp_path / "draining"
+
+    class Meanwhile(TenNodes):
+        settled = ""
+
+        def __call__(self, argv: Sequence[str], **more: object) -> Result:
+            done = super().__call__(argv, **more)
+            if "State=DRAIN" in argv:
+                Meanwhile.settled += settle_drain(Slurm(run=self), "n1", "1", str(draining), lambda _: False)
+                assert draining.exists() and "n1" in self.drained
+            return done
+
+    assert drain_node(Slurm(run=Meanwhile()), "n1", "x", "1", str(draining)) == "" == Meanwhile.settled

@@ -1,0 +1,140 @@
+"""What an ended job has only in memory, brought to its lower tiers by a process of its user."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hooks_kit import (
+    OTHER,
+    SLEEP,
+    USER,
+    as_root,
+    as_user,
+    environment,
+    environments_of,
+    memory_of,
+    run,
+    settings,
+)
+from waiting import until
+
+from slurm.hooks.hook import FIT, HookJob
+from slurm.hooks.ledger import Ledger
+from slurm.hooks.places import Places
+from slurm.hooks.strays import kill_strays
+
+PROGRAM = """#!/bin/sh
+# In place of our Python, which the tests' users may not reach: tells what it was started as, then stays.
+{{ id -u; id -G; env; echo nice=$(nice); echo core=$(ulimit -c); pwd; echo "$@"; ls /proc/$$/fd; }} >{said}.new
+mv {said}.new {said}
+exec sleep 60
+"""
+
+
+@as_root
+class TestFlush:
+    """An ended job's memory goes to its lower tiers, as its user and behind nobody's back."""
+
+    @pytest.fixture
+    def said(self, places: Places, job: HookJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+        """The file in which what is started tells of itself; whatever it is has ended afterwards."""
+        folder = tmp_path / "said"
+        folder.mkdir()
+        os.chown(folder, USER, USER)
+        program = tmp_path / "python"
+        program.write_text(PROGRAM.format(said=folder / "it"))
+        program.chmod(0o755)
+        monkeypatch.setattr("sys.executable", str(program))
+        run("prolog", places, environment(job))
+        (memory_of(places, job) / "shard").write_text("state")
+        yield folder / "it"
+        kill_strays(job, 10)
+
+    def ask(self, places: Places, job: HookJob, below: str = "") -> None:
+        (memory_of(places, job) / below).mkdir(exist_ok=True)
+        (memory_of(places, job) / below / "on_job_end.json").write_text("{}")
+
+    def until_said(self, said: Path) -> list[str]:
+        until(said.exists, "what the epilog starts")
+        return said.read_text().splitlines()
+
+    def flushing(self, job: HookJob) -> list[str]:
+        return [entry for entry in environments_of(USER) if f"SLURM_JOB_ID={job.job_id}" in entry]
+
+    @pytest.mark.parametrize("below", ["", "mpi-0a1b"])
+    def test_it_is_the_users_with_nothing_of_roots(self, places: Places, job: HookJob, said: Path, below: str) -> None:
+        self.ask(places, job, below)
+        secret = {"SECRET_OF_SLURMD": "1", "SLURM_JOB_NAME": "x"}
+        assert run("epilog", places, environment(job, **secret)) == FIT
+        lines = self.until_said(said)
+        assert lines[0] == str(USER) and set(lines[1].split()) == {str(job.gid)}
+        variables = {line.partition("=")[0] for line in lines if "=" in line} - {"PWD", "OLDPWD", "_", "SHLVL"}
+        assert variables == {"PATH", "LANG", "SLURM_JOB_ID", "nice", "core"}
+        assert {"nice=19", "core=0", "/"} <= set(lines)
+        assert f"-I -m ckpt.job_end {memory_of(places, job)} --within 900" in lines
+        descriptors = {int(line) for line in lines if line.isdigit()} - {USER}
+        assert {descriptor for descriptor in descriptors if descriptor < 10} == {0, 1, 2}  # from 10 on: the shell's
+        assert "goes to its lower tiers, within 900 s" in Path(places.log).read_text()
+
+    def test_a_job_that_did_not_ask_or_a_site_that_does_not_allow_it_starts_nothing(
+        self, places: Places, job: HookJob, said: Path
+    ) -> None:
+        run("epilog", places, environment(job))
+        self.ask(places, job)
+        settings(places, "flush_memory_s: 0\n")
+        run("epilog", places, environment(job))
+        assert self.flushing(job) == [] and not said.exists()
+        assert "lower tiers" not in Path(places.log).read_text()
+
+    @pytest.mark.parametrize("comes_back", [True, False])
+    def test_it_ends_when_the_job_is_back_or_its_memory_is_freed(
+        self, places: Places, job: HookJob, said: Path, comes_back: bool
+    ) -> None:
+        self.ask(places, job)
+        settings(places, "keep_memory_s: 0\nflush_memory_s: 900\n")
+        run("epilog", places, environment(job))
+        self.until_said(said)
+        assert self.flushing(job)
+        next_job = HookJob(job_id=78, uid=OTHER, gid=OTHER, cluster="c")
+        run("prolog", places, environment(next_job))
+        assert self.flushing(job) and (memory_of(places, job) / "shard").exists()  # kept for it all that time
+        ledger = Ledger(places.ledger)
+        (entry,) = [entry for entry in ledger if entry.job.job_id == job.job_id]
+        if not comes_back:
+            ledger.end(entry, 0)
+        run("prolog", places, environment(job if comes_back else next_job))
+        assert self.flushing(job) == []
+        assert (memory_of(places, job) / "shard").exists() == comes_back
+
+    def test_a_prolog_that_is_called_again_while_the_job_runs_ends_nothing(self, places: Places, job: HookJob) -> None:
+        """A slurmd that was killed has forgotten that it called it."""
+        run("prolog", places, environment(job))
+        process = as_user(USER, SLEEP, SLURM_JOB_ID=str(job.job_id))
+        try:
+            run("prolog", places, environment(job))
+            assert process.poll() is None
+        finally:
+            process.kill()
+            process.communicate()
+
+    @pytest.mark.parametrize("hostile", ["link to another's", "pipe", "directory is a link"])
+    def test_what_the_user_puts_there_only_he_reads(
+        self, places: Places, job: HookJob, said: Path, tmp_path: Path, hostile: str
+    ) -> None:
+        """Root looks at no file of the job's: what it cannot see as the user is not there."""
+        precious = tmp_path / "precious"
+        precious.mkdir(mode=0o700)
+        (precious / "on_job_end.json").write_text("{}")
+        request = memory_of(places, job) / "on_job_end.json"
+        if hostile == "link to another's":
+            request.symlink_to(precious / "on_job_end.json")
+        elif hostile == "pipe":
+            os.mkfifo(request)
+        else:
+            memory_of(places, job).rename(tmp_path / "away")
+            memory_of(places, job).symlink_to(precious)
+        assert run("epilog", places, environment(job)) == FIT
+        assert self.flushing(job) == [] and not said.exists()
