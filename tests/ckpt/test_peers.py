@@ -1,0 +1,44 @@
+"""How bytes that are under way are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from ckpt.agent import peers
+from ckpt.agent.peers import Peers
+from ckpt.transport import SoloTransport
+
+COUNT = 100
+TAG = 7
+
+
+async def to_itself() -> None:
+    """A node sends itself more ranges than are under way at once. Nobody polls its transport."""
+    node = Peers(SoloTransport(), ["a"])
+    for index in range(COUNT):
+        node.send(0, TAG, memoryview(bytes([index])))
+    into = [memoryview(bytearray(1)) for _ in range(COUNT)]
+    await asyncio.wait_for(node.take(0, TAG, into), 10)
+    assert [piece[0] for piece in into] == list(range(COUNT))
+
+
+def test_bytes_that_have_come_are_found_without_the_poll_of_the_event_loop() -> None:
+    asyncio.run(to_itself())
+
+
+def test_others_have_their_turn_while_bytes_come_without_a_pause() -> None:
+    async def test() -> None:
+        turns = itertools.count()
+
+        async def other() -> None:
+            while True:
+                next(turns)
+                await asyncio.sleep(0)
+
+        task = asyncio.ensure_future(other())
+        await to_itself()
+        task.cancel()
+        assert next(turns) >= COUNT // peers.TURN
+
+    asyncio.run(test())
