@@ -114,7 +114,7 @@ def test_saves_that_fail_or_come_about_leave_nothing_behind(tmp_path: Path, fail
                 with pytest.MonkeyPatch.context() as patch:
                     fail(world, patch)
                     for worker in world.workers:
-                        worker.save(step, step % 2)
+                        worker.save(step, step % 2, content(worker.rank, step, 9000))  # memory has to grow
                     for worker in world.workers:
                         await worker.event("committed" if fail is nothing else "dropped", step=step)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from agent_kit import NAMESPACE, RUN_ID, content, layout
+from waiting import until
 
 from ckpt.agent import holdings
 from ckpt.agent.holdings import Holdings
@@ -79,3 +81,37 @@ def test_what_a_killed_process_left_half_made_goes(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     opened(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+def test_room_is_all_there_whatever_the_file_was_before(tmp_path: Path) -> None:
+    """A file as long as is needed may have holes: what writes into them where memory is full gets a SIGBUS."""
+    nbytes, path = 1 << 20, tmp_path / "copy-1-0-0.data"
+    for before in (0, nbytes // 2, nbytes, 2 * nbytes):
+        path.unlink(missing_ok=True)
+        path.touch()
+        os.truncate(path, before)
+        Holdings(tmp_path, RUN_ID, NAMESPACE).room_for(path.stem, nbytes)
+        assert path.stat().st_blocks * 512 >= nbytes
+
+
+def test_memory_that_is_there_is_not_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel would look at each page, at every save."""
+    asked, allocate = [], os.posix_fallocate
+    monkeypatch.setattr(os, "posix_fallocate", lambda fd, start, n: asked.append(n) or allocate(fd, start, n))
+    held = Holdings(tmp_path, RUN_ID, NAMESPACE)
+    for nbytes in (8192, 8192, 4096, 12288):
+        held.room_for("copy-1-0-0", nbytes)
+    assert asked == [8192, 12288]
+
+
+def test_new_memory_is_mapped_before_it_is_written_to(tmp_path: Path) -> None:
+    nbytes = 8 << 20
+    room = Holdings(tmp_path, RUN_ID, NAMESPACE).room_for("copy-1-0-0", nbytes)
+
+    def mapped_kb() -> int:
+        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+        next(line for line in lines if line.endswith(str(tmp_path / "copy-1-0-0.data")))
+        return int(next(line for line in lines if line.startswith("Rss:")).split()[1])
+
+    until(lambda: mapped_kb() == nbytes >> 10, "its pages are mapped")
+    assert not any(room)

@@ -320,7 +320,7 @@ def test_parity_of_the_newest_committed_step_stays_until_a_newer_commit(tmp_path
             names = {place.node: set(os.listdir(place.ram_dir)) for place in world.places}
             monkeypatch.setattr("ckpt.agent.holdings.os.posix_fallocate", full)
             for worker in world.workers:
-                worker.save(40, 1)
+                worker.save(40, 1, content(worker.rank, 40, 9000))  # what is there does not suffice
             for worker in world.workers:
                 dropped = await worker.event("dropped", step=40)
                 assert "No space left" in dropped["reason"]
