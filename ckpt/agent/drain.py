@@ -13,6 +13,7 @@ from typing import Any
 
 from ckpt.agent.context import Context
 from ckpt.agent.exchange import save_to_json
+from ckpt.agent.patience import within
 from ckpt.agent.peers import Handler, PeerError
 from ckpt.agent.saves import Saves
 from ckpt.agent.stock import Stock
@@ -238,7 +239,7 @@ class DrainLead:
 
     async def _in_time(self, name: str, function: Callable[..., Any], *args: Any) -> None:
         try:
-            await asyncio.wait_for(in_thread(function, *args), self._deadlines.drain_s)
+            await within(self._deadlines.drain_s, in_thread(function, *args))
         except asyncio.TimeoutError:
             raise AgentError(f"the {name} tier did not answer within {self._deadlines.drain_s:g} s") from None
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from ckpt.agent.messages import decode
+from ckpt.agent.patience import within
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.files import dump_json
 from ckpt.transport import Transfer, Transport, TransportError
@@ -56,7 +57,7 @@ class Peers:
         message = {"op": op, **fields}
         try:
             serve = self._serve(node, message) if node == self.rank else self._remote(node, message)
-            answer = await asyncio.wait_for(serve, timeout_s)
+            answer = await within(timeout_s, serve)
         except asyncio.TimeoutError:
             raise PeerError(f"node {self.nodes[node]}: no answer to {op!r} within {timeout_s:g} s") from None
         except TransportError as error:

@@ -17,6 +17,7 @@ from typing import Any
 from ckpt.agent.context import Context
 from ckpt.agent.drain import DrainLead
 from ckpt.agent.exchange import save_to_json
+from ckpt.agent.patience import within
 from ckpt.agent.peers import PeerError
 from ckpt.agent.plan import Plan
 from ckpt.agent.rebuilding import Rebuilding
@@ -101,7 +102,7 @@ class RecoverLead:
                 if name != _MEMORY:
                     self._tenure.check(name)
                     aside = in_thread(self._context.tiers[name].set_aside, directory_name(save), reason)
-                    where = await asyncio.wait_for(aside, self._deadlines.drain_s)
+                    where = await within(self._deadlines.drain_s, aside)
             except (CheckpointError, OSError, asyncio.TimeoutError) as error:
                 self._listener.problem(
                     "step not set aside", f"{name} tier: {str(error) or 'no answer in time'}", save.step
@@ -234,9 +235,7 @@ class RecoverLead:
 
     async def _manifest(self, name: str, save: SaveId) -> Manifest:
         try:
-            return await asyncio.wait_for(
-                in_thread(self._context.tiers[name].read_manifest, save), self._deadlines.verify_s
-            )
+            return await within(self._deadlines.verify_s, in_thread(self._context.tiers[name].read_manifest, save))
         except asyncio.TimeoutError:
             raise AgentError(f"no answer within {self._deadlines.verify_s:g} s") from None
 

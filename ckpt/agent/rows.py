@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ckpt.agent.exchange import save_to_json
+from ckpt.agent.patience import within
 from ckpt.agent.peers import Peers
 from ckpt.agent.sums import Addend, Sums, Target, addends_of, pieces
 from ckpt.errors import AgentError
@@ -94,7 +95,7 @@ class Rows:
                 await self._come.wait_for(lambda: all((save, over, row) in self._asked for row in rows))
 
         try:
-            await asyncio.wait_for(all_have(), TOGETHER_S)
+            await within(TOGETHER_S, all_have())
         except asyncio.TimeoutError:
             pass  # they make their own
         targets = {}
@@ -115,7 +116,7 @@ class Rows:
         async with self._come:
             self._come.notify_all()
         try:
-            await asyncio.wait_for(told, TOGETHER_S)
+            await within(TOGETHER_S, told)
             return {"comes": True}
         except asyncio.TimeoutError:
             return {"comes": False}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt.agent.context import Context
+from ckpt.agent.patience import within
 from ckpt.agent.threads import in_thread
 from ckpt.config import Place
 from ckpt.errors import CheckpointError
@@ -82,7 +83,7 @@ def _whole(rows: Iterable[Sequence[Any]]) -> list[SaveId]:
 
 async def _steps(context: Context, name: str, tier: Tier, timeout_s: float) -> tuple[list[SaveId], float] | str:
     try:
-        return await asyncio.wait_for(in_thread(_own_steps, tier), timeout_s)
+        return await within(timeout_s, in_thread(_own_steps, tier))
     except asyncio.TimeoutError:
         reason = f"no answer within {timeout_s:g} s"
     except (CheckpointError, OSError) as error:

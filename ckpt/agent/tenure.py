@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ckpt.agent.context import Context
+from ckpt.agent.patience import within
 from ckpt.agent.threads import in_thread
 from ckpt.agent.verdict import has_ended
 from ckpt.errors import AgentError, CheckpointError
@@ -133,7 +134,7 @@ class Tenure:
 
     async def _in_time(self, function: Callable[..., T], *args: Any) -> T:
         try:
-            return await asyncio.wait_for(in_thread(function, *args), self._deadlines.answer_s)
+            return await within(self._deadlines.answer_s, in_thread(function, *args))
         except asyncio.TimeoutError:
             raise AgentError(f"no answer within {self._deadlines.answer_s:g} s") from None
 
