@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 
 from ckpt.errors import CheckpointError, CorruptError, NamespaceError
 from ckpt.record.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, parse_manifest
@@ -58,13 +57,14 @@ class S3Tier:
     def prepare(self) -> float:
         """Puts the mark, or checks the one that is there; asks once in the life of this process."""
         if self._created_s is None:
-            try:
-                data = self._bucket.get(self._key(MARK))
-            except FileNotFoundError:
-                if self._bucket.anything(f"{self._prefix}/"):
+            data = self._mark()
+            if data is None and self._bucket.anything(f"{self._prefix}/"):
+                data = self._mark()  # that another of us may just have put, before anything else
+                if data is None:
                     raise NamespaceError(
                         f"{self.url}: holds other objects and no {MARK}; choose another prefix or namespace"
-                    ) from None
+                    )
+            if data is None:
                 data = new_mark(self.namespace)
                 self._bucket.put(self._key(MARK), data)
             self._created_s = self._check(data).created_s
@@ -72,8 +72,8 @@ class S3Tier:
 
     def check(self) -> None:
         """By the mark; who may read and write there is for the bucket to say."""
-        with suppress(FileNotFoundError):
-            self._check(self._bucket.get(self._key(MARK)))
+        if (data := self._mark()) is not None:
+            self._check(data)
 
     def read_claim(self) -> Claim | None:
         """The claim beside the mark."""
@@ -198,6 +198,12 @@ class S3Tier:
                     self._bucket.abort(key, upload)
             removed(entry.name)
         return [entry.name for entry in gone]
+
+    def _mark(self) -> bytes | None:
+        try:
+            return self._bucket.get(self._key(MARK))
+        except FileNotFoundError:
+            return None
 
     def _check(self, mark_data: bytes) -> Mark:
         mark = parse_mark(mark_data, f"{self.url}/{MARK}")

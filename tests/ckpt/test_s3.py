@@ -106,6 +106,21 @@ def test_an_error_is_never_taken_for_an_absent_step(server: S3Server, answer: An
             assert str(caught.value).startswith("s3://bucket/x/ns") and "\n" not in str(caught.value)
 
 
+def test_the_mark_that_another_agent_puts_while_we_look_is_ours_too(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, anything = server.fresh_url(), Bucket.anything
+    ours, theirs = (S3Tier(url, "ns", server.options) for _ in range(2))
+
+    def meanwhile(self: Bucket, prefix: str) -> bool:
+        monkeypatch.setattr(Bucket, "anything", anything)
+        theirs.prepare()
+        return anything(self, prefix)
+
+    monkeypatch.setattr(Bucket, "anything", meanwhile)
+    assert ours.prepare() == theirs.prepare()
+
+
 def test_a_server_that_says_slow_down_is_asked_again(server: S3Server) -> None:
     answers = Answers(error(503, "SlowDown"), hello)
     with answering(answers) as options:
