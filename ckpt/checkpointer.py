@@ -243,9 +243,7 @@ class Checkpointer:
             return
         with self._lock:
             if self._session:
-                if flush:
-                    self._session.flush()
-                self._session.close()
+                self._session.close(flush=flush)
                 self._session = None
             if self._cadence:
                 self._cadence.close()

@@ -29,6 +29,7 @@ class Client:
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.role = ""
         self.local_rank = -1
+        self.session = 0  # of the rank's Checkpointers, which one this is
         self._writer = writer
 
     def send(self, message: dict[str, Any]) -> None:
@@ -148,10 +149,10 @@ class Listener:
             await self._answer(client, message)
 
     def _hello(self, client: Client, message: dict[str, Any]) -> None:
-        role, local_rank = message.get("role"), message.get("local_rank", -1)
-        if role not in ("trainer", "monitor") or type(local_rank) is not int:
+        role, local_rank, session = message.get("role"), message.get("local_rank", -1), message.get("session", 1)
+        if role not in ("trainer", "monitor") or type(local_rank) is not int or type(session) is not int:
             raise AgentError(f"hello of role {role!r:.40}, expected trainer or monitor")
-        client.role, client.local_rank = role, local_rank
+        client.role, client.local_rank, client.session = role, local_rank, session
         self.used = True
         while role == "monitor" and self._backlog:
             client.send(self._backlog.popleft())

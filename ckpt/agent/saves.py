@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt.agent.context import Context
+from ckpt.agent.departed import Departed, ended_without
 from ckpt.agent.listener import Client
 from ckpt.agent.parities import Parities
 from ckpt.agent.peers import PeerError
@@ -33,6 +34,8 @@ class Save:
     """A save in flight on this node."""
 
     step: int
+    session: int = 0  # which of their Checkpointers the ranks save it with
+    ranks: set[int] = field(default_factory=set)  # that have handed in their shards, to be sealed
     names: dict[int, str] = field(default_factory=dict)  # of sealed shards, by local rank
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)  # sealing, protecting, and the watch over both
     tokens: Counter[str] = field(default_factory=Counter)  # of groups of replicas: ranks of this node that told it
@@ -69,6 +72,7 @@ class Saves:
         self._is_lost = False  # the other agents are, and the workers know
         self._dropped: deque[int] = deque(maxlen=_REMEMBER)  # a worker may come late with one
         self._missed_step = -1  # up to here a worker of this node has missed saves
+        self._departed = Departed()  # of this node's ranks
         self._changed = asyncio.Condition()
         self._copying = asyncio.Lock()  # a name that is free stays so until its record is there
         self._sealing = [asyncio.Lock() for _ in range(self._place.ranks_per_node)]  # each rank's steps in order
@@ -84,8 +88,7 @@ class Saves:
         local_rank = client.local_rank
         step, slot, rank = (_whole(message, key) for key in ("step", "slot", "rank"))
         layout = Layout.from_json(message["layout"])
-        ranks = self._context.ranks(self._place.node_rank)
-        if slot >= self._slots or not 0 <= local_rank < len(ranks) or rank != ranks[local_rank]:
+        if slot >= self._slots or rank != self._rank_of(client):
             raise AgentError(f"sealed: slot {slot} of rank {rank} is not one of local rank {local_rank}")
         is_dropped = step in self._dropped or step <= self._missed_step
         if is_dropped or step in self.pinned or self._holdings.find(self._context.save_id(step), rank):
@@ -93,6 +96,8 @@ class Saves:
             client.send({"event": "dropped", "step": step, "reason": reason})
             return
         save = self._begin(step)
+        save.session = max(save.session, client.session)
+        save.ranks.add(rank)
         save.drain |= bool(message.get("drain"))
         members = {str(token): int(size) for token, size in dict(message.get("tokens", {})).items()}
         save.tokens.update(members.keys())
@@ -102,6 +107,7 @@ class Saves:
             world_size=self._place.world_size, layout=layout, blocks=(), drain=save.drain,
         )  # fmt: skip
         self._start(save, self._seal(save, local_rank, f"own-{local_rank}-{slot}", staged))
+        self._look_for_departed(save)
 
     def failed(self, step: int, reason: str) -> None:
         """A worker of this node could not save a step: nobody need wait for it."""
@@ -118,6 +124,22 @@ class Saves:
             await self._peers.call(0, "missed", timeout_s=self._deadlines.answer_s, step=step)
         except PeerError as error:
             self._listener.problem("missed saves not told", str(error), step)
+
+    def opened(self, client: Client) -> None:
+        """A worker has a Checkpointer, be it another one after it closed the first: its saves are to be waited for."""
+        rank = self._rank_of(client)
+        if self._departed.back(rank, client.session):
+            self._peers.spawn(self._tell_of_rank("opened", rank=rank, session=client.session))
+
+    def closed(self, client: Client) -> None:
+        """A worker closes its Checkpointer: what others save without it is waited for by nobody."""
+        rank = self._rank_of(client)
+        if not self._departed.leave(rank, client.session):
+            return
+        for save in list(self._in_flight.values()):
+            self._look_for_departed(save)
+        steps = [save.step for save in self._in_flight.values() if rank in save.ranks]
+        self._peers.spawn(self._tell_of_rank("closed", rank=rank, session=client.session, steps=steps))
 
     async def flush(self) -> None:
         """Returns when the workers know what became of this node's saves, or that the other agents are lost."""
@@ -186,6 +208,25 @@ class Saves:
                     made += 1
         return made + await self.parities.make(save_id, None, placement)
 
+    def _rank_of(self, client: Client) -> int:
+        ranks = self._context.ranks(self._place.node_rank)
+        if not 0 <= client.local_rank < len(ranks):
+            raise AgentError(f"local rank {client.local_rank}: this node has {len(ranks)}")
+        return ranks[client.local_rank]
+
+    def _look_for_departed(self, save: Save) -> None:
+        for rank in self._departed.ranks:
+            if rank not in save.ranks and self._departed.lacks(rank, save.step, save.session):
+                self._start(save, self._give_up(save, ended_without(rank)))
+                return
+
+    async def _tell_of_rank(self, what: str, **fields: Any) -> None:
+        try:
+            await self._peers.call(0, what, timeout_s=self._deadlines.answer_s, **fields)
+        except PeerError as error:
+            if not self._is_lost:
+                self._listener.problem(f"not told that rank {fields['rank']} has {what} its Checkpointer", str(error))
+
     def _begin(self, step: int) -> Save:
         save = self._in_flight.get(step)
         if save is None:
@@ -225,7 +266,7 @@ class Saves:
             if len(save.names) == self._place.ranks_per_node:
                 tokens = [[token, told, save.members[token]] for token, told in save.tokens.items()]
                 fields = {"step": save.step, "nbytes": save.nbytes, "drain": save.drain, "tokens": tokens}
-                await self._peers.call(0, "sealed", timeout_s=self._deadlines.answer_s, **fields)
+                await self._peers.call(0, "sealed", timeout_s=self._deadlines.answer_s, session=save.session, **fields)
         except (CheckpointError, OSError) as error:
             await self._give_up(save, str(error))
 

@@ -169,8 +169,10 @@ class Agent:
     async def _serve_worker(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
         match message.get("op"):
             case "plan":
+                self._saves.opened(client)
                 return await self._loading.plan_for_worker()
             case "rejoin":
+                self._saves.opened(client)
                 return await self._rejoin.for_worker(int(message["generation"]))
             case "foreseen":
                 return await self._ahead.for_worker()
@@ -193,6 +195,7 @@ class Agent:
                 await self._saves.flush()
             case "bye":
                 self._finished += 1
+                self._saves.closed(client)
                 log.info("local rank %d has finished", client.local_rank)
             case op:
                 raise AgentError(f"unknown request {op!r:.40} of a worker")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ckpt.agent.client import AgentClient
@@ -27,6 +28,8 @@ GROW_THREAD, MAP_THREAD = "ckpt-grow", "ckpt-map"
 _REMEMBER = 64  # steps
 _FOLLOW_S = 1.0  # between looks for events that came beside the answer to a request
 _REJOIN_POLL_S = 0.05  # between looks for an agent in the place of the lost one
+
+_opened: Counter[tuple[Path, int]] = Counter()  # sessions of this process, by the agent's socket and local rank
 
 Stage = Callable[[Slot], tuple[Layout, Copies | None]]  # the copies that still run when it returns
 
@@ -79,14 +82,15 @@ class Session:
         self._lock = threading.RLock()  # around what the agent's events change
         self._arena = Arena(place.ram_dir, identity.local_rank, config.slots)
         threading.Thread(target=self._arena.map_ahead, name=MAP_THREAD, daemon=True).start()  # while the agents plan
-        self._agent = AgentClient.connect(
-            place.socket_path, rank=identity.rank, local_rank=identity.local_rank, timeout_s=deadlines.connect_s
-        )
+        opened = place.socket_path, identity.local_rank
+        self._number = _opened[opened] + 1  # the same on all ranks, as they make the same calls
+        self._agent = self._connect(deadlines.connect_s)
         if wants is not None:
             self._look_ahead(wants)
         reply = self._agent.request("plan", timeout_s=deadlines.plan_s)
         self.plan = Plan(step=reply["step"], tier=reply["tier"], world_size=reply["world_size"])
         self._generation = int(reply["generation"])
+        _opened[opened] = self._number
         for skipped in reply.get("skipped", []):
             log.warning("rank %d: step %s passed over: %s", identity.rank, skipped["step"], skipped["reason"])
         newest = SaveId(step=self.plan.step, attempt=reply["attempt"], run_id=place.run_id) if self.plan.step else None
@@ -122,6 +126,12 @@ class Session:
             open_s=self._deadlines.open_s,
             threads=threads_per_rank(self._place.ranks_per_node),
             mapped=self._arena.mapped,
+        )
+
+    def _connect(self, timeout_s: float) -> AgentClient:
+        path, who = self._place.socket_path, self._identity
+        return AgentClient.connect(
+            path, rank=who.rank, local_rank=who.local_rank, session=self._number, timeout_s=timeout_s
         )
 
     def prepare(self, nbytes: int) -> None:
@@ -213,8 +223,14 @@ class Session:
 
     def flush(self) -> None:
         """Waits until none of this node's saves is in flight any more."""
-        if not self._sealing.settle(self._deadlines.flush_s):
-            log.warning("rank %d: copies have not ended within %g s", self._identity.rank, self._deadlines.flush_s)
+        self._settle(self._deadlines.flush_s)
+        self._await_outcomes()
+
+    def _settle(self, timeout_s: float) -> None:
+        if not self._sealing.settle(timeout_s):
+            log.warning("rank %d: copies have not ended within %g s", self._identity.rank, timeout_s)
+
+    def _await_outcomes(self) -> None:
         if self._lost:
             return
         try:
@@ -224,12 +240,18 @@ class Session:
             log.warning("rank %d: whether the last saves are safe is not known: %s", self._identity.rank, error)
             self._lose(error)
 
-    def close(self) -> None:
-        """Says goodbye, so that a stop does not wait for this rank; copies that still run have a moment to end."""
-        self._sealing.settle(self._deadlines.slot_s)
+    def close(self, *, flush: bool) -> None:
+        """Says goodbye, so that nobody waits for this rank; copies that still run have a moment to end.
+
+        Args:
+            flush: wait then for the saves in flight; what lacks the shard of a rank that has said goodbye is dropped.
+        """
+        self._settle(self._deadlines.flush_s if flush else self._deadlines.slot_s)
+        self._send("bye")
+        if flush:
+            self._await_outcomes()
         with self._lock:
             self._closed.set()
-            self._send("bye")
             self._agent.close()
 
     def _follow(self) -> None:
@@ -260,11 +282,8 @@ class Session:
 
     def _find_agent(self) -> tuple[AgentClient, dict[str, Any]] | None:
         """An agent of a later generation, once saving can go on there and no copy into a slot is under way here."""
-        identity = self._identity
         try:
-            agent = AgentClient.connect(
-                self._place.socket_path, rank=identity.rank, local_rank=identity.local_rank, timeout_s=0.0
-            )
+            agent = self._connect(0.0)
         except AgentError:
             return None
         try:
@@ -272,7 +291,7 @@ class Session:
             if self._sealing.settle(self._deadlines.slot_s):
                 return agent, reply
         except AgentError as error:
-            log.debug("rank %d: no agent yet: %s", identity.rank, error)
+            log.debug("rank %d: no agent yet: %s", self._identity.rank, error)
         agent.close()
         return None
 

@@ -184,8 +184,9 @@ class Link:
 class Worker(Link):
     """A training process as the agent sees it."""
 
-    def __init__(self, place: Place, local_rank: int) -> None:
+    def __init__(self, place: Place, local_rank: int, session: int = 1) -> None:
         super().__init__()
+        self.session = session
         self.place = place
         self.local_rank = local_rank
         self.rank = place.node_rank * place.ranks_per_node + local_rank
@@ -193,7 +194,13 @@ class Worker(Link):
     async def connect(self) -> Worker:
         await self.open(
             self.place.socket_path,
-            {"role": "trainer", "local_rank": self.local_rank, "rank": self.rank, "pid": os.getpid()},
+            {
+                "role": "trainer",
+                "local_rank": self.local_rank,
+                "session": self.session,
+                "rank": self.rank,
+                "pid": os.getpid(),
+            },
         )
         return self
 
