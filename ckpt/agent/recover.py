@@ -213,9 +213,8 @@ class RecoverLead:
             return await self._rebuilding.bring_back(*work)
         self._foreseen = True
         plan = Plan(save=save, world_size=held.world_size, holders=held.holders, rebuilt=lost)
-        told = asyncio.ensure_future(self._tell("foresee", plan=plan.to_json(), headers=keepers))
+        await self._tell("foresee", plan=plan.to_json(), headers=keepers)
         rebuilt, failure, _ = await self._rebuilding.bring_back(*work)
-        await told
         if not failure:
             return rebuilt, failure, ""
         log.warning("step %d: %s; once more, with nothing read ahead", save.step, failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
@@ -13,8 +14,9 @@ from agent_kit import World, config, content, lose, run, until
 from test_recover import damage, expected, records
 
 from ckpt.agent import rows, sums
+from ckpt.agent.sums import Sums
 from ckpt.errors import AgentError
-from ckpt.record.blocks import BLOCK_BYTES, checksums
+from ckpt.record.blocks import BLOCK_BYTES, bad_blocks, checksums
 from ckpt.record.shard import SaveId
 from ckpt.redundancy.parity import read_parity, write_parity
 
@@ -347,6 +349,62 @@ def test_a_rebuild_overwrites_nothing_valid(tmp_path):
             assert (await world.plan())["step"] == 20
             after = records(tmp_path / "b", "own")
             assert before.items() <= after.items() and other in after.values()
+
+    run(test)
+
+
+def test_what_was_read_ahead_of_a_rebuild_that_failed_gives_its_memory_to_the_next_try(tmp_path, monkeypatch):
+    """Memory is what it may have lacked."""
+    pull, failed, later = Sums.pull, [], []
+
+    def ahead():
+        return [path.name for path in tmp_path.glob("*/fetch-*")]
+
+    async def failing(self, save, over, addends, into, *others):
+        if not failed:
+            await until(lambda: ahead() == ["fetch-2.data"])
+            failed.append(True)
+            full()
+        later.append(ahead())
+        await pull(self, save, over, addends, into, *others)
+
+    async def test():
+        await saved(tmp_path, of("xor"), ranks_per_node=1)
+        lose(tmp_path, "b")
+        monkeypatch.setattr(Sums, "pull", failing)
+        async with World(tmp_path, ["a", "c", "d"], 1, of("xor")) as world:
+            assert (await world.workers[2].request("foreseen"))["step"] == 20
+            world.workers[2].send(op="ahead", step=20, wants=[[2, None]])
+            assert (await world.plan())["step"] == 20
+            assert failed and later and not any(later)
+            assert await world.contents(4) == expected(4, 20)
+
+    run(test)
+
+
+def test_parity_says_nothing_of_bytes_that_are_just_being_replaced(tmp_path, monkeypatch):
+    """Killed at that moment it leaves no record that its bytes do not match."""
+    make, begun = rows.Rows.make, []
+
+    async def stuck(self, save, over, ready, into):
+        await make(self, save, over, ready, into)
+        begun.append(into)
+        await asyncio.Event().wait()
+
+    async def test():
+        async with World(tmp_path, NODES, 0, of("xor")) as world:
+            await world.save(10, 0)
+            await world.save(20, 1)
+            assert all(parities(place.ram_dir) == [10, 20] for place in world.places)
+            monkeypatch.setattr(rows.Rows, "make", stuck)
+            for worker in world.workers:
+                worker.save(30, 0)
+            await until(lambda: len(begun) == len(NODES))
+            for place in world.places:
+                for path in place.ram_dir.glob("parity-*.json"):
+                    record, data = read_parity(place.ram_dir, path.stem), path.with_suffix(".data").read_bytes()
+                    assert not bad_blocks(memoryview(data)[: record.nbytes], record.blocks)
+                assert parities(place.ram_dir) == [20]
 
     run(test)
 

@@ -424,6 +424,28 @@ class TestSharedTier:
 
         run(test)
 
+    def test_of_one_step_that_two_runs_have_saved_each_restores_its_own(self, tmp_path, monkeypatch):
+        """The other's came later, so it is the first in the tier's own order."""
+
+        async def test():
+            async with World(tmp_path, ["a"], 0, config(tmp_path / "shared")) as world:
+                await world.save(10, 0)
+                await world.flush()
+            monkeypatch.setattr("agent_kit.RUN_ID", "run-2")
+            async with World(tmp_path, ["b"], 0, config(tmp_path / "shared")) as world:
+                assert (await world.plan())["step"] == 10
+                world.workers[0].save(10, 0, data=content(0, 99))
+                await world.workers[0].event("committed", step=10)
+                await world.flush()
+            for run_id, saved_as in (("run-1", 10), ("run-2", 99)):
+                monkeypatch.setattr("agent_kit.RUN_ID", run_id)
+                lose(tmp_path, *(name for name in ("a", "b") if (tmp_path / name).exists()))
+                async with World(tmp_path, ["a"], 1, config(tmp_path / "shared")) as world:
+                    assert (await world.plan())["step"] == 10
+                    assert await world.contents(1) == [content(0, saved_as)]
+
+        run(test)
+
     def test_another_run_of_the_namespace_goes_on_from_the_shared_tier(self, tmp_path, monkeypatch):
         async def test():
             checkpoint = config(tmp_path / "shared")

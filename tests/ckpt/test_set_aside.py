@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from s3_kit import S3Server, s3_server
 from test_cli_ckpt import facts
 from test_parity import instead, of, saved
 from test_recover import damage, expected
+from test_tenure import CLAIM
 
 from ckpt.agent.peers import PeerError
 from ckpt.agent.recover import RecoverLead
@@ -164,6 +166,34 @@ def flip(kind: str, tier: Tier) -> None:
         tier._bucket.put(key, data)
     else:
         damage(Path(str(tier.data_path(save, file))))
+
+
+def test_what_another_run_has_taken_over_is_set_aside_by_that_run_alone(tmp_path: Path, server: S3Server) -> None:
+    """It did so while this one restored."""
+    checkpoint, _ = place("shared", tmp_path, server)
+    tier, go = SharedTier(tmp_path / "shared", NAMESPACE), asyncio.Event()
+
+    async def test() -> None:
+        await drained(tmp_path, checkpoint)
+        flip("shared", tier)
+        async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
+            restore = world.agents[1]._restore._on_restore
+
+            async def held(source: int, message: dict[str, Any]) -> dict[str, Any]:
+                answer = await restore(source, message)
+                await go.wait()
+                return answer
+
+            world.agents[1]._peers.handle("restore", held)
+            assert (await world.plan())["step"] == 10
+            tier.write_claim(replace(CLAIM, run_id="run-2"))
+            await world.monitors[0].event("problem", what="nothing goes to the shared tier any more")
+            go.set()
+            problem = await world.monitors[0].event("problem", what="step not set aside", step=20)
+            assert "taken over" in problem["detail"]
+        assert tier.aside() == [] and [save.step for save in tier.steps()] == [20, 10]
+
+    run(test)
 
 
 @pytest.mark.parametrize("kind", ["shared", "nvme", "s3"])
