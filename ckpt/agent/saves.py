@@ -170,16 +170,17 @@ class Saves:
     def pin_newest(self, tiers: Collection[str]) -> int:
         """Keeps this node's shards of a restored save until they have reached some tiers; returns their bytes.
 
-        Where one is not in a slot of its rank, none is pinned, and the drain fails.
+        A copy serves as well, as where nodes have changed places. Where one is missing, none is pinned, and the drain
+        fails.
         """
         if self.newest is None or not tiers:
             return 0
         names: dict[int, str] = {}
         for local_rank, rank in enumerate(self._context.ranks(self._place.node_rank)):
-            own = [name for name in self._holdings.find(self.newest, rank) if name.startswith("own-")]
-            if not own:
+            found = self._holdings.find(self.newest, rank)
+            if not found:
                 return 0
-            names[local_rank] = own[0]
+            names[local_rank] = found[0]
         self.pinned[self.newest.step] = Pin(save=self.newest, names=names, tiers=set(tiers))
         return sum(self._holdings.record(name).nbytes for name in names.values())
 

@@ -101,6 +101,43 @@ def test_other_agents_in_the_place_of_lost_ones_drain_what_they_take_up(tmp_path
     run(test)
 
 
+def test_nodes_that_have_changed_places_drain_the_copies_that_they_have_and_keep_them_meanwhile(
+    tmp_path: Path, stuck: set[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has its new rank's shard as its partner's copy alone; newer steps are committed before that is written."""
+    write_node, go = SharedTier.write_node, threading.Event()
+
+    def late(self: SharedTier, save: Any, *args: Any) -> Any:
+        if save.attempt == 0 and len(stuck) == len(NODES):
+            go.wait(30)
+        return write_node(self, save, *args)
+
+    async def test() -> None:
+        checkpoint = config(tmp_path / "shared")
+        async with World(tmp_path, NODES, 0, checkpoint) as world:
+            await world.plan()
+            await world.save(10, slot=0)
+            await until(lambda: len(stuck) == len(NODES))
+        monkeypatch.setattr(SharedTier, "write_node", late)
+        async with World(tmp_path, NODES[::-1], 1, checkpoint) as world:
+            assert (await world.plan())["pinned"]
+            for step, slot in ((11, 1), (12, 2), (13, 1)):
+                await world.save(step, slot)
+            go.set()
+            await world.flush()
+            assert not world.monitors[0].seen("problem")
+        lose(tmp_path, *NODES)
+        async with World(tmp_path, NODES, 2, checkpoint) as world:
+            plan = await world.plan()
+            assert (plan["step"], plan["tier"]) == (10, "shared")
+            assert await world.contents(2) == [content(rank, 10) for rank in range(2)]
+
+    try:
+        run(test)
+    finally:
+        go.set()
+
+
 def on_disk(tmp_path: Path, node: str) -> list[int]:
     return [save.step for save in NvmeTier(tmp_path / "nvme", NAMESPACE, node=node).steps()]
 
