@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -118,6 +119,24 @@ def test_a_run_that_starts_again_more_often_than_that_is_due_all_the_same(
     assert went[0] == []
     # The restored step 2, as nothing was there yet; 60 s later step 5; and so on.
     assert went[-1] == [2, 5, 8, 11]
+
+
+def test_where_one_node_has_a_new_disk_what_is_restored_is_late(tmp_path: Path, clocks: Clocks) -> None:
+    """Although the others had a step 20 s ago."""
+
+    async def test() -> None:
+        checkpoint = every(tmp_path, "nvme")
+        async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
+            await world.plan()
+            await train(world, clocks, range(1, 4), 20.0)
+        shutil.rmtree(tmp_path / "nvme" / "b")
+        async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
+            await world.plan()
+            await world.flush()
+        disk = NvmeTier(tmp_path / "nvme", NAMESPACE, node="b")
+        assert [save.step for save in disk.steps()] == [3]
+
+    run(test)
 
 
 @pytest.mark.parametrize("jump_s", [-YEAR_S, -30.0, 30.0, YEAR_S])

@@ -346,14 +346,15 @@ class TestRestore:
         async def test():
             async with World(tmp_path, ["a"], 0, config()) as world:
                 await world.save(10, 0)
-            monkeypatch.setattr(S3Tier, "steps", lambda self: release.wait(30) and [])
+            monkeypatch.setattr(S3Tier, "catalog", lambda self: release.wait(30) and [])
             deadlines = replace(world._deadlines, answer_s=0.2)
             async with World(tmp_path, ["a"], 1, config(s3=section), deadlines=deadlines) as world:
                 assert (await world.plan())["step"] == 10
-                await world.monitors[0].event("problem", what="s3 tier cannot be read")
+                problem = await world.monitors[0].event("problem", what="s3 tier cannot be read")
+                assert problem["detail"] == "no answer within 0.2 s"
             lose(tmp_path, "a")
             release.set()
-            monkeypatch.setattr(S3Tier, "steps", lambda self: self._bucket.get("x"))
+            monkeypatch.setattr(S3Tier, "catalog", lambda self: self._bucket.get("x"))
             monkeypatch.setattr(Bucket, "get", refused)
             async with World(tmp_path, ["a"], 2, config(s3=section)) as world:
                 answer = await world.workers[0].request("plan")

@@ -14,6 +14,7 @@ from ckpt.agent.deadlines import Deadlines
 from ckpt.agent.exchange import Exchange
 from ckpt.record.blocks import BLOCK_BYTES
 from ckpt.record.shard import SaveId, read_record, write_record
+from ckpt.tiers.mark import MARK, new_mark
 from ckpt.tiers.posix import SharedTier
 
 NODES = ["a", "b", "c", "d"]
@@ -461,10 +462,15 @@ class TestSharedTier:
 
         run(test)
 
-    def test_a_tier_that_cannot_be_read_is_no_reason_to_start_at_zero(self, tmp_path):
+    @pytest.mark.parametrize("why", ["a file where the folder should be", "another's mark"])
+    def test_a_tier_that_cannot_be_read_is_no_reason_to_start_at_zero(self, tmp_path, why):
         async def test():
             (tmp_path / "shared").mkdir()
-            (tmp_path / "shared" / "test").write_text("a file where the namespace's folder should be")
+            folder = tmp_path / "shared" / "test"
+            if why == "another's mark":
+                folder.mkdir()
+                folder = folder / MARK
+            folder.write_bytes(new_mark("other"))
             checkpoint = config(tmp_path / "shared")
             async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
                 answer = await world.workers[0].request("plan")

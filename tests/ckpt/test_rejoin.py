@@ -152,7 +152,9 @@ def test_only_saves_whole_where_their_ranks_run_count_this_attempts_before_older
         return [{"step": step, "attempt": attempt, "run_id": "r"}, world_size, rank, own]
 
     a = [shard(10, 0), shard(20, 0), shard(40, 0), shard(90, 0, attempt=0), shard(99, 0, world_size=1), shard(50, 1)]
+    a.append(shard(95, 0, world_size=3))
     b = [shard(10, 1), shard(20, 1), shard(40, 1, own=False), shard(90, 1, attempt=0), shard(50, 0)]
+    b.append(shard(95, 1, world_size=3))  # its third rank's node is gone
     assert [(save.attempt, save.step) for save in whole_in_place([a, b], place)] == [(1, 20), (1, 10), (0, 90)]
 
 
