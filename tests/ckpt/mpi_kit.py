@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,21 @@ from ckpt.agent.launch import command, environment, mpirun_options
 from ckpt.errors import AgentError
 
 WAIT_S = 30.0
+_sessions = tempfile.TemporaryDirectory(prefix="mpi-")
+
+
+def session_options() -> list[str]:
+    """A place of its own for what an mpirun keeps by its process id.
+
+    What a killed one leaves in /tmp keeps one of the same id from starting: "The PMIx server's listener thread failed
+    to start".
+    """
+    return ["--prtemca", "prte_tmpdir_base", tempfile.mkdtemp(dir=_sessions.name)]
 
 
 def mpirun(*programs: list[str]) -> list[str]:
     """One process of each program; leading NAME=VALUE words are its environment."""
-    line = [str(Path(sys.executable).with_name("mpirun")), *mpirun_options()]
+    line = [str(Path(sys.executable).with_name("mpirun")), *mpirun_options(), *session_options()]
     for i, program in enumerate(programs):
         line += [":"] if i else []
         line += ["-n", "1", "env", *program]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mpi_kit import session_options
 from trainer_kit import solo_directories, solo_namespace
 
 from ckpt.agent.launch import environment, mpirun_options
@@ -21,7 +22,7 @@ OPTIONS = [option for option in mpirun_options() if option not in ("--with-ft", 
 def heat(namespace: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     arguments = ["--namespace", namespace, "--folder", str(folder), "--steps", "60", *more]
     return subprocess.run(
-        [str(MPIRUN), *OPTIONS, "-n", "3", sys.executable, str(HEAT), *arguments],
+        [str(MPIRUN), *OPTIONS, *session_options(), "-n", "3", sys.executable, str(HEAT), *arguments],
         env={**os.environ, **environment(loopback=True)}, capture_output=True, text=True, timeout=150, check=False,
     )  # fmt: skip
 
