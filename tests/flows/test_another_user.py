@@ -20,14 +20,18 @@ pytestmark = pytest.mark.slurm
 
 STRANGER = "games"
 JOB = """
+import sys
+from pathlib import Path
 import torch
 from ckpt import Checkpointer
 state = {"weights": torch.zeros(1000)}
 with Checkpointer.from_env() as ckpt:
     step = ckpt.load(state)
-    while not ckpt.stop_requested():
+    while not Path(sys.argv[1]).exists():
         step += 1
         ckpt.save(step, state)
+        if ckpt.stop_requested():
+            break
 """
 # Run inside a node, by the system's own Python: prints what it could do to each of the things given.
 PROBE = """
@@ -81,13 +85,15 @@ print(json.dumps(done))
 
 @pytest.fixture
 def job(slurm_cluster: Any) -> Any:
-    """A job on two nodes that has committed a step and saves on: it ends with all else on the cluster."""
+    """A job on two nodes that has committed a step and saves on until the test ends it."""
     folder = slurm_cluster.home / "another-user"
     folder.mkdir(parents=True, exist_ok=True)
+    end = folder / "end"
     (folder / "train.py").write_text(JOB)
     mapping = {
         "name": "guarded",
         "script": "train.py",
+        "args": [str(end)],
         "nodes": 2,
         "checkpoint": {
             "namespace": "guarded",
@@ -103,7 +109,9 @@ def job(slurm_cluster: Any) -> Any:
     watch = Watch(Path(facts["folder"]))
     watch.wait_for("commit", 120, tier="memory")
     watch.wait_for("commit", 60, tier="shared")
-    return watch
+    yield watch
+    end.touch()
+    watch.until(lambda: (watch.job_dir / "result.json").exists() or None, 60, "end of the job")
 
 
 def probe(cluster: Any, node: str, user: str, wanted: dict[str, Any]) -> dict[str, str]:
