@@ -105,8 +105,8 @@ class TestMemory:
         nodes, pull = instead(["a"]), Sums.pull
         left = [1 if how == "wire" else 1 << 30]
 
-        async def failing(self: Sums, save: Any, over: Any, addends: Any, into: memoryview) -> None:
-            await pull(self, save, over, addends, into)
+        async def failing(self: Sums, save: Any, over: Any, addends: Any, into: memoryview, *others: Any) -> None:
+            await pull(self, save, over, addends, into, *others)
             if save.step == 20 and left[0]:
                 left[0] -= 1
                 if how == "peer lost":
