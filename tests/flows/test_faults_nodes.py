@@ -10,6 +10,7 @@ from broken_job import EVERY, RECOVERY_S, BrokenJob
 from slurm_kit import ends_as, job_state, shown, status, submit, write_job
 
 from launcher.supervisor.outcome import EXIT_CODES
+from lifecycle.heal.lemons import read_incidents
 
 pytestmark = [pytest.mark.slurm, pytest.mark.faults]
 
@@ -147,6 +148,22 @@ def test_a_script_that_fails_makes_a_job_that_has_failed(fault_cluster: Any) -> 
     record = fault_cluster.run_as_user(["scontrol", "show", "job", "--oneliner", job_id]).stdout
     assert f"ExitCode={EXIT_CODES['user_error']}:0" in record, watch.story()
     assert "RuntimeError: told to fail" in shown(fault_cluster, job_id)
+
+
+def test_a_python_without_torch_ends_the_job_and_is_held_against_no_node(fault_cluster: Any) -> None:
+    """Not requeued: on the next nodes it would be the same, and those after them."""
+    folder = fault_cluster.home / "torchless"
+    job = {"script": "train.py", "nodes": 2, "spares": 1, "env": {"PYTHONPATH": str(folder)}}
+    job_file = write_job(fault_cluster, folder, job)
+    (folder / "train.py").write_text("")
+    (folder / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    job_id, watch = submit(fault_cluster, job_file)
+    watch.until(ends_as(fault_cluster, job_id, "FAILED"), 90, "failed job")
+    record = fault_cluster.run_as_user(["scontrol", "show", "job", "--oneliner", job_id]).stdout
+    assert f"ExitCode={EXIT_CODES['user_error']}:0" in record and "Restarts=0" in record, watch.story()
+    assert "ExcNodeList=(null)" in record or "ExcNodeList" not in record, record
+    assert "cannot load torch" in shown(fault_cluster, job_id)
+    assert read_incidents(watch.job_dir / "events.jsonl") == []
 
 
 def test_a_node_whose_slurmd_is_killed(fault_cluster: Any, steady_digests: dict[int, str]) -> None:
