@@ -1,9 +1,9 @@
 """Sums of multiples of byte ranges on different nodes, each gathered on one of them and made there.
 
 Whoever wants a sum names the node that makes it, itself or the last of those that have a part in it. The others send
-their own bytes as they lie in memory, and it adds them up piece by piece while its caches have them. Every byte is read
-once and crosses one link, then the sum one more unless it is wanted where it is made. Several sums of the same bytes,
-each with coefficients of its own, are made at once.
+their own bytes as they lie in memory, and it adds them up piece by piece, in one pass over all terms. Every byte
+crosses one link, then the sum one more unless it is wanted where it is made. Several sums of the same bytes, each with
+coefficients of its own, are made at once.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt.agent.exchange import save_to_json
 from ckpt.agent.peers import Moving, PeerError, Peers
 from ckpt.errors import AgentError
 from ckpt.record.shard import SaveId
-from ckpt.redundancy.galois import multiply_add
+from ckpt.redundancy.galois import Term, combine, multiply_add
 from ckpt.redundancy.parity import ParitySet
 from ckpt.redundancy.stripes import Sum, extents
 
 PIECE_BYTES = 2 << 20  # less costs more in turns of the event loop than the caches win
 WINDOW = 2  # ranges on their way into one sum
+HELD = 8  # ranges of a piece that wait to be added up in one pass: bounds the memory for sets of any size
+KEPT = 12  # buffers from one sum to the next: as many as one of eight terms has in use
 LEAVING = 2  # pieces of a sum on their way to who wants it
 
 log = logging.getLogger(__name__)
@@ -82,6 +84,7 @@ class Sums:
         self._peers = peers
         self._resolve = resolve
         self._timeout_s = timeout_s
+        self._spare: list[memoryview] = []  # buffers of a piece: the first touch of new ones costs more than adding up
         peers.handle("parts", self._serve)
         peers.handle("sum", self._serve_sum)
 
@@ -174,32 +177,25 @@ class Sums:
         self, sources: list[Source], own: list[Own], nbytes: int, room: Callable[[int, int], memoryview] | None,
         outlets: Sequence[Outlet],
     ) -> None:  # fmt: skip
-        """Makes sums: the first in the memory that `room` has for each piece, if any, the others for the outlets.
-
-        Of each piece the first range that can goes straight to its place in the first sum, the others are added there.
-        """
+        """Makes sums: the first in the memory that `room` has for each piece, if any, the others for the outlets."""
         unmade: deque[_Piece] = deque()
         arriving: deque[_Arriving] = deque()
-        spare: list[memoryview] = []
 
         async def land() -> None:
             one = arriving[0]
             await self._peers.moved(one.node, one.moving)
             arriving.popleft()
-            if one.buffer is not None:
-                one.piece.add(one.first, one.last, one.buffer[: one.last - one.first], one.coefficients)
-                spare.append(one.buffer)
-            elif one.piece.totals[1:]:
-                multiply_add(one.piece.totals[1:], one.piece.totals[0], one.coefficients[1:])
             one.piece.missing -= 1
+            one.piece.terms.append(one.term)
+            one.piece.buffers.append(one.buffer)
+            if len(one.piece.buffers) == HELD:
+                self._give_back(one.piece.add())
             await settle()
 
         async def settle() -> None:
             while unmade and not unmade[0].missing:
                 piece = unmade.popleft()
-                for coefficients, at, data in own:
-                    for first, last in _overlap(piece.start, piece.stop, at, len(data)):
-                        piece.add(first, last, data[first - at : last - at], coefficients)
+                self._give_back(piece.add())
                 for outlet, total in zip(outlets, piece.totals[-len(outlets) :], strict=False):
                     await outlet.send(total)
                 await asyncio.sleep(0)  # the loop has other duties, and nothing here may have to be waited for
@@ -214,18 +210,19 @@ class Sums:
                 ]
                 totals = [room(start, stop)] if room else []
                 totals += [outlet.room(stop - start) for outlet in outlets]
-                unmade.append(piece := _Piece(start, stop, totals, len(ranges)))
-                in_place = bool(ranges) and ranges[0][0].coefficients[0] == 1 and ranges[0][2:] == (start, stop)
-                for total in totals[1:] if in_place else totals:
-                    total[:] = bytes(stop - start)
-                for number, (addend, tag, first, last) in enumerate(ranges):
+                terms: list[Term] = [
+                    (coefficients, first - start, data[first - at : last - at])
+                    for coefficients, at, data in own
+                    for first, last in _overlap(start, stop, at, len(data))
+                ]
+                unmade.append(piece := _Piece(totals, terms, len(ranges)))
+                for addend, tag, first, last in ranges:
                     if len(arriving) == WINDOW:
                         await land()
-                    buffer = None if in_place and number == 0 else _room(spare)
-                    moving = self._peers.receive(
-                        addend.node, tag, totals[0] if buffer is None else buffer[: last - first]
-                    )
-                    arriving.append(_Arriving(piece, addend.node, addend.coefficients, first, last, buffer, moving))
+                    data = (buffer := self._spare.pop() if self._spare else _room())[: last - first]
+                    moving = self._peers.receive(addend.node, tag, data)
+                    term = (addend.coefficients, first - start, data)
+                    arriving.append(_Arriving(piece, addend.node, term, buffer, moving))
                 await settle()
             while arriving:
                 await land()
@@ -234,6 +231,10 @@ class Sums:
         finally:
             for one in arriving:
                 one.moving[0].cancel()
+
+    def _give_back(self, buffers: list[memoryview]) -> None:
+        """Buffers that nothing arrives in any more."""
+        self._spare = [*self._spare, *buffers][:KEPT]
 
 
 class Outlet:
@@ -247,7 +248,7 @@ class Outlet:
 
     def room(self, nbytes: int) -> memoryview:
         """Memory for a piece, to be sent in the order in which it was asked for."""
-        return _room(self._spare)[:nbytes]
+        return (self._spare.pop() if self._spare else _room())[:nbytes]
 
     async def send(self, piece: memoryview) -> None:
         """Raises PeerError when nothing is taken for too long."""
@@ -270,14 +271,20 @@ class Outlet:
 class _Piece:
     """A piece of sums that are being made."""
 
-    start: int
-    stop: int
     totals: list[memoryview]
+    terms: list[Term]  # here, and not yet added
     missing: int  # ranges that have not arrived
+    buffers: list[memoryview] = field(default_factory=list)  # that hold terms
+    is_begun: bool = False  # some have been added
 
-    def add(self, first: int, last: int, data: memoryview, coefficients: Sequence[int]) -> None:
-        """Adds multiples of some bytes in a range of the sums."""
-        multiply_add([total[first - self.start : last - self.start] for total in self.totals], data, coefficients)
+    def add(self) -> list[memoryview]:
+        """Adds what is here; returns the buffers that are free then."""
+        if not self.is_begun:
+            combine(self.totals, self.terms)
+        for coefficients, at, data in self.terms if self.is_begun else ():
+            multiply_add([total[at : at + len(data)] for total in self.totals], data, coefficients)
+        free, self.terms, self.buffers, self.is_begun = self.buffers, [], [], True
+        return free
 
 
 @dataclass(frozen=True)
@@ -286,15 +293,13 @@ class _Arriving:
 
     piece: _Piece
     node: int
-    coefficients: tuple[int, ...]
-    first: int
-    last: int
-    buffer: memoryview | None  # where it arrives, if not in its place
+    term: Term
+    buffer: memoryview
     moving: Moving
 
 
-def _room(spare: list[memoryview]) -> memoryview:
-    return spare.pop() if spare else memoryview(bytearray(PIECE_BYTES))
+def _room() -> memoryview:
+    return memoryview(bytearray(PIECE_BYTES))
 
 
 def pieces(nbytes: int) -> Iterator[tuple[int, int]]:

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Bytes = npt.NDArray[np.uint8]
+    Combine = Callable[[Sequence[memoryview], Sequence["Term"]], None]
     MultiplyAdd = Callable[[Sequence[Bytes], Bytes, Sequence[int]], None]
 
 MAX_MEMBERS = 256  # data and parity of one stripe together: the field has no more elements
 _POLYNOMIAL = 0x11D
+Term = tuple[Sequence[int], int, memoryview]  # a coefficient for each sum, first byte in the sums, bytes
 _ISAL_LEAST_BYTES = 64  # below, ISA-L's vector code does not apply
 
 
@@ -38,6 +40,19 @@ def multiply_add(into: Sequence[memoryview], data: memoryview, coefficients: Seq
     elif any(coefficients):
         add = isal_multiply_add()
         (add if add and len(source) >= _ISAL_LEAST_BYTES else numpy_multiply_add)(targets, source, coefficients)
+
+
+def combine(into: Sequence[memoryview], terms: Sequence[Term]) -> None:
+    """into[i] = the sum of the terms, in one pass over them where ISA-L can; zeros where no term is."""
+    sums = isal_combine()
+    nbytes = len(into[0])
+    if sums and terms and nbytes >= _ISAL_LEAST_BYTES and all(len(data) == nbytes for _, _, data in terms):
+        sums(into, terms)
+        return
+    for total in into:
+        total[:] = bytes(nbytes)
+    for coefficients, at, data in terms:
+        multiply_add([total[at : at + len(data)] for total in into], data, coefficients)
 
 
 def parity_row(row: int, data: int, parity: int) -> tuple[int, ...]:
@@ -105,6 +120,35 @@ def _bind(init: Callable[..., None], update: Callable[..., None]) -> MultiplyAdd
         update(len(data), 1, rows, 0, table(bytes(coefficients)), ctypes.c_void_p(data.ctypes.data), targets)
 
     return add
+
+
+@functools.cache
+def isal_combine() -> Combine | None:
+    """`combine` by ISA-L, for terms that are as long as the sums; None where the library is not there."""
+    try:
+        library = isal()
+        return _bind_combine(library.ec_init_tables, library.ec_encode_data) if library else None
+    except AttributeError:
+        return None
+
+
+def _bind_combine(init: Callable[..., None], encode: Callable[..., None]) -> Combine:
+    import numpy as np
+
+    @functools.lru_cache(256)
+    def table(columns: int, coefficients: bytes) -> ctypes.Array[ctypes.c_char]:
+        made = ctypes.create_string_buffer(32 * len(coefficients))
+        init(columns, len(coefficients) // columns, coefficients, made)
+        return made
+
+    def addresses(ranges: Sequence[memoryview]) -> ctypes.Array[ctypes.c_void_p]:
+        return (ctypes.c_void_p * len(ranges))(*(np.frombuffer(one, np.uint8).ctypes.data for one in ranges))
+
+    def sums(into: Sequence[memoryview], terms: Sequence[Term]) -> None:
+        matrix = table(len(terms), bytes(coefficients[row] for row in range(len(into)) for coefficients, _, _ in terms))
+        encode(len(into[0]), len(terms), len(into), matrix, addresses([data for _, _, data in terms]), addresses(into))
+
+    return sums
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt.redundancy import galois
-from ckpt.redundancy.galois import combination, multiply, multiply_add, parity_row
+from ckpt.redundancy.galois import combination, combine, multiply, multiply_add, parity_row
 
 
 def test_isal_is_found_in_the_wheel_that_we_depend_on():
@@ -74,3 +74,35 @@ def test_any_lost_symbols_follow_from_any_as_many_rows(data, parity):
 def test_more_symbols_than_the_field_has_are_refused():
     with pytest.raises(ValueError, match="256"):
         parity_row(0, 255, 2)
+
+
+def test_isal_adds_up_whole_terms():
+    assert galois.isal_combine() is not None
+
+
+@pytest.mark.parametrize("library", [True, False])
+@given(
+    nbytes=st.integers(0, 200),
+    rows=st.integers(1, 3),
+    terms=st.lists(
+        st.tuples(st.binary(min_size=3, max_size=3), st.integers(0, 200), st.binary(min_size=1)), max_size=5
+    ),
+    whole=st.booleans(),
+)
+def test_terms_are_combined_as_they_would_be_added_one_by_one(library, nbytes, rows, terms, whole):
+    placed = [
+        (coefficients[:rows], at, memoryview((data * nbytes)[: nbytes - at]))
+        for coefficients, at, data in ((c, 0 if whole else min(at, nbytes), data) for c, at, data in terms)
+    ]
+    into = [memoryview(bytearray(b"\xa5" * nbytes)) for _ in range(rows)]
+    with pytest.MonkeyPatch.context() as patch:
+        if not library:
+            patch.setattr(galois, "isal_combine", lambda: None)
+            patch.setattr(galois, "isal_multiply_add", lambda: None)
+        combine(into, placed)
+    for row, made in enumerate(into):
+        expected = bytearray(nbytes)
+        for coefficients, at, data in placed:
+            for index, byte in enumerate(data, at):
+                expected[index] ^= multiply(coefficients[row], byte)
+        assert made == expected

@@ -29,8 +29,9 @@ BEYOND = [(name, lost) for name, lost in LOSSES if len(lost) > SCHEMES[name][1]]
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    """So that small shards make sums of many pieces, the last one short."""
+    """So that small shards make sums of many pieces, the last one short, and not all terms of one are held at once."""
     monkeypatch.setattr(sums, "PIECE_BYTES", 700)
+    monkeypatch.setattr(sums, "HELD", 1)
 
 
 def of(name, **more):
@@ -543,6 +544,7 @@ def test_a_sum_has_a_bounded_number_of_pieces_under_way_however_long_the_shards(
 
 def test_large_shards_of_several_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(sums, "PIECE_BYTES", 512 << 10)
+    monkeypatch.setattr(sums, "HELD", 8)
     sizes = [2 * BLOCK_BYTES + 17, BLOCK_BYTES, 3 * BLOCK_BYTES - 1]
 
     async def test():
