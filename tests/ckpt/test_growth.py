@@ -88,7 +88,7 @@ def damage_on_the_wire(world: World, patch: pytest.MonkeyPatch) -> None:
 def one_rank_cannot_save(world: World, patch: pytest.MonkeyPatch) -> None:
     last = world.workers[-1]
 
-    def skip(step: int, slot: int) -> None:
+    def skip(step: int, slot: int, data: bytes) -> None:
         last.send(op="skipped", step=step, rank=last.rank, reason="no memory")
 
     patch.setattr(last, "save", skip)
