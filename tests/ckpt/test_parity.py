@@ -313,7 +313,7 @@ def test_a_rebuild_that_does_not_verify_is_not_offered(tmp_path):
     run(test)
 
 
-def test_parity_of_the_newest_committed_step_stays_until_a_newer_commit(tmp_path, monkeypatch):
+def test_parity_of_the_newest_committed_step_stays_until_a_newer_commit(tmp_path):
     async def test():
         async with World(tmp_path, NODES, 0, of("xor")) as world:
             for i, step in enumerate((10, 20, 30)):
@@ -321,13 +321,13 @@ def test_parity_of_the_newest_committed_step_stays_until_a_newer_commit(tmp_path
                 assert all(step in parities(place.ram_dir) for place in world.places)
                 assert all(len(parities(place.ram_dir)) <= 2 for place in world.places)
             names = {place.node: set(os.listdir(place.ram_dir)) for place in world.places}
-            monkeypatch.setattr("ckpt.agent.holdings.os.posix_fallocate", full)
-            for worker in world.workers:
-                worker.save(40, 1, content(worker.rank, 40, 9000))  # what is there does not suffice
-            for worker in world.workers:
-                dropped = await worker.event("dropped", step=40)
-                assert "No space left" in dropped["reason"]
-            monkeypatch.undo()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("ckpt.agent.holdings.os.posix_fallocate", full)
+                for worker in world.workers:
+                    worker.save(40, 1, content(worker.rank, 40, 9000))  # what is there does not suffice
+                for worker in world.workers:
+                    dropped = await worker.event("dropped", step=40)
+                    assert "No space left" in dropped["reason"]
             assert all(30 in parities(place.ram_dir) for place in world.places)
             await world.save(50, 1)
             assert all(50 in parities(place.ram_dir) for place in world.places)
