@@ -154,7 +154,7 @@ class Loading:
 
     def _sources(self, plan: Plan, save: SaveId, rank: int, blocks: list[int] | None) -> list[Source]:
         """What to try, best first, without those found damaged."""
-        nodes = [node for node in plan.holders.get(rank, []) if node != self._place.node_rank]
+        nodes = [*plan.holders.get(rank, []), *([self._context.home(rank)] if rank in plan.fetched else [])]
         sources: list[tuple[str, Source]] = [
             *((self._local_path(name), partial(self._local, name)) for name in self._holdings.find(save, rank)),
             *(
@@ -162,7 +162,11 @@ class Loading:
                 for shelved in [self._shelf.find(save, rank)]
                 if shelved
             ),
-            *((self._peers.nodes[node], partial(self._remote, node, save, rank, blocks)) for node in nodes),
+            *(
+                (self._peers.nodes[node], partial(self._remote, node, save, rank, blocks))
+                for node in nodes
+                if node != self._place.node_rank
+            ),
             *((name, partial(self._stored, name, save, rank, blocks)) for name in plan.stored),
         ]
         return [source for name, source in sources if (rank, name) not in self._bad]

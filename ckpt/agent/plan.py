@@ -45,13 +45,15 @@ class Plan:
     rebuilt: tuple[int, ...] = ()  # ranks that were lost, and made again from parity
     nvme: tuple[int, ...] = ()  # ranks of which the best holder has the shard on its disk only
     stored: tuple[str, ...] = ()  # the tiers that all nodes see and that hold the save; first the one verified
+    fetched: tuple[int, ...] = ()  # ranks whose shard came from there into the memory of the node where they run
     skipped: tuple[tuple[int, str], ...] = ()  # newer steps passed over, and why
 
     def to_json(self) -> dict[str, Any]:
         return {
             "save": save_to_json(self.save) if self.save else None, "world_size": self.world_size, "tier": self.tier,
             "holders": [[rank, nodes] for rank, nodes in self.holders.items()], "rebuilt": list(self.rebuilt),
-            "nvme": list(self.nvme), "stored": list(self.stored), "skipped": [list(entry) for entry in self.skipped],
+            "nvme": list(self.nvme), "stored": list(self.stored), "fetched": list(self.fetched),
+            "skipped": [list(entry) for entry in self.skipped],
         }  # fmt: skip
 
     @classmethod
@@ -63,6 +65,7 @@ class Plan:
             holders={rank: list(nodes) for rank, nodes in value["holders"]},
             rebuilt=tuple(value["rebuilt"]),
             nvme=tuple(value["nvme"]),
+            fetched=tuple(value["fetched"]),
             stored=tuple(value["stored"]),
             skipped=tuple((step, reason) for step, reason in value["skipped"]),
         )

@@ -174,7 +174,7 @@ class RecoverLead:
         if lost:
             reasons.append(f"rank {lost[0]}{more} of {world_size}: no node's memory holds a shard that verifies")
             reasons += [no_rebuild] if no_rebuild else []
-        source, fetched = None, 0
+        source, fetched = None, list[int]()
         for name in stored if lost or not world_size else []:
             try:
                 world_size = (await self._manifest(name, save)).world_size
@@ -192,11 +192,11 @@ class RecoverLead:
             self._skipped.append((save.step, "; ".join(reasons)))
             return None
         on_disk = tuple(rank for rank, nodes in holders.items() if nodes and held.kinds[rank, nodes[0]] == _DISK)
-        self._in_memory_now = fetched == len(lost)
+        self._in_memory_now = len(fetched) == len(lost)
         return Plan(
             save=save, world_size=world_size, tier=source or ("nvme" if on_disk else "memory"), holders=holders,
             rebuilt=tuple(rebuilt), nvme=on_disk, stored=tuple(sorted(stored, key=lambda name: name != source)),
-            skipped=tuple(self._skipped),
+            fetched=tuple(fetched), skipped=tuple(self._skipped),
         )  # fmt: skip
 
     async def _bring_back(self, save: SaveId, held: Held) -> tuple[list[int], str, str]:
@@ -255,8 +255,8 @@ class RecoverLead:
                     if holders[rank]:
                         pending.append(rank)
 
-    async def _verify_stored(self, name: str, save: SaveId, ranks: list[int]) -> int:
-        """All nodes together read the shards that only a lower tier holds; returns how many are in memory now.
+    async def _verify_stored(self, name: str, save: SaveId, ranks: list[int]) -> list[int]:
+        """All nodes together read the shards that only a lower tier holds; returns those that are in memory now.
 
         Raises:
             CorruptError: bytes that were read do not match.
@@ -281,7 +281,7 @@ class RecoverLead:
         )
         if damaged := [answer["damaged"] for answer in answers if "damaged" in answer]:
             raise CorruptError("; ".join(damaged))
-        return sum(answer["fetched"] for answer in answers)
+        return [rank for answer in answers for rank in answer["fetched"]]
 
     async def _verify(self, node: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
         timeout_s = self._deadlines.verify_s

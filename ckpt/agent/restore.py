@@ -101,7 +101,7 @@ class Restore:
         tier = self._context.tiers.get(message["tier"])
         if tier is None:
             raise AgentError(f"no {message['tier']} tier is configured")
-        save, fetched = SaveId.from_json(message["save"]), 0
+        save, fetched = SaveId.from_json(message["save"]), []
         manifest = await in_thread(tier.read_manifest, save)
         for rank in message["ranks"]:
             place = manifest.shards[rank]
@@ -110,7 +110,7 @@ class Restore:
                 if tier.data_path(save, place.file) is None and self._is_ours(rank, place.record):
                     if not self._holdings.find(save, rank):
                         await self._bring_in(place, read, message["tier"])
-                    fetched += 1
+                    fetched.append(rank)
                 else:
                     await in_thread(reads.verify, read, place)
             except CorruptError as error:

@@ -311,7 +311,16 @@ class TestRestore:
         run(test)
 
     @pytest.mark.parametrize("nodes", [["x", "y"], ["x"], ["x", "y", "z"]])
-    def test_from_s3_when_all_else_is_lost_whatever_the_new_world(self, tmp_path, server, nodes):
+    def test_from_s3_when_all_else_is_lost_whatever_the_new_world(self, tmp_path, server, nodes, monkeypatch):
+        """Into as many ranks once, whoever else wants what one of them holds: peers have it then."""
+        read_bytes = []
+        read = S3Tier.read
+
+        def counted(self, save, place, start, into):
+            read_bytes.append(len(into))
+            read(self, save, place, start, into)
+
+        monkeypatch.setattr(S3Tier, "read", counted)
         size = 3 * BLOCK_BYTES + 17
         section = {**server.section(server.fresh_url().rpartition("/")[2]), "every_steps": 10}
         data = [bytes([rank + 1]) * size for rank in range(2)]
@@ -334,7 +343,8 @@ class TestRestore:
                     assert part[BLOCK_BYTES : 2 * BLOCK_BYTES] == data[1][:BLOCK_BYTES]
                     assert part[3 * BLOCK_BYTES :] == data[1][:17]
                     assert [await worker.read(rank) for rank in range(2)] == data
-                if len(nodes) == 2:  # read once, and as safe as after a save
+                if len(nodes) == 2:  # and as safe as after a save
+                    assert sum(read_bytes) == 2 * size
                     await until(lambda: all(len(list(place.ram_dir.glob("*.json"))) == 2 for place in world.places))
 
         run(test)
