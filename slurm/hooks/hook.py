@@ -117,21 +117,16 @@ def run_hook(name: str, body: Callable[[Hook], int], *, places: Places, env: Map
     deadline_s = time.monotonic() + limit_s
     said, says = posix.pipe2(posix.O_NONBLOCK | posix.O_CLOEXEC)
     answer, answers = posix.pipe2(posix.O_CLOEXEC)
-    parent = posix.getpid()
-    parents_end = posix.pidfd_open(parent)
     child = posix.fork()
     if child == 0:
         _hold_only(says)
-        code = _be_child(name, body, places, env, deadline_s)
-        _answer(code, answers, parent, parents_end)
-        posix._exit(code)
+        _be_child(name, body, places, env, deadline_s, answers)
     posix.close(says)
     posix.close(answers)
-    posix.close(parents_end)
     try:
         if select.select([answer], [], [], limit_s)[0]:  # sooner than its end: that takes the kernel a millisecond
-            heard = posix.read(answer, 1)
-            return heard[0] if heard else FIT
+            code = posix.read(answer, 1)
+            return code[0] if code else FIT
         try:
             posix.killpg(child, _signal.SIGKILL)
         except ProcessLookupError:
@@ -154,7 +149,10 @@ def _hold_only(says: int) -> None:
         posix.dup2(source, descriptor)
 
 
-def _be_child(name: str, body: Callable[[Hook], int], places: Places, env: Mapping[str, str], deadline_s: float) -> int:
+def _be_child(
+    name: str, body: Callable[[Hook], int], places: Places, env: Mapping[str, str], deadline_s: float, answers: int
+) -> None:
+    code = FIT
     try:
         posix.setsid()
         _signal.setitimer(_signal.ITIMER_REAL, _ALONE_S + max(0.0, deadline_s - time.monotonic()))
@@ -165,29 +163,17 @@ def _be_child(name: str, body: Callable[[Hook], int], places: Places, env: Mappi
         except SettingsError as error:
             log.error("%s; the defaults apply", error)
             settings = Settings()
-        return body(Hook(places=places, settings=settings, env=env, deadline_s=deadline_s))
+        code = body(Hook(places=places, settings=settings, env=env, deadline_s=deadline_s))
     except SlurmError as error:
         log.error("%s", error)
     except BaseException:
         log.exception("the hook itself failed")
-    return FIT
-
-
-def _answer(code: int, answers: int, parent: int, parents_end: int) -> None:
-    """Tells the parent the exit code, and holds slurmd's pipe until the parent has ended.
-
-    slurmd looks for the exit code when the pipe is closed. The kernel closes it some microseconds before a process has
-    ended, and slurmd, where it comes first, sleeps for 10 ms (run_command_waitpid_timeout in src/common/run_command.c).
-    """
-    try:
-        posix.open(f"/proc/{parent}/fd/2", posix.O_WRONLY | posix.O_NONBLOCK)
-    except OSError:
-        pass  # it is something that cannot be held so, or slurmd has killed the parent
-    try:
-        posix.write(answers, bytes((code,)))
-    except OSError:
-        return
-    select.select([parents_end], [], [], _ALONE_S)
+    finally:
+        try:
+            posix.write(answers, bytes((code,)))
+        except OSError:
+            pass  # slurmd killed who waited for it
+        posix._exit(code)
 
 
 def _is_name(text: str) -> bool:

@@ -58,21 +58,6 @@ class TestFrame:
         finally:
             os.close(body)
 
-    def test_a_hook_has_ended_when_its_pipe_closes(self, places: Places) -> None:
-        """Where it has not, slurmd sleeps before it looks again."""
-        for _ in range(20):
-            said, says = os.pipe()
-            hook = os.fork()
-            if hook == 0:
-                os.dup2(says, 2)
-                os.closerange(3, max(said, says) + 1)
-                os._exit(run_hook("epilog", lambda hook: FIT, places=places, env={}, limit_s=20.0))
-            os.close(says)
-            while os.read(said, 1 << 16):
-                pass
-            os.close(said)
-            assert os.waitpid(hook, os.WNOHANG)[0] == hook
-
     def test_a_hook_that_is_killed_drains_no_node(self, places: Places) -> None:
         def killed(hook: Hook) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
