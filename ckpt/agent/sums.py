@@ -24,7 +24,7 @@ from ckpt.redundancy.parity import ParitySet
 from ckpt.redundancy.stripes import Sum, extents
 
 PIECE_BYTES = 2 << 20  # less costs more in turns of the event loop than the caches win
-WINDOW = 2  # ranges on their way into one sum
+WINDOW = 4  # ranges on their way into one sum
 HELD = 8  # ranges of a piece that wait to be added up in one pass: bounds the memory for sets of any size
 KEPT = 12  # buffers from one sum to the next: as many as one of eight terms has in use
 LEAVING = 2  # pieces of a sum on their way to who wants it
