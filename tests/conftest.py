@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -17,6 +18,10 @@ _PREFIX = "pytest-"
 _NO_SLURM = "no real Slurm: "
 _LONGEST_FAILURE = 4000  # characters
 
+
+# Where the suite runs in a shell's background Ctrl-C is ignored, and in all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A machine that is shared by several suites is slow at times: no failure for that.
 settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])

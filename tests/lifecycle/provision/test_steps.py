@@ -258,7 +258,7 @@ def test_the_hooks_are_written_once_and_the_admins_settings_stay(tmp_path: Path)
     assert _one("hooks", node).ending is Ending.DONE
     for name in ("prolog", "epilog", "task_prolog", "health", "reboot"):
         script = tmp_path / f"etc/slurm/holdfast/{name}.sh"
-        does = "/run/holdfast/tasks/$SLURM_JOB_ID" if name == "task_prolog" else "import main; os._exit(main("
+        does = "/run/holdfast/tasks/$SLURM_JOB_ID" if name == "task_prolog" else "from slurm.hooks.__main__ import main"
         assert script.stat().st_mode & 0o777 == 0o755 and does in script.read_text()
     settings = tmp_path / "etc/holdfast/hooks.yaml"
     assert settings.read_text().splitlines()[-1] == "local_disk: /local"
