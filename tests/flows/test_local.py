@@ -62,7 +62,8 @@ def test_a_job_that_was_cancelled_is_followed_by_the_next_at_once(tmp_path: Path
     second = executor.submit(main_job(nodes=1, spares=0, checkpoint=checkpoint))
     watch = Watch(second.paths.folder)
     assert watch.wait_for("restore", 90)["tier"] == "shared", watch.story()
-    assert "has ended: taken over" in (second.paths.folder / "log/attempt-0/agents.log").read_text()
+    log = second.paths.folder / "log/attempt-0/agents.log"  # by way of mpirun, which may be late with it
+    watch.until(lambda: "has ended: taken over" in log.read_text(), 30, "the agents' word that the first has ended")
     cancel_job(find_job(str(second.paths.folder)))
 
 
