@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from node_kit import RECORDED, Answers, node_of, plug_gpus, put
+from node_kit import ON_NVIDIA_SMI, RECORDED, Answers, node_of, plug_gpus, put
 
 from lifecycle.health import gpu
 from lifecycle.health.check import Check, Node
@@ -18,17 +18,6 @@ A100 = (
 )
 A10G = (RECORDED / "nvidia-smi-a10g.xml").read_text()
 NEWEST = (RECORDED / "nvidia-smi-v13.xml").read_text()
-ON_NVIDIA_SMI = (
-    gpu.gpu_count,
-    gpu.gpu_driver,
-    gpu.gpu_memory,
-    gpu.gpu_ecc,
-    gpu.gpu_row_remap,
-    gpu.gpu_recovery,
-    gpu.gpu_throttle,
-    gpu.gpu_persistence,
-    gpu.gpu_pcie,
-)
 
 
 def times(log: str, count: int) -> str:

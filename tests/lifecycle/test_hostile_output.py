@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from node_kit import RECORDED, node_of, plug, plug_gpus, put
+from node_kit import ON_NVIDIA_SMI, RECORDED, node_of, plug, plug_gpus, put
 
-from lifecycle.health import clock, dcgm, efa, gpu, kernel_log, loopback, mounts, nvlink
+from lifecycle.health import clock, dcgm, efa, kernel_log, loopback, mounts, nvlink
 from lifecycle.health.check import Check, Node
 from lifecycle.health.finding import Status
 from lifecycle.instance import expected
@@ -17,17 +17,6 @@ from lifecycle.instance import expected
 LOGS = {name: (RECORDED / name).read_text() for name in ("nvidia-smi-a100x4.xml", "nvidia-smi-v13.xml")}
 LINKS = (RECORDED / "nvlink-status-h100.txt").read_text()
 DIAGNOSTIC = (RECORDED / "dcgm-persistence.json").read_text()
-ON_NVIDIA_SMI = (
-    gpu.gpu_count,
-    gpu.gpu_driver,
-    gpu.gpu_memory,
-    gpu.gpu_ecc,
-    gpu.gpu_row_remap,
-    gpu.gpu_recovery,
-    gpu.gpu_throttle,
-    gpu.gpu_persistence,
-    gpu.gpu_pcie,
-)
 NOISE = [
     "",
     "\0" * 4096,
