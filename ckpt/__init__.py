@@ -13,6 +13,7 @@
     bench/         the engine beside plain copies and torch's own checkpoints
     transport      the only door to MPI
     cli            `holdfast ckpt`; cli_plan, cli_rebuild, verbs: its verbs; progress: their bar; reported: their errors
+    inventory      what steps and shards a path or URL holds, for ls and verify; table: how they are shown
     awaiting       what the verbs say of storage that keeps silent
     forked         what a process forked from a training process lets go of
     config, errors

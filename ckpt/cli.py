@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
-from rich.markup import escape
-from rich.table import Table
 
 from ckpt.awaiting import awaiting
 from ckpt.cli_plan import show_plan as show_plan
 from ckpt.cli_rebuild import rebuild_lost
 from ckpt.errors import CheckpointError, CorruptError, one_line
+from ckpt.inventory import StoredShard, StoredStep, find_steps
 from ckpt.progress import Bar, counted
-from ckpt.record.manifest import Manifest
-from ckpt.record.shard import ShardRecord, read_record
-from ckpt.redundancy.parity import ParityRecord, read_parity
-from ckpt.reported import FAILED, UNREAD, end, printable, reported
-from ckpt.tiers.catalog import directory_name
-from ckpt.tiers.lookup import is_url, local_tiers, s3_tiers
-from ckpt.tiers.mark import MARK
-from ckpt.tiers.posix import read_file
-from ckpt.tiers.quarantine import noted_bad
-from ckpt.tiers.reads import Read, find_bad, reader
+from ckpt.reported import FAILED, UNREAD, end
+from ckpt.table import show_table
+from ckpt.tiers.reads import find_bad
 from ckpt.tiers.tier import Tier
 from ckpt.verbs import register
 
-_SHARD = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+|parity)-[0-9]+\.json")
+_PAGE = 100  # steps that are listed at once
 
 app = typer.Typer(help="Look at checkpoints, verify and rebuild them.", no_args_is_help=True, add_completion=False)
 PathArgument = Annotated[
@@ -50,71 +36,21 @@ PathArgument = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredShard:
-    """One shard or parity, and where its bytes lie."""
-
-    record: ShardRecord | ParityRecord
-    where: str
-    read: Read
-
-
-@dataclass(kw_only=True)
-class StoredStep:
-    """One step as found on disk or in memory."""
-
-    namespace: str
-    tier: str
-    step: int | None
-    attempt: int | None
-    world_size: int | None = None
-    source: Tier | None = None  # of a step in a tier
-    name: str | None = None  # of its directory there
-    committed: bool | None = None  # None on one node: that is for all nodes together to say
-    created_s: float | None = None
-    shards: list[StoredShard] = field(default_factory=list)
-    parity: list[StoredShard] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)  # where storage failed, which says nothing of what it holds
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "namespace": self.namespace,
-            "tier": self.tier,
-            "step": self.step,
-            "attempt": self.attempt,
-            "world_size": self.world_size,
-            "bytes": sum(shard.record.nbytes for shard in self.shards),
-            "parity_bytes": sum(parity.record.nbytes for parity in self.parity),
-            "shards": len(self.shards),
-            "age_s": None if self.created_s is None else round(max(0.0, time.time() - self.created_s), 1),
-            "committed": self.committed,
-            "problems": self.problems,
-            "unread": self.unread,
-        }
-
-
 @app.command("ls")
-def list_all(path: PathArgument, as_json: JsonOption = False) -> None:
+def list_all(
+    path: PathArgument,
+    newest: Annotated[
+        int | None, typer.Option("--newest", "-n", min=1, help="Only so many steps of each namespace.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """List the steps in a directory, newest first."""
-    with awaiting(path):
-        rows = [step.to_json() for step in _find(path)]
+    pages = _pages(find_steps(path, newest=newest), path)
     if as_json:
-        typer.echo(json.dumps(rows))
+        typer.echo(json.dumps([step.to_json() for page in pages for step in page]))
         return
-    table = _table("step", "attempt", "world size", "size", "shards", "age", "committed", "tier", "namespace")
-    for row in rows:
-        committed = {True: "yes", False: "no", None: "-"}[row["committed"]]
-        table.add_row(
-            *map(_text, (row["step"], row["attempt"], row["world_size"])),
-            decimal(row["bytes"]),
-            f"{row['shards']}{' + parity' if row['parity_bytes'] else ''}",
-            _age(row["age_s"]),
-            _found_wrong(row) or committed,
-            row["tier"],
-            _shown(row["namespace"]),
-        )
-    _print(table)
+    columns = ("step", "attempt", "world size", "size", "shards", "age", "committed", "tier", "namespace", "")
+    show_table(columns, (map(_listed, page) for page in pages), right=columns[:6])
 
 
 @app.command("verify")
@@ -131,14 +67,13 @@ def verify(
     Exit code 1 when something is bad, 3 when something could not be read: that is never taken for bad, nor set aside.
     """
     with awaiting(path) as heard:
-        steps = [found for found in _find(path, UNREAD) if step in (None, found.step) and found.tier != "aside"]
+        steps = [found for found in find_steps(path, UNREAD) if step in (None, found.step) and found.tier != "aside"]
         if step is not None and not steps:
             end(f"{path}: holds no step {step}; look with `holdfast ckpt ls`")
-        shards = [(found, shard) for found in steps for shard in found.shards + found.parity]
-        nbytes = sum(shard.record.nbytes for _, shard in shards)
+        nbytes = sum(found.nbytes + found.parity_bytes for found in steps)
         with Bar(f"verifying {counted(len(steps))}", nbytes, quiet=as_json, heard=heard) as bar:
-            for found, shard in shards:
-                _verify_shard(found, shard, bar.advance)
+            for found in steps:
+                _verify_step(found, bar.advance)
         for found in steps:
             if set_aside and found.unread:
                 found.unread.append("nothing of it was set aside; verify it again")
@@ -148,106 +83,24 @@ def verify(
     if as_json:
         typer.echo(json.dumps(rows))
     else:
-        table = _table("step", "attempt", "size", "result", "tier", "namespace")
-        for row in rows:
-            good = "not committed" if row["committed"] is False else "ok"
-            wrong = [("BAD", text) for text in row["problems"]] + [("UNREAD", text) for text in row["unread"]]
-            result = "\n".join(f"{word} {_shown(text)}" for word, text in wrong)
-            size = decimal(row["bytes"])
-            table.add_row(
-                _text(row["step"]), _text(row["attempt"]), size, result or good, row["tier"], _shown(row["namespace"])
-            )
-        _print(table)
+        columns = ("step", "attempt", "size", "tier", "namespace", "result")
+        show_table(columns, [[line for found in steps for line in _verified(found)]], right=columns[:3])
     if not all(row["ok"] for row in rows):
         raise typer.Exit(FAILED if any(row["problems"] for row in rows) else UNREAD)
 
 
-def _find(where: str, unread: int = FAILED) -> list[StoredStep]:
-    """The steps under a path or URL, newest first; ends the program when nothing of ours is there.
-
-    Args:
-        where: the path or URL.
-        unread: exit code where storage fails.
-    """
-    with reported(unread):
-        if is_url(where):
-            return [step for tier in s3_tiers(where) for step in _tier_steps(tier, "s3")]
-        path = Path(where)
-        names = os.listdir(path)
-        if "board" in names or any(map(_SHARD.fullmatch, names)):
-            return _memory_steps(path, names)
-        if tiers := local_tiers(path):
-            return [step for tier, kind in tiers for step in _tier_steps(tier, kind)]
-    end(f"{where}: neither a checkpoint directory ({MARK} in it or below) nor a node's memory directory")
-
-
-def _tier_steps(tier: Tier, kind: str) -> list[StoredStep]:
-    steps = []
-    for entry in tier.catalog():
-        found = StoredStep(
-            namespace=tier.namespace, tier=kind, step=entry.step, attempt=entry.attempt,
-            committed=None if tier.node_local and entry.manifest else bool(entry.manifest),
-            source=tier, name=entry.name,
-        )  # fmt: skip
-        if entry.manifest:
-            found.world_size = entry.manifest.world_size
-            found.created_s = entry.manifest.created_s
-            try:
-                found.shards = _manifest_shards(tier, entry.name, entry.manifest)
-            except CorruptError as error:
-                found.problems.append(f"{entry.name}: {error}")
-        elif entry.damaged:
-            found.problems.append(f"{entry.name}: {entry.reason}")
-        elif entry.unread:
-            found.unread.append(f"{entry.name}: {entry.reason}")
-        steps.append(found)
-    for name, reason in tier.aside():
-        problems = [f"{name}: {reason}"]
-        steps.append(StoredStep(namespace=tier.namespace, tier="aside", step=None, attempt=None, problems=problems))
-    return steps
-
-
-def _manifest_shards(tier: Tier, name: str, manifest: Manifest) -> list[StoredShard]:
-    return [
-        StoredShard(
-            record=place.record, where=f"{tier.where}/{name}/{place.file}", read=reader(tier, manifest.save, place)
-        )
-        for place in manifest.shards
-    ]
-
-
-def _memory_steps(folder: Path, names: list[str]) -> list[StoredStep]:
-    """The shards that one node holds, by step."""
-    steps: dict[tuple[Any, ...], StoredStep] = {}
-    for name in sorted(filter(_SHARD.fullmatch, names)):
-        stem = name.removesuffix(".json")
-        try:
-            record = (read_parity if stem.startswith("parity") else read_record)(folder, stem)
-        except (CheckpointError, FileNotFoundError) as error:
-            problem = f"{name}: {error}"
-            steps[(stem,)] = StoredStep(namespace="?", tier="memory", step=None, attempt=None, problems=[problem])
-            continue
-        except OSError as error:
-            unread = f"{name}: could not be read: {one_line(error)}"
-            steps[(stem,)] = StoredStep(namespace="?", tier="memory", step=None, attempt=None, unread=[unread])
-            continue
-        found = steps.setdefault(
-            (record.save, record.namespace),
-            StoredStep(
-                namespace=record.namespace,
-                tier="memory",
-                step=record.save.step,
-                attempt=record.save.attempt,
-                world_size=record.world_size,
-            ),
-        )
-        kind = found.shards if isinstance(record, ShardRecord) else found.parity
-        data = folder / f"{stem}.data"
-        kind.append(StoredShard(record=record, where=str(data), read=partial(read_file, data)))
-        found.created_s = max(found.created_s or 0.0, (folder / name).stat().st_mtime)
-        if not found.problems and (reason := noted_bad(folder, directory_name(record.save))) is not None:
-            found.problems.append(f"set aside by a restore: {reason}")
-    return sorted(steps.values(), key=lambda step: (step.step or -1, step.attempt or -1), reverse=True)
+def _pages(steps: Iterable[StoredStep], where: str) -> Iterator[list[StoredStep]]:
+    """So many at a time; who reads what is printed may take long, and that is no wait for storage."""
+    steps = iter(steps)
+    while True:
+        with awaiting(where) as heard:
+            page = []
+            for step in islice(steps, _PAGE):
+                heard()
+                page.append(step)
+        yield page
+        if len(page) < _PAGE:
+            return
 
 
 def _set_aside(tier: Tier, name: str, problems: list[str]) -> str:
@@ -257,8 +110,17 @@ def _set_aside(tier: Tier, name: str, problems: list[str]) -> str:
         end(f"{name} is not set aside: {error}", FAILED)
 
 
+def _verify_step(found: StoredStep, advance: Callable[[int], None]) -> None:
+    """Notes what is bad about a step's bytes."""
+    try:
+        for shard in found.stored():
+            _verify_shard(found, shard, advance)
+    except CorruptError as error:
+        found.problems.append(f"{found.name}: {error}")
+
+
 def _verify_shard(found: StoredStep, shard: StoredShard, advance: Callable[[int], None]) -> None:
-    """Notes what is bad about a shard's bytes; reads them block by block."""
+    """Reads it block by block."""
     where = f"{shard.record.what} in {shard.where}"
 
     def read(start: int, into: memoryview) -> None:
@@ -278,29 +140,26 @@ def _verify_shard(found: StoredStep, shard: StoredShard, advance: Callable[[int]
         found.problems.append(f"{where}: {what}, first block {bad[0]}")
 
 
-def _found_wrong(row: dict[str, Any]) -> str:
-    words = [word for texts, word in ((row["problems"], "DAMAGED"), (row["unread"], "UNREAD")) if texts]
-    return "; ".join([*words, *map(_shown, row["problems"]), *map(_shown, row["unread"])])
+def _listed(found: StoredStep) -> Sequence[str]:
+    wrong = [word for texts, word in ((found.problems, "DAMAGED"), (found.unread, "UNREAD")) if texts]
+    return (
+        *map(_text, (found.step, found.attempt, found.world_size)),
+        decimal(found.nbytes),
+        f"{found.shards}{' + parity' if found.parity_bytes else ''}",
+        _age(found.age_s),
+        ", ".join(wrong) or {True: "yes", False: "no", None: "-"}[found.committed],
+        found.tier,
+        found.namespace,
+        "; ".join(found.problems + found.unread),
+    )
 
 
-def _shown(text: str) -> str:
-    return escape(printable(text))
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(
-            column, justify="right" if column in ("step", "attempt", "world size", "size", "shards", "age") else "left"
-        )
-    return table
-
-
-def _print(table: Table) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=10_000)  # a file or a pipe has no lines to break
-    console.print(table, highlight=False)
+def _verified(found: StoredStep) -> list[Sequence[str]]:
+    """A line for each thing that is wrong."""
+    good = "not committed" if found.committed is False else "ok"
+    first, *more = [f"BAD {text}" for text in found.problems] + [f"UNREAD {text}" for text in found.unread] or [good]
+    step = (_text(found.step), _text(found.attempt), decimal(found.nbytes), found.tier, found.namespace)
+    return [(*step, first), *((*[""] * len(step), line) for line in more)]
 
 
 def _text(value: int | None) -> str:

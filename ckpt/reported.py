@@ -37,4 +37,4 @@ def reported(unread: int = FAILED) -> Iterator[None]:
 
 def printable(text: str) -> str:
     """Text for a terminal: names and reasons in a tier may be a stranger's, and hold what a terminal obeys."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    return text if text.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

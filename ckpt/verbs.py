@@ -103,7 +103,7 @@ def collect(
     """Remove all but the newest committed steps. Steps set aside by `verify --quarantine` stay."""
     with reported(), awaiting(path) as heard:
         tier = open_namespace(path)
-        going = superfluous(tier.catalog(), keep, None)
+        going = superfluous(list(tier.catalog()), keep, None)
         sizes = {entry.name: entry.manifest.nbytes if entry.manifest else 0 for entry in going}
         nbytes = sum(sizes.values())
         names = list(sizes)

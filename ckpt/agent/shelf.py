@@ -74,7 +74,7 @@ class Shelf:
         problems = []
         for name, tier in self._tiers.items():
             try:
-                entries = await in_thread(tier.catalog)
+                entries = await in_thread(lambda tier: list(tier.catalog()), tier)
                 self._shards |= _shards_of(tier, entries)
                 self.last_commit_s = last_commit_s(entries)
                 problems += [f"{name} tier: {entry.name}: {entry.reason}" for entry in entries if entry.unread]

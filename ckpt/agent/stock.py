@@ -94,5 +94,5 @@ async def _steps(context: Context, name: str, tier: Tier, timeout_s: float) -> t
 
 def _own_steps(tier: Tier) -> tuple[list[SaveId], float]:
     tier.check()
-    entries = tier.catalog()
+    entries = list(tier.catalog())
     return committed(entries, tier.where), last_commit_s(entries)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import xxhash
@@ -14,6 +15,7 @@ import xxhash
 from ckpt.errors import CheckpointError, one_line
 from ckpt.record.manifest import Manifest, read_manifest
 from ckpt.record.shard import SaveId
+from ckpt.tiers.parallel import in_parallel
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +44,8 @@ class Entry:
         return self.manifest.created_s if self.manifest else 0.0
 
 
-def list_steps(folder: Path, namespace: str, *, partial: bool = False) -> list[Entry]:
-    """All step directories of a namespace's folder, newest first; none when the folder is missing.
+def list_steps(folder: Path, namespace: str, *, partial: bool = False) -> Iterator[Entry]:
+    """All step directories of a namespace's folder, as `entries_of` has them; none when the folder is missing.
 
     Args:
         folder: of the namespace.
@@ -62,30 +64,31 @@ def list_steps(folder: Path, namespace: str, *, partial: bool = False) -> list[E
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
-        return []
+        names = []
     return entries_of(names, namespace, read)
 
 
-def entries_of(names: Iterable[str], namespace: str, read: Callable[[str], Manifest]) -> list[Entry]:
-    """The entries of those names that are of steps, newest first.
+def entries_of(
+    names: Iterable[str], namespace: str, read: Callable[[str], Manifest], *, at_once: int = 1
+) -> Iterator[Entry]:
+    """The entries of those names that are of steps, newest first; manifests are read as their entries are asked for.
 
     Args:
         names: of directories.
         namespace: that the manifests must name.
         read: the manifest in a directory; FileNotFoundError: the step was never committed; CheckpointError: it is
             damaged; any other OSError: it could not be read.
+        at_once: manifests read in parallel.
     """
-    found = [_entry(match, namespace, read) for match in map(_STEP.fullmatch, names) if match]
-    last_s: dict[tuple[int, str], float] = {}  # when each run last committed a step
-    for entry in found:
-        key = entry.step, entry.run_tag
-        last_s[key] = max(last_s.get(key, 0.0), entry.created_s)
-
-    def order(entry: Entry) -> tuple[int, float, str, int]:
-        """By step; of one step by run; of one run by attempt, because clocks may go back between its nodes."""
-        return entry.step, last_s[entry.step, entry.run_tag], entry.run_tag, entry.attempt
-
-    return sorted(found, key=order, reverse=True)
+    matches = sorted(filter(None, map(_STEP.fullmatch, names)), key=lambda match: match[1], reverse=True)
+    batches = (matches[first : first + at_once] for first in range(0, len(matches), at_once))
+    found = (
+        entry
+        for batch in batches
+        for entry in in_parallel(lambda match: _entry(match, namespace, read), batch, at_once)
+    )
+    for _, same in groupby(found, lambda entry: entry.step):
+        yield from _newest_first(list(same))
 
 
 def committed(entries: Iterable[Entry], where: str) -> list[SaveId]:
@@ -127,6 +130,14 @@ def directory_name(save: SaveId) -> str:
 def run_tag(run_id: str) -> str:
     """Eight hex digits that tell runs apart in directory names."""
     return xxhash.xxh32_hexdigest(run_id.encode())
+
+
+def _newest_first(entries: list[Entry]) -> list[Entry]:
+    """Of one step: by run, as each last committed it; of one run by attempt: its nodes' clocks may differ."""
+    last_s: dict[str, float] = {}
+    for entry in entries:
+        last_s[entry.run_tag] = max(last_s.get(entry.run_tag, 0.0), entry.created_s)
+    return sorted(entries, key=lambda entry: (last_s[entry.run_tag], entry.run_tag, entry.attempt), reverse=True)
 
 
 def _entry(match: re.Match[str], namespace: str, read: Callable[[str], Manifest]) -> Entry:

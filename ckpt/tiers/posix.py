@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from ckpt.errors import CheckpointError, ConfigError, CorruptError, NamespaceError
@@ -168,8 +168,8 @@ class SharedTier:
         """The committed steps, newest first; one with a damaged manifest is logged and left out."""
         return committed(self.catalog(), self.where)
 
-    def catalog(self) -> list[Entry]:
-        """Every step found, newest first, with the reason for each that cannot be restored."""
+    def catalog(self) -> Iterator[Entry]:
+        """One listing, then one manifest after another."""
         return list_steps(self.folder, self.namespace, partial=self.node_local)
 
     def read_manifest(self, save: SaveId) -> Manifest:
@@ -200,7 +200,7 @@ class SharedTier:
     ) -> list[str]:  # fmt: skip
         """Removes superfluous steps: renamed first, so that none is ever seen half deleted."""
         names = []
-        for entry in superfluous(self.catalog(), keep, directory_name(running) if running else None, complete):
+        for entry in superfluous(list(self.catalog()), keep, directory_name(running) if running else None, complete):
             os.replace(self.folder / entry.name, self.folder / f"{_TRASH}{entry.name}")
             names.append(entry.name)
         for trash in self.folder.glob(f"{_TRASH}*"):

@@ -16,6 +16,7 @@ from ckpt.record.files import dump_json, durable_write, sync_directory
 
 REASON = "reason.json"
 _PREFIX = "bad-"
+ASIDE = f"{_PREFIX}step-"  # how the directory of a step set aside begins
 
 
 def quarantine(folder: Path, name: str, reason: str) -> Path:
@@ -38,7 +39,7 @@ def quarantine(folder: Path, name: str, reason: str) -> Path:
 
 def quarantined(folder: Path) -> list[tuple[str, str]]:
     """The names and reasons of what was set aside."""
-    return [(path.name, _reason(path)) for path in sorted(folder.glob(f"{_PREFIX}step-*"))]
+    return [(path.name, _reason(path)) for path in sorted(folder.glob(f"{ASIDE}*"))]
 
 
 def note_bad(memory: Path, name: str, reason: str) -> None:
@@ -62,7 +63,7 @@ def noted_bad(memory: Path, name: str) -> str | None:
 
 def forget_notes(memory: Path, names: Container[str]) -> None:
     """Removes the notes of all saves but these."""
-    for path in memory.glob(f"{_PREFIX}step-*.json"):
+    for path in memory.glob(f"{ASIDE}*.json"):
         if path.stem.removeprefix(_PREFIX) not in names:
             path.unlink()
 
@@ -74,11 +75,6 @@ def aside_name(name: str, existing: Container[str]) -> str:
         number += 1
         aside = f"{_PREFIX}{name}.{number}"
     return aside
-
-
-def is_aside(name: str) -> bool:
-    """Whether a directory holds a step that was set aside."""
-    return name.startswith(f"{_PREFIX}step-")
 
 
 def reason_json(reason: str) -> bytes:

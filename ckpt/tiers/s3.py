@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ckpt.errors import CheckpointError, CorruptError, NamespaceError
 from ckpt.record.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, parse_manifest
@@ -19,10 +19,10 @@ from ckpt.tiers.catalog import Entry, committed, directory_name, entries_of, ste
 from ckpt.tiers.claim import CLAIM, Claim, parse_claim
 from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.posix import node_places
-from ckpt.tiers.quarantine import REASON, aside_name, is_aside, parse_reason, reason_json
+from ckpt.tiers.quarantine import ASIDE, REASON, aside_name, parse_reason, reason_json
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.s3_bucket import Bucket, split_url
-from ckpt.tiers.s3_client import S3Options
+from ckpt.tiers.s3_client import S3Options, connections
 from ckpt.tiers.throttle import Throttle
 from ckpt.tiers.tier import Removed
 
@@ -139,8 +139,8 @@ class S3Tier:
         """The committed steps, newest first; one with a damaged manifest is logged and left out."""
         return committed(self.catalog(), self.where)
 
-    def catalog(self) -> list[Entry]:
-        """One listing, then one read for each step."""
+    def catalog(self) -> Iterator[Entry]:
+        """One listing, then one read for each step, several at once."""
         return self._entries(self._bucket.directories(f"{self._prefix}/"))
 
     def read_manifest(self, save: SaveId) -> Manifest:
@@ -170,7 +170,7 @@ class S3Tier:
         return f"{self.url}/{new_name}"
 
     def aside(self) -> list[tuple[str, str]]:
-        names = sorted(name for name in self._bucket.directories(f"{self._prefix}/") if is_aside(name))
+        names = sorted(ASIDE + rest for rest in self._bucket.directories(self._key(ASIDE)))
         return [(name, self._reason(name)) for name in names]
 
     def retain(
@@ -188,7 +188,7 @@ class S3Tier:
             uploads = []
         names = self._bucket.directories(f"{self._prefix}/")
         names |= {key.removeprefix(f"{self._prefix}/").partition("/")[0] for key, _ in uploads}
-        gone = superfluous(self._entries(names), keep, directory_name(running) if running else None, complete)
+        gone = superfluous(list(self._entries(names)), keep, directory_name(running) if running else None, complete)
         for entry in gone:
             self._bucket.delete([self._key(entry.name, NAME)])
             inside = self._key(entry.name, "")
@@ -216,8 +216,8 @@ class S3Tier:
         except FileNotFoundError:
             return parse_reason(b"")
 
-    def _entries(self, names: Collection[str]) -> list[Entry]:
-        return entries_of(names, self.namespace, self._read_manifest)
+    def _entries(self, names: Collection[str]) -> Iterator[Entry]:
+        return entries_of(names, self.namespace, self._read_manifest, at_once=connections())
 
     def _read_manifest(self, directory: str) -> Manifest:
         return parse_manifest(self._bucket.get(self._key(directory, NAME), MAX_BYTES))

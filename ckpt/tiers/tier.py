@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -81,8 +81,11 @@ class Tier(Protocol):
     def steps(self) -> list[SaveId]:
         """The committed steps, newest first. Raises OSError rather than leave out a newest that it cannot read."""
 
-    def catalog(self) -> list[Entry]:
-        """Every step found, newest first, with the reason for each that cannot be restored or could not be read."""
+    def catalog(self) -> Iterator[Entry]:
+        """Every step found, newest first, with the reason for each that cannot be restored or could not be read.
+
+        They are listed at once, and each is read when it is asked for.
+        """
 
     def read_manifest(self, save: SaveId) -> Manifest:
         """Raises CorruptError when it is damaged, FileNotFoundError when there is none."""
@@ -119,7 +122,6 @@ class Tier(Protocol):
             running: the save that is being written now; stays.
             complete: of a node-local tier, the saves that all nodes have committed: only they count. None: all do.
             removed: told the name of each when it is gone.
-            removed: told the name of each that is gone.
         """
 
 

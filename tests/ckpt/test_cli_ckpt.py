@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from ckpt.cli import app
 from ckpt.record.manifest import new_manifest
-from ckpt.record.shard import seal_json, write_record
+from ckpt.record.shard import seal_json, unseal_json, write_record
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.posix import SharedTier
 
@@ -69,11 +69,34 @@ def test_ls_shows_what_is_there_newest_first(tier: SharedTier, below: str) -> No
     assert lines[1].split() == ["4", "1", "4", "20.0", "kB", "4", "0", "s", "yes", "shared", "ns"]
 
 
+@pytest.mark.parametrize("newest", [1, 2, 9])
+def test_ls_shows_the_newest_steps_alone_where_that_is_asked_for(tier: SharedTier, newest: int) -> None:
+    damage(tier.data_path(save_id(3), "manifest.json"), 10)
+    rows = facts("ls", tier.path, "-n", str(newest))
+    assert [(row["step"], bool(row["problems"])) for row in rows] == [(4, False), (3, True)][:newest]
+    assert len(run("ls", tier.path, "-n", str(newest)).stdout.splitlines()) == 1 + len(rows)
+
+
+def test_ls_looks_at_no_more_of_a_manifest_than_it_shows(tier: SharedTier) -> None:
+    """Thousands of ranks have many tensors; what their layouts say is for verify."""
+    path = tier.data_path(save_id(3), "manifest.json")
+    path.write_bytes(seal_json({**unseal_json(path.read_bytes()), "parts": [[[], [["k"]]], None, [[1, [0], 1]]]}))
+    row = facts("ls", tier.path)[1]
+    assert (row["step"], row["committed"], row["bytes"], row["problems"]) == (3, True, 20_000, [])
+    result = run("verify", tier.path)
+    assert result.exit_code == 1 and "BAD step-0000000003.a0." in result.stdout
+
+
+def test_ls_of_a_namespace_without_steps_is_a_heading_alone(tmp_path: Path) -> None:
+    SharedTier(tmp_path, "ns").prepare()
+    assert facts("ls", tmp_path) == [] and run("ls", tmp_path).stdout.startswith("step  attempt")
+
+
 def test_verify_of_sound_steps_says_ok(tier: SharedTier) -> None:
     write(tier, save_id(5))
     result = run("verify", tier.path)
     assert result.exit_code == 0
-    assert [line.split()[-3] for line in result.stdout.splitlines()[2:]] == ["ok", "ok"]
+    assert [line.split()[-1] for line in result.stdout.splitlines()[2:]] == ["ok", "ok"]
     assert "not committed" in result.stdout
     assert all(row["ok"] for row in facts("verify", tier.path))
 
@@ -107,7 +130,8 @@ def test_verify_finds_files_that_are_not_what_they_were(tier: SharedTier, change
 
 def test_a_damaged_manifest_is_shown_and_fails_verify(tier: SharedTier) -> None:
     damage(tier.data_path(save_id(3), "manifest.json"), 10)
-    assert "DAMAGED; step-0000000003" in run("ls", tier.path).stdout
+    *_, line = run("ls", tier.path).stdout.splitlines()
+    assert "DAMAGED" in line.split() and " step-0000000003.a0." in line.partition(" ns ")[2]
     result = run("verify", tier.path)
     assert result.exit_code == 1 and "does not match its checksum" in result.stdout
 

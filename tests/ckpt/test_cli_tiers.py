@@ -12,12 +12,13 @@ from s3_kit import BUCKET, S3Server, s3_server
 from test_cli_ckpt import facts, run
 from tier_kit import Stored, path_of, save_id, stored
 
+from ckpt.record.manifest import NAME
 from ckpt.record.shard import seal_json, unseal_json
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.s3_bucket import Bucket
-from ckpt.tiers.s3_client import S3Options
+from ckpt.tiers.s3_client import S3Options, connections
 from ckpt.tiers.throttle import Throttle
 
 
@@ -49,6 +50,23 @@ def test_a_bucket_is_listed_by_its_prefix_or_its_namespace(bucket: Stored, below
     ]
     assert rows[1]["bytes"] == 20_000 and rows[1]["namespace"] == "ns"
     assert run("verify", url).exit_code == 0
+
+
+def test_the_newest_steps_of_a_bucket_are_listed_without_a_read_of_the_others(
+    bucket: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(6, 40):
+        bucket.commit(save_id(step))
+    get, manifests = Bucket.get, []
+
+    def noted(self: Bucket, key: str, *arguments: int) -> bytes:
+        if key.endswith(NAME):
+            manifests.append(key)
+        return get(self, key, *arguments)
+
+    monkeypatch.setattr(Bucket, "get", noted)
+    assert [row["step"] for row in facts("ls", bucket.tier.where, "-n", "3")] == [39, 38, 37]
+    assert len(manifests) <= 3 + connections()
 
 
 def test_verify_reads_every_byte_of_a_bucket(bucket: Stored) -> None:

@@ -224,7 +224,7 @@ def test_killed_anywhere_nothing_is_half_committed_and_a_second_start_completes(
         try:
             Drain(tmp_path / "a", read_request(tmp_path / "a"), mortal).run(time.monotonic())
         except Dies:
-            entries = tier(tmp_path).catalog()
+            entries = list(tier(tmp_path).catalog())
             assert not any(entry.damaged for entry in entries)
             committed = [20] if (call, moment) == ("commit", "after") else []
             assert [entry.step for entry in entries if entry.save] == committed
@@ -266,7 +266,7 @@ def test_nothing_goes_where_the_run_is_back_or_another_has_taken_over(
     place = tier(tmp_path)
     place.write_claim(replace(place.read_claim(), released=False, **change))
     assert {type(found) for found in drain(tmp_path).values()} == {Superseded}
-    assert place.catalog() == []
+    assert list(place.catalog()) == []
 
 
 def test_a_shard_that_is_overwritten_while_it_is_written_does_not_count(

@@ -160,7 +160,7 @@ def flip(kind: str, tier: Tier) -> None:
     save = tier.steps()[0]
     file = tier.read_manifest(save).shards[-1].file
     if isinstance(tier, S3Tier):
-        key = tier._key(tier.catalog()[0].name, file)
+        key = tier._key(next(tier.catalog()).name, file)
         data = bytearray(tier._bucket.get(key))
         data[100] ^= 1
         tier._bucket.put(key, data)

@@ -127,7 +127,7 @@ def test_retention_keeps_the_newest_and_what_is_being_written(tier: SharedTier) 
 def test_retention_without_a_committed_step_removes_nothing(tier: SharedTier) -> None:
     write(tier, save_id(1))
     assert tier.retain(1, running=None) == []
-    assert len(tier.catalog()) == 1
+    assert len(list(tier.catalog())) == 1
 
 
 def test_retention_leaves_what_another_run_may_be_writing(tier: SharedTier) -> None:
