@@ -157,12 +157,15 @@ class Attempt:
             notice = await self._host.next_notice(deadline_s - now_s)
             if notice is not None:
                 evidence.take(notice)
-        for node in self._nodes:
-            if node in missing or node in out:
-                reason = PREDECESSOR_LOST if node == predecessor else "its runner did not come back"
-                self._host.put_out(node, reason)
-                evidence.lost.add(node)
-                evidence.fault(Fault(kind=NODE_LOST, node=node, reason=reason, detect_s=0.0))
+        absent = {
+            node: PREDECESSOR_LOST if node == predecessor else "its runner did not come back"
+            for node in self._nodes
+            if node in missing or node in out
+        }
+        self._host.miss(absent)
+        for node, reason in absent.items():
+            evidence.lost.add(node)
+            evidence.fault(Fault(kind=NODE_LOST, node=node, reason=reason, detect_s=0.0))
 
     async def _train(self) -> None:
         """Until the attempt is over; workers that hang end it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from launcher.supervisor.links import Notice
@@ -27,3 +28,6 @@ class Host(Protocol):
 
     def put_out(self, node: str, reason: str) -> None:
         """Excludes a node from the job."""
+
+    def miss(self, absent: Mapping[str, str]) -> None:
+        """Goes on without nodes whose runners have not come back after a take-over, with the reason."""

@@ -73,8 +73,10 @@ class Keeper:
             try:
                 die_with_parent(me)
                 os.close(reads)
-                for number in _PASSED_ON:  # a warning that comes before the supervisor can take it must not end it
-                    signal.signal(number, signal.SIG_IGN if number in WARNINGS else signal.SIG_DFL)
+                # One that comes before the supervisor listens, or when it is done, must not end it: Slurm's SIGTERM
+                # comes milliseconds after the requeue that was asked for, and the outcome would be lost.
+                for number in _PASSED_ON:
+                    signal.signal(number, signal.SIG_IGN)
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 os.write(writes, _outcome_line(self._work, after))
                 code = 0

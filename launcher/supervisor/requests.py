@@ -47,6 +47,11 @@ class Requests:
         """Whether anything has been asked."""
         return self.cancelled or self.stop is not None
 
+    @property
+    def is_told(self) -> bool:
+        """Whether anything has been asked, or is about to be: what a SIGTERM means may not be known yet."""
+        return self.any or self._judging is not None
+
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
         """Takes SIGTERM, SIGINT, and USR1 and USR2 (the time limit is near); gives them back to whoever had them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,21 @@ class Supervisor:
                 self._unprepared.add(node)
             self.record("node_out", node=node, reason=reason, **({"environment": True} if environment else {}))
         self._links.dismiss(node, forget=True)
+
+    def miss(self, absent: Mapping[str, str]) -> None:
+        """Goes on without nodes whose runners have not come back after a take-over; with what to say of each.
+
+        They are put out. But where no runner at all is there, or Slurm is ending the job, it is runners that are gone
+        and nothing is known of the nodes: we alone go without those, and the job's next start has them again.
+        """
+        are_lost = self._roster.ready and not self.requests.is_told
+        for node, reason in absent.items():
+            if are_lost:
+                self.put_out(node, reason)
+            elif node not in self._roster.out:
+                log.warning("%s: %s; that says nothing of the node", node, reason)
+                self._roster.put_out(node, reason)
+                self._links.dismiss(node, forget=False)
 
     async def _open(self) -> None:
         """Takes office: starts the server and, unless they run already, the runners."""
@@ -341,8 +356,8 @@ class Supervisor:
             for absent in self._roster.absent:
                 self.put_out(absent, f"its runner did not start; see log/runner-{absent}.log and log/srun-runners.log")
         elif notice.kind == "roll_call":
-            for absent in self._roster.absent:
-                self.put_out(absent, f"its runner did not come back within {RETURN_S:g} s of the take-over")
+            late = f"its runner did not come back within {RETURN_S:g} s of the take-over"
+            self.miss(dict.fromkeys(self._roster.absent, late))
         elif node is None or node in self._roster.out:
             return
         elif notice.kind == "hello":

@@ -30,17 +30,23 @@ class Talkers(LocalCluster):
     def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
         """The supervisor has had a runner start its workers; `attempt` belongs into every answer."""
 
+    def came(self, channel: Channel) -> None:
+        """The supervisor has taken a runner on."""
+
     async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
         port = int(environment["HOLDFAST_SUPERVISOR"].rpartition(":")[2])
         self._tasks = [asyncio.create_task(self._runner(node, port)) for node in nodes]
 
     async def close(self, *, forget: bool) -> None:
-        await asyncio.wait(self._tasks, timeout=5)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=5)
         await super().close(forget=forget)
 
-    async def _runner(self, node: str, port: int) -> None:
+    async def _runner(self, node: str, port: int, attempt: int | None = None) -> None:
         hello: Message = {"op": "hello", "node": node, "pid": 1, "problem": None, "warm": True, "port": 1}
+        hello["attempt"] = attempt
         channel, message = await connect(self.host, port, read_secret(self._job_dir), hello)
+        self.came(channel)
         try:
             while message["op"] != "leave":
                 if message["op"] == "start":

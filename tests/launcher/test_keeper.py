@@ -1,0 +1,31 @@
+"""The batch script's process and the supervisor that is its child."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from launcher.supervisor.keeper import Keeper
+from launcher.supervisor.outcome import Outcome
+from launcher.supervisor.requests import Requests
+from launcher.terms import Term, claim
+
+
+def test_a_sigterm_that_comes_when_the_supervisor_is_done_does_not_take_its_outcome_along(tmp_path: Path) -> None:
+    """As Slurm sends it right after the requeue; whoever followed would look for runners that have been let go."""
+    claim(tmp_path, Term(number=1, run_id="run", node="n1", host="n1", port=7, pid=1))
+
+    async def supervise() -> None:
+        with Requests(lambda: "requeue", lambda: None, lambda reason: None).signals():
+            pass
+
+    def work(after: int | None) -> Outcome:
+        asyncio.run(supervise())
+        if after is None:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                os.kill(os.getpid(), number)
+        return Outcome(name="stopped", step=after, exit_code=0, reason="", seconds=1.0)
+
+    assert Keeper(work, tmp_path).run().step is None

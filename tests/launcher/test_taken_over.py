@@ -1,0 +1,121 @@
+"""What a supervisor that has taken over makes of runners that do not come to it, and what the job's next start does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from talkers import Talkers, supervised
+
+from launcher.channel import Channel
+from launcher.history.events import Event, EventLog, read_events
+from launcher.jobfile import JobSpec
+from launcher.supervisor import attempt as attempt_module
+from launcher.supervisor import supervisor as supervisor_module
+from launcher.supervisor.folder import make_folders, prepare
+from launcher.supervisor.outcome import Outcome
+from launcher.supervisor.supervisor import Supervisor
+from launcher.terms import Term, claim, newest
+
+NODES = ["node0", "node1"]
+STOPPED = [{"event": "stop_requested", "reason": "time_limit"}, {"event": "attempt_end", "attempt": 0}]
+
+
+class Left(Talkers):
+    """A job whose supervisor is lost; another takes over on its node, to which these nodes' runners come."""
+
+    node = NODES[0]
+
+    def __init__(self, spec: JobSpec, job_dir: Path, back: Collection[str], *, are_terminated: bool = False) -> None:
+        super().__init__(spec, job_dir)
+        self._back = back
+        self._are_terminated = are_terminated
+        self.kept_from: list[tuple[str, ...]] = []  # the nodes, at each requeue
+
+    def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
+        raise AssertionError("an attempt without runners")
+
+    def came(self, channel: Channel) -> None:
+        if self._are_terminated:
+            channel.send({"op": "signal", "name": "SIGTERM"})
+
+    def look_for_the_next(self) -> None:
+        term = newest(self._job_dir)
+        assert term is not None and term.number == 2
+        self._tasks = [asyncio.create_task(self._runner(node, term.port, attempt=0)) for node in self._back]
+
+    def requeue(self, exclude: Collection[str] = ()) -> None:
+        self.kept_from.append(tuple(exclude))
+
+
+class Trains(Talkers):
+    """The next start: all goes well."""
+
+    def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
+        channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": ""} | attempt)
+
+
+def taken_over(folder: Path, past: list[Event], **left: Any) -> tuple[Outcome, Left, list[Event]]:
+    """How the take-over of a job with such events ends, where it was, and what it has recorded."""
+    (folder / "train.py").touch()
+    job_dir = folder / "job"
+    spec = JobSpec(name="t", script=folder / "train.py", nodes=len(NODES))
+    make_folders(job_dir)
+    prepare(spec, job_dir)
+    claim(job_dir, Term(number=1, run_id="run", node=NODES[0], host="127.0.0.1", port=1, pid=1))
+    events = EventLog(job_dir / "events.jsonl")
+    ready = [{"event": "node_ready", "node": node} for node in NODES]
+    start = {"event": "attempt_start", "attempt": 0, "nodes": NODES, "spares": [], "rung": "start"}
+    for event in [{"event": "job_start"}, *ready, start, {"event": "workers_started", "attempt": 0}, *past]:
+        events.append(**event)
+    cluster = Left(spec, job_dir, **left)
+
+    async def scene() -> Outcome:
+        running = asyncio.create_task(Supervisor(spec, job_dir, cluster, events, take_over=1).run())
+        while (term := newest(job_dir)) is None or term.number == 1:
+            await asyncio.sleep(0)
+        cluster.look_for_the_next()
+        return await running
+
+    outcome = asyncio.run(scene())
+    events.close()
+    told = read_events(job_dir / "events.jsonl")
+    return outcome, cluster, told[[event["event"] for event in told].index("takeover") :]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (attempt_module, supervisor_module):
+        monkeypatch.setattr(module, "RETURN_S", 0.3)
+
+
+def out(events: list[Event]) -> list[str]:
+    return [event["node"] for event in events if event["event"] == "node_out"]
+
+
+@pytest.mark.parametrize("past", [STOPPED, []], ids=["between attempts", "in an attempt"])
+def test_where_no_runner_is_left_nothing_is_held_against_the_nodes(tmp_path: Path, past: list[Event]) -> None:
+    """Slurm has ended the runners, or the supervisor before has let them go: the job goes back to Slurm."""
+    outcome, cluster, events = taken_over(tmp_path, past, back=[])
+    assert (outcome.name, cluster.kept_from, out(events)) == ("stopped", [()], [])
+
+    again, events = supervised(tmp_path, Trains)
+    assert again.name == "done"
+    assert [event["nodes"] for event in events if event["event"] == "attempt_start"] == [NODES, NODES]
+
+
+@pytest.mark.parametrize("past", [STOPPED, []], ids=["between attempts", "in an attempt"])
+def test_where_a_runner_is_there_a_node_whose_own_does_not_come_is_out_for_good(
+    tmp_path: Path, past: list[Event]
+) -> None:
+    outcome, cluster, events = taken_over(tmp_path, past, back=NODES[:1])
+    assert (outcome.name, cluster.kept_from, out(events)) == ("stopped", [(NODES[1],)], [NODES[1]])
+
+
+def test_while_slurm_ends_the_job_a_runner_that_does_not_come_says_nothing_of_its_node(tmp_path: Path) -> None:
+    outcome, _, events = taken_over(tmp_path, [], back=NODES[:1], are_terminated=True)
+    assert (outcome.name, out(events)) == ("stopped", [])
+    assert [event["reason"] for event in events if event["event"] == "stop_requested"] == ["requeue"]
