@@ -15,6 +15,7 @@
     cli            `holdfast ckpt`; cli_plan, cli_rebuild, verbs: its verbs; progress: their bar; reported: their errors
     inventory      what steps and shards a path or URL holds, for ls and verify; table: how they are shown
     awaiting       what the verbs say of storage that keeps silent
+    patience       waits with a deadline, the launcher's too
     forked         what a process forked from a training process lets go of
     config, errors
 

@@ -22,6 +22,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from ckpt.patience import within
 from launcher.errors import LauncherError
 from launcher.half_open import HalfOpen
 
@@ -109,9 +110,9 @@ class Channel:
     async def close(self, timeout_s: float = 1.0) -> None:
         """Sends what is queued, then closes; after `timeout_s` whatever is left is dropped."""
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._writer.drain(), timeout_s)
+            await within(timeout_s, self._writer.drain())
             self._writer.close()
-            await asyncio.wait_for(self._writer.wait_closed(), timeout_s)
+            await within(timeout_s, self._writer.wait_closed())
         self.abort()
 
     def abort(self) -> None:
@@ -137,7 +138,7 @@ async def connect(host: str, port: int, secret: bytes, hello: Message) -> tuple[
         ChannelError: no server, a wrong one, or no answer within HANDSHAKE_TIMEOUT_S.
     """
     try:
-        return await asyncio.wait_for(_connect(host, port, secret, hello), HANDSHAKE_TIMEOUT_S)
+        return await within(HANDSHAKE_TIMEOUT_S, _connect(host, port, secret, hello))
     except asyncio.TimeoutError:
         raise ChannelError(f"{host}:{port}: no answer within {HANDSHAKE_TIMEOUT_S} s") from None
     except (OSError, EOFError) as error:
@@ -183,7 +184,7 @@ async def serve(
         peer = (writer.get_extra_info("peername") or ("unknown",))[0]
         number = half_open.add(peer, writer.transport.abort)
         try:
-            channel, hello = await asyncio.wait_for(_greet(reader, writer, secret), HANDSHAKE_TIMEOUT_S)
+            channel, hello = await within(HANDSHAKE_TIMEOUT_S, _greet(reader, writer, secret))
         except (ChannelError, OSError, EOFError, asyncio.TimeoutError) as error:
             refusals.note(peer, str(error) or type(error).__name__)
             writer.transport.abort()

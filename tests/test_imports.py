@@ -20,7 +20,10 @@ MAY_IMPORT = {
     "launcher": {"slurm", "lifecycle", "ckpt"},
 }
 # The launcher knows ckpt and lifecycle by their public faces only.
-PUBLIC_ONLY = {"ckpt": {"ckpt", "ckpt.agent.launch", "ckpt.cli"}, "lifecycle": {"lifecycle", "lifecycle.cli"}}
+PUBLIC_ONLY = {
+    "ckpt": {"ckpt", "ckpt.agent.launch", "ckpt.cli", "ckpt.patience"},
+    "lifecycle": {"lifecycle", "lifecycle.cli"},
+}
 HEAVY = ("torch", "mpi4py")
 
 

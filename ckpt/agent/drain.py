@@ -13,7 +13,6 @@ from typing import Any
 
 from ckpt.agent.context import Context
 from ckpt.agent.exchange import save_to_json
-from ckpt.agent.patience import within
 from ckpt.agent.peers import Handler, PeerError
 from ckpt.agent.saves import Saves
 from ckpt.agent.stock import Stock
@@ -21,6 +20,7 @@ from ckpt.agent.tenure import Tenure
 from ckpt.agent.threads import in_thread
 from ckpt.config import LowerTier
 from ckpt.errors import AgentError, CheckpointError, CorruptError
+from ckpt.patience import within
 from ckpt.record.manifest import ShardPlace, merge, pack
 from ckpt.record.shard import SaveId
 from ckpt.tiers import reads

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from ckpt.agent.messages import decode
-from ckpt.agent.patience import within
 from ckpt.errors import AgentError, CheckpointError
+from ckpt.patience import within
 from ckpt.record.files import dump_json
 from ckpt.transport import Transfer, Transport, TransportError
 

@@ -17,7 +17,6 @@ from typing import Any
 from ckpt.agent.context import Context
 from ckpt.agent.drain import DrainLead
 from ckpt.agent.exchange import save_to_json
-from ckpt.agent.patience import within
 from ckpt.agent.peers import PeerError
 from ckpt.agent.plan import Plan
 from ckpt.agent.rebuilding import Rebuilding
@@ -25,6 +24,7 @@ from ckpt.agent.stock import Stock, take_stock
 from ckpt.agent.tenure import Tenure
 from ckpt.agent.threads import in_thread
 from ckpt.errors import AgentError, CheckpointError, CorruptError
+from ckpt.patience import within
 from ckpt.record.manifest import Manifest
 from ckpt.record.shard import SaveId
 from ckpt.tiers.catalog import directory_name

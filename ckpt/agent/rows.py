@@ -11,10 +11,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ckpt.agent.exchange import save_to_json
-from ckpt.agent.patience import within
 from ckpt.agent.peers import Peers
 from ckpt.agent.sums import Addend, Sums, Target, addends_of, pieces
 from ckpt.errors import AgentError
+from ckpt.patience import within
 from ckpt.record.shard import SaveId
 from ckpt.redundancy.parity import ParitySet
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt.agent.context import Context
-from ckpt.agent.patience import within
 from ckpt.agent.threads import in_thread
 from ckpt.config import Place
 from ckpt.errors import CheckpointError
+from ckpt.patience import within
 from ckpt.record.shard import SaveId
 from ckpt.tiers.catalog import committed, last_commit_s
 from ckpt.tiers.tier import Tier

@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ckpt.agent.context import Context
-from ckpt.agent.patience import within
 from ckpt.agent.threads import in_thread
 from ckpt.agent.verdict import has_ended
 from ckpt.errors import AgentError, CheckpointError
+from ckpt.patience import within
 from ckpt.tiers.claim import Claim
 from ckpt.tiers.tier import Tier
 

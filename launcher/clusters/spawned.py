@@ -9,6 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ckpt.patience import within
 from launcher.runner.processes import die_with_parent
 
 
@@ -77,7 +78,7 @@ class Spawned:
     async def end(self, timeout_s: float) -> None:
         """Gives it `timeout_s` to end by itself, then kills it."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._process.wait(), timeout_s)
+            await within(timeout_s, self._process.wait())
         await self.kill()
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from submitit.core.utils import JobPaths
 
+from ckpt.patience import within
 from launcher.channel import ChannelError, connect
 from launcher.errors import JobFailed, LauncherError
 from launcher.jobfile import JobSpec
@@ -143,7 +144,7 @@ async def _stay(job_dir: Path) -> bool:
     try:
         while True:
             channel.send({"op": "here"})
-            await asyncio.wait_for(channel.receive(), _SILENCE_S)
+            await within(_SILENCE_S, channel.receive())
             await asyncio.sleep(_POLL_S)
     except (ChannelError, asyncio.TimeoutError):
         return True

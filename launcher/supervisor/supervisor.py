@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ckpt.patience import within
 from launcher import domains
 from launcher.clusters.cluster import Cluster
 from launcher.history.events import Event, EventLog, read_events
@@ -132,7 +133,7 @@ class Supervisor:
             notice = self._inbox.get_nowait()
         except asyncio.QueueEmpty:
             try:
-                notice = await asyncio.wait_for(self._inbox.get(), timeout_s)
+                notice = await within(timeout_s, self._inbox.get())
             except asyncio.TimeoutError:
                 return None
         self._note(notice)

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
+from ckpt.patience import within
 from slurm import SlurmError
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ SHORT_S = 600.0  # with more left, and in the first half of the job's time, a wa
 
 async def _until_set(event: asyncio.Event, timeout_s: float) -> None:
     with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(event.wait(), timeout_s)
+        await within(timeout_s, event.wait())
 
 
 async def until_near(

@@ -1,4 +1,4 @@
-"""Waits of the agent: they end at their deadline, with the work, or when they are not wanted any more."""
+"""Waits: they end at their deadline, with the work, or when they are not wanted any more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ckpt.agent.patience import within
+from ckpt.patience import within
 
 
 async def answer_of(question: asyncio.Future[str]) -> str:

@@ -9,12 +9,16 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def within(timeout_s: float, work: Awaitable[T]) -> T:
+async def within(timeout_s: float | None, work: Awaitable[T]) -> T:
     """What the work returns or raises.
 
     In place of asyncio.wait_for, which before Python 3.12 forgets a cancellation that comes in the instant when the
     work ends (https://github.com/python/cpython/issues/86296): an agent that is told to end would then go on, and wait
     for answers that nobody gives any more.
+
+    Args:
+        timeout_s: None waits for as long as it takes.
+        work: what is waited for.
 
     Raises:
         asyncio.TimeoutError: it has not ended within `timeout_s`, and is cancelled.
