@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import threading
 import time
@@ -17,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from trainer_kit import LIMIT_S, Node, processes, settle, solo_directories, solo_namespace
+from trainer_kit import LIMIT_S, Node, settle
 
 from ckpt import Checkpointer, Monitor
 from ckpt.config import CheckpointConfig, Place
-from ckpt.errors import AgentError, CheckpointError, ConfigError, StateError
+from ckpt.errors import AgentError
 from ckpt.record.shard import read_record
 from ckpt.tiers.posix import SharedTier
 from ckpt.trainer import saved as saved_module
@@ -327,103 +326,6 @@ def test_a_damaged_block_is_never_returned(node: Node) -> None:
     assert torch.equal(live["x"], torch.arange(1000.0))
 
 
-@pytest.mark.parametrize(
-    ("live", "message"),
-    [
-        ({"a": torch.zeros(3)}, r"state: not in the live state: 'n', 'm'"),
-        ({"a": torch.zeros(3), "n": 1, "m": {}, "z": 1}, r"not in the saved state: 'z'"),
-        ({"a": torch.zeros(4), "n": 1, "m": {}}, r"state\['a'\]: saved as float32 \[3\], live is float32 \[4\]"),
-        ({"a": torch.zeros(3).half(), "n": 1, "m": {}}, r"saved as float32 \[3\], live is float16 \[3\]"),
-        ({"a": 1, "n": 1, "m": {}}, r"state\['a'\]: saved as a tensor, live is a int"),
-        ({"a": torch.zeros(3), "n": torch.zeros(1), "m": {}}, r"state\['n'\]: saved as int, live is a Tensor"),
-        (
-            {"a": torch.zeros(3), "n": 1, "m": {"x": torch.zeros(1), "y": torch.zeros(1)}},
-            r"state\['m'\]: not in the saved",
-        ),
-    ],
-)
-def test_a_state_that_does_not_fit_is_refused_before_a_byte_changes(
-    node: Node, live: dict[str, Any], message: str
-) -> None:
-    with node.start() as ckpt:
-        ckpt.save(1, {"a": torch.ones(3), "n": 5, "m": {"x": torch.ones(1)}})
-    with node.start() as ckpt, pytest.raises(StateError, match=message):
-        ckpt.load(live)
-    assert all(not value.any() for value in live.values() if isinstance(value, torch.Tensor))
-
-
-def test_a_state_with_fewer_keys_takes_what_it_has_when_asked_to(node: Node) -> None:
-    saved, _ = training(seed=1)
-    with node.start() as ckpt:
-        ckpt.save(1, saved)
-    renamed = Net()
-    renamed.layer = renamed.layers
-    del renamed.layers
-    with node.start() as ckpt:
-        with pytest.raises(StateError, match=r"not in the live state: .* or load\(state, strict=False\)"):
-            ckpt.load({"seen": {}, "net": Net()})
-        with pytest.raises(StateError, match=r"'layer.0.weight' \(nearest: 'layers.0.weight'\)"):
-            ckpt.load({"net": renamed}, strict=False)
-        net = Net()
-        assert ckpt.load({"net": net, "seen": {"tokens": -1}}, strict=False) == 1
-    assert all(torch.equal(value, saved["net"].state_dict()[name]) for name, value in net.state_dict().items())
-
-
-def test_a_load_that_fails_half_way_says_what_the_state_is_worth(node: Node) -> None:
-    with node.start() as ckpt:
-        ckpt.save(1, {"x": torch.ones(2_000_000)})
-    with node.start() as ckpt:
-        assert ckpt.newest_step == 1
-        with open(node.ram_dir / "own-0-0.data", "r+b") as file:
-            file.seek(5_000_000)
-            file.write(b"\xff")
-        with pytest.raises(CheckpointError, match=r"step 1: .* do not go on with it"):
-            ckpt.load({"x": torch.zeros(2_000_000)})
-
-
-def test_a_module_with_other_keys_is_refused_by_name(node: Node) -> None:
-    with node.start() as ckpt:
-        ckpt.save(1, {"net": torch.nn.Linear(2, 2)})
-    with node.start() as ckpt, pytest.raises(StateError, match=r"state\['net'\]: not in the live state: 'bias'"):
-        ckpt.load({"net": torch.nn.Linear(2, 2, bias=False)})
-
-
-def test_an_object_that_refuses_its_state_is_a_state_error(node: Node) -> None:
-    def optimizer(groups: int) -> torch.optim.Optimizer:
-        return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(2))]} for _ in range(groups)], lr=0.1)
-
-    with node.start() as ckpt:
-        ckpt.save(1, {"optimizer": optimizer(2)})
-    with node.start() as ckpt, pytest.raises(StateError, match=r"SGD.load_state_dict refused"):
-        ckpt.load({"optimizer": optimizer(1)})
-
-
-def looped() -> dict[str, Any]:
-    state: dict[str, Any] = {}
-    state["self"] = state
-    return state
-
-
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        ({"f": {"g": len}}, r"state\['f'\]\['g'\]: cannot store a builtins.builtin_function_or_method"),
-        ({"s": torch.zeros(3).to_sparse()}, r"state\['s'\]: a torch.sparse_coo tensor"),
-        ({"m": torch.zeros(3, device="meta")}, r"a meta tensor"),
-        ({"o": np.array([object()])}, r"NumPy array of dtype object"),
-        ({0: torch.zeros(1), "0": torch.zeros(1)}, r"two tensors under one key '0'"),
-        (looped(), r"nested too deeply"),
-        ([torch.zeros(1)], r"got a list, expected a dict"),
-    ],
-)
-def test_a_state_that_cannot_be_stored_is_refused_by_name(node: Node, state: Any, message: str) -> None:
-    with node.start() as ckpt:
-        with pytest.raises(StateError, match=message):
-            ckpt.save(1, state)
-        ckpt.save(2, {"x": torch.zeros(1)})
-        assert ckpt.failed_saves == 0
-
-
 def test_training_goes_on_when_the_agent_dies(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     state = {"x": torch.zeros(10)}
     with node.start() as ckpt:
@@ -536,83 +438,3 @@ def test_training_goes_on_without_a_log_file(node: Node, tmp_path: Path) -> None
     with node.start(env={"HOLDFAST_LOG_DIR": str(tmp_path / "file" / "log")}) as ckpt:
         ckpt.save(1, {"x": torch.zeros(1000)})
         assert ckpt.failed_saves == 0
-
-
-# without a launcher
-
-
-@pytest.fixture
-def namespace() -> Iterator[str]:
-    with solo_namespace() as name:
-        yield name
-
-
-def _script(namespace: str, shared: Path, results: Any) -> None:
-    state = {"x": torch.zeros(4), "n": 0}
-    with Checkpointer(namespace=namespace, shared=shared, every_steps=4, shared_every_steps=4) as ckpt:
-        first = ckpt.load(state)
-        assert state["n"] == first and state["x"].eq(first).all()
-        for step in range(first + 1, first + 5):
-            state["x"] += 1
-            state["n"] = step
-            if ckpt.due(step):
-                ckpt.save(step, state)
-    results.put((first, ckpt.failed_saves))
-
-
-def run_script(namespace: str, shared: Path) -> int:
-    """Runs a training script by itself, four steps; returns where it resumed."""
-    results = processes.Queue()
-    process = processes.Process(target=_script, args=(namespace, shared, results))
-    process.start()
-    process.join(LIMIT_S)
-    assert process.exitcode == 0
-    first, failed = results.get(timeout=LIMIT_S)
-    assert failed == 0
-    return int(first)
-
-
-def test_a_script_without_a_launcher_resumes_from_memory_then_disk_then_afresh(namespace: str, tmp_path: Path) -> None:
-    assert run_script(namespace, tmp_path) == 0
-    assert run_script(namespace, tmp_path) == 4
-    (ram_dir,) = solo_directories(namespace)
-    assert not list(ram_dir.glob("*.sock"))
-    shutil.rmtree(ram_dir)
-    assert run_script(namespace, tmp_path) == 8
-    shutil.rmtree(tmp_path / namespace)
-    assert run_script(namespace, tmp_path) == 0
-
-
-def test_a_namespace_in_use_on_this_node_is_refused(namespace: str) -> None:
-    first = Checkpointer(namespace=namespace, env={})
-    try:
-        with pytest.raises(ConfigError, match="is in use by another process"):
-            Checkpointer(namespace=namespace, env={})
-    finally:
-        first.close()
-    Checkpointer(namespace=namespace, env={}).close()
-
-
-def test_several_nodes_without_a_launcher_are_refused() -> None:
-    with pytest.raises(ConfigError, match="several nodes need the launcher"):
-        Checkpointer(namespace="ns", env={"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "env", "message"),
-    [
-        ({}, {}, r"Checkpointer.namespace: got None"),
-        ({"namespace": "a/b"}, {}, r"Checkpointer.namespace"),
-        ({"namespace": "ns", "every_steps": 0}, {}, r"Checkpointer.ram.every_steps: got 0"),
-        ({"namespace": "ns"}, {"RANK": "x"}, r"RANK='x'"),
-        ({"namespace": "ns"}, {"HOLDFAST_RUN_ID": "r"}, r"HOLDFAST_NODES is not set"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments: dict[str, Any], env: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Checkpointer(**arguments, env=env)
-
-
-def test_from_env_without_a_launcher_says_what_to_do() -> None:
-    with pytest.raises(ConfigError, match="HOLDFAST_CHECKPOINT is not set"):
-        Checkpointer.from_env({})

@@ -1,0 +1,119 @@
+"""States that are not as they were saved, and states that cannot be stored: refused by name, before a byte changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_checkpointer import Net, training
+from trainer_kit import Node
+
+from ckpt.errors import CheckpointError, StateError
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.stop()
+
+
+@pytest.mark.parametrize(
+    ("live", "message"),
+    [
+        ({"a": torch.zeros(3)}, r"state: not in the live state: 'n', 'm'"),
+        ({"a": torch.zeros(3), "n": 1, "m": {}, "z": 1}, r"not in the saved state: 'z'"),
+        ({"a": torch.zeros(4), "n": 1, "m": {}}, r"state\['a'\]: saved as float32 \[3\], live is float32 \[4\]"),
+        ({"a": torch.zeros(3).half(), "n": 1, "m": {}}, r"saved as float32 \[3\], live is float16 \[3\]"),
+        ({"a": 1, "n": 1, "m": {}}, r"state\['a'\]: saved as a tensor, live is a int"),
+        ({"a": torch.zeros(3), "n": torch.zeros(1), "m": {}}, r"state\['n'\]: saved as int, live is a Tensor"),
+        (
+            {"a": torch.zeros(3), "n": 1, "m": {"x": torch.zeros(1), "y": torch.zeros(1)}},
+            r"state\['m'\]: not in the saved",
+        ),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_before_a_byte_changes(
+    node: Node, live: dict[str, Any], message: str
+) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"a": torch.ones(3), "n": 5, "m": {"x": torch.ones(1)}})
+    with node.start() as ckpt, pytest.raises(StateError, match=message):
+        ckpt.load(live)
+    assert all(not value.any() for value in live.values() if isinstance(value, torch.Tensor))
+
+
+def test_a_state_with_fewer_keys_takes_what_it_has_when_asked_to(node: Node) -> None:
+    saved, _ = training(seed=1)
+    with node.start() as ckpt:
+        ckpt.save(1, saved)
+    renamed = Net()
+    renamed.layer = renamed.layers
+    del renamed.layers
+    with node.start() as ckpt:
+        with pytest.raises(StateError, match=r"not in the live state: .* or load\(state, strict=False\)"):
+            ckpt.load({"seen": {}, "net": Net()})
+        with pytest.raises(StateError, match=r"'layer.0.weight' \(nearest: 'layers.0.weight'\)"):
+            ckpt.load({"net": renamed}, strict=False)
+        net = Net()
+        assert ckpt.load({"net": net, "seen": {"tokens": -1}}, strict=False) == 1
+    assert all(torch.equal(value, saved["net"].state_dict()[name]) for name, value in net.state_dict().items())
+
+
+def test_a_load_that_fails_half_way_says_what_the_state_is_worth(node: Node) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"x": torch.ones(2_000_000)})
+    with node.start() as ckpt:
+        assert ckpt.newest_step == 1
+        with open(node.ram_dir / "own-0-0.data", "r+b") as file:
+            file.seek(5_000_000)
+            file.write(b"\xff")
+        with pytest.raises(CheckpointError, match=r"step 1: .* do not go on with it"):
+            ckpt.load({"x": torch.zeros(2_000_000)})
+
+
+def test_a_module_with_other_keys_is_refused_by_name(node: Node) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"net": torch.nn.Linear(2, 2)})
+    with node.start() as ckpt, pytest.raises(StateError, match=r"state\['net'\]: not in the live state: 'bias'"):
+        ckpt.load({"net": torch.nn.Linear(2, 2, bias=False)})
+
+
+def test_an_object_that_refuses_its_state_is_a_state_error(node: Node) -> None:
+    def optimizer(groups: int) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(2))]} for _ in range(groups)], lr=0.1)
+
+    with node.start() as ckpt:
+        ckpt.save(1, {"optimizer": optimizer(2)})
+    with node.start() as ckpt, pytest.raises(StateError, match=r"SGD.load_state_dict refused"):
+        ckpt.load({"optimizer": optimizer(1)})
+
+
+def looped() -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    state["self"] = state
+    return state
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"f": {"g": len}}, r"state\['f'\]\['g'\]: cannot store a builtins.builtin_function_or_method"),
+        ({"s": torch.zeros(3).to_sparse()}, r"state\['s'\]: a torch.sparse_coo tensor"),
+        ({"m": torch.zeros(3, device="meta")}, r"a meta tensor"),
+        ({"o": np.array([object()])}, r"NumPy array of dtype object"),
+        ({0: torch.zeros(1), "0": torch.zeros(1)}, r"two tensors under one key '0'"),
+        (looped(), r"nested too deeply"),
+        ([torch.zeros(1)], r"got a list, expected a dict"),
+    ],
+)
+def test_a_state_that_cannot_be_stored_is_refused_by_name(node: Node, state: Any, message: str) -> None:
+    with node.start() as ckpt:
+        with pytest.raises(StateError, match=message):
+            ckpt.save(1, state)
+        ckpt.save(2, {"x": torch.zeros(1)})
+        assert ckpt.failed_saves == 0

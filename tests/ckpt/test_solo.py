@@ -1,0 +1,92 @@
+"""A training script without a launcher: its own agent, its own memory directory, and what it is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainer_kit import LIMIT_S, processes, solo_directories, solo_namespace
+
+from ckpt import Checkpointer
+from ckpt.errors import ConfigError
+
+
+@pytest.fixture
+def namespace() -> Iterator[str]:
+    with solo_namespace() as name:
+        yield name
+
+
+def _script(namespace: str, shared: Path, results: Any) -> None:
+    state = {"x": torch.zeros(4), "n": 0}
+    with Checkpointer(namespace=namespace, shared=shared, every_steps=4, shared_every_steps=4) as ckpt:
+        first = ckpt.load(state)
+        assert state["n"] == first and state["x"].eq(first).all()
+        for step in range(first + 1, first + 5):
+            state["x"] += 1
+            state["n"] = step
+            if ckpt.due(step):
+                ckpt.save(step, state)
+    results.put((first, ckpt.failed_saves))
+
+
+def run_script(namespace: str, shared: Path) -> int:
+    """Runs a training script by itself, four steps; returns where it resumed."""
+    results = processes.Queue()
+    process = processes.Process(target=_script, args=(namespace, shared, results))
+    process.start()
+    process.join(LIMIT_S)
+    assert process.exitcode == 0
+    first, failed = results.get(timeout=LIMIT_S)
+    assert failed == 0
+    return int(first)
+
+
+def test_a_script_without_a_launcher_resumes_from_memory_then_disk_then_afresh(namespace: str, tmp_path: Path) -> None:
+    assert run_script(namespace, tmp_path) == 0
+    assert run_script(namespace, tmp_path) == 4
+    (ram_dir,) = solo_directories(namespace)
+    assert not list(ram_dir.glob("*.sock"))
+    shutil.rmtree(ram_dir)
+    assert run_script(namespace, tmp_path) == 8
+    shutil.rmtree(tmp_path / namespace)
+    assert run_script(namespace, tmp_path) == 0
+
+
+def test_a_namespace_in_use_on_this_node_is_refused(namespace: str) -> None:
+    first = Checkpointer(namespace=namespace, env={})
+    try:
+        with pytest.raises(ConfigError, match="is in use by another process"):
+            Checkpointer(namespace=namespace, env={})
+    finally:
+        first.close()
+    Checkpointer(namespace=namespace, env={}).close()
+
+
+def test_several_nodes_without_a_launcher_are_refused() -> None:
+    with pytest.raises(ConfigError, match="several nodes need the launcher"):
+        Checkpointer(namespace="ns", env={"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "message"),
+    [
+        ({}, {}, r"Checkpointer.namespace: got None"),
+        ({"namespace": "a/b"}, {}, r"Checkpointer.namespace"),
+        ({"namespace": "ns", "every_steps": 0}, {}, r"Checkpointer.ram.every_steps: got 0"),
+        ({"namespace": "ns"}, {"RANK": "x"}, r"RANK='x'"),
+        ({"namespace": "ns"}, {"HOLDFAST_RUN_ID": "r"}, r"HOLDFAST_NODES is not set"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], env: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Checkpointer(**arguments, env=env)
+
+
+def test_from_env_without_a_launcher_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="HOLDFAST_CHECKPOINT is not set"):
+        Checkpointer.from_env({})
