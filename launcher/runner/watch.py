@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt import Board, CheckpointError, Monitor
-from launcher.runner.processes import state_of
+from launcher.runner.processes import environment_of, state_of
 
 log = logging.getLogger(__name__)
 
@@ -175,6 +175,9 @@ class Watch:
         while True:
             try:
                 monitor = Monitor.connect(self._ram_dir, self.attempt, 0.0)
+                if not self._is_followed(monitor.agent_pid):
+                    monitor.close()
+                    raise CheckpointError(f"the agent before generation {self.generation} does not end")
                 self._patience.came_up(time.monotonic() - since_s)
                 return monitor
             except CheckpointError:
@@ -182,6 +185,12 @@ class Watch:
                     self._patience.missed()
                     raise
             await asyncio.sleep(_CONNECT_POLL_S)
+
+    def _is_followed(self, pid: int) -> bool:
+        """Whether this is the agent of our generation, as far as can be seen. One that was killed listens for a moment
+        yet, when it has no environment any more: the kernel frees a process' memory before its files.
+        """
+        return not pid or environment_of(pid).get("HOLDFAST_GENERATION", "0") == str(self.generation)
 
     def _read_monitor(self) -> None:
         monitor = self._monitor

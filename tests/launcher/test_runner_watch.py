@@ -46,12 +46,19 @@ def agent(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A node's real agent, of attempt 3."""
     ram_dir = tmp_path / "ram"
     ram_dir.mkdir(mode=0o700)
+    with agent_of(ram_dir, generation=0) as process:
+        yield process
+
+
+@contextmanager
+def agent_of(ram_dir: Path, generation: int) -> Iterator[subprocess.Popen[bytes]]:
     environment = os.environ | {
         "HOLDFAST_RUN_ID": "run",
         "HOLDFAST_ATTEMPT": "3",
         "HOLDFAST_NODE": "n0",
         "HOLDFAST_NODES": "n0",
         "HOLDFAST_RANKS_PER_NODE": "1",
+        "HOLDFAST_GENERATION": str(generation),
         "HOLDFAST_RAM_DIR": str(ram_dir),
         "HOLDFAST_CHECKPOINT": json.dumps({"namespace": "ns", "ram": {"every_steps": 1}}),
     }
@@ -101,6 +108,27 @@ def test_an_agent_that_answers_is_kept_however_often_it_is_asked(
                 await asyncio.sleep(0.001)
         assert not lost(told)
         found.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_an_agent_that_is_to_make_way_and_listens_yet_is_not_taken_for_the_one_that_takes_its_place(
+    tmp_path: Path, agent: subprocess.Popen[bytes]
+) -> None:
+    async def scenario() -> None:
+        told: list[dict[str, Any]] = []
+        found = await joined(tmp_path / "ram", told)
+        found.leave_agent()
+        rejoining = asyncio.create_task(found.rejoin(1))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not rejoining.done()
+        agent.kill()
+        agent.wait()
+        with agent_of(tmp_path / "ram", generation=1):
+            await rejoining
+            assert not lost(told)
+            found.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
