@@ -97,9 +97,10 @@ def in_world(ranks: int, tcp: bool, program: list[str], *args: str) -> Seconds:
     mpirun = [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
     path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir="/dev/shm") as root:
+        own = ["--prtemca", "prte_tmpdir_base", root]  # a killed mpirun with the same number may have left its own
         done = subprocess.run(
-            [*mpirun, *program, root, *args], env={**os.environ, **mpi, "PYTHONPATH": path}, check=False, text=True,
-            stdout=subprocess.PIPE,
+            [*mpirun, *own, *program, root, *args], env={**os.environ, **mpi, "PYTHONPATH": path}, check=False,
+            text=True, stdout=subprocess.PIPE,
         )  # fmt: skip
     if done.returncode:
         sys.exit(f"{done.stdout}{program[0]}: exit status {done.returncode}")
@@ -200,7 +201,7 @@ async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -
 
     size, rank = len(place.nodes), place.node_rank
     to, source = (rank + 1 if rank == 0 else None), (0 if rank == 1 else None)
-    sink = holdings.room_for("sink", nbytes)
+    sink = holdings.room_for("sink", nbytes)(0, nbytes)
     for name in schemes:
         section = SCHEMES[name]
         config = CheckpointConfig.from_mapping({"namespace": "bench", "peers": section})
@@ -242,7 +243,7 @@ async def serve_nobody(*_: Any) -> None:
 
 
 def fill(holdings: Holdings, place: Place, nbytes: int) -> None:
-    data = holdings.room_for("own-0-0", nbytes)
+    data = holdings.room_for("own-0-0", nbytes)(0, nbytes)
     noise = random.Random(place.node_rank).randbytes(1 << 20)
     for start in range(0, nbytes, len(noise)):
         data[start : start + len(noise)] = noise

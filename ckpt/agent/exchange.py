@@ -10,7 +10,7 @@ from ckpt.agent.holdings import Holdings, block_ranges
 from ckpt.agent.peers import PeerError, Peers
 from ckpt.agent.shelf import Shelf
 from ckpt.errors import AgentError
-from ckpt.record.blocks import block_count, checksum
+from ckpt.record.blocks import block_count, checksum, span_of
 from ckpt.record.shard import SaveId, ShardRecord
 
 
@@ -37,15 +37,15 @@ class Exchange:
         return record
 
     async def fetch(
-        self, node: int, record: ShardRecord, data: memoryview, blocks: Sequence[int] | None,
+        self, node: int, record: ShardRecord, into: Iterable[memoryview], blocks: Sequence[int] | None,
         landed: Callable[[memoryview], None] | None = None,
     ) -> None:  # fmt: skip
-        """Fills the named blocks (None: all) of `data`, the whole shard's memory; not verified. Raises PeerError.
+        """Fills the memory for the named blocks (None: all), one after the other; not verified. Raises PeerError.
 
         `landed` is given each block, in order, as soon as it is there.
         """
         await self._peers.pull(
-            node, "bytes", block_ranges(data, blocks), timeout_s=self._deadlines.answer_s, landed=landed,
+            node, "bytes", into, timeout_s=self._deadlines.answer_s, landed=landed,
             save=save_to_json(record.save), rank=record.rank, blocks=None if blocks is None else list(blocks),
         )  # fmt: skip
 
@@ -61,10 +61,11 @@ class Exchange:
         record = await self.record(node, save, rank)
         self._holdings.drop(name)
         try:
-            data = self._holdings.room_for(name, record.layout.nbytes)
             sums: list[str] = []
-            # Each block while the caches still have it, in this thread: half a millisecond, and the next ones arrive.
-            await self.fetch(node, record, data, None, landed=lambda block: sums.append(checksum(block)))
+            with self._holdings.room_for(name, nbytes := record.layout.nbytes) as room:
+                into = (room(*span_of(block, nbytes)) for block in range(block_count(nbytes)))
+                # Each while the caches still have it, in this thread: half a millisecond, and the next ones arrive.
+                await self.fetch(node, record, into, None, landed=lambda block: sums.append(checksum(block)))
             if bad := [i for i, (got, sealed) in enumerate(zip(sums, record.blocks, strict=True)) if got != sealed]:
                 raise PeerError(
                     f"node {self._peers.nodes[node]}: block {bad[0]} of rank {rank}, step {save.step} does not verify"

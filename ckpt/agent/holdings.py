@@ -10,12 +10,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from threading import Thread
 from typing import Generic, Protocol, TypeVar
 
+from ckpt.agent.room import Room, slices
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.record.blocks import BLOCK_BYTES, bad_blocks
-from ckpt.record.pages import populate_for_writing
 from ckpt.record.shard import SaveId, ShardRecord, drop_record, read_record, write_record
 
 _FLEETING = ("fetch-*", ".*.tmp")  # made for one load, or left by a write that a kill cut short
@@ -84,8 +83,8 @@ class Store(ABC, Generic[R]):
         finally:
             os.close(descriptor)
 
-    def room_for(self, name: str, nbytes: int) -> memoryview:
-        """The bytes of a shard yet to be filled: the file is made or grown, its memory is really there.
+    def room_for(self, name: str, nbytes: int) -> Room:
+        """Memory for a shard yet to be filled: the file is made or grown.
 
         Raises:
             OSError: the memory file system is full.
@@ -93,13 +92,11 @@ class Store(ABC, Generic[R]):
         descriptor = os.open(self._path(name, "data"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             status = os.fstat(descriptor)
-            if status.st_size >= nbytes and status.st_blocks * 512 >= status.st_size:
-                return self._map(name, descriptor, nbytes)  # no holes: to ask for each page again takes a while
-            os.posix_fallocate(descriptor, 0, nbytes)  # a full tmpfs is an error here, not a SIGBUS later
-            data = self._map(name, descriptor, nbytes)
-            # Beside whoever writes there meanwhile: a page that is not mapped by then costs several times as much.
-            Thread(target=populate_for_writing, args=(self._maps[name][1],), daemon=True).start()
-            return data
+            # Without holes, nothing is asked for: to look at each page again takes a while.
+            is_there = status.st_size >= nbytes and status.st_blocks * 512 >= status.st_size
+            if status.st_size < nbytes:
+                os.ftruncate(descriptor, nbytes)
+            return Room(descriptor, self._map(name, descriptor, nbytes), () if is_there else slices(nbytes))
         finally:
             os.close(descriptor)
 

@@ -17,15 +17,16 @@ from ckpt.agent.context import Context
 from ckpt.agent.exchange import save_to_json
 from ckpt.agent.peers import PeerError
 from ckpt.agent.plan import Plan
+from ckpt.agent.room import Room
 from ckpt.agent.threads import in_thread
 from ckpt.errors import AgentError, CheckpointError
-from ckpt.record.blocks import BLOCK_BYTES, block_count
+from ckpt.record.blocks import block_count, span_of
 from ckpt.record.manifest import Manifest
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.tiers import reads
 
 Source = Callable[[], Awaitable[dict[str, Any]]]  # gives the answer to `open`
-Fetch = Callable[[memoryview, list[int]], Awaitable[None]]  # fills blocks of a shard's memory
+Fetch = Callable[[Room, list[int]], Awaitable[None]]  # fills blocks of a shard's memory
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +188,12 @@ class Loading:
         fetched = self._fetched.get(rank)
         known = fetched is not None and (fetched.source, fetched.record.save) == (source, save)
         record = fetched.record if fetched and known else await self._exchange.record(node, save, rank)
-        return await self._fetch(source, record, blocks, partial(self._exchange.fetch, node, record))
+
+        async def fetch(room: Room, missing: list[int]) -> None:
+            into = (room(*span_of(block, len(room.data))) for block in missing)
+            await self._exchange.fetch(node, record, into, missing)
+
+        return await self._fetch(source, record, blocks, fetch)
 
     async def _stored(self, name: str, save: SaveId, rank: int, blocks: list[int] | None) -> dict[str, Any]:
         """Where the shard lies, when workers can map it there; else the blocks asked for are fetched."""
@@ -199,8 +205,12 @@ class Loading:
         place = self._manifests[name].shards[rank]
         path = tier.data_path(save, place.file)
         if path is None:
-            read = partial(in_thread, reads.read_blocks, reads.reader(tier, save, place))
-            return await self._fetch(name, place.record, blocks, read)
+            read = reads.reader(tier, save, place)
+
+            async def fetch(room: Room, missing: list[int]) -> None:
+                await in_thread(lambda: reads.read_blocks(read, room.all(), missing))
+
+            return await self._fetch(name, place.record, blocks, fetch)
         if (rank, str(path)) in self._bad:
             raise AgentError(f"{path}: damaged")
         return _reply(str(path), place.offset, place.record)
@@ -224,8 +234,8 @@ class Loading:
         missing = [block for block in wanted if block not in fetched.blocks]
         if missing:
             try:
-                _allocate(fetched.path, missing, nbytes)
-                await fetch(fetched.data, missing)
+                with _room(fetched.path, fetched.data, [span_of(block, nbytes) for block in missing]) as room:
+                    await fetch(room, missing)
             except BaseException:
                 self._forget(rank)  # bytes may still be arriving there: never reuse this file
                 raise
@@ -256,12 +266,10 @@ def _sparse(path: Path, nbytes: int) -> memoryview:
         os.close(descriptor)
 
 
-def _allocate(path: Path, blocks: list[int], nbytes: int) -> None:
-    """Puts memory behind some blocks; raises OSError when there is none, rather than die of SIGBUS when they arrive."""
+def _room(path: Path, data: memoryview, spans: list[tuple[int, int]]) -> Room:
+    """Memory for some of the bytes; raises OSError when it is full."""
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        for block in blocks:
-            start = block * BLOCK_BYTES
-            os.posix_fallocate(descriptor, start, min(BLOCK_BYTES, nbytes - start))
+        return Room(descriptor, data, spans)
     finally:
         os.close(descriptor)

@@ -15,7 +15,7 @@ from ckpt.agent.plan import Placement
 from ckpt.agent.rows import Rows
 from ckpt.agent.sums import Addend, Part, Sums, addends_of
 from ckpt.errors import AgentError, CheckpointError, CorruptError
-from ckpt.record.blocks import bad_blocks, checksums
+from ckpt.record.blocks import Arriving, checksums
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.parity import ParityRecord, ParitySet, read_parity, write_parity
@@ -89,9 +89,9 @@ class Parities:
             name = self._holdings.free_name("parity", self._context.config.slots, keep)
             self._holdings.drop(name)
             try:
-                data = self._holdings.room_for(name, over.stripes().parity_bytes(self._index))
-                await self._rows.make(save, over, ready, data)
-                blocks = await asyncio.to_thread(checksums, data)
+                with self._holdings.room_for(name, over.stripes().parity_bytes(self._index)) as room:
+                    await self._rows.make(save, over, ready, room)
+                blocks = await asyncio.to_thread(checksums, room.data)
             except BaseException:
                 self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
                 raise
@@ -194,18 +194,22 @@ class Parities:
         """Says what does not verify, should that be so: any other failure may be gone the next time."""
         since_s = time.monotonic()
         save, over, rank = SaveId.from_json(message["save"]), ParitySet.from_json(message["over"]), message["rank"]
-        record = await self.header(save, rank, message["headers"])
         local_rank = rank - self._context.ranks(self._place.node_rank)[0]
         stem = f"own-{local_rank}" if rank in self._context.ranks(self._place.node_rank) else f"copy-{rank}-0"
         name = self._shards.free_name(stem, self._context.config.slots, keep=None)
         shard_at, parity_at = dict(message["shards"]), dict(message["parity"])
+        header = asyncio.ensure_future(self.header(save, rank, message["headers"]))  # beside the bytes
         try:
-            await self._fill(name, record, over, shard_at, parity_at)
+            await self._fill(name, save, rank, header, over, shard_at, parity_at)
+            record = await header
         except BaseException as error:
             self._shards.remove(name)  # bytes may still be arriving there: never reuse this file
             if isinstance(error, CorruptError):
                 return {"damaged": str(error)}
             raise
+        finally:
+            header.cancel()
+            await asyncio.gather(header, return_exceptions=True)
         self._shards.publish(name, record)
         sources = ", ".join(self._peers.nodes[node] for node in sorted({*shard_at.values(), *parity_at.values()}))
         self._context.listener.to_monitors(
@@ -215,16 +219,16 @@ class Parities:
         return {}
 
     async def _fill(
-        self, name: str, record: ShardRecord, over: ParitySet, shard_at: dict[int, int], parity_at: dict[int, int]
-    ) -> None:
+        self, name: str, save: SaveId, rank: int, header: asyncio.Future[ShardRecord], over: ParitySet,
+        shard_at: dict[int, int], parity_at: dict[int, int],
+    ) -> None:  # fmt: skip
         """The bytes of a lost shard. Raises CorruptError unless every block matches the record, made twice."""
-        member = over.member_of(record.rank)
-        start, stop = over.range_of(record.rank)
-        if member is None or record.nbytes != stop - start:
-            raise AgentError(f"rank {record.rank}: {record.nbytes} bytes by its record, {stop - start} under parity")
+        member = over.member_of(rank)
+        if member is None:
+            raise AgentError(f"rank {rank} is not under this parity")
+        start, stop = over.range_of(rank)
         there = [i for i, ranks in enumerate(over.ranks) if all(rank in shard_at for rank in ranks)]
         sums = over.stripes().rebuild(member, start, stop, there, parity_at)
-        data = self._shards.room_for(name, record.nbytes)
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def pull(number: int, part: Sum) -> None:
@@ -232,11 +236,21 @@ class Parities:
             turn = number % len(addends)  # no node makes all sums, nor has its link carry all that goes into them
             addends = [*addends[turn + 1 :], *addends[: turn + 1]] if len(addends) > 1 else [*addends, self._here]
             async with limit:
-                await self._sums.pull(record.save, over.to_json(), addends, data[part.at : part.at + part.nbytes])
+                await self._sums.pull(
+                    save, over.to_json(), addends, part.nbytes,
+                    lambda first, last: room(part.at + first, part.at + last),
+                    landed=lambda first, last: coming.landed(part.at + first, part.at + last),
+                )  # fmt: skip
 
         bad: list[int] = []
-        for _ in range(2):  # a wire may have done it
-            await asyncio.gather(*(pull(number, part) for number, part in enumerate(sums)))
-            if not (bad := await asyncio.to_thread(bad_blocks, data, record.blocks)):
-                return
-        raise CorruptError(f"block {bad[0]} of rank {record.rank}, made again from parity, does not verify")
+        with self._shards.room_for(name, stop - start) as room:
+            for _ in range(2):  # a wire may have done it
+                coming = Arriving(room.data)
+                await asyncio.gather(*(pull(number, part) for number, part in enumerate(sums)))
+                record = await header
+                if record.nbytes != stop - start:
+                    raise AgentError(f"rank {rank}: {record.nbytes} bytes by its record, {stop - start} under parity")
+                pairs = enumerate(zip(coming.sums, record.blocks, strict=True))
+                if not (bad := [i for i, (got, sealed) in pairs if got != sealed]):
+                    return
+        raise CorruptError(f"block {bad[0]} of rank {rank}, made again from parity, does not verify")

@@ -128,8 +128,8 @@ class Restore:
         local_rank = record.rank - self._context.ranks(self._place.node_rank).start
         name = self._holdings.free_name(f"own-{local_rank}", self._context.config.slots, keep=None)
         try:
-            data = self._holdings.room_for(name, record.layout.nbytes)
-            await in_thread(reads.read_whole, read, place, data)
+            with self._holdings.room_for(name, record.layout.nbytes) as room:
+                await in_thread(lambda: reads.read_whole(read, place, room.all()))
         except BaseException:
             self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
             raise

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckpt.agent.exchange import save_to_json
 from ckpt.agent.peers import Peers
-from ckpt.agent.sums import Addend, Sums, Target, addends_of, pieces
+from ckpt.agent.sums import Addend, Room, Sums, Target, addends_of, pieces
 from ckpt.errors import AgentError
 from ckpt.patience import within
 from ckpt.record.shard import SaveId
@@ -37,14 +37,14 @@ class Rows:
         self._come = asyncio.Condition()
         peers.handle("row", self._on_row)
 
-    async def make(self, save: SaveId, over: ParitySet, ready: Collection[int], into: memoryview) -> None:
+    async def make(self, save: SaveId, over: ParitySet, ready: Collection[int], into: Room) -> None:
         """Makes this member's rows; not verified.
 
         Args:
             save: of which save.
             over: what is under parity; each member's shards lie on its own node.
             ready: the members that have their parity, and take no part.
-            into: the parity's memory.
+            into: memory for bytes [start, stop) of the parity.
 
         Raises:
             PeerError: a member refused, or nothing arrived in time. Bytes may yet arrive: do not reuse the memory.
@@ -60,7 +60,7 @@ class Rows:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
 
-    async def _row(self, save: SaveId, over: ParitySet, row: int, ready: Collection[int], into: memoryview) -> None:
+    async def _row(self, save: SaveId, over: ParitySet, row: int, ready: Collection[int], into: Room) -> None:
         """A row beyond the first: from the member that makes it with its own, else made here."""
         part, maker = over.stripes().encode(self._index, row), (self._index - row) % len(self._nodes)
         if not part.nbytes:
@@ -69,13 +69,13 @@ class Rows:
             node, tag = self._nodes[maker], self._peers.new_tag()
             fields = {"save": save_to_json(save), "over": over.to_json(), "row": row, "tag": tag}
             if (await self._peers.call(node, "row", timeout_s=self._timeout_s, **fields))["comes"]:
-                mine = into[part.at : part.at + part.nbytes]
-                await self._peers.take(node, tag, (mine[start:stop] for start, stop in pieces(part.nbytes)))
+                mine = (into(part.at + start, part.at + stop) for start, stop in pieces(part.nbytes))
+                await self._peers.take(node, tag, mine)
                 return
         await self._sum(save, over, [row], into)
 
     async def _sum(
-        self, save: SaveId, over: ParitySet, rows: Sequence[int], into: memoryview, others: Sequence[Target] = ()
+        self, save: SaveId, over: ParitySet, rows: Sequence[int], into: Room, others: Sequence[Target] = ()
     ) -> None:
         """Makes rows of one stripe: the first for this member."""
         stripes, stripe = over.stripes(), self._index - rows[0]
@@ -83,8 +83,10 @@ class Rows:
         homes = {rank: self._nodes[member] for member, ranks in enumerate(over.ranks) for rank in ranks}
         here = Addend(node=self._peers.rank, coefficients=(), parts=())
         addends = [*addends_of(parts, over, homes, self._nodes), here]
-        mine = into[parts[0].at : parts[0].at + parts[0].nbytes]
-        await self._sums.pull(save, over.to_json(), addends, mine, others)
+        at, nbytes = parts[0].at, parts[0].nbytes
+        await self._sums.pull(
+            save, over.to_json(), addends, nbytes, lambda start, stop: into(at + start, at + stop), others
+        )
 
     async def _those_who_ask(self, save: SaveId, over: ParitySet, ready: Collection[int]) -> dict[int, Target]:
         """Who takes which other row of this member's stripe: waits for all that may, for a while."""

@@ -74,6 +74,8 @@ class Addend:
 Resolve = Callable[[dict[str, Any], Part], memoryview]  # the bytes of a part here; raises AgentError
 Own = tuple[tuple[int, ...], int, memoryview]  # coefficients, first byte in the sum, bytes
 Source = tuple[Addend, int]  # what another node sends, under which tag
+Room = Callable[[int, int], memoryview]  # memory for some bytes of a sum
+Landed = Callable[[int, int], None]
 Target = tuple[int, int]  # the node that wants a sum, under which tag
 
 
@@ -89,35 +91,36 @@ class Sums:
         peers.handle("sum", self._serve_sum)
 
     async def pull(
-        self, save: SaveId, over: dict[str, Any], addends: Sequence[Addend], into: memoryview,
-        others: Sequence[Target] = (),
+        self, save: SaveId, over: dict[str, Any], addends: Sequence[Addend], nbytes: int, room: Room,
+        others: Sequence[Target] = (), landed: Landed | None = None,
     ) -> None:  # fmt: skip
-        """Fills `into` with the sum over the addends, made on the node of the last; not verified.
+        """Fills memory with the sum over the addends, made on the node of the last; not verified.
 
         Args:
             save: of which save the parts are.
             over: the ParitySet as JSON, for parts that are parity.
             addends: at least one; the last may be without parts, for a sum that is to be made here.
-            into: not empty.
+            nbytes: of the sum, more than none.
+            room: the memory for its bytes [start, stop); asked for piece after piece.
             others: who takes the sums with the second coefficients, the third and so on, of one made here.
+            landed: told of bytes [start, stop) as soon as they are there; must be quick.
 
         Raises:
             PeerError: a node refused, or nothing arrived in time; names all. Bytes may yet arrive: do not reuse the
                 buffer.
+            OSError: of `room`.
         """
         maker = addends[-1].node
         sources = [(addend, self._peers.new_tag()) for addend in addends if addend.node != maker]
         mine = [addend for addend in addends if addend.node == maker]
-        fields = {"save": save_to_json(save), "over": over, "nbytes": len(into)}
+        fields = {"save": save_to_json(save), "over": over, "nbytes": nbytes}
         asked: list[tuple[int, str, dict[str, Any]]] = [
             (addend.node, "parts", {"addend": addend.to_json(), "target": maker, "tag": tag}) for addend, tag in sources
         ]
         if maker == self._peers.rank:
             outlets = [Outlet(self._peers, target) for target in others]
             own = self._own(fields, mine)
-            making: Coroutine[Any, Any, None] = self._make(
-                sources, own, len(into), lambda start, stop: into[start:stop], outlets
-            )
+            making: Coroutine[Any, Any, None] = self._make(sources, own, nbytes, room, outlets, landed)
         else:
             tag = self._peers.new_tag()
             terms = {
@@ -125,7 +128,11 @@ class Sums:
                 "sources": [(addend.to_json(), tag) for addend, tag in sources],
             }
             asked.append((maker, "sum", {**terms, "target": self._peers.rank, "tag": tag}))
-            making = self._peers.take(maker, tag, (into[start:stop] for start, stop in pieces(len(into))))
+            coming = pieces(nbytes)
+            making = self._peers.take(
+                maker, tag, (room(start, stop) for start, stop in pieces(nbytes)),
+                (lambda _: landed(*next(coming))) if landed else None,
+            )  # fmt: skip
         calls = [self._peers.call(node, op, timeout_s=self._timeout_s, **more, **fields) for node, op, more in asked]
         receiving = asyncio.ensure_future(making)
         try:
@@ -174,8 +181,8 @@ class Sums:
             log.warning("a sum for node %s: %s", self._peers.nodes[to], error)
 
     async def _make(
-        self, sources: list[Source], own: list[Own], nbytes: int, room: Callable[[int, int], memoryview] | None,
-        outlets: Sequence[Outlet],
+        self, sources: list[Source], own: list[Own], nbytes: int, room: Room | None, outlets: Sequence[Outlet],
+        landed: Landed | None = None,
     ) -> None:  # fmt: skip
         """Makes sums: the first in the memory that `room` has for each piece, if any, the others for the outlets."""
         unmade: deque[_Piece] = deque()
@@ -196,6 +203,8 @@ class Sums:
             while unmade and not unmade[0].missing:
                 piece = unmade.popleft()
                 self._give_back(piece.add())
+                if landed:
+                    landed(*piece.span)
                 for outlet, total in zip(outlets, piece.totals[-len(outlets) :], strict=False):
                     await outlet.send(total)
                 await asyncio.sleep(0)  # the loop has other duties, and nothing here may have to be waited for
@@ -215,7 +224,7 @@ class Sums:
                     for coefficients, at, data in own
                     for first, last in _overlap(start, stop, at, len(data))
                 ]
-                unmade.append(piece := _Piece(totals, terms, len(ranges)))
+                unmade.append(piece := _Piece((start, stop), totals, terms, len(ranges)))
                 for addend, tag, first, last in ranges:
                     if len(arriving) == WINDOW:
                         await land()
@@ -271,6 +280,7 @@ class Outlet:
 class _Piece:
     """A piece of sums that are being made."""
 
+    span: tuple[int, int]  # first byte and one past the last
     totals: list[memoryview]
     terms: list[Term]  # here, and not yet added
     missing: int  # ranges that have not arrived

@@ -16,6 +16,11 @@ def block_count(nbytes: int) -> int:
     return -(-nbytes // BLOCK_BYTES)
 
 
+def span_of(block: int, nbytes: int) -> tuple[int, int]:
+    """A block's first byte, and one past its last, in a shard of `nbytes`."""
+    return block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, nbytes)
+
+
 def checksum(data: memoryview | bytes) -> str:
     """xxh3-128 of some bytes, as 32 hex digits: guards against corruption, not against an attacker."""
     return xxhash.xxh3_128_hexdigest(data)
@@ -38,6 +43,23 @@ def bad_blocks(data: memoryview, expected: Sequence[str], blocks: Iterable[int] 
         return list(range(len(expected))) or [0]
     wanted = range(len(expected)) if blocks is None else blocks
     return [i for i in wanted if checksum(data[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]) != expected[i]]
+
+
+class Arriving:
+    """The checksums of a shard whose bytes come in any order, each made as its block's last ones are there."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.sums = [""] * block_count(len(data))
+        self._data = data
+        self._missing = [last - first for first, last in (span_of(i, len(data)) for i in range(len(self.sums)))]
+
+    def landed(self, start: int, stop: int) -> None:
+        """Bytes [start, stop) are there; each is told of once."""
+        for i in blocks_of_range(start, stop - start):
+            first, last = span_of(i, len(self._data))
+            self._missing[i] -= min(stop, last) - max(start, first)
+            if not self._missing[i]:
+                self.sums[i] = checksum(self._data[first:last])
 
 
 def blocks_of_range(start: int, nbytes: int) -> range:

@@ -10,9 +10,10 @@ _libc = ctypes.CDLL(None)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def populate_for_writing(memory: mmap.mmap) -> None:
-    """Maps all pages of a shared mapping; those that were never touched are cleared on the way."""
-    _libc.madvise(ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory), _POPULATE_WRITE)
+def populate_for_writing(memory: mmap.mmap | memoryview, start: int = 0, nbytes: int | None = None) -> None:
+    """Maps pages of a shared mapping, from a page's first byte on; those never touched are cleared on the way."""
+    nbytes = len(memory) - start if nbytes is None else nbytes
+    _libc.madvise(ctypes.addressof(ctypes.c_char.from_buffer(memory)) + start, nbytes, _POPULATE_WRITE)
 
 
 def populate_for_reading(address: int, nbytes: int) -> None:

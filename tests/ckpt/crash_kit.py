@@ -48,8 +48,8 @@ class Fuse:
             setattr(os, name, self._before(getattr(os, name)))
         pull = Sums.pull
 
-        async def pulled(*args: Any) -> None:
-            await pull(*args)
+        async def pulled(*args: Any, **more: Any) -> None:
+            await pull(*args, **more)
             self._burn()
 
         Sums.pull = pulled  # type: ignore[method-assign]

@@ -71,8 +71,8 @@ def after_sums(of: str, count: int) -> None:
     """Dies when so many sums have come, for parity or for a lost shard, and nothing says so yet."""
     pull, made = Sums.pull, []
 
-    async def wrapped(self: Sums, save: Any, over: Any, addends: Any, *rest: Any) -> None:
-        await pull(self, save, over, addends, *rest)
+    async def wrapped(self: Sums, save: Any, over: Any, addends: Any, *rest: Any, **more: Any) -> None:
+        await pull(self, save, over, addends, *rest, **more)
         if save.step == 20 and any(part.parity for addend in addends for part in addend.parts) == (of == "shard"):
             made.append(addends)
         if len(made) == count:

@@ -31,8 +31,8 @@ import asyncio, runpy, sys
 from pathlib import Path
 from ckpt.agent.sums import Sums
 pull, go = Sums.pull, Path(sys.argv[1])
-async def held(self, *args):
-    await pull(self, *args)
+async def held(*args, **more):
+    await pull(*args, **more)
     while not go.exists():
         await asyncio.sleep(0.01)
 Sums.pull = held

@@ -20,7 +20,7 @@ from ckpt.record.shard import SaveId, ShardRecord
 def put(held: Holdings, name: str, step: int) -> ShardRecord:
     """A shard of rank 0, published."""
     data = content(0, step)
-    held.room_for(name, len(data))[:] = data
+    held.room_for(name, len(data))(0, len(data))[:] = data
     save = SaveId(step=step, attempt=0, run_id=RUN_ID)
     record = ShardRecord(
         save=save, namespace=NAMESPACE, rank=0, world_size=1, layout=layout(len(data)),
@@ -114,4 +114,4 @@ def test_new_memory_is_mapped_before_it_is_written_to(tmp_path: Path) -> None:
         return int(next(line for line in lines if line.startswith("Rss:")).split()[1])
 
     until(lambda: mapped_kb() == nbytes >> 10, "its pages are mapped")
-    assert not any(room)
+    assert not any(room(0, nbytes))

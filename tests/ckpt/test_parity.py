@@ -361,13 +361,13 @@ def test_what_was_read_ahead_of_a_rebuild_that_failed_gives_its_memory_to_the_ne
     def ahead():
         return [path.name for path in tmp_path.glob("*/fetch-*")]
 
-    async def failing(self, save, over, addends, into, *others):
+    async def failing(*args, **more):
         if not failed:
             await until(lambda: ahead() == ["fetch-2.data"])
             failed.append(True)
             full()
         later.append(ahead())
-        await pull(self, save, over, addends, into, *others)
+        await pull(*args, **more)
 
     async def test():
         await saved(tmp_path, of("xor"), ranks_per_node=1)
@@ -503,7 +503,7 @@ def test_a_member_that_cannot_serve_is_named_with_the_others_of_its_sum(tmp_path
                 for n, rank in ((1, 7), (2, 2))
             ]
             with pytest.raises(Exception, match=r"sum over b, c: node b: parts: rank 7 of step 10 is not held here"):
-                await parity._sums.pull(save, over.to_json(), addends, memoryview(bytearray(9)))
+                await parity._sums.pull(save, over.to_json(), addends, 9, lambda start, stop: memoryview(bytearray(9)))
 
     run(test)
 

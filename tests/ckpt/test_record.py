@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt.errors import CorruptError
-from ckpt.record.blocks import BLOCK_BYTES, bad_blocks, blocks_of_range, checksum, checksums
+from ckpt.record.blocks import BLOCK_BYTES, Arriving, bad_blocks, blocks_of_range, checksum, checksums
 from ckpt.record.boxes import Box, cover, intersect, subtract
 from ckpt.record.files import durable_write
 from ckpt.record.layout import ALIGN_BYTES, Chunk, Layout, align
@@ -57,6 +58,20 @@ def test_a_changed_byte_is_found_in_its_block() -> None:
     data[BLOCK_BYTES + 1] ^= 1
     assert bad_blocks(memoryview(data), sums) == [1]
     assert bad_blocks(memoryview(data), sums, blocks=[0, 2]) == []
+
+
+@given(st.randoms(), st.integers(1, 3 * BLOCK_BYTES), st.integers(1, 12))
+def test_a_block_is_summed_when_its_last_bytes_have_come_in_whatever_order(random, nbytes, parts):
+    data = memoryview(bytearray(nbytes))
+    cuts = sorted({0, nbytes, *(random.randrange(nbytes) for _ in range(parts))})
+    spans = list(itertools.pairwise(cuts))
+    random.shuffle(spans)
+    coming = Arriving(data)
+    for start, stop in spans:
+        assert "" in coming.sums
+        data[start:stop] = bytes([start % 251]) * (stop - start)
+        coming.landed(start, stop)
+    assert tuple(coming.sums) == checksums(data)
 
 
 @given(st.integers(0, 5 * BLOCK_BYTES), st.integers(0, 5 * BLOCK_BYTES))

@@ -23,6 +23,7 @@ from ckpt.agent.recover import RecoverLead
 from ckpt.agent.sums import Sums
 from ckpt.config import CheckpointConfig
 from ckpt.record.blocks import checksums
+from ckpt.record.shard import SaveId
 from ckpt.redundancy.parity import read_parity, write_parity
 from ckpt.tiers import reads
 from ckpt.tiers.nvme import NvmeTier
@@ -105,15 +106,21 @@ class TestMemory:
         nodes, pull = instead(["a"]), Sums.pull
         left = [1 if how == "wire" else 1 << 30]
 
-        async def failing(self: Sums, save: Any, over: Any, addends: Any, into: memoryview, *others: Any) -> None:
-            await pull(self, save, over, addends, into, *others)
-            if save.step == 20 and left[0]:
+        async def failing(
+            self: Sums, save: SaveId, over: Any, addends: Any, nbytes: int, room: Any, *others: Any, landed: Any = None
+        ) -> None:
+            def spoilt(start: int, stop: int) -> None:
+                if how == "wire" and save.step == 20 and left[0]:
+                    left[0] -= 1
+                    room(start, stop)[0] ^= 1
+                landed(start, stop)
+
+            await pull(self, save, over, addends, nbytes, room, *others, landed=landed and spoilt)
+            if how != "wire" and save.step == 20 and left[0]:
                 left[0] -= 1
                 if how == "peer lost":
                     raise PeerError("node c: no bytes moved for 30 s")
-                if how == "memory full":
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                into[0] ^= 1
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         async def test() -> None:
             await saved(tmp_path, of("xor"))
@@ -121,7 +128,9 @@ class TestMemory:
             with monkeypatch.context() as faulty:
                 faulty.setattr(Sums, "pull", failing)
                 world = await restored(tmp_path, 1, nodes, of("xor"), 20 if how == "wire" else 10)
-                if how != "wire":
+                if how == "wire":
+                    assert not left[0] and await world.contents(8) == expected(8, 20)
+                else:
                     assert (await world.plan())["skipped"][0]["step"] == 20
                 await until(lambda: world.agents[0]._leads[0] in ended)
                 assert not world.monitors[0].seen("problem")
