@@ -8,6 +8,7 @@ is one run for each rank.
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -55,15 +56,19 @@ class Packer:
         chunks = record.layout.chunks
         rows = [[c.key, c.dtype, list(c.shape), list(c.sizes), c.start, c.nbytes, *c.to_list()[7:]] for c in chunks]
         table = [[spread.to_json() for spread in record.layout.spreads], rows]
+        parts = [self._part(part, dump_json(part)) for part in (table, record.layout.tree, _runs(chunks))]
         return Row(
             rank=record.rank, file=self._file(file), offset=offset, nbytes=record.nbytes, drain=record.drain,
-            table=self._part(table), tree=self._part(record.layout.tree), offsets=self._part(_runs(chunks)),
-            blocks="".join(record.blocks),
+            table=parts[0], tree=parts[1], offsets=parts[2], blocks="".join(record.blocks),
         )  # fmt: skip
 
     def add(self, packed: Packed) -> list[Row]:
         """The rows of others as rows of ours; costs by what they have in common, not by their chunks."""
-        files, parts = list(map(self._file, packed.files)), list(map(self._part, packed.parts))
+        files = list(map(self._file, packed.files))
+        try:
+            parts = [self._part(part, marshal.dumps(part, 2)) for part in packed.parts]  # six times as fast as JSON
+        except ValueError as error:
+            raise CorruptError(f"manifest: {error}") from None  # nested too deeply
         return [
             replace(row, file=files[row.file], table=parts[row.table], tree=parts[row.tree], offsets=parts[row.offsets])
             for row in packed.rows
@@ -75,9 +80,9 @@ class Packer:
             self.files.append(name)
         return index
 
-    def _part(self, value: Any) -> int:
-        text = dump_json(value)
-        index = self._known.setdefault(text, len(self.parts))
+    def _part(self, value: Any, key: bytes) -> int:
+        """`key`: equal for what is the same in JSON; True and 1 are not."""
+        index = self._known.setdefault(key, len(self.parts))
         if index == len(self.parts):
             self.parts.append(value)
         return index

@@ -234,7 +234,7 @@ def test_what_ranks_have_in_common_is_stored_once_and_every_record_comes_back(tm
             chunks.append(Chunk(key=f"layer{i}", dtype="float32", shape=shape, offsets=offsets, sizes=sizes,
                                 start=start, nbytes=nbytes))  # fmt: skip
             start += align(nbytes)
-        layout = Layout(chunks=tuple(chunks), tree={"rng": rank // 2}, nbytes=start)
+        layout = Layout(chunks=tuple(chunks), tree={"rng": (1, True, 1.0)[rank // 2]}, nbytes=start)
         record = ShardRecord(save=SAVE, namespace="gpt", rank=rank, world_size=world_size, layout=layout,
                              blocks=checksums(memoryview(bytes([rank]) * start)), drain=rank == 2)  # fmt: skip
         return ShardPlace(rank=rank, file=f"node-{rank // 2:05d}.data", offset=4096 * (rank % 2), record=record)
@@ -247,6 +247,8 @@ def test_what_ranks_have_in_common_is_stored_once_and_every_record_comes_back(tm
     parts_of_nodes = [pack(SAVE, places[3:]), pack(SAVE, places[:3])]
     merged = new_manifest(SAVE, world_size, 1.5, merge(SAVE, "gpt", world_size, parts_of_nodes))
     assert list(merged.shards) == places and merged.nbytes == manifest.nbytes
+    for shards in (found.shards, merged.shards):
+        assert [str(place.record.layout.tree["rng"]) for place in shards] == ["1", "1", "True", "True", "1.0"]
     with pytest.raises(CorruptError):
         new_manifest(SAVE, world_size, 1.5, merge(SAVE, "gpt", world_size, parts_of_nodes[:1]))
     with pytest.raises(CorruptError):
