@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import mmap
 import os
@@ -51,10 +52,14 @@ class Store(ABC, Generic[R]):
         self._namespace = namespace
         self._records: dict[str, R] = {}
         self._verified: set[str] = set()  # names whose bytes matched their record since this process started
+        self._unread: set[str] = set()  # names whose record or bytes could not be read: they may be, the next time
         self._maps: dict[str, tuple[int, mmap.mmap]] = {}  # inode and map, by name
 
     def scan(self) -> None:
-        """Reads the records on disk; clears what a killed process left half made."""
+        """Reads the records on disk; clears what a killed process left half made.
+
+        A shard whose record cannot be read now is left out, and stays as it is.
+        """
         for pattern in _FLEETING:
             for path in self.ram_dir.glob(pattern):
                 path.unlink()
@@ -105,11 +110,13 @@ class Store(ABC, Generic[R]):
         self._write(name, record)
         self._records[name] = record
         self._verified.add(name)
+        self._unread.discard(name)
 
     async def verify(self, name: str) -> bool:
         """Whether the bytes match the record; reads them once in the life of this process.
 
         A shard that does not verify is dropped: its record goes, and with it the claim that the bytes mean anything.
+        One whose bytes cannot be read now is left out until the next scan.
         """
         record = self._records.get(name)
         if record is None:
@@ -120,8 +127,12 @@ class Store(ABC, Generic[R]):
             data = self.bytes_of(name, record.nbytes)
             bad = await asyncio.to_thread(bad_blocks, data, record.blocks)
             reason = f"block {bad[0]} does not match its checksum" if bad else ""
-        except (AgentError, OSError) as error:
+        except (AgentError, FileNotFoundError) as error:  # too short, or gone
             reason = str(error)
+        except OSError as error:
+            if self._records.get(name) is record:
+                self._leave_out(name, error)
+            return False
         if self._records.get(name) is not record:
             return False
         if reason:
@@ -140,6 +151,7 @@ class Store(ABC, Generic[R]):
         """Un-publishes a shard; its slot is then free."""
         drop_record(self.ram_dir, name)
         self._forget(name)
+        self._unread.discard(name)
 
     def remove(self, name: str) -> None:
         """Un-publishes a shard and gives its memory back."""
@@ -148,7 +160,7 @@ class Store(ABC, Generic[R]):
         self._path(name, "data").unlink(missing_ok=True)
 
     def free_name(self, stem: str, slots: int, keep: Collection[SaveId] | None) -> str:
-        """A name for a new shard.
+        """A name for a new shard; never that of one that could not be read.
 
         Args:
             stem: `own-<local rank>` or `copy-<source node rank>-<local rank>`.
@@ -157,17 +169,25 @@ class Store(ABC, Generic[R]):
                 rather go beyond `slots`.
         """
         shards = self.shards()
+        taken = shards.keys() | {name for name in self._unread if self._path(name, "json").exists()}
         names = [f"{stem}-{i}" for i in range(slots)]
         for name in names:
-            if name not in shards:
+            if name not in taken:
                 return name
-        replaceable = [] if keep is None else [name for name in names if shards[name].save not in keep]
+        ours = [name for name in names if name in shards]
+        replaceable = [] if keep is None else [name for name in ours if shards[name].save not in keep]
         if replaceable:
             return min(replaceable, key=lambda name: shards[name].save)
-        return next(name for i in range(slots, slots + len(shards) + 1) if (name := f"{stem}-{i}") not in shards)
+        return next(name for i in range(slots, slots + len(taken) + 1) if (name := f"{stem}-{i}") not in taken)
 
     def tidy(self, stems: Collection[str], slots: int, keep: Collection[SaveId]) -> None:
-        """After a commit: gives back the memory of names beyond the normal ones that no kept save needs."""
+        """After a commit: gives back the memory of names beyond the normal ones that no kept save needs.
+
+        What could not be read is older than what has committed, so its slots are free again.
+        """
+        for name in list(self._unread):
+            with contextlib.suppress(OSError):
+                self.drop(name)
         for path in self.ram_dir.glob("*.data"):
             match = self._names.fullmatch(path.stem)
             if match is None or (match[1] in stems and int(match[2]) < slots):
@@ -186,16 +206,32 @@ class Store(ABC, Generic[R]):
 
     def _read(self, name: str) -> None:
         try:
+            self._take_in(name)
+            self._unread.discard(name)
+        except FileNotFoundError:  # the worker is about to overwrite it
+            self._forget(name)
+        except OSError as error:
+            self._leave_out(name, error)
+
+    def _take_in(self, name: str) -> None:
+        try:
             record = self._load(name)
-        except (CheckpointError, OSError) as error:
+        except CheckpointError as error:
             log.warning("%s: %s; dropped", self._path(name, "json"), error)
-            drop_record(self.ram_dir, name)
+            self.drop(name)
             return
         if (record.save.run_id, record.namespace) == (self._run_id, self._namespace):
             self._records[name] = record
         else:
             log.info("%s: of run %s, namespace %s; dropped", name, record.save.run_id, record.namespace)
-            drop_record(self.ram_dir, name)
+            self.drop(name)
+
+    def _leave_out(self, name: str, error: OSError) -> None:
+        """Neither held nor free: what keeps us from reading it may be gone the next time."""
+        self._forget(name)
+        if name not in self._unread:
+            log.warning("%s: %s; left out, and left as it is", name, error)
+            self._unread.add(name)
 
     def _forget(self, name: str) -> None:
         self._records.pop(name, None)

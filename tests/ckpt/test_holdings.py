@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+import resource
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from agent_kit import NAMESPACE, RUN_ID, content, layout
+from agent_kit import NAMESPACE, RUN_ID, World, config, content, layout, run
 from waiting import until
 
 from ckpt.agent import holdings
@@ -115,3 +118,124 @@ def test_new_memory_is_mapped_before_it_is_written_to(tmp_path: Path) -> None:
 
     until(lambda: mapped_kb() == nbytes >> 10, "its pages are mapped")
     assert not any(room(0, nbytes))
+
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def ram_dir() -> Iterator[Path]:
+    """One that another user can be let into."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def forbidden(path: Path) -> Iterator[None]:
+    """A file that we may not read; root, who may read all, is another user meanwhile."""
+    os.chmod(path, 0)
+    if is_root := os.geteuid() == 0:
+        os.chown(path.parent, NOBODY, -1)
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+        if path.exists():
+            os.chmod(path, 0o600)
+
+
+@contextmanager
+def covered(path: Path) -> Iterator[None]:
+    """A directory in place of a file."""
+    aside = path.rename(path.with_suffix(".aside"))
+    path.mkdir()
+    try:
+        yield
+    finally:
+        path.rmdir()
+        aside.rename(path)
+
+
+@contextmanager
+def out_of_descriptors(path: Path) -> Iterator[None]:
+    """A process that may open no file."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("hidden", [forbidden, covered, out_of_descriptors])
+def test_a_shard_whose_bytes_cannot_be_read_now_neither_counts_nor_is_lost(
+    ram_dir: Path, caplog: pytest.LogCaptureFixture, hidden: Callable[[Path], AbstractContextManager[None]]
+) -> None:
+    save = put(Holdings(ram_dir, RUN_ID, NAMESPACE), "own-0-0", 10).save
+    held = opened(ram_dir)
+
+    async def test() -> None:
+        with hidden(ram_dir / "own-0-0.data"):
+            assert not await held.verify("own-0-0")
+            assert not await held.verify_again("own-0-0")
+            assert held.find(save, 0) == []
+            for keep in (None, set()):
+                assert held.free_name("own-0", slots=1, keep=keep) == "own-0-1"
+        assert caplog.text.count("left out, and left as it is") == 1
+        held.scan()
+        assert held.find(save, 0) == ["own-0-0"]
+        assert await held.verify("own-0-0")
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("hidden", [forbidden, covered])
+def test_a_shard_whose_record_cannot_be_read_now_neither_counts_nor_is_lost(
+    ram_dir: Path, caplog: pytest.LogCaptureFixture, hidden: Callable[[Path], AbstractContextManager[None]]
+) -> None:
+    held = Holdings(ram_dir, RUN_ID, NAMESPACE)
+    save = put(held, "own-0-0", 10).save
+    with hidden(ram_dir / "own-0-0.json"):
+        for _ in range(2):
+            held.scan()
+            assert held.find(save, 0) == []
+            assert held.free_name("own-0", slots=1, keep=set()) == "own-0-1"
+    assert caplog.text.count("left out, and left as it is") == 1
+    held.scan()
+    assert held.find(save, 0) == ["own-0-0"]
+
+
+def test_a_shard_that_could_not_be_read_makes_room_when_a_newer_save_has_committed(ram_dir: Path) -> None:
+    put(Holdings(ram_dir, RUN_ID, NAMESPACE), "own-0-0", 10)
+    with forbidden(ram_dir / "own-0-0.json"):
+        held = opened(ram_dir)
+        newer = put(held, "own-0-1", 20).save
+        held.tidy({"own-0"}, 2, {newer})
+        assert held.free_name("own-0", slots=2, keep={newer}) == "own-0-0"
+    assert not (ram_dir / "own-0-0.json").exists()
+
+
+@pytest.mark.parametrize("harm", [os.unlink, lambda path: os.truncate(path, 4999)], ids=["gone", "too short"])
+def test_a_shard_whose_bytes_are_gone_for_good_is_dropped(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    put(Holdings(tmp_path, RUN_ID, NAMESPACE), "own-0-0", 10)
+    held = opened(tmp_path)
+    harm(tmp_path / "own-0-0.data")
+    assert not asyncio.run(held.verify("own-0-0"))
+    assert not (tmp_path / "own-0-0.json").exists()
+    assert held.free_name("own-0", slots=1, keep=None) == "own-0-0"
+
+
+def test_a_restore_takes_the_partners_copy_and_leaves_a_shard_as_it_is_that_cannot_be_read(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with World(tmp_path, ["a", "b"], 0, config()) as world:
+            await world.save(10, 0)
+        record = (tmp_path / "a" / "own-0-0.json").read_bytes()
+        with covered(tmp_path / "a" / "own-0-0.data"):
+            async with World(tmp_path, ["a", "b"], 1, config()) as world:
+                assert (await world.plan())["step"] == 10
+                assert await world.contents(2) == [content(rank, 10) for rank in range(2)]
+        assert (tmp_path / "a" / "own-0-0.json").read_bytes() == record
+
+    run(test)
