@@ -110,12 +110,12 @@ real, left = getattr(owner, method), [int(before)]
 def of_step_20(value):
     save = value.get("save") if isinstance(value, dict) else value
     return (save["step"] if isinstance(save, dict) else getattr(save, "step", None)) == 20
-def dying(*args):
+def dying(*args, **more):
     if any(map(of_step_20, args)):
         left[0] -= 1
         if left[0] < 0:
             os.kill(os.getpid(), signal.SIGKILL)
-    return real(*args)
+    return real(*args, **more)
 setattr(owner, method, dying)
 sys.argv[1:] = []
 runpy.run_module("ckpt.agent", run_name="__main__")
