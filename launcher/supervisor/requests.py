@@ -61,14 +61,14 @@ class Requests:
             signal.SIGINT: self.cancel,
         }
         handlers |= dict.fromkeys(WARNINGS, self._warned)
-        before = {number: signal.getsignal(number) for number in handlers}
-        for number, handler in handlers.items():
-            loop.add_signal_handler(number, handler)
+        before = {
+            number: signal.signal(number, lambda *_, told=handler: loop.call_soon_threadsafe(told))
+            for number, handler in handlers.items()
+        }
         try:
             yield
-        finally:
+        finally:  # asyncio's own way to give them back lets each end the process for a moment
             for number, earlier in before.items():
-                loop.remove_signal_handler(number)
                 signal.signal(number, earlier)
 
     def judge_sigterm(self, where: str) -> None:

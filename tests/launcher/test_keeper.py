@@ -6,6 +6,9 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from launcher.supervisor.keeper import Keeper
 from launcher.supervisor.outcome import Outcome
@@ -29,3 +32,29 @@ def test_a_sigterm_that_comes_when_the_supervisor_is_done_does_not_take_its_outc
         return Outcome(name="stopped", step=after, exit_code=0, reason="", seconds=1.0)
 
     assert Keeper(work, tmp_path).run().step is None
+
+
+def test_signals_that_are_given_back_end_nothing_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+    give = signal.signal
+
+    def note(number: int, handler: Any) -> Any:
+        given.append(handler)
+        return give(number, handler)
+
+    async def supervise() -> bool:
+        requests = Requests(lambda: "requeue", lambda: None, lambda reason: None)
+        with requests.signals():
+            os.kill(os.getpid(), signal.SIGTERM)
+            while requests.stop is None:  # it is heard meanwhile
+                await asyncio.sleep(0)
+            monkeypatch.setattr(signal, "signal", note)
+        return True
+
+    before = give(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert asyncio.run(supervise())
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN in given
+        assert given.count(signal.SIG_DFL) == 2  # USR1 and USR2 were so before
+    finally:
+        give(signal.SIGTERM, before)
