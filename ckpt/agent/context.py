@@ -47,3 +47,10 @@ class Context:
     def home(self, rank: int) -> int:
         """The node that a rank runs on in this attempt."""
         return rank // self.place.ranks_per_node
+
+    def reader(self, rank: int, world_size: int) -> int:
+        """The node that reads a saved rank's shard in a tier that all see, for all: its home, in as many ranks.
+
+        In another world neighbours go together, to the node whose ranks probably need them.
+        """
+        return rank * len(self.place.nodes) // world_size

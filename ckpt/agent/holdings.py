@@ -10,6 +10,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -265,6 +266,16 @@ class Holdings(Store[ShardRecord]):
             (name for name, record in self.shards().items() if (record.save, record.rank) == (save, rank)),
             key=lambda name: (name not in self._verified, not name.startswith("own-"), name),
         )
+
+    def own_bytes(self) -> int:
+        """The memory of the slots of this node's ranks, whatever lies there."""
+        with os.scandir(self.ram_dir) as files:
+            own = [file.path for file in files if file.name.startswith("own-")]
+        total = 0
+        for path in own:
+            with suppress(FileNotFoundError):
+                total += 512 * os.stat(path).st_blocks
+        return total
 
     def _load(self, name: str) -> ShardRecord:
         return read_record(self.ram_dir, name)

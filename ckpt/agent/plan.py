@@ -45,7 +45,7 @@ class Plan:
     rebuilt: tuple[int, ...] = ()  # ranks that were lost, and made again from parity
     nvme: tuple[int, ...] = ()  # ranks of which the best holder has the shard on its disk only
     stored: tuple[str, ...] = ()  # the tiers that all nodes see and that hold the save; first the one verified
-    fetched: tuple[int, ...] = ()  # ranks whose shard came from there into the memory of the node where they run
+    fetched: tuple[int, ...] = ()  # ranks whose shard came from there into the memory of their `Context.reader`
     skipped: tuple[tuple[int, str], ...] = ()  # newer steps passed over, and why
 
     def to_json(self) -> dict[str, Any]:

@@ -179,7 +179,7 @@ class RecoverLead:
             try:
                 world_size = (await self._manifest(name, save)).world_size
                 lost = [rank for rank in range(world_size) if not holders.get(rank)]
-                fetched = await self._verify_stored(name, save, lost)
+                fetched = await self._verify_stored(name, save, world_size, lost)
                 source, reasons = name, []
                 break
             except (CheckpointError, OSError) as error:
@@ -255,17 +255,16 @@ class RecoverLead:
                     if holders[rank]:
                         pending.append(rank)
 
-    async def _verify_stored(self, name: str, save: SaveId, ranks: list[int]) -> list[int]:
+    async def _verify_stored(self, name: str, save: SaveId, world_size: int, ranks: list[int]) -> list[int]:
         """All nodes together read the shards that only a lower tier holds; returns those that are in memory now.
 
         Raises:
             CorruptError: bytes that were read do not match.
             PeerError: a node could not read.
         """
-        nodes = len(self._peers.nodes)
         parts: dict[int, list[int]] = defaultdict(list)
         for rank in ranks:
-            parts[self._context.home(rank) % nodes].append(rank)
+            parts[self._context.reader(rank, world_size)].append(rank)
         answers = await asyncio.gather(
             *(
                 self._peers.call(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import time
 from typing import Any
 
@@ -14,7 +16,8 @@ from ckpt.agent.plan import Placement, Plan
 from ckpt.agent.saves import Saves
 from ckpt.agent.threads import in_thread
 from ckpt.errors import AgentError, CheckpointError, CorruptError
-from ckpt.record.manifest import ShardPlace
+from ckpt.planning import Rates, make_plan
+from ckpt.record.manifest import Manifest, ShardPlace
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.tiers import reads
 from ckpt.tiers.catalog import directory_name
@@ -96,7 +99,8 @@ class Restore:
     async def _on_verify_stored(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         """Reads some ranks' shards in a tier that all see, and says which is damaged; raises any other failure.
 
-        What cannot be mapped where it lies and belongs to a rank of this node goes into its memory as it is read.
+        What cannot be mapped where it lies goes into this node's memory as it is read, for all: where its rank runs on
+        this node into its slot, else as a copy, while there is room.
         """
         tier = self._context.tiers.get(message["tier"])
         if tier is None:
@@ -107,9 +111,8 @@ class Restore:
             place = manifest.shards[rank]
             read = reads.reader(tier, save, place)
             try:
-                if tier.data_path(save, place.file) is None and self._is_ours(rank, place.record):
-                    if not self._holdings.find(save, rank):
-                        await self._bring_in(place, read, message["tier"])
+                is_mapped = tier.data_path(save, place.file) is not None
+                if not is_mapped and await self._take_in(manifest, place, read, message["tier"]):
                     fetched.append(rank)
                 else:
                     await in_thread(reads.verify, read, place)
@@ -122,22 +125,57 @@ class Restore:
         ranks = self._context.ranks(self._place.node_rank)
         return record.world_size == self._place.world_size and rank in ranks
 
+    async def _take_in(self, manifest: Manifest, place: ShardPlace, read: reads.Read, tier: str) -> bool:
+        """Whether a shard lies in this node's memory now, verified; raises CorruptError or OSError."""
+        record = place.record
+        if any([await self._holdings.verify(name) for name in self._holdings.find(record.save, record.rank)]):
+            return True
+        if self._is_ours(record.rank, record):
+            await self._bring_in(place, read, tier)
+            return True
+        if not self._has_room(manifest, record.nbytes):
+            return False
+        try:
+            await self._fill(f"copy-{self._place.node_rank}-0", place, read)
+        except OSError as error:  # others have taken the room meanwhile: each node that needs the shard reads it
+            if error.errno != errno.ENOSPC:
+                raise
+            return False
+        return True
+
+    def _has_room(self, manifest: Manifest, nbytes: int) -> bool:
+        """Whether so much more leaves room for this node's part of the step: once to load it, and all its saves."""
+        node, config = self._place, self._context.config
+        each = -(-manifest.nbytes // node.world_size)
+        account = make_plan(
+            config, nodes=len(node.nodes), ranks_per_node=node.ranks_per_node, shard_bytes=each, rates=Rates()
+        ).memory
+        slots_bytes = max(0, account.own_bytes - self._holdings.own_bytes())  # workers may have made them by now
+        system = os.statvfs(node.ram_dir)
+        free = system.f_bavail * system.f_frsize
+        wanted = nbytes + node.ranks_per_node * each + slots_bytes + account.redundancy_bytes
+        return wanted <= free or not system.f_blocks
+
     async def _bring_in(self, place: ShardPlace, read: reads.Read, tier: str) -> None:
         """Makes a verified shard in a slot of its rank, overwriting none; raises CorruptError or OSError."""
         since_s, record = time.monotonic(), place.record
         local_rank = record.rank - self._context.ranks(self._place.node_rank).start
-        name = self._holdings.free_name(f"own-{local_rank}", self._context.config.slots, keep=None)
-        try:
-            with self._holdings.room_for(name, record.layout.nbytes) as room:
-                await in_thread(lambda: reads.read_whole(read, place, room.all()))
-        except BaseException:
-            self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
-            raise
-        self._holdings.publish(name, record)
+        await self._fill(f"own-{local_rank}", place, read)
         self._listener.to_monitors(
             "rebuilt", rank=record.rank, from_node=self._place.node, tier=tier, bytes=record.layout.nbytes,
             seconds=round(time.monotonic() - since_s, 6),
         )  # fmt: skip
+
+    async def _fill(self, stem: str, place: ShardPlace, read: reads.Read) -> None:
+        """Makes a verified shard under a free name; raises CorruptError or OSError."""
+        name = self._holdings.free_name(stem, self._context.config.slots, keep=None)
+        try:
+            with self._holdings.room_for(name, place.record.nbytes) as room:
+                await in_thread(lambda: reads.read_whole(read, place, room.all()))
+        except BaseException:
+            self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
+            raise
+        self._holdings.publish(name, place.record)
 
     async def _on_restore(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -17,6 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from ckpt.record.manifest import ShardPlace
+from ckpt.record.shard import SaveId
+from ckpt.tiers.s3 import S3Tier
 from ckpt.tiers.s3_client import S3Options
 
 KEY, SECRET = "HOLDFASTTESTACCESSKEY", "holdfast-test-secret-of-a-realistic-length"
@@ -92,6 +95,19 @@ def s3_server(root: Path) -> Iterator[S3Server]:
             yield server
         finally:
             server.stop()
+
+
+def counted_reads(patch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of what is read of shards in buckets from now on."""
+    lengths: list[int] = []
+    read = S3Tier.read
+
+    def counted(self: S3Tier, save: SaveId, place: ShardPlace, start: int, into: memoryview) -> None:
+        lengths.append(len(into))
+        read(self, save, place, start, into)
+
+    patch.setattr(S3Tier, "read", counted)
+    return lengths
 
 
 @contextmanager

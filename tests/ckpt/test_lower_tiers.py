@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from agent_kit import DEADLINES, NAMESPACE, World, config, content, lose, run, until
-from s3_kit import S3Server, answering, s3_server
+from s3_kit import S3Server, answering, counted_reads, s3_server
 
 from ckpt import newest_steps
 from ckpt.record.blocks import BLOCK_BYTES
@@ -312,15 +312,8 @@ class TestRestore:
 
     @pytest.mark.parametrize("nodes", [["x", "y"], ["x"], ["x", "y", "z"]])
     def test_from_s3_when_all_else_is_lost_whatever_the_new_world(self, tmp_path, server, nodes, monkeypatch):
-        """Into as many ranks once, whoever else wants what one of them holds: peers have it then."""
-        read_bytes = []
-        read = S3Tier.read
-
-        def counted(self, save, place, start, into):
-            read_bytes.append(len(into))
-            read(self, save, place, start, into)
-
-        monkeypatch.setattr(S3Tier, "read", counted)
+        """Each byte once, whoever wants it: peers have it then."""
+        read_bytes = counted_reads(monkeypatch)
         size = 3 * BLOCK_BYTES + 17
         section = {**server.section(server.fresh_url().rpartition("/")[2]), "every_steps": 10}
         data = [bytes([rank + 1]) * size for rank in range(2)]
@@ -343,8 +336,8 @@ class TestRestore:
                     assert part[BLOCK_BYTES : 2 * BLOCK_BYTES] == data[1][:BLOCK_BYTES]
                     assert part[3 * BLOCK_BYTES :] == data[1][:17]
                     assert [await worker.read(rank) for rank in range(2)] == data
+                assert sum(read_bytes) == 2 * size
                 if len(nodes) == 2:  # and as safe as after a save
-                    assert sum(read_bytes) == 2 * size
                     await until(lambda: all(len(list(place.ram_dir.glob("*.json"))) == 2 for place in world.places))
 
         run(test)
