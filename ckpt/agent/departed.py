@@ -32,6 +32,11 @@ class Departed:
         self._session[rank] = max(session, self._session.get(rank, 0))
         return self._left.pop(rank, None) is not None
 
+    def knows(self, rank: int, session: int) -> bool:
+        """Whether it has been heard that a rank has closed its `session`-th, or has opened a later one."""
+        newest = self._session.get(rank, 0)
+        return newest > session or (newest == session and rank in self._left)
+
     @property
     def ranks(self) -> Collection[int]:
         """Those that have left and not come back."""

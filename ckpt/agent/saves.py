@@ -133,13 +133,21 @@ class Saves:
 
     def closed(self, client: Client) -> None:
         """A worker closes its Checkpointer: what others save without it is waited for by nobody."""
-        rank = self._rank_of(client)
-        if not self._departed.leave(rank, client.session):
+        self._close(self._rank_of(client), client.session)
+
+    def closed_unheard(self, local_rank: int, session: int) -> None:
+        """A worker that is not connected has left word on the board that it has closed a Checkpointer."""
+        rank = self._context.ranks(self._place.node_rank)[local_rank]
+        if not self._departed.knows(rank, session):
+            self._close(rank, session)
+
+    def _close(self, rank: int, session: int) -> None:
+        if not self._departed.leave(rank, session):
             return
         for save in list(self._in_flight.values()):
             self._look_for_departed(save)
         steps = [save.step for save in self._in_flight.values() if rank in save.ranks]
-        self._peers.spawn(self._tell_of_rank("closed", rank=rank, session=client.session, steps=steps))
+        self._peers.spawn(self._tell_of_rank("closed", rank=rank, session=session, steps=steps))
 
     async def flush(self) -> None:
         """Returns when the workers know what became of this node's saves, or that the other agents are lost."""

@@ -35,6 +35,7 @@ from ckpt.tiers.wiring import lower_tiers
 from ckpt.transport import Transport
 
 _PARENT_POLL_S = 1.0
+_BOARD_POLL_S = 1.0
 
 Lead = RecoverLead | RejoinLead | Coordinator | Tenure  # of node rank 0
 
@@ -100,7 +101,8 @@ class Agent:
             stale.unlink()  # of agents that were killed
         await self._listener.start()
         log.info("node %s listens on %s", self._place.node, self._place.socket_path)
-        tasks = [asyncio.ensure_future(self._follow_peers()), asyncio.ensure_future(self._follow_parent())]
+        follow = (self._follow_peers(), self._follow_parent(), self._follow_board())
+        tasks = [asyncio.ensure_future(coroutine) for coroutine in follow]
         tasks += [asyncio.ensure_future(self._guard(lead)) for lead in self._leads]
         if until_unused:
             tasks.append(asyncio.ensure_future(self._follow_program()))
@@ -146,6 +148,18 @@ class Agent:
             await asyncio.sleep(_PARENT_POLL_S)
         log.warning("the process that started this agent has ended: leaving")
         self._ended.set()
+
+    async def _follow_board(self) -> None:
+        """Polled: a worker that closes its Checkpointer while its agent is lost can tell nobody.
+
+        Of one that is connected the farewell counts, which comes after all that it has handed in.
+        """
+        while True:
+            connected = {client.local_rank for client in self._listener.clients if client.role == "trainer"}
+            for local_rank in set(range(self._place.ranks_per_node)) - connected:
+                if session := self._board.closed(local_rank):
+                    self._saves.closed_unheard(local_rank, session)
+            await asyncio.sleep(_BOARD_POLL_S)
 
     async def _follow_program(self) -> None:
         await self._parting.run()

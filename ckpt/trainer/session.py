@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -14,8 +15,9 @@ from typing import Any
 
 from ckpt.agent.client import AgentClient
 from ckpt.config import CheckpointConfig, Place
-from ckpt.errors import AgentError, CopyError
+from ckpt.errors import AgentError, CheckpointError, CopyError
 from ckpt.record.arena import Arena, Slot
+from ckpt.record.board import Board
 from ckpt.record.copying import threads_per_rank
 from ckpt.record.layout import Layout
 from ckpt.record.shard import SaveId
@@ -247,12 +249,21 @@ class Session:
             flush: wait then for the saves in flight; what lacks the shard of a rank that has said goodbye is dropped.
         """
         self._settle(self._deadlines.flush_s if flush else self._deadlines.slot_s)
+        self._leave_word()
         self._send("bye")
         if flush:
             self._await_outcomes()
         with self._lock:
             self._closed.set()
             self._agent.close()
+
+    def _leave_word(self) -> None:
+        """For agents that do not hear our farewell: those that will take the place of the ones we have, or had."""
+        with (
+            contextlib.suppress(CheckpointError, OSError),
+            contextlib.closing(Board.open(self._place.ram_dir)) as board,
+        ):
+            board.set_closed(self._identity.local_rank, self._place.attempt, self._number)
 
     def _follow(self) -> None:
         """Hears what becomes of saves as it happens, in a thread of its own: the next save may be far away.

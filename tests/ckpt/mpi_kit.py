@@ -50,6 +50,7 @@ class AgentProcesses:
         attempt: int,
         section: dict[str, Any] | None = None,
         programs: dict[str, list[str]] | None = None,
+        generation: int = 0,
     ) -> None:
         """`programs`: the command lines of those nodes whose agent is to be another; they name ckpt.agent."""
         self.nodes = nodes
@@ -64,6 +65,7 @@ class AgentProcesses:
             **environment(loopback=True),
             "HOLDFAST_RUN_ID": RUN_ID,
             "HOLDFAST_ATTEMPT": str(attempt),
+            "HOLDFAST_GENERATION": str(generation),
             "HOLDFAST_NODES": ",".join(nodes),
             "HOLDFAST_RANKS_PER_NODE": "1",
             "HOLDFAST_CHECKPOINT": json.dumps({"namespace": NAMESPACE, **(section or {})}),

@@ -10,12 +10,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-from agent_kit import content, lose
+from agent_kit import NAMESPACE, RUN_ID, content, lose
 from mpi_kit import WAIT_S, AgentProcesses
+from waiting import until
 
+from ckpt import Checkpointer
 from ckpt.agent.client import AgentClient, Monitor
 from ckpt.agent.launch import command
+from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
 
 
@@ -205,6 +209,36 @@ def test_an_agent_killed_in_the_middle_of_a_rebuild_leaves_what_the_next_attempt
             assert all("no rebuild from the parity of a, b, c, d" in skipped["reason"] for skipped in plan["skipped"])
         assert [agents.read(1, rank) for rank in range(4)] == [content(rank, plan["step"], nbytes) for rank in range(4)]
         agents.save(30, 0, nbytes)
+
+
+def test_in_an_mpi_world_agents_that_take_the_place_of_lost_ones_wait_for_no_rank_that_has_left_before(root):
+    nodes, state = ["a", "b"], {"x": np.zeros(1000)}
+    with AgentProcesses(root, nodes, 0) as agents:
+        ckpts = [
+            Checkpointer(
+                config=CheckpointConfig.from_mapping({"namespace": NAMESPACE}), rank=rank, local_rank=0,
+                place=Place(
+                    run_id=RUN_ID, attempt=0, node=node, nodes=tuple(nodes), ranks_per_node=1, ram_dir=root / node
+                ),
+            )
+            for rank, node in enumerate(nodes)
+        ]  # fmt: skip
+        for ckpt in ckpts:
+            ckpt.save(10, state)
+        for ckpt in ckpts:
+            ckpt._connect().flush()
+        ckpts[1].close()
+    with AgentProcesses(root, nodes, 0, generation=1) as agents:
+        agents.workers[1].close()
+        session = ckpts[0]._connect()
+        until(lambda: session._generation == 1, "the new agents")
+        ckpts[0].save(20, state)
+        while (event := agents.monitors[0].receive(WAIT_S)) is not None and event["event"] != "problem":
+            pass
+        assert event is not None, agents.log()
+        assert (event["what"], event["step"]) == ("save dropped", 20)
+        assert event["detail"].startswith("node b: rank 1 has ended without saving it")
+        ckpts[0].close()
 
 
 def test_it_leaves_when_the_process_that_started_it_has_ended(root):

@@ -222,3 +222,36 @@ def test_a_checkpointer_for_each_save_loses_none(tmp_path: Path) -> None:
             assert not world.monitors[0].seen("problem")
 
     run(test)
+
+
+@pytest.mark.parametrize(("nodes", "ranks_per_node"), WORLDS[:2])
+@pytest.mark.parametrize("closes", ["before the agents are lost", "while there are none", "while the next start"])
+def test_agents_in_the_place_of_lost_ones_know_who_has_closed_its_checkpointer(
+    tmp_path: Path, nodes: list[str], ranks_per_node: int, closes: str
+) -> None:
+    async def test() -> None:
+        state: dict[str, Any] = {"x": np.zeros(1000)}
+        async with world_of(tmp_path, nodes, ranks_per_node) as world:
+            stays, goes = ckpts = [checkpointer(world, rank) for rank in range(2)]
+            for ckpt in ckpts:
+                await asyncio.to_thread(ckpt.save, 10, state)
+            await world.workers[0].event("committed", step=10)
+            if closes == "before the agents are lost":
+                await closed(goes)
+        if closes == "while there are none":
+            await closed(goes)
+        elif closes == "while the next start":
+            goes._connect()._closed.set()  # it looks for no other agent any more, nor will it find one
+        again = World(tmp_path, nodes, 0, config(), ranks_per_node=ranks_per_node, deadlines=ENDLESS, generation=1)
+        async with again as world:
+            await world.workers[1].close()
+            await world.monitors[0].event("rejoined", step=10)
+            if closes == "while the next start":
+                await closed(goes)
+            session = stays._connect()
+            await until(lambda: session._generation == 1)
+            await asyncio.to_thread(stays.save, 20, state)
+            await told(world, 20, 1)
+            await closed(stays)
+
+    run(test)
