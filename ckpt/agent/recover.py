@@ -121,8 +121,10 @@ class RecoverLead:
         """The newest save that can be had whole. Raises when it cannot be known whether there is one."""
         answers = await self._peers.call_all("inventory", timeout_s=self._deadlines.answer_s)
         held = self._held(answers)
-        # While memory holds something, a slow tier is not waited for long.
-        timeout_s = self._deadlines.answer_s if held else self._deadlines.verify_s
+        # While nodes may hold a whole step, a slow tier is not waited for long; a part of one is nothing without it.
+        is_whole = any(len(one.holders) == one.world_size for one in held.values())
+        has_parity = any(answer["parity"] for answer in answers)
+        timeout_s = self._deadlines.answer_s if is_whole or has_parity else self._deadlines.verify_s
         self._stock = await take_stock(self._context, answers, timeout_s)
         stored = self._stored()
         for save in _newest_first(held, list(stored), self._context.place.run_id):

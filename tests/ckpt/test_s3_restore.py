@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_kit import World, config, content, lose, run, until
+from agent_kit import DEADLINES, World, config, content, lose, run, until
 from crash_kit import Fuse, Trainers, crashes
 from s3_kit import S3Server, counted_reads, s3_server
 from test_killed_anywhere import beyond, restored, run_for
@@ -18,6 +20,7 @@ from test_killed_anywhere import beyond, restored, run_for
 from ckpt.agent.restore import Restore
 from ckpt.record.blocks import BLOCK_BYTES
 from ckpt.record.shard import read_record
+from ckpt.tiers.s3 import S3Tier
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
 SLOTS = 3  # two that are kept, one for the bucket
@@ -73,6 +76,30 @@ def test_it_serves_the_next_attempt_and_goes_with_the_first_commit(
             await world.save(11, 1)
             await until(lambda: steps_in(tmp_path / "x") == {11})
         assert not lengths
+
+    run(test)
+
+
+def test_a_part_of_it_is_no_reason_not_to_wait_for_a_slow_bucket(
+    tmp_path: Path, bucket: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines = replace(DEADLINES, answer_s=1)
+    catalog = S3Tier.catalog
+
+    def slow(self: S3Tier) -> Any:
+        threading.Event().wait(2 * deadlines.answer_s)
+        return catalog(self)
+
+    async def test() -> None:
+        data = await saved(tmp_path, bucket, 5000)
+        async with World(tmp_path, ["x"], 1, config(s3=bucket)) as world:
+            await world.plan()
+        (tmp_path / "x" / "copy-0-0-1.json").unlink()  # as if it had been killed before
+        monkeypatch.setattr(S3Tier, "catalog", slow)
+        async with World(tmp_path, ["x"], 2, config(s3=bucket), deadlines=deadlines) as world:
+            plan = await world.plan()
+            assert (plan["step"], plan["tier"]) == (10, "s3")
+            assert await world.contents(2) == data
 
     run(test)
 
