@@ -23,6 +23,8 @@ from ckpt.tiers import reads
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.quarantine import note_bad, noted_bad
 
+_AT_ONCE = 2  # shards that come from other nodes: one has its first bytes asked for while the other fills the wire
+
 log = logging.getLogger(__name__)
 
 
@@ -193,9 +195,7 @@ class Restore:
         """
         self._saves.newest = plan.save
         if plan.save and same_world:
-            for local_rank, rank in enumerate(self._context.ranks(self._place.node_rank)):
-                if not self._holdings.find(plan.save, rank):
-                    await self._rebuild(plan.save, rank, local_rank, plan.holders.get(rank, []))
+            await self._rebuild_all(plan.save, plan.holders)
         seconds = round(time.monotonic() - self._since_s, 6)
         log.info("restore plan after %.3f s: step %d from %s", seconds, plan.step, plan.tier)
         self._listener.to_monitors(
@@ -224,6 +224,17 @@ class Restore:
             note_bad(self._place.ram_dir, directory_name(save), reason)
         for where, why in await self._shelf.set_aside(save):
             self._listener.problem("step set aside", f"{where}: {why}", save.step)
+
+    async def _rebuild_all(self, save: SaveId, holders: dict[int, list[int]]) -> None:
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def rebuild(local_rank: int, rank: int) -> None:
+            async with limit:
+                if not self._holdings.find(save, rank):
+                    await self._rebuild(save, rank, local_rank, holders.get(rank, []))
+
+        ranks = self._context.ranks(self._place.node_rank)
+        await asyncio.gather(*(rebuild(*item) for item in enumerate(ranks)))
 
     async def _rebuild(self, save: SaveId, rank: int, local_rank: int, holders: list[int]) -> None:
         """A lost shard of our own from another node's copy. When it fails, the load fetches it as it goes."""

@@ -530,3 +530,29 @@ def test_other_nodes_load_while_a_lost_shard_is_still_on_its_way(tmp_path, monke
             assert await world.workers[2].read(2) == expected(4, 10)[2]
 
     run(test)
+
+
+def test_the_shards_of_a_node_come_back_two_at_a_time(tmp_path, monkeypatch):
+    under_way, most, pull = [], [], Exchange.pull
+
+    async def counted(self, node, save, rank, name):
+        if not name.startswith("own-"):
+            return await pull(self, node, save, rank, name)
+        under_way.append(rank)
+        await until(lambda: len(under_way) == 2 or len(most) > 2)  # the last one has nobody beside it
+        most.append(len(under_way))
+        record = await pull(self, node, save, rank, name)
+        under_way.remove(rank)
+        return record
+
+    async def test():
+        async with World(tmp_path, ["a", "b"], 0, config(), ranks_per_node=4) as world:
+            await world.save(10, 0)
+        lose(tmp_path, "b")
+        monkeypatch.setattr(Exchange, "pull", counted)
+        async with World(tmp_path, ["a", "x"], 1, config(), ranks_per_node=4) as world:
+            assert (await world.workers[7].request("plan"))["step"] == 10
+            assert len(most) == 4 and max(most) == 2
+            assert await world.contents(8) == expected(8, 10)
+
+    run(test)
