@@ -221,7 +221,9 @@ class Checkpointer:
         """A storage_reader for torch.distributed.checkpoint.load.
 
         Args:
-            step: must be the newest step that can be recovered; None takes that.
+            step: None takes the newest that can be recovered. Any other is read from the shared or S3 tier, each rank
+                what it needs. Newer steps stay: to train on from an older one, save to another namespace, or a restart
+                will take the newest.
         """
         from ckpt.trainer.dcp import DcpReader
 
@@ -280,6 +282,12 @@ class Checkpointer:
     def saved_step(self) -> SavedStep:
         """For adapters: the shards of `newest_step`."""
         return self._connect().saved_step()
+
+    def stored_step(self, step: int) -> SavedStep:
+        """For adapters: another committed step's shards, in a tier that all nodes see."""
+        from ckpt.trainer.stored import stored_step
+
+        return stored_step(self._config, step, threads_per_rank(self._place.ranks_per_node))
 
     def loaded(self) -> None:
         """For adapters: everything wanted of `saved_step` has been read."""

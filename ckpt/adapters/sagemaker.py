@@ -55,7 +55,10 @@ class SageMakerTieredStorageWriter(DcpWriter):
 
 
 class SageMakerTieredStorageReader(DcpReader):
-    """As `storage_reader` of dcp.load; `step=None` takes the newest that can be recovered."""
+    """As `storage_reader` of dcp.load.
+
+    `step=None` takes the newest that can be recovered; any other is read from where `save_to_s3` has sent it.
+    """
 
     def __init__(self, checkpoint_config: SageMakerCheckpointConfig, step: int | None = None) -> None:
         super().__init__(_checkpointer(checkpoint_config), step)

@@ -10,6 +10,7 @@ restore       from a saved step to live state
 tensor_reads  which parts of which shards fill a live tensor
 dcp           torch.distributed.checkpoint: a storage writer and a storage reader
 saved         one saved step's shards, verified as they are read
+stored        another step than the one that is restored, read from a tier by each rank itself
 verified      copies and checksums in one pass, by several threads
 torch_or_not  torch, imported only where a state holds something of it
 leaves        what counts as a tensor, and which box of it this rank holds

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -55,6 +56,7 @@ class Shards(Protocol):
     def newest_step(self) -> int: ...
     def save_pieces(self, step: int, pieces: list[Piece], tree: Any, *, drain: bool = False) -> None: ...
     def saved_step(self) -> SavedStep: ...
+    def stored_step(self, step: int) -> SavedStep: ...
     def loaded(self) -> None: ...
 
 
@@ -127,14 +129,14 @@ class DcpReader(StorageReader):
 
     def __init__(self, checkpointer: Shards, step: int | None) -> None:
         newest = checkpointer.newest_step
-        if not newest:
+        if not newest and step is None:
             raise CheckpointError("dcp_reader: there is no step to restore; look at Checkpointer.newest_step before")
-        if step not in (None, newest):
-            raise CheckpointError(
-                f"dcp_reader: step {step} is not on offer; the newest that can be recovered is {newest}"
-            )
         self._checkpointer = checkpointer
-        self._saved: SavedStep = checkpointer.saved_step()
+        self._saved: SavedStep
+        if step is None or step == newest:
+            self._saved = checkpointer.saved_step()
+        else:
+            self._saved = checkpointer.stored_step(step)
         self._content(next(self._records()))
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -156,9 +158,12 @@ class DcpReader(StorageReader):
         """All ranks are equal here."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+        """Says which save this rank has found: several attempts may have saved the same step."""
+        return replace(plan, storage_data=self._saved.record(0).save)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        if len(saves := {plan.storage_data for plan in plans}) > 1:
+            raise CheckpointError(f"dcp_reader: ranks found different saves of step {self._saved.step}: {saves}")
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

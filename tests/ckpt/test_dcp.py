@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from s3_kit import s3_server
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -189,6 +192,38 @@ def test_torch_distributed_checkpoint_saves_and_loads_at_any_world_size(world: W
             assert differing(found, saved) == []
 
 
+def dcp_save_two(ckpt: Checkpointer, rank: int) -> dict[str, torch.Tensor]:
+    """Returns what the first had."""
+    model, optimizer, step = sharded_training(seed=1)
+    step()
+    saved = whole(model, optimizer)
+    dcp.save({**dcp_state(model, optimizer), "step": 1}, storage_writer=ckpt.dcp_writer(1, drain=True))
+    step()
+    dcp.save({**dcp_state(model, optimizer), "step": 2}, storage_writer=ckpt.dcp_writer(2))
+    return saved
+
+
+def dcp_load_first(ckpt: Checkpointer, rank: int) -> dict[str, torch.Tensor]:
+    model, optimizer, _ = sharded_training(seed=2)
+    state = dcp_state(model, optimizer)
+    assert ckpt.newest_step == 2
+    dcp.load(state, storage_reader=ckpt.dcp_reader(1))
+    assert (state["step"], state["names"], state["nested"]) == (1, ("a", 1.5), {"x": [1, {"y": b"z"}]})
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    return whole(model, optimizer)
+
+
+def test_a_step_that_is_not_the_newest_is_read_from_the_shared_tier_at_any_world_size(tmp_path: Path) -> None:
+    world = World(tmp_path, shared={"path": str(tmp_path / "shared"), "every_steps": 1000})
+    try:
+        saved = world.run(2, dcp_save_two)[0]
+        for size in (2, 3):
+            for found in world.run(size, dcp_load_first):
+                assert differing(found, saved) == []
+    finally:
+        world.stop()
+
+
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Node]:
     node = Node(tmp_path)
@@ -205,7 +240,7 @@ def test_without_a_process_group_it_is_one_process(alone: Node) -> None:
         state = {"x": torch.zeros(5, dtype=torch.int64), "n": {"m": 0}}
         dcp.load(state, storage_reader=ckpt.dcp_reader(2))
         assert state["x"].tolist() == [0, 2, 4, 6, 8] and state["n"] == {"m": 5}
-        with pytest.raises(CheckpointError, match="step 1 is not on offer; the newest that can be recovered is 2"):
+        with pytest.raises(CheckpointError, match=r"step 1 is neither the newest .* nor in a shared or S3 tier: none"):
             ckpt.dcp_reader(1)
         with pytest.raises(StateError, match=r"was saved through dcp_writer\(\)"):
             ckpt.load({"x": state["x"]})
@@ -228,3 +263,43 @@ def test_a_step_of_the_other_way_is_refused_with_advice(alone: Node) -> None:
         ckpt.save(1, {"x": torch.zeros(3)})
     with alone.start() as ckpt, pytest.raises(StateError, match=r"load it with Checkpointer.load\(\)"):
         ckpt.dcp_reader()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("tier", ["shared", "s3"])
+def test_a_step_that_is_not_the_newest_is_verified_in_whichever_tier_has_it(tmp_path: Path, tier: str) -> None:
+    with s3_server(tmp_path / "server") as server:
+        sections = {"s3": server.section(), "shared": {"path": str(tmp_path / "shared")}}
+        node = Node(tmp_path, **{tier: {**sections[tier], "every_steps": 1000}})
+        try:
+            with node.start() as ckpt:
+                dcp.save({"x": torch.arange(3_000_000), "n": 1}, storage_writer=ckpt.dcp_writer(1, drain=True))
+                dcp.save({"x": torch.zeros(3_000_000), "n": 2}, storage_writer=ckpt.dcp_writer(2))
+            with node.start() as ckpt:
+                state = {"x": torch.zeros(3_000_000, dtype=torch.int64), "n": 0}
+                dcp.load(state, storage_reader=ckpt.dcp_reader(1))
+                assert state["n"] == 1 and state["x"].equal(torch.arange(3_000_000))
+                with pytest.raises(CheckpointError, match="step 3 is neither the newest"):
+                    ckpt.dcp_reader(3)
+                if tier == "shared":
+                    (data,) = (tmp_path / "shared").glob("*/step-*/node-*")
+                    with data.open("r+b") as file:
+                        file.seek(20_000_000)
+                        file.write(b"bad")
+                    with pytest.raises(CheckpointException, match="the shard of rank 0 is not intact"):
+                        dcp.load(state, storage_reader=ckpt.dcp_reader(1))
+        finally:
+            node.stop()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_ranks_that_have_found_different_saves_of_a_step_load_none(alone: Node) -> None:
+    with alone.start() as ckpt:
+        dcp.save({"x": torch.arange(5)}, storage_writer=ckpt.dcp_writer(1))
+    with alone.start() as ckpt:
+        reader = ckpt.dcp_reader()
+        plan = reader.prepare_local_plan(LoadPlan([]))
+        other = replace(plan, storage_data=replace(plan.storage_data, attempt=7))
+        assert reader.prepare_global_plan([plan, plan]) == [plan, plan]
+        with pytest.raises(CheckpointError, match="different saves of step 1"):
+            reader.prepare_global_plan([plan, other])

@@ -41,11 +41,18 @@ future.result()
 dist.destroy_process_group()
 """
 
+LOAD_STEP_3 = """
+load(state_dict, storage_reader=SageMakerTieredStorageReader(checkpoint_config=checkpoint_config, step=3))
+assert state_dict["step"] == 3 and state_dict["model"]["w"].eq(3).all(), state_dict
+dist.destroy_process_group()
+"""
+
 
 def test_a_hyperpod_script_saves_loads_and_chooses_what_goes_to_the_lower_tier(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
+    older = SCRIPT.partition("if first > 1")[0] + LOAD_STEP_3
     with solo_namespace() as namespace:
-        for number, (first, last) in enumerate(((1, 4), (5, 6))):
+        for number, (script, first, last) in enumerate(((SCRIPT, 1, 4), (SCRIPT, 5, 6), (older, 0, 0))):
+            (tmp_path / "script.py").write_text(script)
             arguments = [namespace, tmp_path / "lower", tmp_path / f"store{number}", first, last]
             done = subprocess.run(
                 [sys.executable, tmp_path / "script.py", *map(str, arguments)],
