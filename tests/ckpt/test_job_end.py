@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 from agent_kit import NAMESPACE, RUN_ID, World, config, content, lose, run
+from parity_kit import saved
 from s3_kit import s3_server
-from test_parity import saved
 from test_recover import damage
 from typer.testing import CliRunner
 from waiting import until

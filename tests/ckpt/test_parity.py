@@ -11,49 +11,22 @@ from itertools import combinations
 
 import pytest
 from agent_kit import World, config, content, lose, run, until
+from parity_kit import NODES, SCHEMES, instead, of, parities, saved, small_pieces
 from test_recover import damage, expected, records
 
 from ckpt.agent import rows, sums
 from ckpt.agent.sums import Sums
-from ckpt.errors import AgentError
 from ckpt.record.blocks import BLOCK_BYTES, bad_blocks, checksums
-from ckpt.record.shard import SaveId
 from ckpt.redundancy.parity import read_parity, write_parity
 
-NODES = ["a", "b", "c", "d"]
-SCHEMES = {"xor": ({"scheme": "xor"}, 1), "rs": ({"scheme": "rs", "parity": 2}, 2)}
 LOSSES = [(name, lost) for name in SCHEMES for n in range(4) for lost in combinations(NODES, n)]
 WITHIN = [(name, lost) for name, lost in LOSSES if len(lost) <= SCHEMES[name][1]]
 BEYOND = [(name, lost) for name, lost in LOSSES if len(lost) > SCHEMES[name][1]]
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    """So that small shards make sums of many pieces, the last one short, and not all terms of one are held at once."""
-    monkeypatch.setattr(sums, "PIECE_BYTES", 700)
-    monkeypatch.setattr(sums, "HELD", 1)
-
-
-def of(name, **more):
-    return config(**{**SCHEMES[name][0], **more})
-
-
-def parities(ram_dir):
-    """The saves' steps of the parity in a memory directory."""
-    return sorted(read_parity(ram_dir, path.stem).save.step for path in ram_dir.glob("parity-*.json"))
-
-
-async def saved(root, checkpoint, nodes=NODES, ranks_per_node=2, steps=(10, 20), data=content):
-    async with World(root, list(nodes), 0, checkpoint, ranks_per_node) as world:
-        for slot, step in enumerate(steps):
-            for worker in world.workers:
-                worker.save(step, slot, data(worker.rank, step))
-            for worker in world.workers:
-                await worker.event("committed", step=step)
-
-
-def instead(lost, nodes=NODES):
-    return [f"spare-{node}" if node in lost else node for node in nodes]
+def _small_pieces(monkeypatch):
+    small_pieces(monkeypatch)
 
 
 @pytest.mark.parametrize(("name", "lost"), WITHIN, ids=str)
@@ -434,110 +407,6 @@ def test_another_step_of_the_same_set_never_mixes_in(tmp_path):
         async with World(tmp_path, instead(["d"]), 1, of("xor")) as world:
             assert (await world.plan())["step"] == 10
             assert await world.contents(4) == expected(4, 10)
-
-    run(test)
-
-
-def test_each_byte_of_a_shard_leaves_its_node_once_whatever_the_number_of_rows(tmp_path):
-    """And each row but the first once more, from the member that makes it to the one that keeps it."""
-    sent = []
-
-    async def test():
-        async with World(tmp_path, list("abcdef"), 0, of("rs", parity=3)) as world:
-            for agent in world.agents:
-                agent._peers.send = counted(agent._peers.send, sent)
-            for worker in world.workers:
-                worker.save(10, 0, content(worker.rank, 10, 30_720))
-            for worker in world.workers:
-                await worker.event("committed", step=10)
-
-    run(test)
-    assert sum(sent) == 6 * 30_720 + 6 * 2 * 30_720 // 3
-
-
-def counted(send, sent):
-    return lambda node, tag, data: sent.append(len(data)) or send(node, tag, data)
-
-
-@pytest.mark.parametrize("lengths", [[5000] * 4, [0, 9000, 1, 300]], ids=str)
-def test_rows_whose_maker_is_late_are_made_by_those_who_keep_them(tmp_path, monkeypatch, lengths):
-    async def test():
-        for root, together_s in (("at once", rows.TOGETHER_S), ("alone", 0.0)):
-            monkeypatch.setattr(rows, "TOGETHER_S", together_s)
-            (tmp_path / root).mkdir()
-            data = lambda rank, step: content(rank, step, lengths[rank])  # noqa: E731
-            await saved(tmp_path / root, of("rs"), ranks_per_node=1, steps=(10,), data=data)
-        for node in NODES:
-            made, alone = ((tmp_path / root / node / "parity-0.data").read_bytes() for root in ("at once", "alone"))
-            assert made == alone and any(made)
-
-    run(test)
-
-
-def test_a_row_is_given_to_the_member_that_keeps_it_and_to_no_other(tmp_path):
-    async def test():
-        async with World(tmp_path, NODES, 0, of("rs")) as world:
-            await world.save(10, 0)
-            parity = world.agents[0]._saves.parities
-            save = SaveId(step=10, attempt=0, run_id="run-1")
-            over, _ = await parity._over(save, ((0,), (1,), (2,), (3,)))
-            fields = {"save": {"step": 10, "attempt": 0, "run_id": "run-1"}, "over": over.to_json(), "tag": 7}
-            for source, row in ((2, 1), (1, 2), (0, 0), (3, -1), (1, "1"), (1, None)):
-                with pytest.raises(AgentError, match=r"row .* is not that of node"):
-                    await parity._rows._on_row(source, {**fields, "row": row})
-
-    run(test)
-
-
-def test_a_member_that_cannot_serve_is_named_with_the_others_of_its_sum(tmp_path):
-    async def test():
-        async with World(tmp_path, ["a", "b", "c"], 0, of("xor")) as world:
-            await world.save(10, 0)
-            parity = world.agents[0]._saves.parities
-            save = SaveId(step=10, attempt=0, run_id="run-1")
-            over, _ = await parity._over(save, ((0,), (1,), (2,)))
-            addends = [
-                sums.Addend(
-                    node=n, coefficients=(1,), parts=(sums.Part(rank=rank, parity=False, start=0, nbytes=9, at=0),)
-                )
-                for n, rank in ((1, 7), (2, 2))
-            ]
-            with pytest.raises(Exception, match=r"sum over b, c: node b: parts: rank 7 of step 10 is not held here"):
-                await parity._sums.pull(save, over.to_json(), addends, 9, lambda start, stop: memoryview(bytearray(9)))
-
-    run(test)
-
-
-def test_a_sum_has_a_bounded_number_of_pieces_under_way_however_long_the_shards(tmp_path):
-    """Who wants it takes nothing: its maker receives a window's worth beside what it could send, and no more."""
-    received = []
-
-    async def test():
-        async with World(tmp_path, ["a", "b", "c"], 0, of("xor")) as world:
-            for worker in world.workers:
-                worker.save(10, 0, content(worker.rank, 10, 700 * 100))
-            for worker in world.workers:
-                await worker.event("committed", step=10)
-            peers = world.agents[1]._peers
-            receive = peers.receive
-            peers.receive = lambda node, tag, into: received.append(len(into)) or receive(node, tag, into)
-            part = sums.Part(rank=0, parity=False, start=0, nbytes=70_000, at=0)
-            first, last = (
-                sums.Addend(node=n, coefficients=(1,), parts=(replace(part, rank=n),)).to_json() for n in (0, 1)
-            )
-            fields = {"save": {"step": 10, "attempt": 0, "run_id": "run-1"}, "over": {}, "nbytes": 70_000}
-            makers = [agent._saves.parities._sums for agent in world.agents]
-            await makers[0]._serve(2, {**fields, "addend": first, "target": 1, "tag": 76})
-            await makers[1]._serve_sum(2, {**fields, "own": [last], "sources": [(first, 76)], "target": 2, "tag": 77})
-            offered = world.fake.ranges[(1, 2, 77)][0]
-            await until(lambda: len(offered) == sums.LEAVING)
-            before = len(received)
-            assert before == sums.WINDOW + sums.LEAVING - 1  # and now nothing moves until node c takes a piece
-            taken = memoryview(bytearray(700))
-            world.fake.transports[2].receive_range(1, 77, taken)
-            await until(lambda: len(received) == before + 1 and len(offered) == sums.LEAVING)
-            both = zip(content(0, 10, 70_000)[:700], content(1, 10, 70_000)[:700], strict=True)
-            assert bytes(taken) == bytes(a ^ b for a, b in both)
 
     run(test)
 

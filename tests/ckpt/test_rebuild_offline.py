@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 from agent_kit import NAMESPACE, World, config, content, lose, run
-from test_parity import NODES, SCHEMES, of, saved
+from parity_kit import NODES, SCHEMES, of, saved
 from test_recover import damage
 from typer.testing import CliRunner
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from agent_kit import NAMESPACE, World, config, content, lose, run, until
+from parity_kit import instead, of, saved
 from s3_kit import S3Server, s3_server
 from test_cli_ckpt import facts
-from test_parity import instead, of, saved
 from test_recover import damage, expected
 from test_tenure import CLAIM
 

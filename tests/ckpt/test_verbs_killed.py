@@ -13,9 +13,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from agent_kit import NAMESPACE, World, lose, until
 from agent_kit import run as run_agents
+from parity_kit import of, saved
 from test_cli_ckpt import run
 from test_exchange import SAVE, sharded
-from test_parity import of, saved
 from test_recover import expected
 from test_tiers import save_id, with_steps
 
