@@ -104,12 +104,14 @@ def seal_json(value: dict[str, Any]) -> bytes:
 
 def unseal_json(data: bytes) -> Any:
     """The value of seal_json; raises CorruptError when the checksum does not match."""
-    body, _, rest = data.rpartition(b"\n")[0].rpartition(b"\n")
-    if not body or checksum(body) != rest.decode("ascii", "replace"):
+    end = data.rfind(b"\n")
+    start = data.rfind(b"\n", 0, max(end, 0)) + 1
+    body = memoryview(data)[: max(start - 1, 0)]  # manifests are large: no copies
+    if not body or checksum(body) != data[start:end].decode("ascii", "replace"):
         raise CorruptError("record does not match its checksum")
     try:
-        value = json.loads(body)
-        if b"\\u" in body:  # maybe half of a surrogate pair, which nobody could write again
+        value = json.loads(str(body, "utf-8"))
+        if data.find(b"\\u", 0, len(body)) >= 0:  # maybe half of a surrogate pair, which nobody could write again
             dump_json(value)
         return value
     except (ValueError, RecursionError) as error:
