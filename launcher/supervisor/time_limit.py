@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from ckpt.patience import within
@@ -32,6 +33,7 @@ async def until_near(
     *,
     has_just_begun: bool,
     pause: Callable[[asyncio.Event, float], Awaitable[None]] = _until_set,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Returns when MARGIN_S are left of the job's time, or when it is warned; never where it has no limit.
 
@@ -41,7 +43,9 @@ async def until_near(
         has_just_begun: all of the job's time is still to come. Where that is little, half of it is used: the job would
             otherwise be requeued for ever without a step.
         pause: waits for an event for so many seconds at most.
+        clock: seconds, from any moment on.
     """
+    begun_s = clock()
     half_s: float | None = None  # of the job's time
     is_warned = False
     while True:
@@ -54,7 +58,8 @@ async def until_near(
             log.warning("time limit not known: %s", error)
         if left_s is not None:
             if half_s is None:
-                half_s = left_s / 2 if has_just_begun else left_s
+                used_s = clock() - begun_s  # an admin may have set the limit meanwhile
+                half_s = (used_s + left_s) / 2 if has_just_begun else left_s
             margin_s = min(MARGIN_S, half_s)
             if is_warned:
                 margin_s = half_s if left_s <= SHORT_S else left_s

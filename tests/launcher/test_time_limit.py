@@ -35,7 +35,9 @@ def told_after_s(
             raise TimeoutError
 
     async def scenario() -> None:
-        await until_near(lambda: left_s(now_s), asyncio.Event(), has_just_begun=has_just_begun, pause=pause)
+        await until_near(
+            lambda: left_s(now_s), asyncio.Event(), has_just_begun=has_just_begun, pause=pause, clock=lambda: now_s
+        )
 
     asyncio.run(scenario())
     return now_s
@@ -84,6 +86,10 @@ def test_a_warning_at_once_to_a_short_job_leaves_it_half_of_its_time() -> None:
     assert told_after_s(lambda now_s: 120.0 - now_s, warned_at_s=1.0) == 60.0
     assert told_after_s(lambda now_s: SHORT_S - now_s, warned_at_s=20.0) == SHORT_S / 2
     assert told_after_s(lambda now_s: 120.0 - now_s, warned_at_s=1.0, has_just_begun=False) == 1.0
+
+
+def test_the_half_of_a_limit_that_is_set_meanwhile_counts_from_the_jobs_start() -> None:
+    assert told_after_s(lambda now_s: None if now_s < 40 else 120.0 - now_s, warned_at_s=40.0) == 60.0
 
 
 def test_a_warning_counts_while_the_scheduler_is_away() -> None:
