@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import mmap
 import os
@@ -187,7 +186,7 @@ class Store(ABC, Generic[R]):
         What could not be read is older than what has committed, so its slots are free again.
         """
         for name in list(self._unread):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 self.drop(name)
         for path in self.ram_dir.glob("*.data"):
             match = self._names.fullmatch(path.stem)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ckpt.agent.exchange import save_to_json
@@ -96,10 +97,8 @@ class Rows:
             async with self._come:
                 await self._come.wait_for(lambda: all((save, over, row) in self._asked for row in rows))
 
-        try:
+        with suppress(asyncio.TimeoutError):  # who has not asked by then makes its own
             await within(TOGETHER_S, all_have())
-        except asyncio.TimeoutError:
-            pass  # they make their own
         targets = {}
         for row in rows:
             target, told = self._asked.get((save, over, row), (None, None))

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from trainer_kit import LIMIT_S, Node, settle
+from waiting import until
 
 from ckpt import Checkpointer, Monitor
 from ckpt.config import CheckpointConfig, Place
@@ -33,13 +33,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node = Node(tmp_path, shared={"path": str(tmp_path / "shared"), "every_steps": 5, "keep": 2})
     yield node
     node.stop()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def settle_threads(name: str) -> None:
@@ -244,7 +237,7 @@ def test_a_load_makes_memory_ready_for_the_saves_to_come(node: Node) -> None:
     ckpt = node.start()
     assert ckpt.load({"x": torch.zeros(1 << 20)}) == 0
     slots = [node.ram_dir / f"own-0-{slot}.data" for slot in range(3)]
-    wait_until(lambda: all(path.exists() and path.stat().st_blocks * 512 >= 4 << 20 for path in slots))
+    until(lambda: all(path.exists() and path.stat().st_blocks * 512 >= 4 << 20 for path in slots))
     ckpt.close()
 
 
@@ -300,9 +293,9 @@ def test_a_step_that_a_tier_is_too_slow_for_is_told(tmp_path: Path, caplog: pyte
         ckpt = node.start()
         for step in (5, 10):
             ckpt.save(step, {"x": torch.zeros(8 << 20)})  # of several pieces: only the first is written at once
-            wait_until(lambda step=step: f"committed step {step} in the memory" in caplog.text)
+            until(lambda step=step: f"committed step {step} in the memory" in caplog.text)
         told = "step 10 does not go to the shared tier: step 5 is still on its way there"
-        wait_until(lambda: told in caplog.text)
+        until(lambda: told in caplog.text)
         ckpt.close(flush=False)
     finally:
         node.stop()

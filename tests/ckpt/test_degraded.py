@@ -6,8 +6,7 @@ import os
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,8 @@ import numpy as np
 import pytest
 from test_recover import damage, records
 from test_trainer_mpi import SECTION, Nodes, agents_of, close_all
-from trainer_kit import LIMIT_S, settle
+from trainer_kit import settle
+from waiting import until
 
 from ckpt import Checkpointer
 from ckpt.errors import CheckpointError
@@ -76,13 +76,6 @@ def is_state(live: dict[str, Any], rank: int, step: int) -> bool:
     return live["rank"] == rank and np.array_equal(live["x"], state(rank, step)["x"])
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "not within the deadline"
-        time.sleep(0.01)
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What four nodes have in memory when they have saved steps 10 and 20, and b is lost."""
@@ -118,7 +111,7 @@ def nodes(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def read_ahead(nodes: Nodes, loads: Loads) -> None:
     """Returns when node d has read the shard of saved rank 2 from c, though no rebuild has come to its end."""
     own, fetched = nodes.path / "c" / "own-0-1.data", nodes.path / "d" / "fetch-2.data"
-    wait_for(lambda: fetched.exists() and fetched.read_bytes() == own.read_bytes()[: fetched.stat().st_size])
+    until(lambda: fetched.exists() and fetched.read_bytes() == own.read_bytes()[: fetched.stat().st_size])
     assert not any((20, 1) in records(nodes.path / node, kind).values() for node in LEFT for kind in ("own", "copy"))
     assert loads.untouched and not loads.is_over
 
@@ -129,7 +122,7 @@ def test_survivors_bytes_are_read_before_the_rebuild_has_ended(nodes: Nodes) -> 
     read_ahead(nodes, loads)
     (nodes.path / "go").touch()
     loads.assert_are(20)
-    wait_for(lambda: not list(nodes.path.glob("*/fetch-*")))
+    until(lambda: not list(nodes.path.glob("*/fetch-*")))
     close_all(ckpts)
 
 

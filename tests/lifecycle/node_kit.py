@@ -7,21 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from lifecycle.health import gpu
-from lifecycle.health.check import Node
+from lifecycle.health.check import Check, Node
 from slurm.command import CommandError, Result
 
 RECORDED = Path(__file__).parent / "recorded"
-ON_NVIDIA_SMI = (
-    gpu.gpu_count,
-    gpu.gpu_driver,
-    gpu.gpu_memory,
-    gpu.gpu_ecc,
-    gpu.gpu_row_remap,
-    gpu.gpu_recovery,
-    gpu.gpu_throttle,
-    gpu.gpu_persistence,
-    gpu.gpu_pcie,
-)
+ON_NVIDIA_SMI = tuple(one for one in vars(gpu).values() if isinstance(one, Check) and one is not gpu.gpu_devices)
 
 
 class Answers:
