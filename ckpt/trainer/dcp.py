@@ -198,9 +198,9 @@ class DcpReader(StorageReader):
     def _content(self, record: ShardRecord) -> Any:
         tree = record.layout.tree
         if tag_of(tree) != DCP:
-            raise StateError(
-                f"step {self._saved.step} was saved with Checkpointer.save(): load it with Checkpointer.load()"
-            )
+            step, is_newest = self._saved.step, self._saved.step == self._checkpointer.newest_step
+            how = "load it with Checkpointer.load()" if is_newest else f"`holdfast ckpt export --step {step}` gives it"
+            raise StateError(f"step {step} was saved with Checkpointer.save(): {how}")
         return tree[DCP]
 
     def _table(self) -> dict[str, list[tuple[Box, tuple[int, Chunk]]]]:

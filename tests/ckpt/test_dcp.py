@@ -266,6 +266,19 @@ def test_a_step_of_the_other_way_is_refused_with_advice(alone: Node) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_an_older_step_of_the_other_way_is_refused_with_advice_that_works(tmp_path: Path) -> None:
+    node = Node(tmp_path, shared={"path": str(tmp_path / "shared"), "every_steps": 1, "keep": 9})
+    try:
+        with node.start() as ckpt:
+            for step in (1, 2):
+                ckpt.save(step, {"x": torch.zeros(3)}, drain=True)
+        with node.start() as ckpt, pytest.raises(StateError, match="`holdfast ckpt export --step 1` gives it"):
+            ckpt.dcp_reader(1)
+    finally:
+        node.stop()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("tier", ["shared", "s3"])
 def test_a_step_that_is_not_the_newest_is_verified_in_whichever_tier_has_it(tmp_path: Path, tier: str) -> None:
     with s3_server(tmp_path / "server") as server:
