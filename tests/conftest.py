@@ -34,14 +34,21 @@ def _log_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["HOLDFAST_LOG_DIR"] = str(tmp_path_factory.mktemp("log"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rerun-slurm", action="store_true", help="try a test marked slurm once more when it fails")
+
+
 @pytest.hookimpl(trylast=True)  # after -m has chosen: what is counted as skipped was asked for
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what needs a real Slurm where there can be none, else begin with it: it waits while others compute."""
     needing = [item for item in items if item.get_closest_marker("slurm")]
     if not needing:
         return
     files = {item.path for item in needing}
     items.sort(key=lambda item: item.path not in files)
+    if config.getoption("--rerun-slurm"):
+        for item in needing:
+            item.add_marker(pytest.mark.flaky(reruns=1))
     try:
         TestCluster.check()
     except TestbedError as error:

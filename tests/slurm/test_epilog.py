@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -236,6 +237,7 @@ def record(job: HookJob, state: str, nodes: str) -> str:
     return f"JobId={job.job_id} UserId=nobody({USER}) JobState={state} Partition=train NodeList={nodes}\n"
 
 
+@pytest.mark.timeout(30)  # a read that waits for the kernel's next message ends here
 def test_the_kernels_log_is_read_without_waiting_for_more() -> None:
-    times = [at_s for at_s, _ in kernel_messages()]
-    assert times == sorted(times)
+    messages = kernel_messages()  # not in order of time: each CPU takes the time of its messages for itself
+    assert all(0 <= at_s <= time.clock_gettime(time.CLOCK_BOOTTIME) for at_s, _ in messages)
