@@ -1,6 +1,6 @@
 """Submits a job, supervises it, recovers it. Importing it needs neither torch nor MPI.
 
-    cli            the `holdfast` command; progress.py is its live view
+    cli/           the `holdfast` command; progress.py is its live view
     executor       submitit's way in
     submission/    handing a job to Slurm or to the local cluster; or running it inside the job that we are in
     supervisor/    decides: one per job

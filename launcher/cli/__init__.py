@@ -1,0 +1,14 @@
+"""The `holdfast` command. Each verb checks its words, calls the part that does the work, and prints the result.
+
+    app       all verbs, and the entry point
+    start     run, submit
+    jobs      status, logs, cancel
+    cluster   up, down, status of a test cluster
+    options   what several verbs have in common
+    output    tables, pages and JSON
+    errors    how errors are printed
+
+`holdfast ckpt` and `holdfast node` live in their rooms: ckpt/cli.py and lifecycle/cli.py.
+"""
+
+from launcher.cli.app import main as main

@@ -1,0 +1,102 @@
+"""The `holdfast` command: all verbs, and the entry point. A new verb is one import and one line below.
+
+A verb imports the parts that do its work when it is called: `holdfast --help` must come at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from launcher.cli import cluster
+from launcher.cli.errors import complain, help_command
+from launcher.cli.jobs import cancel, logs, status
+from launcher.cli.options import GROUP
+from launcher.cli.start import run, submit
+
+
+class _RoomVerbs(TyperGroup, ABC):
+    """A room's own verbs, imported when one is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self._verbs().list_commands(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return self._verbs().get_command(ctx, cmd_name)
+
+    @abstractmethod
+    def _verbs(self) -> Any:
+        """The group that has them."""
+
+
+class _CheckpointVerbs(_RoomVerbs):
+    """`holdfast ckpt`."""
+
+    def _verbs(self) -> Any:
+        from ckpt.cli import app as verbs
+        from launcher.checkpoint_plan import app as plan
+
+        group = typer.main.get_group(verbs)
+        group.add_command(typer.main.get_command(plan), "plan")
+        return group
+
+
+class _NodeVerbs(_RoomVerbs):
+    """`holdfast node`."""
+
+    def _verbs(self) -> Any:
+        from launcher.node_env import app as env
+        from lifecycle.cli import app as verbs
+
+        group = typer.main.get_group(verbs)
+        group.add_command(typer.main.get_command(env), "env")
+        return group
+
+
+app = typer.Typer(**GROUP, help="Keeps PyTorch training on Slurm running through the nodes it loses.")
+app.command("run", short_help="Run a job here, in the foreground, on the local cluster.")(run)
+app.command(
+    "submit",
+    short_help="Submit a job to Slurm, or to the local cluster.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(submit)
+app.command("status", short_help="Show how a job stands; without JOB, all jobs.")(status)
+app.command("logs", short_help="Print what a job's workers wrote.")(logs)
+app.command("cancel", short_help="End a job for good.")(cancel)
+ckpt = typer.Typer(**GROUP, cls=_CheckpointVerbs, help="List, verify, rebuild, copy and plan checkpoints.")
+app.add_typer(ckpt, name="ckpt")
+node = typer.Typer(**GROUP, cls=_NodeVerbs, help="Check and provision this node; heal those of the cluster.")
+app.add_typer(node, name="node")
+app.add_typer(cluster.app, name="cluster")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of `holdfast`.
+
+    Args:
+        arguments: the command line without the program's name; None takes it from the process.
+
+    Returns:
+        Exit code: 0 for ok, 1 for failed, 2 for a wrong request; of `holdfast run` also 10 to 14, for the job's end.
+    """
+    from ckpt import CheckpointError
+    from launcher.errors import LauncherError
+    from lifecycle import LifecycleError
+    from slurm import SlurmError
+
+    try:
+        return app(sys.argv[1:] if arguments is None else arguments, prog_name="holdfast", standalone_mode=False) or 0
+    except (LauncherError, LifecycleError, SlurmError, CheckpointError) as error:
+        return complain(str(error), getattr(error, "exit_code", 1))
+    except OSError as error:
+        return complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+    except typer.Abort:
+        return complain("interrupted", 130)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # click's usage errors, wherever typer keeps its click
+            raise
+        return complain(f"{error.format_message().rstrip('.')}; `{help_command(error)}` tells more", 2)

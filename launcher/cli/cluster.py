@@ -1,0 +1,57 @@
+"""`holdfast cluster`: a real Slurm of several nodes on this one machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from launcher.cli.options import GROUP, Json
+from launcher.cli.output import print_json
+
+app = typer.Typer(**GROUP, help="A real Slurm of several nodes on this one machine (needs root).")
+
+ClusterName = Annotated[str, typer.Option(help="The cluster's name.")]
+
+
+@app.command("up", short_help="Start a cluster.")
+def up(
+    name: ClusterName = "default", nodes: Annotated[int, typer.Option(help="Number of nodes.", metavar="N")] = 4
+) -> None:
+    """Start a Slurm cluster whose nodes are namespaces of this machine, and say how to use it."""
+    from slurm.testbed import TestCluster
+
+    cluster = TestCluster.up(name=name, nodes=nodes)
+    typer.echo(f"cluster {name}: {' '.join(cluster.nodes)}\n{cluster.usage}")
+
+
+@app.command("down", short_help="Remove a cluster.")
+def down(name: ClusterName = "default") -> None:
+    """Remove a cluster and all that runs on it; also one that was built half way."""
+    from slurm.testbed import TestCluster
+
+    TestCluster.load(name).down()
+    typer.echo(f"cluster {name} removed")
+
+
+@app.command("status", short_help="Show a cluster; without --name, all clusters.")
+def status(
+    name: Annotated[str | None, typer.Option(help="The cluster's name.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the nodes of one cluster or of all, with their state in Slurm and their link."""
+    from slurm.testbed import TestCluster
+
+    names = list(TestCluster.list()) if name is None else [name]
+    facts = [TestCluster.load(known).status() for known in names]
+    if as_json:
+        return print_json(facts)
+    if not facts:
+        typer.echo("no cluster; `holdfast cluster up` starts one")
+    for cluster in facts:
+        typer.echo(f"cluster {cluster['name']}: controller {cluster['controller']}, SLURM_CONF={cluster['slurm_conf']}")
+        for node in cluster["nodes"]:
+            link = "link up" if node["link"] else "link down"
+            alive = "running" if node["running"] else "crashed"
+            typer.echo(f"  {node['name']:<8} {node['address']:<16} {node['state'] or '?':<10} {alive}, {link}")
+    return None

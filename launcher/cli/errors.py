@@ -1,0 +1,16 @@
+"""How errors of every verb are printed, and the exit code that goes with each."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def complain(message: str, exit_code: int) -> int:
+    print(f"holdfast: error: {' '.join(message.split())}", file=sys.stderr)
+    return exit_code
+
+
+def help_command(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path if context else 'holdfast'} --help"

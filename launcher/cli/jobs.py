@@ -1,0 +1,97 @@
+"""`holdfast status`, `logs` and `cancel`: what is asked of jobs that were submitted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli.options import JobName, Json
+from launcher.cli.output import print_block, print_json
+
+if TYPE_CHECKING:
+    from launcher.registry import KnownJob
+
+
+def status(
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="The job's id, name or folder.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a job's state, attempt, nodes, step, committed steps, ETTR and last events; without JOB, a list of jobs.
+
+    ETTR is the share of the time since the start that was spent gaining steps that counted.
+    """
+    from launcher.operate import status_now
+    from launcher.registry import find_job, listed_jobs
+
+    if job is None:
+        return _print_jobs(listed_jobs(), as_json)
+    found = find_job(job)
+    now = status_now(found)
+    if as_json:
+        return print_json({"job": found.to_mapping(), **now.to_mapping()})
+    from launcher.history.view import render
+
+    print_block(render(now, f"{found.job_id}  {found.name}  ({found.cluster}, {found.folder})"))
+    return None
+
+
+def logs(
+    job: JobName,
+    rank: Annotated[int | None, typer.Option(help="One worker. Default: rank 0.", metavar="R")] = None,
+    node: Annotated[str | None, typer.Option(help="All workers of one node.", metavar="NODE")] = None,
+    supervisor: Annotated[bool, typer.Option("--supervisor", help="The supervisor's log instead.")] = False,
+    attempt: Annotated[int | None, typer.Option(help="Default: the newest.", metavar="K")] = None,
+    lines: Annotated[int | None, typer.Option("--lines", "-n", help="Only the last N lines.", metavar="N")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+) -> None:
+    """Print what a job's workers wrote: rank 0 of the newest attempt, unless told otherwise."""
+    from launcher.errors import UsageError
+    from launcher.logs import Selection, follow_logs, print_logs
+    from launcher.operate import status_now
+    from launcher.registry import find_job
+
+    if lines is not None and lines < 0:
+        raise UsageError(f"--lines: got {lines}, expected 0 or more")
+    found = find_job(job)
+    selection = Selection(rank=rank, node=node, supervisor=supervisor, attempt=attempt)
+    if follow:
+
+        def note(line: str) -> None:
+            typer.echo(f"holdfast logs: {line}", err=True)
+
+        follow_logs(found.folder, selection, lines, typer.echo, lambda: status_now(found), note)
+    else:
+        print_logs(found.folder, selection, lines, typer.echo)
+
+
+def cancel(job: JobName) -> None:
+    """End a job for good, at once and without a last checkpoint. Its folder and its checkpoints stay."""
+    from launcher.operate import cancel_job
+    from launcher.registry import find_job
+
+    typer.echo(cancel_job(find_job(job)))
+
+
+def _print_jobs(jobs: list[KnownJob], as_json: bool) -> None:
+    from launcher.operate import status_now
+
+    states = [(job, status_now(job)) for job in jobs]
+    if as_json:
+        return print_json([{**job.to_mapping(), "state": now.state, "step": now.step} for job, now in states])
+    if not states:
+        typer.echo("no jobs submitted from here, none in ./runs; `holdfast submit JOB.yaml` submits one")
+        return None
+    from rich.table import Table
+    from rich.text import Text
+
+    from launcher.history.view import state_style
+
+    table = Table("job", "name", "cluster", "state", "step", "folder", box=None, pad_edge=False)
+    for job, now in states:
+        state = Text(now.state, style=state_style(now.state))
+        table.add_row(job.job_id, job.name, job.cluster, state, str(now.step), Text(str(job.folder), overflow="fold"))
+    print_block(table)
+    return None
