@@ -341,7 +341,7 @@ class _Reader:
         except CheckpointError as error:
             raise UsageError(_one_line(str(error))) from None
         if config["s3"] and importlib.util.find_spec("boto3") is None:
-            raise self._error("checkpoint.s3", "needs boto3, which is not installed; pip install 'holdfast[s3]'")
+            raise self._error("checkpoint.s3", "needs boto3, which is not installed; pip install 'holdfast-hpc[s3]'")
         if config["shared"]:
             config["shared"]["path"] = str(self._base_dir / config["shared"]["path"])
         return config

@@ -1,18 +1,45 @@
 """Training images with EFA: a Dockerfile or an Apptainer definition with the versions that belong together.
 
-The build has Amazon's installer verified against its checksum before it runs, no kernel module (that is the host's),
-and ends with a look whether NCCL's plugin and torch are there. The text is the same for the same request.
+Amazon's installer and Holdfast's wheel are verified against their checksums before they are used. The image has no
+kernel module: the host has it. The build ends with a check of torch's NCCL. The text is the same for the same request.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
+from lifecycle.errors import UsageError
 from lifecycle.versions import Pinned, VersionError, pin, table
 
 KINDS = ("docker", "apptainer")
 _LOADER = "/etc/ld.so.conf.d/ofi-nccl.conf"
 _TORCH_INDEX = "https://download.pytorch.org/whl/cu{cuda}"
+_WHEEL_NAME = re.compile(r"holdfast_hpc-[0-9][A-Za-z0-9.+]*-py3-none-any\.whl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """The Holdfast that an image gets: the name of a wheel, which has the version, and its checksum."""
+
+    name: str
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> Wheel:
+        """The wheel in a file.
+
+        Raises:
+            UsageError: the file cannot be read, or its name is not that of a wheel of Holdfast.
+        """
+        if not _WHEEL_NAME.fullmatch(path.name):
+            raise UsageError(f"--wheel: got {path.name!r}, expected holdfast_hpc-VERSION-py3-none-any.whl")
+        try:
+            return cls(name=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+        except OSError as error:
+            raise UsageError(f"--wheel: {path}: {error.strerror}; make it with `pip wheel --no-deps TREE`") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,17 +49,20 @@ class Image:
     Attributes:
         base: the image it starts from; Debian or Ubuntu with CUDA's runtime is not needed: torch's wheels bring it.
         pinned: the versions.
+        wheel: the Holdfast in it.
     """
 
     base: str
     pinned: Pinned
+    wheel: Wheel
 
     @classmethod
-    def of(cls, torch: str, efa: str = "", base: str = "ubuntu:22.04") -> Image:
-        """The image for a torch.
+    def of(cls, torch: str, wheel: Path, efa: str = "", base: str = "ubuntu:22.04") -> Image:
+        """The image for a torch and a wheel of Holdfast.
 
         Raises:
-            VersionError: the table lacks it, or the checksum of that EFA installer.
+            VersionError: the table lacks that torch, or the checksum of that EFA installer.
+            UsageError: the wheel cannot be read.
         """
         pinned = pin(torch, efa)
         if not pinned.efa_sha256:
@@ -40,7 +70,7 @@ class Image:
                 f"EFA installer {pinned.efa}: versions.yaml has no checksum of it, and an image is not built from what "
                 "is not verified; add its sha256 there, or take the default"
             )
-        return cls(base=base, pinned=pinned)
+        return cls(base=base, pinned=pinned, wheel=Wheel.of(wheel))
 
     def docker(self) -> str:
         """A Dockerfile."""
@@ -52,6 +82,7 @@ FROM {self.base}
 
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 ARG DEBIAN_FRONTEND=noninteractive
+COPY {self.wheel.name} /tmp/
 
 {steps}
 
@@ -66,6 +97,9 @@ ARG DEBIAN_FRONTEND=noninteractive
 {self._comment()}
 Bootstrap: docker
 From: {self.base}
+
+%files
+    {self.wheel.name} /tmp/
 
 %post -c /bin/bash
     set -euo pipefail
@@ -107,7 +141,9 @@ From: {self.base}
             ],
             [
                 f"/opt/venv/bin/pip install --no-cache-dir torch=={p.torch} --index-url {wheels}",
-                "/opt/venv/bin/pip install --no-cache-dir holdfast",
+                f"echo '{self.wheel.sha256}  /tmp/{self.wheel.name}' | sha256sum -c -",
+                f"/opt/venv/bin/pip install --no-cache-dir /tmp/{self.wheel.name}",
+                f"rm /tmp/{self.wheel.name}",
                 f'/opt/venv/bin/python -c "import torch; assert torch.cuda.nccl.version() == {_as_tuple(p.nccl)}"',
             ],
         ]

@@ -3,7 +3,7 @@
 # cloud-init, or by hand as root; arguments go to `holdfast node provision`. Run it again after a crash or a reboot.
 #
 # --source WHAT, before all other arguments, or HOLDFAST_SOURCE: what pip installs holdfast from where its tree is not
-#                beside this script: a path, a URL or s3://bucket/key, with #sha256=... checked before it is used; holdfast
+#                beside this script: a path, a URL or s3://bucket/key, with #sha256=... checked before it is used
 # HOLDFAST_HOME  where holdfast goes; /opt/holdfast
 set -euo pipefail
 
@@ -22,7 +22,7 @@ elif [[ -f $given && ! -f $resources ]]; then
     exit 2
 fi
 
-source=${HOLDFAST_SOURCE:-holdfast}
+source=${HOLDFAST_SOURCE:-}
 if [[ ${1:-} == --source ]]; then
     source=${2:?"on_create.sh: --source: expected a path, a URL or s3://bucket/key"}
     shift 2
@@ -37,6 +37,12 @@ for tree in "$here" "$here/.."; do
         break
     fi
 done
+# Never a bare name: pip would look it up in its index, where `holdfast` is another project.
+if [[ $source != *://* && ! -e $source ]]; then
+    echo "on_create.sh: source: got '$source', expected a path that exists, a URL or s3://bucket/key (--source, or" \
+        "HOLDFAST_SOURCE), or Holdfast's tree beside this script" >&2
+    exit 2
+fi
 
 missing=()
 python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -46,16 +47,20 @@ def versions(
 def image(
     kind: Annotated[str, typer.Argument(help=" or ".join(KINDS), metavar="KIND", show_default=False)],
     torch: Annotated[str, typer.Option(help="The torch in it.", metavar="V", show_default=False)],
+    wheel: Annotated[
+        Path,
+        typer.Option(help="Holdfast's wheel; the recipe expects it beside itself.", metavar="FILE", show_default=False),
+    ],
     efa: Efa = "",
     base: Annotated[str, typer.Option(help="The image it starts from.")] = "ubuntu:22.04",
 ) -> None:
     """Print the recipe of a training image with EFA.
 
-    holdfast node image docker --torch 2.9.1 > Dockerfile
+    holdfast node image docker --torch 2.9.1 --wheel holdfast_hpc-0.1.0-py3-none-any.whl > Dockerfile
     """
     if kind not in KINDS:
         raise UsageError(f"node image: got {kind!r}, expected {' or '.join(KINDS)}")
-    made = Image.of(torch, efa, base)
+    made = Image.of(torch, wheel, efa, base)
     typer.echo(made.docker() if kind == "docker" else made.apptainer(), nl=False)
 
 

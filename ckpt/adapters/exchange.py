@@ -58,7 +58,9 @@ def export_safetensors(stored: Stored, file: Path) -> None:
     try:
         from safetensors.torch import save_file
     except ImportError:
-        raise ConfigError("export: the package safetensors is missing; pip install 'holdfast[safetensors]'") from None
+        raise ConfigError(
+            "export: the package safetensors is missing; pip install 'holdfast-hpc[safetensors]'"
+        ) from None
     if file.exists():
         raise ConfigError(f"{file}: exists already; choose another name")
     temporary = file.with_name(f".{file.name}.tmp")

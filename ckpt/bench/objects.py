@@ -102,7 +102,7 @@ def objects_at(url: str, nbytes: int, repeat: int, advance: Advance, options: S3
     """
     split_url(url)
     if find_spec("boto3") is None:
-        raise ConfigError("s3: boto3 is not installed; pip install 'holdfast[s3]'")
+        raise ConfigError("s3: boto3 is not installed; pip install 'holdfast-hpc[s3]'")
     data, into = memoryview(mmap.mmap(-1, nbytes)), memoryview(mmap.mmap(-1, nbytes))
     noise = os.urandom(_NOISE_BYTES)
     for start in range(0, nbytes, len(noise)):

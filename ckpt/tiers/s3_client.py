@@ -79,7 +79,7 @@ def telling(where: str) -> Iterator[None]:
         )
         from urllib3.exceptions import HTTPError
     except ImportError:
-        raise ConfigError("s3: boto3 is not installed; pip install 'holdfast[s3]'") from None
+        raise ConfigError("s3: boto3 is not installed; pip install 'holdfast-hpc[s3]'") from None
     try:
         yield
     except ClientError as error:

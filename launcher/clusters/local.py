@@ -135,7 +135,9 @@ def _mpirun() -> str:
     beside = Path(sys.executable).parent / "mpirun"
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
     if mpirun is None:
-        raise UsageError("mpirun: not found; checkpoints on the local cluster need one: pip install 'holdfast[mpi]'")
+        raise UsageError(
+            "mpirun: not found; checkpoints on the local cluster need one: pip install 'holdfast-hpc[mpi]'"
+        )
     return mpirun
 
 

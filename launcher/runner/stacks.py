@@ -2,7 +2,7 @@
 
 A worker has faulthandler print all its threads on STACK_SIGNAL, into a file in its own memory (memfd): that needs no
 lock, no interpreter and no file system. The runner reads it there. What a handler cannot tell (the process is stopped,
-or in uninterruptible sleep), the kernel does, and py-spy where it is installed (pip install 'holdfast[debug]').
+or in uninterruptible sleep), the kernel does, and py-spy where it is installed (pip install 'holdfast-hpc[debug]').
 """
 
 from __future__ import annotations

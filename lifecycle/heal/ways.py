@@ -49,7 +49,7 @@ def _terminate(node: Node) -> None:
         import boto3
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
-        raise LifecycleError("replace: ec2 needs boto3: pip install 'holdfast[s3]' on the controller") from None
+        raise LifecycleError("replace: ec2 needs boto3: pip install 'holdfast-hpc[s3]' on the controller") from None
     try:
         session = boto3.session.Session()
         instance = _instance_of(node, session.client("ec2"))

@@ -21,7 +21,7 @@ def s3(node: Node) -> Finding:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
-        raise NotHere("boto3 is not installed (pip install 'holdfast[s3]')") from None
+        raise NotHere("boto3 is not installed (pip install 'holdfast-hpc[s3]')") from None
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     config = Config(
         connect_timeout=4, read_timeout=6, retries={"total_max_attempts": 2}, s3={"addressing_style": "path"}

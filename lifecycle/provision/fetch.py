@@ -122,7 +122,7 @@ class _S3Object:
             from botocore.exceptions import BotoCoreError, ClientError
         except ImportError:
             raise StepError(
-                f"{source}: boto3 is not installed; `pip install 'holdfast[s3]'`, or copy the mirror"
+                f"{source}: boto3 is not installed; `pip install 'holdfast-hpc[s3]'`, or copy the mirror"
             ) from None
         self._errors = (BotoCoreError, ClientError)
         bucket, _, key = source.removeprefix("s3://").partition("/")

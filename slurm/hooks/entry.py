@@ -105,5 +105,5 @@ def check_trusted(*paths: Path) -> None:
             if facts.st_uid != 0 or (facts.st_mode & 0o022 and not facts.st_mode & 0o1000):
                 raise EntryError(
                     f"{level}: mode {facts.st_mode & 0o7777:o} of uid {facts.st_uid}: others could change what Slurm "
-                    "runs as root; install holdfast where only root can write, for example in /opt/holdfast"
+                    "runs as root; put holdfast where only root can write, for example in /opt/holdfast"
                 )

@@ -183,7 +183,7 @@ def test_without_boto3_the_error_says_what_to_install(monkeypatch: pytest.Monkey
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "botocore", None)
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(ConfigError, match=r"pip install 'holdfast\[s3\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'holdfast-hpc\[s3\]'"):
         S3Tier("s3://bucket/x", "ns").steps()
 
 

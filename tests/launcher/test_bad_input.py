@@ -172,7 +172,10 @@ BAD_COMMANDS = [
     (["node", "heal", "--every", "nan"], "--every: got nan, expected seconds"),
     (["node", "heal", "--config", "."], ".: not a regular file, expected one that only root can write"),
     (["node", "lemons", "--days=-1"], "Invalid value for '--days'"),
-    (["node", "image", "docker", "--torch", "x"], "got version 'x', expected one that begins with numbers"),
+    (
+        ["node", "image", "docker", "--torch", "x", "--wheel", "x"],
+        "got version 'x', expected one that begins with numbers",
+    ),
 ]
 
 

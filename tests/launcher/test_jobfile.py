@@ -81,7 +81,7 @@ def test_s3_without_boto3_is_refused_before_anything_is_submitted(monkeypatch: p
     checkpoint = {"s3": {"url": "s3://bucket/prefix"}}
     assert (job(checkpoint=checkpoint).checkpoint or {})["s3"]["url"] == "s3://bucket/prefix"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"checkpoint.s3: needs boto3.*pip install 'holdfast\[s3\]'"):
+    with pytest.raises(UsageError, match=r"checkpoint.s3: needs boto3.*pip install 'holdfast-hpc\[s3\]'"):
         job(checkpoint=checkpoint)
 
 

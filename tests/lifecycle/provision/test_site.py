@@ -152,6 +152,16 @@ def test_a_node_that_has_one_of_hyperpods_files_is_not_taken_for_another(tmp_pat
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root provisions")
+@pytest.mark.parametrize("source", [(), ("--source", "holdfast"), ("--source", "holdfast-hpc")])
+def test_a_node_is_not_given_what_an_index_has_under_a_name(tmp_path: Path, source: tuple[str, ...]) -> None:
+    script = shutil.copy(_ON_CREATE, tmp_path)
+    env = {"PATH": os.environ["PATH"], "HOLDFAST_HOME": str(tmp_path / "home")}
+    done = run(("bash", str(script), *source), env=env, check=False)
+    assert done.returncode == 2 and "expected a path that exists, a URL or s3://bucket/key" in done.stderr
+    assert not (tmp_path / "home").exists()
+
+
 def test_a_missing_file_of_hyperpod_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
         hyperpod(tmp_path / "none.json", tmp_path / "none.json", set())
