@@ -88,7 +88,7 @@ else
 endif
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml holdfast/__init__.py
 	@echo "installing holdfast and its dependencies"
 	@$(PIP) $(CONSTRAINTS) -e '.[mpi]'
 	@touch $@

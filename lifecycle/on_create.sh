@@ -32,7 +32,7 @@ for tree in "$here" "$here/.."; do
     # ParallelCluster puts the script alone into /tmp, where any user may have put a pyproject.toml.
     if [[ -f $tree/pyproject.toml && ! -k $tree ]]; then
         source=$(cd "$tree" && pwd)
-        version=$(cd "$source" && find lifecycle slurm launcher ckpt pyproject.toml -type f ! -name '*.pyc' -print0 |
+        version=$(cd "$source" && find holdfast lifecycle slurm launcher ckpt pyproject.toml -type f ! -name '*.pyc' -print0 |
             LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)
         break
     fi

@@ -6,10 +6,12 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator
+from importlib import metadata
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from holdfast import __version__
 from slurm.command import CommandError
 from slurm.testbed import TestbedError, TestCluster
 
@@ -26,6 +28,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A machine that is shared by several suites is slow at times: no failure for that.
 settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("holdfast")
+
+
+def pytest_configure() -> None:
+    """Processes that tests start elsewhere import this tree only as it is installed."""
+    installed = {found.version for found in metadata.distributions(name="holdfast-hpc")}
+    if installed != {__version__}:
+        here = ", ".join(installed) or "nothing"
+        pytest.exit(f"installed: {here}, expected holdfast-hpc {__version__}; run `pip install --no-deps -e .`", 2)
 
 
 @pytest.fixture(autouse=True, scope="session")

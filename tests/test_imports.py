@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("slurm", "lifecycle", "ckpt", "launcher")
+PACKAGES = ("holdfast", "slurm", "lifecycle", "ckpt", "launcher")
 MAY_IMPORT = {
+    "holdfast": {"ckpt", "launcher"},
     "slurm": set(),
     "lifecycle": {"slurm"},
     "ckpt": set(),

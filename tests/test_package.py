@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
+
+import pytest
+
+import holdfast
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,3 +30,23 @@ def test_nothing_installs_the_other_package_named_holdfast() -> None:
         for match in _INSTALLS_OTHER.finditer((ROOT / name).read_text(errors="replace"))
     ]
     assert not found
+
+
+def test_users_import_every_name_from_holdfast_which_imports_nothing_before() -> None:
+    check = (
+        "import sys, holdfast; print(sorted({name.partition('.')[0] for name in sys.modules} & {'ckpt', 'launcher'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert [name for name in holdfast.__all__ if getattr(holdfast, name).__name__ != name] == []
+    with pytest.raises(AttributeError, match="'Chekpointer'"):
+        holdfast.Chekpointer  # noqa: B018
+
+
+def test_examples_readme_and_templates_import_users_names_from_holdfast() -> None:
+    rooms = re.compile(rf"^ *from (?:ckpt|launcher) import .*\b(?:{'|'.join(holdfast.__all__)})\b", re.MULTILINE)
+    texts = [
+        ROOT / "README.md",
+        *(p for d in ("docs", "examples", "sbatch_templates") for p in (ROOT / d).rglob("*.*")),
+    ]
+    assert [path for path in texts if path.is_file() and rooms.search(path.read_text(errors="replace"))] == []

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from launcher import Executor, Torchrun
+from holdfast import Executor, Torchrun
 from launcher.clusters.local import kill_node
 from launcher.history.events import read_events
 from launcher.history.recovery import cold_start_s, recoveries

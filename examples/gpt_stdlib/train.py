@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from ckpt import Checkpointer
+from holdfast import Checkpointer
 
 
 class Block(nn.Module):

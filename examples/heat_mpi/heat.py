@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ckpt import CheckpointConfig, Checkpointer, newest_steps
+from holdfast import CheckpointConfig, Checkpointer, newest_steps
 
 EVERY = 20
 COLUMNS = 64

@@ -15,7 +15,7 @@ from typing import Any
 
 import submitit
 
-from launcher import Torchrun
+from holdfast import Torchrun
 
 SCRIPT = Path(__file__).with_name("train.py")
 

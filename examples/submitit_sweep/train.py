@@ -7,7 +7,7 @@ import argparse
 import torch
 import torch.distributed as dist
 
-from ckpt import Checkpointer
+from holdfast import Checkpointer
 
 STEPS = 50
 

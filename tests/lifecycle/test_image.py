@@ -17,7 +17,7 @@ _RECORDED = Path(__file__).parent / "recorded"
 
 
 def _image(folder: Path, torch: str, **wanted: str) -> Image:
-    wheel = folder / "holdfast_hpc-0.1.0-py3-none-any.whl"
+    wheel = folder / "holdfast_hpc-0.2.0-py3-none-any.whl"
     wheel.write_bytes(b"a wheel")
     return Image.of(torch, wheel, **wanted)
 
@@ -40,11 +40,11 @@ def test_every_torch_of_the_table_gives_both_recipes_with_its_versions(torch: st
         verified = text.index("sha256sum -c")
         assert pinned.efa_sha256 in text and verified < text.index("tar -xzf") < text.index("efa_installer.sh -y")
         assert "--skip-kmod" in text, "an image has no kernel"
-        wheel = f"{hashlib.sha256(b'a wheel').hexdigest()}  /tmp/holdfast_hpc-0.1.0-py3-none-any.whl"
-        assert text.index(f"echo '{wheel}' | sha256sum -c -") < text.index(" /tmp/holdfast_hpc-0.1.0-py3-none-any.whl")
+        wheel = f"{hashlib.sha256(b'a wheel').hexdigest()}  /tmp/holdfast_hpc-0.2.0-py3-none-any.whl"
+        assert text.index(f"echo '{wheel}' | sha256sum -c -") < text.index(" /tmp/holdfast_hpc-0.2.0-py3-none-any.whl")
 
 
-@pytest.mark.parametrize("name", ["holdfast-0.5.1-py3-none-any.whl", "holdfast_hpc-0.1.0-py3-none-any.whl", "a;b.whl"])
+@pytest.mark.parametrize("name", ["holdfast-0.5.1-py3-none-any.whl", "holdfast_hpc-0.2.0-py3-none-any.whl", "a;b.whl"])
 def test_an_image_is_made_with_a_wheel_of_holdfast_or_not_at_all(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--wheel: "):
         Image.of("2.9.1", tmp_path / name)

@@ -1,0 +1,48 @@
+"""The names that users import, and the version. The code is in launcher (submit, supervise) and ckpt (save, load).
+
+    Checkpointer      load, due, save, stop_requested for a training script
+    CheckpointConfig  the `checkpoint:` section, for a program without a launcher
+    newest_steps      the newest restorable step of each tier below memory
+    CheckpointError   base of all errors of checkpoints
+    Executor          submitit executor whose jobs survive the loss of nodes
+    Torchrun          a training script to submit
+    LauncherError     base of all errors of the launcher
+
+Importing this package imports nothing else; each name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ckpt import CheckpointConfig, Checkpointer, CheckpointError, newest_steps
+    from launcher import Executor, LauncherError, Torchrun
+
+__all__ = [
+    "CheckpointConfig",
+    "CheckpointError",
+    "Checkpointer",
+    "Executor",
+    "LauncherError",
+    "Torchrun",
+    "newest_steps",
+]
+__version__ = "0.2.0"
+
+_HOME = {
+    "CheckpointConfig": "ckpt",
+    "CheckpointError": "ckpt",
+    "Checkpointer": "ckpt",
+    "Executor": "launcher",
+    "LauncherError": "launcher",
+    "Torchrun": "launcher",
+    "newest_steps": "ckpt",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
