@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+
+from launcher.history.events import Event, parse_event
 
 _CHUNK_BYTES = 1 << 20
 
@@ -48,14 +48,6 @@ class Tail:
         rest, self._rest = self._rest, b""
         return rest.decode(errors="replace")
 
-    def events(self) -> list[dict[str, Any]]:
-        """The lines that are JSON objects, as events.jsonl has them."""
-        events = []
-        for line in self.lines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
-                events.append(event)
-        return events
+    def events(self) -> list[Event]:
+        """The lines that hold an event, as events.jsonl has them."""
+        return [event for line in self.lines() if (event := parse_event(line)) is not None]

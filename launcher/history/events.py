@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import LauncherError
+from launcher.history.fields import Event, as_event
 
 log = logging.getLogger(__name__)
-
-Event = dict[str, Any]
 
 _COMMON = ("attempt", "node", "step", "seconds")
 
@@ -103,7 +102,15 @@ def read_events(path: Path) -> list[Event]:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    return list(_of_those_who_ruled(event for line in lines if (event := _parse(line)) is not None))
+    return list(_of_those_who_ruled(event for line in lines if (event := parse_event(line)) is not None))
+
+
+def parse_event(line: bytes | str) -> Event | None:
+    """One line of the file; None if it holds no event."""
+    try:
+        return as_event(json.loads(line))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _of_those_who_ruled(events: Iterable[Event]) -> Iterator[Event]:
@@ -116,11 +123,3 @@ def _of_those_who_ruled(events: Iterable[Event]) -> Iterator[Event]:
                 continue
             highest = term
         yield event
-
-
-def _parse(line: bytes) -> Event | None:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None

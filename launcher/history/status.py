@@ -142,6 +142,11 @@ class History:
         self._spans[-1] = replace(span, end_step=max(span.end_step, step), end_s=max(span.end_s, event["time"]))
         self._set(step=max(self._status.step, step))
 
+    def _go_on_from(self, step: int) -> None:
+        """Training goes on from a step: later ones were made for nothing."""
+        self._training = False
+        self._spans = [span.cut(step) for span in self._spans]
+
     def _stopped_training(self, event: Event) -> None:
         """Closes the attempt's span at the moment its training ended, which a fault's detection comes after."""
         if self._training:
@@ -169,7 +174,7 @@ class History:
 
     def _on_restore(self, event: Event) -> None:
         step = event.get("step") or 0
-        self._spans = [span.cut(step) for span in self._spans]
+        self._go_on_from(step)
         self._set(step=step)
 
     def _on_workers_started(self, event: Event) -> None:
@@ -177,7 +182,7 @@ class History:
 
     def _on_first_step(self, event: Event) -> None:
         step = event.get("step") or 1
-        self._spans = [span.cut(step - 1) for span in self._spans]
+        self._go_on_from(step - 1)
         self._spans.append(_Span(start_step=step - 1, end_step=step, start_s=event["time"], end_s=event["time"]))
         self._training = True
         self._set(state="training", reason=None, step=step)
@@ -254,6 +259,7 @@ class _Span:
         """What counts of the stretch once training goes on from `step`."""
         if step >= self.end_step:
             return self
-        kept = max(0, step - self.start_step)
-        share = kept / (self.end_step - self.start_step)
-        return replace(self, end_step=self.start_step + kept, end_s=self.start_s + share * (self.end_s - self.start_s))
+        if step <= self.start_step:
+            return replace(self, end_step=self.start_step, end_s=self.start_s)
+        share = (step - self.start_step) / (self.end_step - self.start_step)
+        return replace(self, end_step=step, end_s=self.start_s + share * (self.end_s - self.start_s))

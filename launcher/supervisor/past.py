@@ -25,7 +25,7 @@ class Past:
         have been mended."""
         begun = len(self.events) - len(self._last_run()) if self._take_over else len(self.events)
         return {
-            event["node"]: event["reason"]
+            event["node"]: event.get("reason") or "no reason given"
             for index, event in enumerate(self.events)
             if event["event"] == "node_out" and not (event.get("environment") and index < begun)
         }
@@ -38,7 +38,7 @@ class Past:
     @property
     def step(self) -> int | None:
         """The newest step that was committed."""
-        return max((e["step"] or 0 for e in self.events if e["event"] == "commit"), default=None)
+        return max((e["step"] for e in self.events if e["event"] == "commit"), default=None)
 
     @property
     def runners(self) -> set[str]:

@@ -28,7 +28,14 @@ from launcher.supervisor.outcome import EXIT_CODES
 
 EVENTS = [
     {"time": 100.0, "event": "job_start", "run_id": "local-7", "nodes_requested": 2, "spares": 1, "cluster": "local"},
-    {"time": 101.0, "event": "attempt_start", "attempt": 0, "nodes": ["node0", "node1"], "spares": ["node2"]},
+    {
+        "time": 101.0,
+        "event": "attempt_start",
+        "attempt": 0,
+        "nodes": ["node0", "node1"],
+        "spares": ["node2"],
+        "rung": "start",
+    },
     {"time": 105.0, "event": "first_step", "attempt": 0, "step": 1, "seconds": 4.0},
     {"time": 110.0, "event": "commit", "attempt": 0, "step": 10, "tier": "memory", "seconds": 0.1},
     {

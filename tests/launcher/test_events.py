@@ -16,7 +16,10 @@ from launcher.history.events import EventLog, read_events
 
 def test_events_are_read_back_in_order(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
-    written = [log.append("attempt_start", attempt=0, nodes=["a"]), log.append("commit", step=7, tier="memory")]
+    written = [
+        log.append("attempt_start", attempt=0, nodes=["a"], rung="start"),
+        log.append("commit", step=7, tier="memory"),
+    ]
     log.close()
     assert read_events(tmp_path / "events.jsonl") == written
     assert written[0]["nodes"] == ["a"] and written[0]["step"] is None
@@ -41,7 +44,7 @@ def test_torn_last_line_costs_only_itself(lost: int) -> None:
         log = EventLog(path)
         first = log.append("job_start", run_id="r")
         whole_bytes = path.stat().st_size
-        log.append("attempt_start", attempt=0)
+        log.append("attempt_start", attempt=0, nodes=["a"], rung="start")
         log.close()
         os.truncate(path, max(whole_bytes + 1, path.stat().st_size - lost))
         log = EventLog(path)
@@ -54,8 +57,8 @@ def test_torn_last_line_costs_only_itself(lost: int) -> None:
 
 def test_lines_of_somebody_else_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_bytes(b'[]\n{"event": 3}\n\xff\n{"event": "job_start"}\n')
-    assert read_events(path) == [{"event": "job_start"}]
+    path.write_bytes(b'[]\n{"event": 3}\n\xff\n{"event": "job_start"}\n{"event": "job_start", "time": 1}\n')
+    assert read_events(path) == [{"event": "job_start", "time": 1}]
 
 
 def test_second_writer_is_refused(tmp_path: Path) -> None:
@@ -81,7 +84,7 @@ def test_events_that_cannot_be_written_go_out_later_in_order(tmp_path: Path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        written += [log.append("fault", step=step) for step in range(3)]
+        written += [log.append("fault", kind="hang", step=step) for step in range(3)]
         with pytest.raises(OSError, match="No space left"):
             log.flush()
         assert read_events(path) == written[:1]
@@ -95,11 +98,11 @@ def test_what_a_supervisor_still_writes_after_its_succession_does_not_count(tmp_
     path = tmp_path / "events.jsonl"
     stopped, successor = EventLog(path, lock=False), EventLog(path, lock=False)
     stopped.term, successor.term = 1, 2
-    before = stopped.append("attempt_start", attempt=0)
+    before = stopped.append("attempt_end", attempt=0)
     taken = successor.append("takeover")
-    stopped.append("fault", attempt=0)
+    stopped.append("fault", attempt=0, kind="hang")
     after = successor.append("attempt_end", attempt=0)
-    stopped.append("attempt_start", attempt=1)
+    stopped.append("attempt_end", attempt=1)
     assert read_events(path) == [before, taken, after]
     for log in (stopped, successor):
         log.close()

@@ -19,7 +19,7 @@ from waiting import until
 from ckpt import Board
 from launcher.clusters.local import kill_node, local_run_id
 from launcher.errors import LauncherError
-from launcher.history.events import EventLog, read_events
+from launcher.history.events import EventLog, parse_event, read_events
 from launcher.jobfile import JobSpec
 from launcher.runner.memory import memory_dir
 from launcher.runner.processes import pids_with_environment
@@ -79,6 +79,11 @@ class Job:
         assert pids_with_environment({"HOLDFAST_RUN_ID": local_run_id(self.dir)}) == []
         assert not memory_dir(local_run_id(self.dir)).exists()
 
+    def assert_every_event_fits_its_type(self) -> None:
+        """None is skipped, and no field lost, when it is read back."""
+        lines = (self.dir / "events.jsonl").read_bytes().splitlines()
+        assert [parse_event(line) for line in lines] == [json.loads(line) for line in lines]
+
 
 @pytest.fixture
 def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
@@ -91,6 +96,7 @@ def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     yield make
     for job in jobs:
         job.assert_nothing_is_left()
+        job.assert_every_event_fits_its_type()
 
 
 def test_script_runs_on_all_ranks_as_torchrun_would_run_it(make_job: Callable[..., Job]) -> None:

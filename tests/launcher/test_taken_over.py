@@ -69,7 +69,13 @@ def taken_over(folder: Path, past: list[Event], **left: Any) -> tuple[Outcome, L
     events = EventLog(job_dir / "events.jsonl")
     ready = [{"event": "node_ready", "node": node} for node in NODES]
     start = {"event": "attempt_start", "attempt": 0, "nodes": NODES, "spares": [], "rung": "start"}
-    for event in [{"event": "job_start"}, *ready, start, {"event": "workers_started", "attempt": 0}, *past]:
+    for event in [
+        {"event": "job_start"},
+        *ready,
+        start,
+        {"event": "workers_started", "attempt": 0, "seconds": 1.0},
+        *past,
+    ]:
         events.append(**event)
     cluster = Left(spec, job_dir, **left)
 
