@@ -11,6 +11,7 @@ agents, it outlives a supervisor that dies; where another node may have taken ov
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -194,7 +195,8 @@ class SlurmCluster:
             await self._runners.end(_CLOSE_TIMEOUT_S)  # srun may be waiting for a dead node
 
     def _with_those_excluded(self, nodes: Collection[str]) -> list[str]:
-        """These nodes and those that the job's user has excluded; none where that cannot be done."""
+        """These nodes, as far as the job can start without them, and those that the job's user has excluded; none where
+        Slurm does not answer."""
         try:
             job = self._insist(lambda: self._slurm.job(self._reference))
             partition = self._slurm.partition(job.partition) if job is not None else None
@@ -210,11 +212,23 @@ class SlurmCluster:
                 f"partition {partition.name} has {len(left)} nodes beside those out of use ({','.join(sorted(nodes))}) "
                 f"and those excluded, expected {self._needed}"
             )
-        # It would wait for ever; as a spare that is never used, such a node does no harm.
-        if len(left) < self._asked_for:
-            log.warning("partition %s has too few nodes to exclude those that are out of use", partition.name)
-            return []
+        lacking = self._asked_for - len(left)
+        if lacking > 0:
+            excluded -= set(self._to_fill_spares(nodes, lacking))
         return sorted(excluded)
+
+    def _to_fill_spares(self, nodes: Collection[str], count: int) -> list[str]:
+        """The nodes, of those out of use, that take the places of spares: the job would wait for others for ever.
+
+        Slurm does not start it on fewer nodes than it asked for: `update NumNodes=3-4` of a job with tasks per node
+        makes it wait with BadConstraints (seen on 22.05). Nodes that Slurm can give at once come first.
+        """
+        usable: set[str] = set()
+        with contextlib.suppress(SlurmError):
+            usable = {node.name for node in self._slurm.nodes() if node.responds and "DRAIN" not in node.flags}
+        chosen = sorted(nodes, key=lambda node: node not in usable)[:count]
+        log.warning("job %s asks for %d nodes: %s, out of use, stay for spares", self._job_id, self._asked_for, chosen)
+        return chosen
 
     def _insist(self, ask: Callable[[], T]) -> T:
         """Asks Slurm until it answers: a SIGTERM may go to every process of the job, a running scontrol among them."""

@@ -155,10 +155,19 @@ def test_an_elastic_job_takes_the_nodes_that_slurm_gave(spec: JobSpec) -> None:
     assert SlurmCluster(dataclasses.replace(spec, elastic=Elastic(min_nodes=1)), Path("/job"), env=env).nodes == ("n2",)
 
 
-def test_nodes_that_are_out_fill_the_places_of_spares_where_there_are_no_others(spec: JobSpec) -> None:
-    scontrol = Scontrol(("RUNNING", 2), PARTITION, "")
-    cluster(spec, scontrol).requeue(["n2", "n3"])
-    assert scontrol.asked[2:] == [("scontrol", "requeue", "7")]
+def test_a_job_that_needs_more_nodes_than_are_good_excludes_all_but_what_fills_the_places_of_spares(
+    spec: JobSpec,
+) -> None:
+    """Two nodes and a spare, five in the partition: the two that remain beside n5 train, and one bad node idles."""
+    states = [("n1", "IDLE"), ("n2", "DOWN*"), ("n3", "IDLE"), ("n4", "IDLE+DRAIN"), ("n5", "IDLE")]
+    nodes = "\n".join(node_line(name, state, 1) for name, state in states)
+    for out, excluded in ((["n2", "n3"], "n[2,5]"), (["n2", "n4"], "n[4-5]"), (["n4", "n2"], "n[2,5]")):
+        scontrol = Scontrol(("RUNNING", 2), PARTITION, nodes, "", "")
+        cluster(spec, scontrol).requeue(out)
+        assert scontrol.asked[3:] == [
+            ("scontrol", "requeue", "7"),
+            ("scontrol", "update", "JobId=7", f"ExcNodeList={excluded}"),
+        ]
 
 
 def test_requeue_goes_ahead_where_slurm_does_not_tell_who_is_excluded(
