@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UsageError
 from launcher.history.events import read_events
 from launcher.history.status import Status, status_of
+from launcher.plain_file import open_plain, read_json
 from launcher.registry import KnownJob
 from launcher.submission.process import Process
 from launcher.submission.queue import why_it_waits
 
 OUTCOMES = ("done", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "internal")
 _CANCEL_DEADLINE_S = 30.0
+_LAST_BYTES = 64 << 10
 
 
 def status_now(job: KnownJob) -> Status:
     """The job's status by its events, corrected by what is known of its process or its place in Slurm's queue.
 
-    A supervisor that was killed outright writes no last event; such a job is "lost".
+    A supervisor that was killed outright writes no last event; such a job is "lost". A record that cannot be read makes
+    it "unreadable".
     """
-    status = status_of(read_events(job.folder / "events.jsonl"))
+    try:
+        status = status_of(read_events(job.folder / "events.jsonl"))
+    except OSError as error:
+        return Status(state="unreadable", reason=f"{job.folder}/events.jsonl: {error.strerror}")
     if status.state in OUTCOMES:
         return status
     if job.cluster == "slurm":
@@ -45,6 +51,7 @@ def cancel_job(job: KnownJob) -> str:
         LauncherError: it could not be ended.
         SlurmError: Slurm refuses or does not answer.
     """
+    _check_owner(job)
     state = status_now(job).state
     if state in (*OUTCOMES, "lost"):
         return f"job {job.job_id} has ended already ({state})"
@@ -60,10 +67,9 @@ def cancel_job(job: KnownJob) -> str:
 def read_result(folder: Path) -> dict[str, Any] | None:
     """The outcome that the supervisor wrote last; None before that."""
     try:
-        result = json.loads((folder / "result.json").read_text())
+        return read_json(folder / "result.json")
     except (OSError, ValueError):
         return None
-    return result if isinstance(result, dict) else None
 
 
 def last_words(job: KnownJob) -> str:
@@ -71,13 +77,22 @@ def last_words(job: KnownJob) -> str:
     for name in (f"{job.job_id}_0_log.err", "log/supervisor.log"):
         path = job.folder / name
         try:
-            lines = path.read_text(errors="replace").split("\n")
+            with open_plain(path) as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+                lines = file.read().decode(errors="replace").split("\n")
         except OSError:
             continue
         spoken = [line.strip() for line in lines if line.strip()]
         if spoken:
             return f"{path} ends with: {spoken[-1]}"
     return f"{job.folder} holds no log"
+
+
+def _check_owner(job: KnownJob) -> None:
+    """A stranger's folder may name a job or a process of ours."""
+    owner = job.folder.stat().st_uid
+    if owner != os.geteuid():
+        raise UsageError(f"{job.folder}: belongs to uid {owner}, and we are {os.geteuid()}; its owner may end the job")
 
 
 def _in_queue(job: KnownJob, status: Status) -> Status:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
-from launcher.history.events import read_events
+from launcher.history.events import Event, read_events
+from launcher.plain_file import read_json
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ def listed_jobs(runs: Path | None = None) -> list[KnownJob]:
     jobs = known_jobs()
     noted = {job.folder for job in jobs}
     for folder in (runs or Path("runs")).absolute().glob("*"):
-        with contextlib.suppress(PermissionError):  # another user's
+        with contextlib.suppress(OSError):  # another user's, or gone by now
             if folder not in noted and _is_job(folder):
                 jobs.append(_of_folder(folder))
     return sorted(jobs, key=lambda job: job.submitted_s)
@@ -115,21 +116,28 @@ def _of_folder(folder: Path) -> KnownJob:
         if known.folder == folder:
             return known
     spec: dict[str, Any] = {}
+    events: list[Event] = []
     with contextlib.suppress(OSError, ValueError):
-        spec = json.loads((folder / "job.json").read_text())
-    start = next((event for event in read_events(folder / "events.jsonl") if event["event"] == "job_start"), {})
+        spec = read_json(folder / "job.json")
+    with contextlib.suppress(OSError):
+        events = read_events(folder / "events.jsonl")
+    start = next((event for event in events if event["event"] == "job_start"), {})
     is_slurm = folder.name.isdigit() or _is_submitted(folder)
     cluster = str(start.get("cluster") or ("slurm" if is_slurm else "local"))
     run_id = str(start.get("run_id") or folder.name)
     return KnownJob(
         job_id=run_id.rpartition("-")[2] if cluster == "slurm" else folder.name,
-        name=spec.get("name", folder.name),
+        name=str(spec.get("name", folder.name)),
         cluster=cluster,
         folder=folder,
-        nodes=spec.get("nodes", 0),
-        spares=spec.get("spares", 0),
+        nodes=_count(spec.get("nodes")),
+        spares=_count(spec.get("spares")),
         submitted_s=start.get("time", folder.stat().st_mtime),
     )
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _is_job(folder: Path) -> bool:
@@ -144,7 +152,7 @@ def _is_submitted(folder: Path) -> bool:
 
 def _read(path: Path) -> KnownJob | None:
     try:
-        fields = json.loads(path.read_text())
+        fields = read_json(path)
         return KnownJob(**fields | {"folder": Path(fields["folder"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.history.events import Event, parse_event
+from launcher.plain_file import open_plain
 
 _CHUNK_BYTES = 1 << 20
 
@@ -20,7 +21,7 @@ class Tail:
     def lines(self) -> list[str]:
         """The lines completed since the last call."""
         try:
-            with self.path.open("rb") as file:
+            with open_plain(self.path) as file:
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
@@ -32,7 +33,7 @@ class Tail:
     def skip_to_last(self, count: int) -> None:
         """Leaves out all but about the last `count` lines, looking at the file's last MiB only."""
         try:
-            with self.path.open("rb") as file:
+            with open_plain(self.path) as file:
                 size = file.seek(0, 2)
                 start = max(0, size - _CHUNK_BYTES)
                 file.seek(start)

@@ -1,12 +1,18 @@
-"""Tables and lines for people: as wide as the terminal; elsewhere one line each, without blanks at their ends."""
+"""Tables and lines for people: as wide as the terminal; elsewhere one line each, without blanks at their ends.
+
+Names and reasons may be a stranger's. No markup in them is followed, and what a terminal obeys is shown as an escape.
+"""
 
 from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import IO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 _WIDE = 10_000  # a file or a pipe has no lines to break
 
@@ -20,8 +26,30 @@ def print_block(block: RenderableType, out: IO[str] | None = None) -> None:
     """
     out = out or sys.stdout
     if out.isatty():
-        return Console(file=out).print(block, highlight=False)
+        return console_on(out).print(_Escaped(block))
     text = io.StringIO()
-    Console(file=text, width=_WIDE).print(block, highlight=False)
+    console_on(text).print(_Escaped(block))
     out.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
     return None
+
+
+def console_on(out: IO[str]) -> Console:
+    """Colours on a terminal; elsewhere plain lines, wide enough not to be folded. No markup."""
+    return Console(file=out, width=None if out.isatty() else _WIDE, markup=False, emoji=False, highlight=False)
+
+
+def printable(text: str) -> str:
+    """Text on one line, with an escape for each character that a terminal would obey."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+@dataclass(frozen=True)
+class _Escaped:
+    """A block whose text is made printable once it is laid out."""
+
+    block: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self.block, options):
+            text = segment.text if segment.text == "\n" else printable(segment.text)
+            yield segment if segment.control else Segment(text, segment.style)

@@ -23,7 +23,7 @@ MAY_IMPORT = {
 # The launcher knows ckpt and lifecycle by their public faces only.
 PUBLIC_ONLY = {
     "ckpt": {"ckpt", "ckpt.agent.launch", "ckpt.cli", "ckpt.patience"},
-    "lifecycle": {"lifecycle", "lifecycle.cli"},
+    "lifecycle": {"lifecycle", "lifecycle.blocks", "lifecycle.cli"},
 }
 HEAVY = ("torch", "mpi4py")
 

@@ -7,7 +7,10 @@ from typing import Any
 
 
 def complain(message: str, exit_code: int) -> int:
-    print(f"holdfast: error: {' '.join(message.split())}", file=sys.stderr)
+    """Prints an error as one line; returns its exit code."""
+    from lifecycle.blocks import printable
+
+    print(f"holdfast: error: {printable(' '.join(message.split()))}", file=sys.stderr)
     return exit_code
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launcher.cli.options import JobName, Json
-from launcher.cli.output import print_block, print_json
+from launcher.cli.output import print_json
 
 if TYPE_CHECKING:
     from launcher.registry import KnownJob
@@ -33,6 +33,7 @@ def status(
     if as_json:
         return print_json({"job": found.to_mapping(), **now.to_mapping()})
     from launcher.history.view import render
+    from lifecycle.blocks import print_block
 
     print_block(render(now, f"{found.job_id}  {found.name}  ({found.cluster}, {found.folder})"))
     return None
@@ -88,10 +89,12 @@ def _print_jobs(jobs: list[KnownJob], as_json: bool) -> None:
     from rich.text import Text
 
     from launcher.history.view import state_style
+    from lifecycle.blocks import print_block, printable
 
     table = Table("job", "name", "cluster", "state", "step", "folder", box=None, pad_edge=False)
     for job, now in states:
-        state = Text(now.state, style=state_style(now.state))
-        table.add_row(job.job_id, job.name, job.cluster, state, str(now.step), Text(str(job.folder), overflow="fold"))
+        state = Text(printable(now.state), style=state_style(now.state))
+        place = Text(printable(str(job.folder)), overflow="fold")
+        table.add_row(printable(job.job_id), printable(job.name), job.cluster, state, str(now.step), place)
     print_block(table)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from launcher.cli.options import Folder, GpusPerNode, JobFile, Json, Nodes, Spares
-from launcher.cli.output import print_json, stdout_console
+from launcher.cli.output import print_json
 
 if TYPE_CHECKING:
     from launcher.jobfile import JobSpec
@@ -26,6 +27,7 @@ def run(job_file: JobFile, nodes: Nodes = None, spares: Spares = None, folder: F
     from launcher.executor import Executor
     from launcher.progress import follow
     from launcher.registry import KnownJob
+    from lifecycle.blocks import console_on
 
     spec = _load(job_file, nodes=nodes, spares=spares)
     submitted = Executor(folder, cluster="local").submit(spec)
@@ -33,8 +35,8 @@ def run(job_file: JobFile, nodes: Nodes = None, spares: Spares = None, folder: F
         job_id=submitted.job_id, name=spec.name, cluster="local", folder=submitted.paths.folder, nodes=spec.nodes,
         spares=spec.spares,
     )  # fmt: skip
-    console = stdout_console()
-    console.print(f"job {job.job_id}: {_size(spec)}, folder {job.folder}", soft_wrap=True, highlight=False)
+    console = console_on(sys.stdout)
+    console.print(f"job {job.job_id}: {_size(spec)}, folder {job.folder}", soft_wrap=True)
     raise typer.Exit(follow(job, console))
 
 

@@ -16,13 +16,15 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from launcher.errors import LauncherError
 from launcher.history.fields import Event, as_event
+from launcher.plain_file import open_plain
 
 log = logging.getLogger(__name__)
 
+_LONGEST_LINE_BYTES = 16 << 20
 _COMMON = ("attempt", "node", "step", "seconds")
 
 
@@ -97,12 +99,16 @@ class EventLog:
 
 
 def read_events(path: Path) -> list[Event]:
-    """All whole events of a file that count, oldest first; none if there is no file."""
+    """All whole events of a file that count, oldest first; none if there is no file.
+
+    Raises:
+        OSError: it cannot be read, or is a pipe, a socket or a device.
+    """
     try:
-        lines = path.read_bytes().split(b"\n")
+        with open_plain(path) as file:
+            return list(_of_those_who_ruled(event for line in _lines(file) if (event := parse_event(line)) is not None))
     except FileNotFoundError:
         return []
-    return list(_of_those_who_ruled(event for line in lines if (event := parse_event(line)) is not None))
 
 
 def parse_event(line: bytes | str) -> Event | None:
@@ -111,6 +117,12 @@ def parse_event(line: bytes | str) -> Event | None:
         return as_event(json.loads(line))
     except (ValueError, RecursionError):
         return None
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """A file's lines, up to one that is too long for an event: the rest may be endless."""
+    while (line := file.readline(_LONGEST_LINE_BYTES)) and len(line) < _LONGEST_LINE_BYTES:
+        yield line
 
 
 def _of_those_who_ruled(events: Iterable[Event]) -> Iterator[Event]:

@@ -10,6 +10,8 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from launcher.plain_file import read_json
+
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
@@ -35,11 +37,13 @@ class Process:
 
     @classmethod
     def read(cls, job_dir: Path) -> Process | None:
-        """The process that save() noted in a job's folder; None if there is none."""
+        """The process that save() noted in a job's folder; None if there is none, or the note makes no sense."""
         try:
-            return cls(**json.loads((job_dir / "process.json").read_text()))
+            process = cls(**read_json(job_dir / "process.json"))
+            numbers = isinstance(process.pid, int) and isinstance(process.start_ticks, int)
         except (OSError, ValueError, TypeError):
             return None
+        return process if numbers and process.pid > 0 else None  # kill(2) takes others for groups, or for all
 
     def save(self, job_dir: Path) -> None:
         """Notes the process in a job's folder."""

@@ -1,0 +1,44 @@
+"""Reading files of a job's folder. It may be a stranger's, and a pipe there must not hold up the reader."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import IO, Any
+
+_LONGEST_BYTES = 16 << 20
+
+
+def open_plain(path: Path) -> IO[bytes]:
+    """Opens a regular file to read.
+
+    Raises:
+        OSError: there is none, it cannot be read, or it is a pipe, a socket or a device.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file with one JSON object.
+
+    Raises:
+        OSError: as for open_plain.
+        ValueError: it holds something else, or more than 16 MiB.
+    """
+    with open_plain(path) as file:
+        data = file.read(_LONGEST_BYTES + 1)
+    if len(data) > _LONGEST_BYTES:
+        raise ValueError(f"{path}: longer than {_LONGEST_BYTES >> 20} MiB, expected a JSON object")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({type(error).__name__})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: got {type(value).__name__}, expected a JSON object")
+    return value
