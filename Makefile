@@ -3,6 +3,7 @@
 # make test-faults   the fault suite: breaks jobs on a real Slurm in every way of docs/faults.md; needs root
 # make provision-test   a bare Debian becomes a node, with its power cut at every step; needs root and Debian's registry
 # make lint   ruff, mypy and, where it is installed, shellcheck
+# make lock   the versions and hashes of what root installs on nodes, anew: lifecycle/requirements.lock
 # make bench  the benchmarks; each prints a table
 # make bench-faults  what each fault of docs/faults.md costs, on a real Slurm; needs root
 #
@@ -16,7 +17,7 @@
 #   make demo TORCH=torch==2.9.1                  another version
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-faults provision-test lint bench bench-faults clean
+.PHONY: demo test test-faults provision-test lint lock bench bench-faults clean
 SHELL := /bin/bash
 
 # A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
@@ -52,6 +53,12 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/mypy
 	@if command -v shellcheck >/dev/null; then shellcheck .ci/run lifecycle/*.sh tests/*.sh sbatch_templates/*.sbatch; \
 	else echo "lint: shellcheck is not installed: the shell scripts were not checked"; fi
+
+# setuptools builds holdfast itself; the last two are for what a dead job has in memory. on_create.sh repeats boto3's lines.
+lock: $(VENV)/.installed-dev
+	@$(PIP) uv
+	@printf '%s\n' pyyaml typer rich setuptools xxhash boto3 | $(BIN)/uv pip compile -q --universal --generate-hashes \
+		--no-header --no-annotate --python-version 3.10 -o lifecycle/requirements.lock -
 
 bench: $(VENV)/.installed-dev
 	@$(PIP) $(CONSTRAINTS) -e '.[bench]' || echo "bench: without s3torchconnector and nanio, which do not install here"

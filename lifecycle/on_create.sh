@@ -3,12 +3,13 @@
 # cloud-init, or by hand as root; arguments go to `holdfast node provision`. Run it again after a crash or a reboot.
 #
 # --source WHAT, before all other arguments, or HOLDFAST_SOURCE: what pip installs holdfast from where its tree is not
-#                beside this script: a path, a URL or s3://bucket/key, with #sha256=... checked before it is used
+#                beside this script: a tree, a wheel, or the URL of one (also s3://bucket/key) with #sha256=...
 # HOLDFAST_HOME  where holdfast goes; /opt/holdfast
 set -euo pipefail
+umask 022
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-home=${HOLDFAST_HOME:-/opt/holdfast}
+home=$(realpath -m -- "${HOLDFAST_HOME:-/opt/holdfast}")
 resources=${SAGEMAKER_RESOURCE_CONFIG_PATH:-/opt/ml/config/resource_config.json}
 [[ $EUID -eq 0 ]] || { echo "on_create.sh: got user $EUID, expected root; run it with sudo" >&2; exit 2; }
 
@@ -42,10 +43,18 @@ if [[ $source != *://* && ! -e $source ]]; then
     echo "on_create.sh: source: got '$source', expected a path that exists, a URL or s3://bucket/key (--source, or" \
         "HOLDFAST_SOURCE), or Holdfast's tree beside this script" >&2
     exit 2
+elif [[ $source == *://* && $source != *#sha256=* ]]; then
+    echo "on_create.sh: source: got $source, expected #sha256=... at its end: root installs nothing unchecked" >&2
+    exit 2
 fi
 
+# Other users may have put modules into the working directory: Python runs elsewhere, and looks only at its own (-I).
+[[ $source == *://* ]] || source=$(realpath -- "$source")
+origin=$PWD
+cd /
+
 missing=()
-python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+python3 -I -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
 command -v ip >/dev/null || missing+=(iproute2)
 if ((${#missing[@]})); then
     export DEBIAN_FRONTEND=noninteractive
@@ -57,12 +66,19 @@ if ((${#missing[@]})); then
     apt-get -y -q -o DPkg::Lock::Timeout=300 --no-install-recommends install "${missing[@]}"
 fi
 if [[ $(cat "$home/source" 2>/dev/null) != "$version" ]]; then
-    python3 -m venv "$home"
-    needs=(pyyaml typer rich xxhash boto3) # the last two: for what a dead job has in memory
-    constraints=()
-    [[ -f $source/constraints.txt ]] && constraints=(-c "$source/constraints.txt")
-    "$home/bin/python" -m pip --disable-pip-version-check install -q "${constraints[@]}" "${needs[@]}"
-    if [[ $source == s3://* ]]; then # credentials and server as AWS's own tools find them; pip checks a sum in a file's URL
+    python3 -I -m venv "$home"
+    pip() { "$home/bin/python" -I -m pip --disable-pip-version-check install -q "$@"; }
+    hashed() { pip --require-hashes --only-binary :all: "$@"; }
+    if [[ $source == s3://* ]]; then # credentials and server as AWS's own tools find them
+        hashed -r /dev/stdin <<'REQUIREMENTS'
+boto3==1.44.5 --hash=sha256:70c3e0409794b29ec1900bcaff0695b73234a2d32ffaed35045b94caa26212a5
+botocore==1.44.5 --hash=sha256:8f16a56d1dff125dd65322ae021efa7ba5195a6db5102b96862566055b748921
+jmespath==1.1.0 --hash=sha256:a5663118de4908c91729bea0acadca56526eb2698e83de10cd116ae0f4e97c64
+python-dateutil==2.9.0.post0 --hash=sha256:a8b2bc7bffae282281c8140a97d3aa9c14da0b136dfe83f850eea9a5f7470427
+s3transfer==0.19.3 --hash=sha256:24eb7535804306355e31c952a90022bf5b2f9d760f9a11062c7493a217c08553
+six==1.17.0 --hash=sha256:4721f391ed90541fddacab5acf947aa0d3dc7d27b2e1e8eda2be8970586c3274
+urllib3==2.8.0 --hash=sha256:0cf3cae568d36aa9576b28dfb35f11328f1cb974ca7647d9475ebb86c75ac6e3
+REQUIREMENTS
         "$home/bin/python" -I - "$source" "$home/from-s3" <<'PYTHON'
 import sys
 from pathlib import Path
@@ -81,17 +97,25 @@ except (BotoCoreError, ClientError, OSError, ValueError) as error:
 PYTHON
         source=file://$home/from-s3/${source##*/}
     fi
-    # No dependencies: torch belongs to the jobs' environments, not to the node's.
-    "$home/bin/python" -m pip --disable-pip-version-check install -q --no-deps --force-reinstall "$source"
+    # No dependencies of its own: torch belongs to the jobs' environments, not to the node's.
+    if [[ -d $source ]]; then
+        hashed -r "$source/lifecycle/requirements.lock"
+        pip --no-deps --no-index --no-build-isolation --force-reinstall "$source"
+    else
+        [[ $source == *://* ]] || source=file://$source#sha256=$(sha256sum <"$source" | cut -c1-64)
+        hashed --no-deps --force-reinstall "$source"
+        hashed -r "$("$home/bin/python" -I -c 'import lifecycle; print(lifecycle.__path__[0])')/requirements.lock"
+    fi
     echo "$version" >"$home/source"
 fi
 
 mkdir -p /etc/holdfast
+cd "$origin" # relative paths among the arguments begin there
 if [[ -f $resources ]]; then
     [[ ! -f $given ]] || cmp -s "$given" "$kept" || cp "$given" "$kept"
     set -- --resource-config "$resources" --parameters "$kept" "$@"
     mkdir -p /var/log/provision # HyperPod sends what is here to CloudWatch
-    "$home/bin/holdfast" node provision "$@" 2>&1 | tee -a /var/log/provision/provisioning.log
+    "$home/bin/python" -I -m launcher node provision "$@" 2>&1 | tee -a /var/log/provision/provisioning.log
 else
-    exec "$home/bin/holdfast" node provision "$@"
+    exec "$home/bin/python" -I -m launcher node provision "$@"
 fi

@@ -18,6 +18,7 @@ SETTINGS_FILE = Path("/etc/holdfast/heal.yaml")
 REBOOT_BY = ("slurm", "hyperpod")
 REPLACE_BY = ("none", "hyperpod", "ec2", "command")
 _MAX_BYTES = 1 << 16
+_OURS = (sys.executable, "-I", "-m", "launcher")  # -I: a job's working directory may be anybody's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +50,8 @@ class HealSettings:
     reboots: int = 1
     replace: str = "none"
     command: tuple[str, ...] = ()
-    check: tuple[str, ...] = (sys.executable, "-m", "launcher", "node", "check", "--level", "deep")
-    check_pairs: tuple[str, ...] = (sys.executable, "-m", "launcher", "node", "check", "--only", "allreduce_pairs")
+    check: tuple[str, ...] = (*_OURS, "node", "check", "--level", "deep")
+    check_pairs: tuple[str, ...] = (*_OURS, "node", "check", "--only", "allreduce_pairs")
     max_drained: str = "10%"
     max_actions_per_hour: int = 4
     flap_s: float = 3600.0

@@ -290,7 +290,7 @@ def _between(node: Node, pair: tuple[str, str], round_: int) -> Measured:
 def _program(node: Node) -> tuple[str, ...]:
     """The all-reduce, in our own interpreter or in the one that the site names: that need not have this package."""
     if node.settings.python is None:
-        return (sys.executable, "-m", program.__name__)
+        return (sys.executable, "-I", "-m", program.__name__)
     return (node.settings.python, "-I", program.__file__)
 
 

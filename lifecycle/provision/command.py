@@ -213,7 +213,7 @@ def _logged(runner: Runner) -> Runner:
 
     def logged(argv: Sequence[str], **options: Any) -> Result:
         try:
-            result = runner(argv, **options)
+            result = runner(argv, **{"cwd": "/", **options})  # ours may be a directory that others write
         except CommandError as error:
             _log_command(error.result)
             raise

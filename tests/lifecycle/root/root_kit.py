@@ -43,7 +43,7 @@ class Machine:
         """debootstrap, and this checkout in /src."""
         run(("debootstrap", "--variant=minbase", "bookworm", str(root), _DEBIAN), timeout_s=_BUILD_S)
         tracked = run(
-            ("git", "-C", str(REPOSITORY), "ls-files", "-z", "*.py", "*.yaml", "*.sh", "*.toml", "*.txt")
+            ("git", "-C", str(REPOSITORY), "ls-files", "-z", "*.py", "*.yaml", "*.sh", "*.toml", "*.txt", "*.lock")
         ).stdout
         for name in [*filter(None, tracked.split("\0")), "README.md", "LICENSE"]:
             if not name.startswith("tests/"):

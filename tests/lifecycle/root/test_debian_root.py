@@ -201,7 +201,7 @@ on_node_configured() {
     chmod 755 $script
     (cd / && env -u SAGEMAKER_RESOURCE_CONFIG_PATH $script "$@")
 }
-on_node_configured --source s3://BUCKET/none.whl --only users && exit 3
+on_node_configured --source s3://BUCKET/none.whl#sha256=0 --only users && exit 3
 on_node_configured --source "WHEEL#sha256=${RANDOM}" --only users && exit 4
 on_node_configured --source "WHEEL#sha256=SUM" --mirror /srv/mirror --only users --only limits
 /opt/alone/bin/python -I -c 'import lifecycle; print("from", lifecycle.__file__)'
