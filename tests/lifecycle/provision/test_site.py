@@ -157,7 +157,7 @@ def test_a_node_that_has_one_of_hyperpods_files_is_not_taken_for_another(tmp_pat
 def test_a_node_is_not_given_what_an_index_has_under_a_name(tmp_path: Path, source: tuple[str, ...]) -> None:
     script = shutil.copy(_ON_CREATE, tmp_path)
     env = {"PATH": os.environ["PATH"], "HOLDFAST_HOME": str(tmp_path / "home")}
-    done = run(("bash", str(script), *source), env=env, check=False)
+    done = run(("bash", str(script), *source), env=env, cwd=tmp_path, check=False)
     assert done.returncode == 2 and "expected a path that exists, a URL or s3://bucket/key" in done.stderr
     assert not (tmp_path / "home").exists()
 
