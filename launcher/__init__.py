@@ -11,7 +11,7 @@
     history/       events.jsonl, the single record, and its readers
     registry       where this user's jobs are; operate.py asks how they stand and ends them
     logs           what ranks and nodes wrote; tail.py reads what others append to; plain_file.py, a stranger's files
-    jobfile        what to run; strict_yaml.py reads it; checkpoint_plan.py says what its checkpoints will take
+    jobfile        what to run; checkpoint_plan.py says what its checkpoints will take
     channel        authenticated frames between supervisor and runners; half_open.py bounds strangers
     fabric         NCCL over EFA: what to set, what its log says; environment.py and node_env.py lint what is set
     domains        which switch each node hangs on

@@ -39,7 +39,7 @@ _JOB_PARAMETERS = {
     "spares": "spares",
     "gpus_per_node": "gpus_per_node",
     "workers_per_node": "workers_per_node",
-    "timeout_min": "time_min",
+    "timeout_min": "time",
 }
 
 

@@ -14,11 +14,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from launcher.errors import UsageError
 from launcher.fabric import MODES
-from launcher.strict_yaml import read_yaml
+from lifecycle import LifecycleError, read_yaml
+from slurm import SlurmError
+from slurm.time_limit import NOTATIONS, time_limit_min
 
 MAX_NODES = 1 << 16  # Slurm has no more in one cluster
 MAX_WORKERS_PER_NODE = 64  # rows of a node's board, where workers post their steps
@@ -102,7 +104,8 @@ class JobSpec:
         slurm: further sbatch options by long name with dashes; True stands for a flag without value.
         fabric: on nodes with EFA: "require" stops the job where NCCL does not use it, "prefer" tells of it, "any"
             leaves NCCL alone.
-        time_min: Slurm's time limit in minutes; None leaves it to the partition. The local cluster has no limit.
+        time: Slurm's time limit, as sbatch's --time takes it; None leaves it to the partition. The local cluster has no
+            limit.
     """
 
     name: str
@@ -116,9 +119,9 @@ class JobSpec:
     restart: Restart = Restart()
     elastic: Elastic | None = None
     checkpoint: Mapping[str, Any] | None = None
-    slurm: Mapping[str, Any] = field(default_factory=dict)
+    slurm: Mapping[str, str | Literal[True]] = field(default_factory=dict)
     fabric: str = "prefer"
-    time_min: int | None = None
+    time: str | None = None
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], base_dir: Path, source: str = "job") -> JobSpec:
@@ -173,7 +176,19 @@ def load_job(path: Path | str) -> JobSpec:
         UsageError: the file cannot be read, is not YAML, or does not describe a job.
     """
     path = Path(path)
-    return JobSpec.from_mapping(read_yaml(path), path.absolute().parent, path.name)
+    return JobSpec.from_mapping(read_job(path), path.absolute().parent, str(path))
+
+
+def read_job(path: Path) -> Any:
+    """Reads a job file, which is not yet validated.
+
+    Raises:
+        UsageError: the file cannot be read, or is not YAML.
+    """
+    try:
+        return read_yaml(path, "a job file")
+    except LifecycleError as error:
+        raise UsageError(str(error)) from None
 
 
 def check_sbatch_option(option: str, value: Any, where: str, nodes: int) -> None:
@@ -246,7 +261,7 @@ class _Reader:
             checkpoint=self._checkpoint(name),
             slurm=options,
             fabric=self._fabric(),
-            time_min=None if self._mapping.get("time_min") is None else self._count("time_min", 1, minimum=1),
+            time=self._time(options.get("time")),
         )
 
     def _gpus(self, gres: Any) -> int | str:
@@ -263,6 +278,22 @@ class _Reader:
         if asked not in (None, value):
             raise self._error("gpus_per_node", f"got {value}, and slurm.gres asks for {gres}; leave one of them out")
         return value
+
+    def _time(self, of_slurm: str | Literal[True] | None) -> str | None:
+        """The time limit by `time`; `slurm.time` is passed on as any option is, and then `time` has to be absent."""
+        value = self._mapping.get("time")
+        if value is not None and of_slurm is not None:
+            raise self._error("time", "slurm.time is given too; leave one of them out")
+        for where, limit in (("time", value), ("slurm.time", of_slurm)):
+            if limit is None:
+                continue
+            try:
+                if isinstance(limit, bool):
+                    raise SlurmError(f"got {limit}, expected {NOTATIONS}")
+                time_limit_min(str(limit))
+            except SlurmError as error:
+                raise self._error(where, str(error)) from None
+        return None if value is None else str(value)
 
     def _script(self) -> Path:
         value = self._mapping.get("script")
@@ -346,8 +377,8 @@ class _Reader:
             config["shared"]["path"] = str(self._base_dir / config["shared"]["path"])
         return config
 
-    def _slurm(self, nodes: int) -> dict[str, Any]:
-        options = {}
+    def _slurm(self, nodes: int) -> dict[str, str | Literal[True]]:
+        options: dict[str, str | Literal[True]] = {}
         for key, value in self._section(self._mapping.get("slurm"), "slurm").items():
             where = f"slurm.{key}"
             option = str(key).replace("_", "-")
@@ -358,7 +389,7 @@ class _Reader:
             if value is False:
                 continue
             check_sbatch_option(option, value, f"{self._source}: {where}", nodes)
-            options[option] = value
+            options[option] = True if value is True else str(value)
         return options
 
     def _fabric(self) -> str:

@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lifecycle.yaml_file import read_yaml
+
 _TABLE = Path(__file__).with_name("versions.yaml")
 _VENDOR = "sys/class/dmi/id/sys_vendor"
 _PRODUCT = "sys/class/dmi/id/product_name"  # on EC2's Nitro machines this is the instance type
@@ -55,9 +57,7 @@ def instance_type(root: Path = Path("/")) -> str | None:
 
 @cache
 def _instances() -> dict[str, dict[str, Any]]:
-    import yaml  # here: the package is imported where nobody reads a table
-
-    return dict(yaml.safe_load(_TABLE.read_text())["instances"])
+    return dict(read_yaml(_TABLE, "a table")["instances"])
 
 
 def _row(instance: str, row: dict[str, Any]) -> Expected:

@@ -10,9 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lifecycle.errors import UsageError
+from lifecycle.yaml_file import read_yaml
 
 _TABLE = Path(__file__).with_name("versions.yaml")
 _DEB_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -226,4 +225,4 @@ def _of_torch(torch: str) -> Mapping[str, str]:
 
 @cache
 def _load() -> dict[str, Any]:
-    return dict(yaml.safe_load(_TABLE.read_text()))
+    return dict(read_yaml(_TABLE, "a table"))

@@ -1,27 +1,82 @@
-"""A site's file of settings, as far as all of them are alike: keys and values in YAML."""
+"""Files that people write: job files and settings, read as YAML. `yaml_core` has the rules."""
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Any
 
 from lifecycle.errors import UsageError
 
+MAX_FILE_BYTES = 1 << 20
+
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The keys and values of a file, not yet looked at; none of an empty one.
+    """Reads a file of settings: its keys and values, not yet validated; none of an empty file.
 
     Raises:
-        UsageError: it cannot be read as keys and values.
+        UsageError: the file cannot be read, or is not keys and values in YAML.
     """
-    import yaml  # here: those who call this are imported where nobody reads settings
+    return settings_of(read_yaml(path, "settings"), str(path))
 
-    try:
-        found = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror}); expected settings in YAML") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from None
+
+def settings_of(found: Any, source: str) -> dict[str, Any]:
+    """The keys and values that parse_yaml() found; none of an empty file.
+
+    Raises:
+        UsageError: it found something else.
+    """
     if not isinstance(found, dict | None):
-        raise UsageError(f"{path}: got a {type(found).__name__}, expected keys and values")
+        raise UsageError(f"{source}: got a {type(found).__name__}, expected keys and values")
     return found or {}
+
+
+def read_yaml(path: Path, what: str) -> Any:
+    """Reads a YAML file as plain data.
+
+    Args:
+        path: the file.
+        what: what the file should hold, for errors: "a job file".
+
+    Raises:
+        UsageError: the file cannot be read, is larger than 1 MiB, or is not such YAML.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UsageError(f"{path}: no regular file; expected {what} (YAML)")
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file; expected {what} (YAML)") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path}: cannot be read ({reason}); expected {what} (YAML)") from None
+    return parse_yaml(data, str(path))
+
+
+def parse_yaml(data: bytes, source: str) -> Any:
+    """Parses YAML as plain data: dict with text as keys, list, str, int, float, bool and None.
+
+    Args:
+        data: the YAML.
+        source: what to call it in errors.
+
+    Raises:
+        UsageError: it is larger than 1 MiB, or is not YAML that `yaml_core` reads.
+    """
+    import yaml  # here, as in `yaml_core`: importers of this module do not always read a file
+
+    from lifecycle.yaml_core import plain_data
+
+    if len(data) > MAX_FILE_BYTES:
+        raise UsageError(f"{source}: larger than {MAX_FILE_BYTES} bytes; expected YAML that a person writes")
+    try:
+        return plain_data(data.decode())
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{source}: not UTF-8 text (byte {error.start}); expected YAML") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UsageError(f"{source}: not valid YAML: {error.problem}{place}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None

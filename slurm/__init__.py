@@ -5,6 +5,7 @@ client.py       Slurm's commands as methods
 records.py      jobs, nodes and partitions as Slurm prints them
 hostlist.py     n[1-4] and back
 topology.py     which nodes hang on one switch
+time_limit.py   sbatch's notations of a time limit
 command.py      the one place that runs a program
 conf.py         the lines of slurm.conf that the hooks need, printed and linted
 errors.py       the base of all errors

@@ -83,15 +83,14 @@ def submit(
 
 def _load(job_file: Path, flags: Sequence[str] = (), **sizes: int | str | None) -> JobSpec:
     """The job file with the command line's sizes in place of its own, those of sbatch's --gres among them."""
-    from launcher.jobfile import JobSpec, gpus_of_gres, load_job
-    from launcher.strict_yaml import read_yaml
+    from launcher.jobfile import JobSpec, gpus_of_gres, load_job, read_job
 
     spec = load_job(job_file)
     given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     gres = _gres(flags)
     if not given and gres is None:
         return spec
-    mapping = {**read_yaml(job_file), **given}
+    mapping = {**read_job(job_file), **given}
     if gres is not None:
         mapping["slurm"] = {**spec.slurm, "gres": gres}
         if gpus_of_gres(gres) is not None and "gpus_per_node" not in given:

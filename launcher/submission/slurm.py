@@ -20,6 +20,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.jobfile import JobSpec, check_sbatch_option, gpus_of_gres
 from slurm import state_below
 from slurm.command import CommandError, run
+from slurm.time_limit import time_limit_min
 
 _NO_TIMEOUT_MIN = 60 * 24 * 365
 _NEXT_STEPS = {  # by words of sbatch's
@@ -177,8 +178,8 @@ class SupervisedSlurmExecutor(SlurmExecutor):
             "use_srun": False,
             "wckey": self.parameters.get("wckey"),
         }
-        if spec.time_min is not None or "time" not in parameters:
-            parameters["time"] = spec.time_min  # None leaves the limit to the partition
+        if spec.time is not None or "time" not in parameters:
+            parameters["time"] = spec.time  # None leaves the limit to the partition
         if "gres" in spec.slurm:
             parameters.pop("gres", None)
         if spec.gpus_per_node and gpus_of_gres(spec.slurm.get("gres")) is None:
@@ -216,6 +217,10 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         """The sbatch command line for a script."""
         return ["sbatch", *self._flags, str(script)]
 
+    def _timeout_min(self) -> int:
+        limit = self.parameters["additional_parameters"].get("time") or self.parameters.get("time") or "UNLIMITED"
+        return time_limit_min(str(limit)) or _NO_TIMEOUT_MIN
+
     def _num_tasks(self) -> int:
         return 1  # what submitit runs is the supervisor, on the batch host alone
 
@@ -232,7 +237,7 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for delayed, pickle in zip(delayed_submissions, pickles, strict=True):
-                delayed.set_timeout(self.parameters.get("time") or _NO_TIMEOUT_MIN, self.max_num_timeout)
+                delayed.set_timeout(self._timeout_min(), self.max_num_timeout)
                 delayed.dump(pickle)
             script.write_text(self.script(len(pickles)))
             said = run(self.sbatch_command(script), timeout_s=_SBATCH_TIMEOUT_S).stdout

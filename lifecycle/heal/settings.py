@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lifecycle.errors import UsageError
+from lifecycle.yaml_file import MAX_FILE_BYTES, parse_yaml, settings_of
 from slurm.errors import SlurmError
 from slurm.hooks.drains import at_most
 from slurm.hooks.places import SettingsError, read_of_root
@@ -17,7 +18,6 @@ SETTINGS_FILE = Path("/etc/holdfast/heal.yaml")
 
 REBOOT_BY = ("slurm", "hyperpod")
 REPLACE_BY = ("none", "hyperpod", "ec2", "command")
-_MAX_BYTES = 1 << 16
 _OURS = (sys.executable, "-I", "-m", "launcher")  # -I: a job's working directory may be anybody's
 
 
@@ -84,18 +84,14 @@ class HealSettings:
         Raises:
             UsageError: others could have written it, or something in it is not understood.
         """
-        import yaml  # here: the package is imported where nobody reads settings
-
         try:
-            found = yaml.safe_load(read_of_root(path, _MAX_BYTES))
+            found = settings_of(parse_yaml(read_of_root(path, MAX_FILE_BYTES + 1).encode(), str(path)), str(path))
         except FileNotFoundError:
             return cls()
-        except (SettingsError, yaml.YAMLError) as error:
+        except SettingsError as error:
             raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
-        if found is not None and not isinstance(found, dict):
-            raise UsageError(f"{path}: got {type(found).__name__}, expected keys and values")
         try:
-            return cls(**{str(key): _value(str(key), value) for key, value in (found or {}).items()})
+            return cls(**{key: _value(key, value) for key, value in found.items()})
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
 
@@ -111,7 +107,7 @@ def _value(key: str, value: Any) -> Any:
             raise UsageError(f"{key}: got {value!r}, expected a list of words, the program first")
         return tuple(value)
     if isinstance(default, str):
-        if isinstance(value, bool):  # YAML reads on and off as such
+        if isinstance(value, bool):
             return "on" if value else "off"
         return str(value)
     if isinstance(value, bool) or not isinstance(value, (int, type(default))) or not value >= 0:

@@ -52,7 +52,7 @@ class LoadingJob(BrokenJob):
 def test_signals_to_all_processes_of_a_job_that_loads_data(fault_cluster: Any, steady_digests: dict[int, str]) -> None:
     """USR1 from the first moment on, as `--signal=USR1@N` may send it; a SIGTERM as at a preemption; a lost rank."""
     home = fault_cluster.home / "signals"
-    args, limit = ["--loaders", str(LOADERS)], {"time_min": 11, "slurm": {"signal": "USR1@600"}}
+    args, limit = ["--loaders", str(LOADERS)], {"time": 11, "slurm": {"signal": "USR1@600"}}
     job = LoadingJob(fault_cluster, home, args=args, **limit)
     job.settle_under("USR1")
     before = {rank: len(job.heard(rank)) for rank in RANKS}
@@ -89,7 +89,7 @@ def test_signals_to_all_processes_of_a_job_that_loads_data(fault_cluster: Any, s
 
 def test_a_warning_to_the_batch_script_before_it_listens(fault_cluster: Any, steady_digests: dict[int, str]) -> None:
     """`--signal=B:USR1@60`: at first it ends nothing and stops nothing; near the limit the job saves and goes on."""
-    limit = {"time_min": 10, "slurm": {"signal": "B:USR1@60"}}
+    limit = {"time": 10, "slurm": {"signal": "B:USR1@60"}}
     job = LoadingJob(fault_cluster, fault_cluster.home / "warned", **limit)
     job.settle_under("USR1", "--batch")
     assert "warned: the time limit is near" in (job.watch.job_dir / "log" / "supervisor.log").read_text()

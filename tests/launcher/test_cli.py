@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from rich.console import Console
 from launcher.cli import main
 from launcher.errors import UsageError
 from launcher.history.status import Status
-from launcher.jobfile import JobSpec
+from launcher.jobfile import JobSpec, load_job
 from launcher.logs import Selection, follow_logs
 from launcher.progress import follow
 from launcher.registry import KnownJob, known_jobs, remember
@@ -68,7 +69,7 @@ GOLDEN_SCRIPT = """\
 #SBATCH --output={cwd}/runs/%j/%j_0_log.out
 #SBATCH --requeue
 #SBATCH --signal=B:USR2@90
-#SBATCH --time=1440
+#SBATCH --time=1-0
 
 # command
 export SUBMITIT_EXECUTOR=slurm
@@ -114,7 +115,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_a_dry_run_prints_exactly_what_sbatch_would_get(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "train.py").write_text("")
     (home / "job.yaml").write_text(
-        "name: gpt\nscript: train.py\nnodes: 4\nspares: 1\ngpus_per_node: 8\ntime_min: 1440\n"
+        "name: gpt\nscript: train.py\nnodes: 4\nspares: 1\ngpus_per_node: 8\ntime: 1-0\n"
         "slurm: {account: team, exclusive: true}\n"
     )
     assert main(["submit", "job.yaml", "--dry-run", "-p", "train", "--comment=a b"]) == 0
@@ -122,6 +123,28 @@ def test_a_dry_run_prints_exactly_what_sbatch_would_get(home: Path, capsys: pyte
     assert out == GOLDEN_SCRIPT.format(cwd=home, python=sys.executable)
     assert err == "# submitted by: sbatch -p train '--comment=a b' SCRIPT\n"
     assert not (home / "runs").exists()
+
+
+def test_sbatchs_own_notations_reach_sbatch_as_they_stand(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {
+        "time": "1:00:00", "time-min": "30:00", "mem": "012", "partition": "on", "account": "0x10", "qos": "1e3",
+        "begin": "2026-11-22", "nodelist": "node[01-04,07]", "comment": "1_000", "mcs-label": "no", "priority": "+5",
+        "dependency": "afterok:12:0013", "constraint": "2.10", "licenses": "a:1,b:2", "nice": "0o17",
+    }  # fmt: skip
+    (home / "train.py").write_text("")
+    written = "".join(f"  {option}: {value}\n" for option, value in options.items())
+    (home / "job.yaml").write_text(f"script: train.py\nargs: [1:30, 007, 2.10, on]\nslurm:\n{written}")
+    script = said(capsys, "submit", "job.yaml", "--dry-run")
+    lines = {line.removeprefix("#SBATCH --") for line in script.splitlines()}
+    assert {f"{option}={shlex.quote(value)}" for option, value in options.items()} <= lines
+    assert load_job(home / "job.yaml").args == ("1:30", "007", "2.10", "on")
+
+
+@pytest.mark.parametrize("limit", ["90", "30:00", "1:00:00", "36:00:00", "2-12", "2-12:30", "1-00:00:00", "UNLIMITED"])
+def test_a_time_limit_reaches_sbatch_as_it_stands(home: Path, capsys: pytest.CaptureFixture[str], limit: str) -> None:
+    (home / "train.py").write_text("")
+    (home / "job.yaml").write_text(f"script: train.py\ntime: {limit}\n")
+    assert f"#SBATCH --time={limit}\n" in said(capsys, "submit", "job.yaml", "--dry-run")
 
 
 def test_gpus_asked_for_on_the_command_line_get_a_worker_each(

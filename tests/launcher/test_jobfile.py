@@ -30,7 +30,7 @@ def write(folder: Path, text: str) -> Path:
 def test_a_job_of_only_a_script_trains_on_one_node_without_checkpoints() -> None:
     spec = job()
     assert (spec.name, spec.script, spec.nodes, spec.spares) == ("test_jobfile", SCRIPT, 1, 0)
-    assert (spec.workers_per_node, spec.checkpoint, spec.time_min) == (1, None, None)
+    assert (spec.workers_per_node, spec.checkpoint, spec.time) == (1, None, None)
     assert spec.restart == Restart(max_without_progress=3, max_restarts=100)
 
 
@@ -108,8 +108,11 @@ def test_an_empty_section_is_an_absent_one(tmp_path: Path) -> None:
         ("script: a.py\nscript: b.py\n", "job.yaml: not valid YAML: key 'script' is given twice at line 2, column 1"),
         ("a: &x [1]\nb: *x\n", "job.yaml: not valid YAML: aliases (*name) are not read at line 2, column 4"),
         ("script: [\n", "job.yaml: not valid YAML: "),
-        ("script: !!python/object:os.system x\n", "job.yaml: not valid YAML: could not determine a constructor"),
-        ("[" * 5000, "job.yaml: not valid YAML: nested too deeply"),
+        (
+            "script: !!python/object:os.system x\n",
+            "job.yaml: not valid YAML: tag tag:yaml.org,2002:python/object:os.system is not read",
+        ),
+        ("[" * 5000, "job.yaml: not valid YAML: nested too deeply, more than 32 levels"),
         ("- script\n", "job.yaml: got ['script'], expected a mapping"),
         ("", "job.yaml: got nothing, expected a mapping"),
     ],
@@ -117,7 +120,7 @@ def test_an_empty_section_is_an_absent_one(tmp_path: Path) -> None:
 def test_unreadable_yaml_is_one_clear_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_job(write(tmp_path, text))
-    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path}/{message}") and "\n" not in str(caught.value)
 
 
 def test_a_file_of_more_than_a_mebibyte_is_refused(tmp_path: Path) -> None:
@@ -179,7 +182,7 @@ jobs = st.fixed_dictionaries(
             st.sampled_from(["partition", "account", "mem_per_cpu", "exclusive", "qos"]),
             st.one_of(printable, st.booleans(), st.integers(0, 99)),
         ),
-        "time_min": sizes,
+        "time": st.one_of(sizes, st.sampled_from(["30:00", "1:00:00", "2-12"])),
     },
 )
 

@@ -150,7 +150,7 @@ def test_settings_are_read(tmp_path: Path) -> None:
         ("flap_s: .nan", "expected a number"),
         ("max_drained: lots", "max_drained: got 'lots'"),
         ("- heal", "expected keys and values"),
-        ("heal: [", "heal.yaml: while parsing"),
+        ("heal: [", "heal.yaml: not valid YAML"),
     ],
 )
 def test_settings_that_are_not_understood_are_named(tmp_path: Path, text: str, said: str) -> None:
