@@ -26,4 +26,5 @@ strays.py        processes that outlived their job
 incidents.py     what the kernel said while a job ran
 places.py        where all of this is; the site's settings
 entry.py         the scripts named in slurm.conf
+trust.py         whether only root can change what they run
 """

@@ -17,8 +17,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurm.errors import SlurmError
-
 HOOKS: Mapping[str, str] = {
     "Prolog": "prolog",
     "Epilog": "epilog",
@@ -62,10 +60,6 @@ posix._exit(code)
 """
 
 
-class EntryError(SlurmError):
-    """A hook would run as root what others can change."""
-
-
 def scripts(*, python: Path | None = None, root: str = "", slurm_conf: Path | None = None) -> dict[str, str]:
     """The scripts: file name -> text. slurmd gives hooks no PATH: they get the system's and that of Slurm's commands.
 
@@ -90,20 +84,3 @@ def scripts(*, python: Path | None = None, root: str = "", slurm_conf: Path | No
         )
         for parameter, name in HOOKS.items()
     }
-
-
-def check_trusted(*paths: Path) -> None:
-    """Root will run what lies there: only root may be able to change it, at every level.
-
-    Raises:
-        EntryError: others can.
-    """
-    for path in paths:
-        absolute, real = Path(os.path.abspath(path)), path.resolve()
-        for level in (real, *real.parents, *absolute.parents):
-            facts = level.stat()
-            if facts.st_uid != 0 or (facts.st_mode & 0o022 and not facts.st_mode & 0o1000):
-                raise EntryError(
-                    f"{level}: mode {facts.st_mode & 0o7777:o} of uid {facts.st_uid}: others could change what Slurm "
-                    "runs as root; put holdfast where only root can write, for example in /opt/holdfast"
-                )

@@ -19,7 +19,7 @@ from hooks_kit import (
     verdict,
 )
 
-from slurm.hooks.entry import HOOKS, EntryError, check_trusted, scripts
+from slurm.hooks.entry import HOOKS, scripts
 from slurm.hooks.hook import HookJob
 from slurm.hooks.places import Places
 
@@ -95,11 +95,3 @@ def test_an_installation_that_is_gone_drains_no_node(name: str, what: str, said:
         script = script.replace(f"' {ROOT} {name}", f"' {tmp_path} {name}")
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, said in done.stderr) == (0, True), done.stderr
-
-
-def test_root_runs_nothing_that_others_can_change(tmp_path: Path) -> None:
-    script = tmp_path / "prolog.sh"
-    script.write_text("")
-    script.chmod(0o777)
-    with pytest.raises(EntryError, match="others could change"):
-        check_trusted(script)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import slurm.hooks
+import slurm
+from lifecycle.files import publish
 from lifecycle.provision.step import Node, Step, StepError
 from slurm.errors import SlurmError
-from slurm.hooks.entry import DIRECTORY, check_trusted, scripts
+from slurm.hooks.entry import DIRECTORY, scripts
 from slurm.hooks.places import Places
+from slurm.hooks.trust import check_trusted, installation
 
 _SETTINGS = "# Settings of holdfast's Slurm hooks: docs/admin.md. What is not set has its default.\n"
 
@@ -29,26 +31,31 @@ class Hooks(Step):
 
     def is_done(self, node: Node) -> bool:
         same = all(node.text(f"{DIRECTORY}/{name}") == text for name, text in scripts().items())
-        return same and self._settings(node).exists() and not self._mistrust(node)
+        return same and self._settings(node).exists() and not self._mistrust(node, *_installed(), DIRECTORY)
 
     def apply(self, node: Node) -> None:
-        if reason := self._mistrust(node):
+        if reason := self._mistrust(node, *_installed()):
             raise StepError(reason)
         for name, text in scripts().items():
-            node.write(f"{DIRECTORY}/{name}", text, mode=0o755)
+            publish(node.path(f"{DIRECTORY}/{name}"), text.encode(), 0o755)
         settings = self._settings(node)
         if not settings.exists():  # the admin's own stay
             mount = node.site.nvme.mount
             text = _SETTINGS + (f"local_disk: {mount}\n" if node.mounted(mount) else "")
             node.write("/" + str(settings.relative_to(node.root)), text)
 
+    def verify(self, node: Node) -> None:
+        if reason := self._mistrust(node, DIRECTORY):
+            raise StepError(reason)
+        super().verify(node)
+
     @staticmethod
-    def _mistrust(node: Node) -> str:
+    def _mistrust(node: Node, *paths: Path) -> str:
         """Why root must not run what is here; empty where it may."""
         if node.root != Path("/"):
             return ""  # our own interpreter is not the one of that root
         try:
-            check_trusted(Path(sys.executable), Path(slurm.hooks.__file__))
+            check_trusted(*paths)
         except SlurmError as error:
             return str(error)
         return ""
@@ -56,3 +63,7 @@ class Hooks(Step):
     @staticmethod
     def _settings(node: Node) -> Path:
         return Path(Places(node.root).settings_file)
+
+
+def _installed() -> list[Path]:
+    return installation(Path(sys.executable), Path(slurm.__file__).parent)
