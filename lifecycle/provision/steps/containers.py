@@ -18,7 +18,7 @@ class Containers(Step):
     name = "containers"
 
     def goal(self, node: Node) -> str:
-        return f"enroot on {node.site.nvme.mount}, pyxis in {_PLUGSTACK}"
+        return f"enroot in the users' own directories on {node.site.nvme.mount}, pyxis in {_PLUGSTACK}"
 
     def skip(self, node: Node) -> str:
         if not node.site.enroot:
@@ -46,16 +46,15 @@ class Containers(Step):
             node.write(path, text)
 
     def _files(self, node: Node) -> dict[str, str]:
-        home = f"{node.site.nvme.mount}/enroot"
-        # One directory for each user: enroot makes them; the parents belong to root with the sticky bit.
+        # Below the user's own directory, 0700, which the prolog makes: no other user can make or read one of these.
+        own = f"{node.site.nvme.mount}/holdfast-$(id -u)"
         settings = {
-            "ENROOT_RUNTIME_PATH": "/run/enroot/user-$(id -u)",
-            "ENROOT_CACHE_PATH": f"{home}/cache-$(id -u)",
-            "ENROOT_DATA_PATH": f"{home}/data-$(id -u)",
-            "ENROOT_TEMP_PATH": f"{home}",
+            "ENROOT_RUNTIME_PATH": f"{own}/enroot/run",
+            "ENROOT_CACHE_PATH": f"{own}/enroot/cache",
+            "ENROOT_DATA_PATH": f"{own}/enroot/data",
+            "ENROOT_TEMP_PATH": own,  # enroot makes the other three
         }
         return {
             _CONF: "".join(f"{key} {value}\n" for key, value in settings.items()),
-            "/etc/tmpfiles.d/90-holdfast-enroot.conf": f"d /run/enroot 1777 root root\nd {home} 1777 root root\n",
             _PLUGSTACK: f"required {_PLUGIN}\n",
         }
