@@ -16,7 +16,7 @@ from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.record.values import decode, tag_of
 from ckpt.tiers.tier import Tier
 from ckpt.tiers.verified import verified_shard
-from ckpt.trainer.leaves import STATE, TAGS, chunk_box, torch_dtype, view_bytes
+from ckpt.trainer.leaves import DTENSOR, STATE, TAGS, chunk_box, torch_dtype, view_bytes
 from ckpt.trainer.restore import DCP
 
 
@@ -104,8 +104,9 @@ def _from_tree(save: SaveId, tree: Any, shards: list[tuple[ShardRecord, memoryvi
     named = {name: keys[id(value)] for name, value in flat.items() if id(value) in keys}
     values = {name: value for name, value in flat.items() if name not in named}
     names = {key: name for name, (_, key) in named.items()}
-    chunks = shards[0][0].layout.chunks
-    return _stored(save, shards, names, values, mappings, {chunk.key for chunk in chunks if chunk.spread is not None})
+    everywhere = {chunk.key for chunk in shards[0][0].layout.chunks if chunk.spread is not None}
+    everywhere |= {key for tag, key in keys.values() if tag == DTENSOR}
+    return _stored(save, shards, names, values, mappings, everywhere)
 
 
 def _stored(

@@ -13,7 +13,8 @@ saved         one saved step's shards, verified as they are read
 stored        another step than the one that is restored, read from a tier by each rank itself
 verified      copies and checksums in one pass, by several threads
 torch_or_not  torch, imported only where a state holds something of it
-leaves        what counts as a tensor, and which box of it this rank holds
+leaves        what counts as a tensor, and how its bytes lie in memory
+placement     which boxes of a tensor this rank holds, and which ranks hold the others
 cadence       which steps are saved, and where all ranks stop
 journal       what rank 0 says of all this, on its console and in a file
 deadlines     how long to wait for others

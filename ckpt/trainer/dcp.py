@@ -42,9 +42,11 @@ from ckpt.record.layout import Chunk
 from ckpt.record.shard import ShardRecord
 from ckpt.record.values import decode, encode, tag_of
 from ckpt.trainer.leaves import check_tensor, chunk_box, torch_dtype
+from ckpt.trainer.placement import parts_of
 from ckpt.trainer.restore import DCP
 from ckpt.trainer.saved import Read, SavedStep
 from ckpt.trainer.state import Piece
+from ckpt.trainer.torch_or_not import is_dtensor
 
 
 class Shards(Protocol):
@@ -102,6 +104,7 @@ class DcpWriter(StorageWriter):
                 objects.append([item.index.fqn, node])
                 size_bytes = len(str(node))
             else:
+                check_one_box(planner, item.index.fqn)
                 piece = _piece(item, planner.resolve_data(item).detach())
                 pieces.append(piece)
                 size_bytes = piece.data.numel() * piece.data.element_size()
@@ -176,6 +179,7 @@ class DcpReader(StorageReader):
             if item.type is LoadItemType.BYTE_IO:
                 planner.load_bytes(item, _pickled_in_memory(decode(objects[item.storage_index.fqn])))
             else:
+                check_one_box(planner, item.dest_index.fqn)
                 target = planner.resolve_tensor(item).detach()
                 reads += _reads(item, target, table.get(item.storage_index.fqn, []))
                 tensors.append((item, target))
@@ -210,6 +214,16 @@ class DcpReader(StorageReader):
             for chunk in record.layout.chunks:
                 table.setdefault(chunk.key, []).append((chunk_box(chunk), (record.rank, chunk)))
         return table
+
+
+def check_one_box(planner: SavePlanner | LoadPlanner, fqn: str) -> None:
+    """Raises StateError for a DTensor whose local tensor has gaps: torch plans one box for it, with wrong rows."""
+    live: Any = getattr(planner, "state_dict", {}).get(fqn)
+    if is_dtensor(live) and len(parts_of(live, (fqn,))) > 1:
+        raise StateError(
+            f"{fqn}: a DTensor placed by {live.placements} has gaps between its rows, which torch's planner does not "
+            "know; redistribute it, or use Checkpointer.save() and load()"
+        )
 
 
 def _object(item: WriteItem, planner: SavePlanner) -> Any:

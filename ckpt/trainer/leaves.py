@@ -1,9 +1,8 @@
-"""What counts as a tensor in a state, and which box of it this rank holds."""
+"""What counts as a tensor in a state, and how its bytes lie in memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy as np
 from ckpt.errors import CorruptError, StateError
 from ckpt.record.boxes import Box
 from ckpt.record.layout import Chunk
-from ckpt.record.spread import UNKNOWN, Spread
 from ckpt.record.values import Path, name_of, unsupported
 from ckpt.trainer.torch_or_not import is_dtensor, is_tensor, torch
 
@@ -20,8 +18,8 @@ TAGS = (TENSOR, DTENSOR, ARRAY)
 STATE = "#state"  # the state_dict() of an object
 
 Local = Any  # a torch.Tensor or a np.ndarray: this rank's bytes of a value
-Group = Sequence[int]  # ranks that hold the same, in the order in which they share
 
+_PLACEMENTS = ("Replicate", "Shard", "_StridedShard")
 _ARRAY_DTYPES = ("bool", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32",
                  "float64", "complex64", "complex128")  # fmt: skip
 
@@ -41,8 +39,12 @@ def is_stateful(value: Any) -> bool:
 def check_tensor(value: Any, path: Path) -> None:
     """Raises StateError for tensors and arrays whose bytes do not say all, or are not there."""
     if is_dtensor(value):
-        if any(placement.is_partial() for placement in value.placements):
-            raise StateError(f"{name_of(path)}: a DTensor with a partial placement; redistribute it before saving")
+        for placement in value.placements:
+            if type(placement).__name__ not in _PLACEMENTS:
+                raise StateError(
+                    f"{name_of(path)}: a DTensor placed by {placement}, expected {', '.join(_PLACEMENTS)}; "
+                    "redistribute it before saving"
+                )
         check_tensor(value._local_tensor, path)
     elif is_tensor(value):
         if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
@@ -59,47 +61,6 @@ def local_part(value: Any) -> Local:
     if isinstance(value, np.ndarray):
         return value
     return (value._local_tensor if is_dtensor(value) else value).detach()
-
-
-def local_box(value: Any) -> Box:
-    """The box of the whole tensor that this rank holds."""
-    if is_dtensor(value):
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-        sizes, offsets = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
-        return Box(tuple(offsets), tuple(sizes))
-    return Box((0,) * value.ndim, tuple(value.shape))
-
-
-def spread_of(value: Any) -> Spread:
-    """The mesh over which a DTensor lies, as ranks."""
-    from torch.distributed.tensor import Shard
-
-    ranks = as_group(value.device_mesh.mesh.flatten().tolist())
-    splits = tuple(
-        None if placement.is_replicate() else placement.dim if type(placement) is Shard else UNKNOWN
-        for placement in value.placements
-    )
-    return Spread(shape=tuple(value.device_mesh.shape), ranks=ranks, splits=splits)
-
-
-def replicas_of(value: Any) -> Group | None:
-    """The ranks that hold the same part of a DTensor as this one; None when no other does."""
-    coordinate = value.device_mesh.get_coordinate()
-    if coordinate is None:
-        return None
-    index = tuple(
-        slice(None) if placement.is_replicate() else at
-        for placement, at in zip(value.placements, coordinate, strict=True)
-    )
-    ranks = value.device_mesh.mesh[index].flatten().tolist()
-    return as_group(ranks) if len(ranks) > 1 else None
-
-
-def as_group(ranks: Sequence[int]) -> Group:
-    """Ranks in a form that is compared and stored as easily when they are many."""
-    regular = bool(ranks) and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
-    return range(ranks[0], ranks[0] + len(ranks)) if regular else tuple(ranks)
 
 
 def dtype_name(dtype: Any) -> str:

@@ -29,7 +29,8 @@ import numpy as np
 from ckpt.record.blocks import checksum
 from ckpt.record.boxes import Box
 from ckpt.record.files import dump_json
-from ckpt.trainer.leaves import Group, Local, as_group
+from ckpt.trainer.leaves import Local
+from ckpt.trainer.placement import Group, as_group
 from ckpt.trainer.torch_or_not import in_use, is_module, torch
 
 SMALL_BYTES = 16 << 10

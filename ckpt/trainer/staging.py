@@ -28,7 +28,8 @@ class Stager:
         self._copies = ParallelCopy(threads)
         self.tokens: dict[str, int] = {}  # of the plan's groups of replicas: see ckpt.trainer.replicas
         self._rank = rank
-        self._shares: dict[int, Share] = {}  # of tensors by their place; the others are stored whole
+        self._shares: dict[int, Share] = {}  # of pieces by their place; the others are stored whole
+        self._cuts: list[tuple[int, Any]] | None = None  # of pieces: the tensor and the index in it; None: one for one
         self._sharing = True
         self._signature: list[tuple[Any, ...]] | None = None
         self._chunks: tuple[Chunk, ...] = ()
@@ -52,21 +53,20 @@ class Stager:
             replicas = {number: _replica(piece) for number, piece in enumerate(pieces) if piece.group is not None}
             self._shares, self.tokens = share_out(replicas if self._sharing else {}, self._rank)
             self._lay_out(pieces)
+            whole = [piece.number for piece in pieces if piece.index == (...,)] == list(range(len(state.values)))
+            self._cuts = None if whole else [(piece.number, piece.index) for piece in pieces]
             self._signature = state.signature
         return self._nbytes
 
     def plan_pieces(self, pieces: list[Piece]) -> int:
         """Lays out pieces that come without a signature; returns the shard's bytes."""
-        self._shares, self.tokens, self._signature = {}, {}, None
+        self._shares, self.tokens, self._signature, self._cuts = {}, {}, None, None
         self._lay_out(pieces)
         return self._nbytes
 
     def stage(self, slot: Slot, tensors: list[Local], tree: Any) -> Layout:
         """Copies tensors, in the order of the plan, into a reserved slot; returns when all bytes are there."""
-        views = self._slot_views(slot)
-        if self._shares:
-            tensors = [self._shares[i].of(tensor) if i in self._shares else tensor for i, tensor in enumerate(tensors)]
-        self._copy(zip(views, tensors, strict=True))
+        self._copy(zip(self._slot_views(slot), self._pieces_of(tensors), strict=True))
         return self._layout(tree)
 
     def stage_beside(self, slot: Slot, state: State) -> tuple[Layout, Copies | None]:
@@ -80,19 +80,24 @@ class Stager:
             CopyError: the accelerator refused.
         """
         tensors = state.tensors()
-        aside = [number for number, tensor in enumerate(tensors) if self._device.holds(tensor)]
-        if not aside:
+        if not any(map(self._device.holds, tensors)):
             return self.stage(slot, tensors, state.tree), None
-        views, stepped = self._slot_views(slot), state.stepped()
-        shared = [self._shares[i].of(tensor) if i in self._shares else tensor for i, tensor in enumerate(tensors)]
+        views, pieces, stepped = self._slot_views(slot), self._pieces_of(tensors), state.stepped()
+        sources = [number for number, _ in self._cuts] if self._cuts is not None else range(len(tensors))
+        aside = [i for i, number in enumerate(sources) if self._device.holds(tensors[number])]
         jobs = [
-            Job(key=state.keys[i], view=views[i], tensor=shared[i], stepped=place_of(tensors[i]) in stepped)
+            Job(
+                key=self._chunks[i].key,
+                view=views[i],
+                tensor=pieces[i],
+                stepped=place_of(tensors[sources[i]]) in stepped,
+            )
             for i in aside
         ]
         with no_grad():
             copies = self._overlap.start(jobs)
-        others = sorted(set(range(len(tensors))) - set(aside))
-        self._copy((views[i], shared[i]) for i in others)
+        others = sorted(set(range(len(pieces))) - set(aside))
+        self._copy((views[i], pieces[i]) for i in others)
         return self._layout(state.tree), copies
 
     def pin(self, slot: Slot) -> None:
@@ -112,6 +117,14 @@ class Stager:
         self._views.clear()
         for index in list(self._pins):
             self._unpin(index)
+
+    def _pieces_of(self, tensors: list[Local]) -> list[Local]:
+        """What this rank stores of the plan's tensors, one for each chunk."""
+        if self._cuts is not None:
+            tensors = [tensors[number][index] for number, index in self._cuts]
+        if self._shares:
+            tensors = [self._shares[i].of(tensor) if i in self._shares else tensor for i, tensor in enumerate(tensors)]
+        return tensors
 
     def _copy(self, pairs: Iterable[tuple[Local, Local]]) -> None:
         """Copies from memory into views."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,15 +18,12 @@ from ckpt.trainer.leaves import (
     DTENSOR,
     STATE,
     TENSOR,
-    Group,
     Local,
     check_tensor,
     is_stateful,
-    local_box,
     local_part,
-    replicas_of,
-    spread_of,
 )
+from ckpt.trainer.placement import Group, parts_of, replicas_of, spread_of
 from ckpt.trainer.replicas import Proofs, World
 from ckpt.trainer.torch_or_not import is_dtensor, is_module, is_optimizer, is_tensor
 
@@ -35,6 +34,8 @@ class Piece:
 
     key: str
     data: Local
+    number: int = 0  # of its value in the state
+    index: tuple[Any, ...] = (...,)  # of the data in the value's local tensor
     shape: tuple[int, ...]
     box: Box
     spread: Spread | None = None  # over which ranks the tensor lies, when it is not this rank's alone
@@ -66,8 +67,20 @@ class State:
         return found
 
     def pieces(self) -> list[Piece]:
-        """The same, and which box of which tensor each is."""
-        return [_piece(*parts) for parts in zip(self.keys, self.values, self.groups, strict=True)]
+        """The same in boxes of whole tensors: most tensors are one, some several, some none."""
+        return list(chain.from_iterable(map(self._pieces, range(len(self.values)))))
+
+    def _pieces(self, number: int) -> Iterator[Piece]:
+        key, value, group = self.keys[number], self.values[number], self.groups[number]
+        spread = None if group is None else Spread(shape=(len(group),), ranks=group, splits=(None,))
+        if is_dtensor(value):
+            spread, group = spread_of(value), replicas_of(value)
+        local, shape = local_part(value), tuple(value.shape)
+        for part in parts_of(value, (key,)):
+            yield Piece(
+                key=key, data=local[part.index], number=number, index=part.index, shape=shape, box=part.box,
+                spread=spread, group=group,
+            )  # fmt: skip
 
 
 def take_apart(state: dict[str, Any], world: World | None = None) -> State:
@@ -97,15 +110,6 @@ def take_apart(state: dict[str, Any], world: World | None = None) -> State:
         keys=walk.keys,
         groups=walk.groups,
         optimizers=walk.optimizers,
-    )
-
-
-def _piece(key: str, value: Any, group: Group | None) -> Piece:
-    spread = None if group is None else Spread(shape=(len(group),), ranks=group, splits=(None,))
-    if is_dtensor(value):
-        spread, group = spread_of(value), replicas_of(value)
-    return Piece(
-        key=key, data=local_part(value), shape=tuple(value.shape), box=local_box(value), spread=spread, group=group
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -13,7 +13,8 @@ from ckpt.errors import CheckpointError
 from ckpt.record.boxes import Box, cover
 from ckpt.record.layout import Chunk
 from ckpt.record.values import Path, name_of, tag_of
-from ckpt.trainer.leaves import check_array_dtype, chunk_box, dtype_name, flat_bytes, local_box, local_part, torch_dtype
+from ckpt.trainer.leaves import DTENSOR, check_array_dtype, chunk_box, dtype_name, flat_bytes, local_part, torch_dtype
+from ckpt.trainer.placement import is_elsewhere, parts_of
 from ckpt.trainer.saved import Read, SavedStep
 
 
@@ -33,27 +34,27 @@ class TensorReads:
 
     def kind(self, node: Any) -> tuple[tuple[int, ...], str]:
         """Shape and dtype's name of a saved tensor or array."""
-        chunk = self._any_chunk(node)
+        _, chunk = self._any_chunk(node)
         return chunk.shape, chunk.dtype
 
     def difference(self, live: Any, node: Any) -> str | None:
         """What keeps a live tensor from taking the saved one; None when nothing does."""
-        chunk = self._any_chunk(node)
+        if is_elsewhere(live):
+            return None
+        _, chunk = self._any_chunk(node)
         saved, now = (chunk.dtype, chunk.shape), (dtype_name(live.dtype), tuple(live.shape))
         return None if saved == now else f"saved as {saved[0]} {list(saved[1])}, live is {now[0]} {list(now[1])}"
 
     def fill(self, live: Any, node: Any, path: Path) -> Any:
         """Plans to fill a live tensor or array of the saved shape and dtype; returns what will be filled."""
         if isinstance(live, np.ndarray):
-            array = live if live.flags.writeable else live.copy()
-            whole = Box((0,) * live.ndim, live.shape)
-            self._plan(node, whole, array, lambda part, data: np.copyto(array[(*part, ...)], data), path)
-            return array
-        target = local_part(live)
-        self._plan(node, local_box(live), target, lambda part, data: target[part].copy_(data), path)
+            live = live if live.flags.writeable else live.copy()
+        local = local_part(live)
+        for part in parts_of(live, path):
+            self._plan(node, part.box, local[part.index], path)
         return live
 
-    def _plan(self, node: Any, wanted: Box, target: Any, put: Callable[[Any, Any], Any], path: Path) -> None:
+    def _plan(self, node: Any, wanted: Box, target: Any, path: Path) -> None:
         offers = (
             (chunk_box(chunk), (rank, chunk))
             for rank in self._ranks(node, wanted)
@@ -65,38 +66,40 @@ class TensorReads:
                 f"step {self._saved.step}: {name_of(path)}: no rank saved the elements from {missing[0].offsets}, "
                 f"size {missing[0].sizes}"
             )
+        as_array = isinstance(target, np.ndarray)
         for part, _, (rank, chunk) in parts:
-            index = part.within(wanted)
-            flat = flat_bytes(target[(*index, ...)]) if part == chunk_box(chunk) else None
-            as_array = isinstance(target, np.ndarray)
+            into = target[(*part.within(wanted), ...)]
+            flat = flat_bytes(into) if part == chunk_box(chunk) else None
             (check_array_dtype if as_array else torch_dtype)(chunk)
-            self.reads.append(
-                Read(rank=rank, chunk=chunk, part=part, target=partial(put, index), flat=flat, as_array=as_array)
-            )
+            put = partial(np.copyto, into) if as_array else into.copy_
+            self.reads.append(Read(rank=rank, chunk=chunk, part=part, target=put, flat=flat, as_array=as_array))
 
     def _ranks(self, node: Any, wanted: Box) -> Iterator[int]:
         """The saved ranks to look at, likely ones first; a record is opened only when nothing before it was enough."""
         yield self.source
-        chunk = self._any_chunk(node)
+        holder, chunk = self._any_chunk(node)
         if chunk.spread is None:
             return
         seen = {self.source}
-        spread = self._saved.record(self.source).layout.spreads[chunk.spread]
+        spread = self._saved.record(holder).layout.spreads[chunk.spread]
         likely = spread.likely(chunk.shape, chunk.owners, wanted, self.source)
         for rank in chain(likely, range(self._saved.world_size)):
             if rank not in seen and rank < self._saved.world_size:
                 seen.add(rank)
                 yield rank
 
-    def _any_chunk(self, node: Any) -> Chunk:
-        """A chunk of a saved tensor; any one tells the shape and dtype."""
-        key = node[tag_of(node) or ""]
-        chunks = self._by_key(self.source).get(key)
-        if not chunks:
-            raise CheckpointError(
-                f"step {self._saved.step}: the shard of rank {self.source} names {key!r:.200} and does not hold it"
-            )
-        return chunks[0]
+    def _any_chunk(self, node: Any) -> tuple[int, Chunk]:
+        """A chunk of a saved tensor, and the rank that has it; any one tells the shape and dtype."""
+        tag = tag_of(node) or ""
+        key = node[tag]
+        # A rank outside of a DTensor's mesh has no chunk of it.
+        others = range(self._saved.world_size) if tag == DTENSOR else ()
+        for rank in (self.source, *others):
+            if chunks := self._by_key(rank).get(key):
+                return rank, chunks[0]
+        raise CheckpointError(
+            f"step {self._saved.step}: the shard of rank {self.source} names {key!r:.200} and does not hold it"
+        )
 
     def _by_key(self, rank: int) -> dict[str, list[Chunk]]:
         if rank not in self._chunks:

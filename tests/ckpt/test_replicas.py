@@ -310,7 +310,7 @@ def test_a_load_into_another_layout_opens_only_the_records_it_needs(known: bool)
     ]  # fmt: skip
     saved = Records(layouts)
     reads = TensorReads(saved, source=2)
-    reads._plan({"#dtensor": "w"}, Box((30, 0), (9, 3)), torch.empty(9, 3), lambda *_: None, ("w",))
+    reads._plan({"#dtensor": "w"}, Box((30, 0), (9, 3)), torch.empty(9, 3), ("w",))
     assert [read.rank for read in reads.reads] == [7, 8, 9]
     assert set(saved.opened) == ({2, 7, 8, 9} if known else set(range(2, 10)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -63,5 +64,5 @@ def _rank(
             dist.barrier()
         dist.destroy_process_group()
     except BaseException as error:  # torch's CheckpointException is no Exception
-        result = RuntimeError(f"{type(error).__name__}: {error}")
+        result = RuntimeError("".join(traceback.format_exception(error)[-6:]))
     results.put(pickle.dumps((rank, result)))  # bytes: torch would pass file descriptors of a process that ends
