@@ -84,7 +84,15 @@ class Saves:
         self._peers.handle("drop", self._on_drop)
 
     def sealed(self, client: Client, message: dict[str, Any]) -> None:
-        """A worker has staged its shard into one of its slots."""
+        """A worker has staged its shard into one of its slots; a shard that is refused fails the save at once."""
+        try:
+            self._take(client, message)
+        except (CheckpointError, KeyError, TypeError, ValueError) as error:
+            if type(step := message.get("step")) is int:
+                self.failed(step, f"the shard of rank {self._rank_of(client)} was refused: {error}")
+            raise
+
+    def _take(self, client: Client, message: dict[str, Any]) -> None:
         local_rank = client.local_rank
         step, slot, rank = (_whole(message, key) for key in ("step", "slot", "rank"))
         layout = Layout.from_json(message["layout"])

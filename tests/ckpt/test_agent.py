@@ -83,16 +83,28 @@ def test_a_shard_that_is_empty_is_saved_like_any_other(tmp_path):
     run(test)
 
 
-def test_a_rank_that_cannot_save_makes_all_drop_the_step_at_once(tmp_path):
+REFUSED = layout(5000).to_json() | {"chunks": [["x", "uint8", [5000], [], [5000], 0, 5000]]}
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"op": "skipped", "reason": "no slot in time"}, "rank 3: no slot in time"),
+        ({"op": "sealed", "slot": 0, "layout": REFUSED}, "the shard of rank 3 was refused: layout: bad chunk"),
+        ({"op": "sealed", "slot": 0}, "the shard of rank 3 was refused: 'layout'"),
+        ({"op": "sealed", "slot": 9, "layout": layout(1).to_json()}, "refused: sealed: slot 9 of rank 3 is not"),
+    ],
+)
+def test_a_rank_that_cannot_save_makes_all_drop_the_step_at_once(tmp_path, message, reason):
     async def test():
         async with World(tmp_path, ["a", "b"], 0, config(), ranks_per_node=2) as world:
             for worker in world.workers[:3]:
                 worker.save(10, 0)
-            world.workers[3].send(op="skipped", step=10, rank=3, reason="no slot in time")
+            world.workers[3].send(step=10, rank=3, **message)
             for worker in world.workers:
-                assert "no slot in time" in (await worker.event("dropped", step=10))["reason"]
+                assert reason in (await worker.event("dropped", step=10))["reason"]
             problem = await world.monitors[0].event("problem", step=10)
-            assert "node b: rank 3" in problem["detail"]
+            assert "node b: " in problem["detail"] and reason in problem["detail"]
             await world.flush()
             await world.save(20, 1)
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from agent_kit import World, config, run
 from agent_kit import until as until_async
-from trainer_kit import Node
+from trainer_kit import Node, settle
 from waiting import until
 
 from ckpt import Checkpointer
+from ckpt.record.layout import Chunk
 from ckpt.trainer.deadlines import Deadlines
 
 
@@ -31,6 +32,24 @@ def test_what_became_of_a_save_is_told_when_it_happens_not_at_the_next_call(
         node.stop()
         until(lambda: "saving stops, training goes on" in caplog.text, "the loss")
         ckpt.close()
+    finally:
+        node.stop()
+
+
+def test_a_shard_that_the_agent_refuses_is_a_failed_save_of_this_rank(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+    try:
+        with node.start() as ckpt:
+            with monkeypatch.context() as patch:
+                patch.setattr(Chunk, "to_list", lambda chunk: ["x", "float64", [1000], [], [1000], 0, 8000])
+                ckpt.save(1, {"x": np.zeros(1000)})
+            until(lambda: ckpt.failed_saves == 1, "the refusal")
+            assert "step 1 was dropped before it was committed: node n0: the shard of rank 0 was refused" in caplog.text
+            ckpt.save(2, {"x": np.zeros(1000)})
+            settle(ckpt)
+            assert ckpt.failed_saves == 1
     finally:
         node.stop()
 
