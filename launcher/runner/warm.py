@@ -59,6 +59,7 @@ def main() -> None:
     die_with_parent(int(os.environ["HOLDFAST_RUNNER_PID"]))
     for ending in ENDING_SIGNALS:
         signal.signal(ending, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)  # the runner blocked them while torch loaded
     for warning in WARNINGS:  # as in the runner; a script may set a handler of its own
         signal.signal(warning, signal.SIG_IGN)
     tasks, reports = os.dup(0), os.dup(1)

@@ -6,11 +6,13 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from launcher.runner.processes import end_all, session_pids
+from launcher.runner.script import ENDING_SIGNALS
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +45,17 @@ class Workers:
         while True:
             environment = os.environ | {"HOLDFAST_RUNNER_PID": str(os.getpid())}
             environment.setdefault("OMP_NUM_THREADS", "1")
-            self._warm_process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "launcher.runner.warm"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env=environment,
-                limit=_LINE_BYTES,
-            )
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)  # until it ignores them
+            try:
+                self._warm_process = process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "launcher.runner.warm"),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    env=environment,
+                    limit=_LINE_BYTES,
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             await self._follow(process)
             code = await process.wait()
             was_warm, self.warm = self.warm, False
