@@ -9,7 +9,8 @@
     terms          who supervises a job: terms and the lease
     runner/        one per node: heartbeat, warm process, workers
     history/       events.jsonl, the single record, and its readers
-    registry       where this user's jobs are; operate.py asks how they stand and ends them
+    registry       where this user's jobs are; operate.py asks how they stand and ends them; stop_request.py: the file
+                   that has one save and end
     logs           what ranks and nodes wrote; tail.py reads what others append to; plain_file.py, a stranger's files
     jobfile        what to run; checkpoint_plan.py says what its checkpoints will take
     channel        authenticated frames between supervisor and runners; half_open.py bounds strangers

@@ -1,8 +1,9 @@
-"""What can be asked of a job after its submission: how it stands now, and to end."""
+"""What can be asked of a job after its submission: how it stands now, to save and end, and to end at once."""
 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from launcher.history.events import read_events
 from launcher.history.status import Status, status_of
 from launcher.plain_file import open_plain, read_json
 from launcher.registry import KnownJob
+from launcher.stop_request import StopRequest
 from launcher.submission.process import Process
 from launcher.submission.queue import why_it_waits
 
-OUTCOMES = ("done", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "internal")
+OUTCOMES = ("done", "halted", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "internal")
 _CANCEL_DEADLINE_S = 30.0
 _LAST_BYTES = 64 << 10
 
@@ -33,6 +35,11 @@ def status_now(job: KnownJob) -> Status:
         return Status(state="unreadable", reason=f"{job.folder}/events.jsonl: {error.strerror}")
     if status.state in OUTCOMES:
         return status
+    request = StopRequest.read(job.folder)
+    if request is not None:
+        if request.is_served and status.state in ("pending", "requeued"):
+            return replace(status, state="halted", reason="ended in the queue, as asked")
+        status = replace(status, stop=str(request))
     if job.cluster == "slurm":
         return _in_queue(job, status)
     process = Process.read(job.folder)
@@ -62,6 +69,63 @@ def cancel_job(job: KnownJob) -> str:
     else:
         _cancel_local(job)
     return f"job {job.job_id} cancelled"
+
+
+def stop_job(job: KnownJob, at_step: int | None = None, at_s: float | None = None) -> str:
+    """Has all ranks save at one step and ends the job for good. A job that waits in Slurm's queue leaves it.
+
+    Args:
+        job: the job.
+        at_step: not before this step.
+        at_s: not before this moment, in epoch seconds. A job that waits keeps its place in the queue until it runs.
+
+    Returns:
+        What follows, in words.
+
+    Raises:
+        UsageError: the job is a stranger's, or keeps no checkpoints.
+        OSError: its folder cannot be written.
+        SlurmError: Slurm refuses or does not answer.
+    """
+    _check_owner(job)
+    status = status_now(job)
+    if status.state in (*OUTCOMES, "lost"):
+        return f"job {job.job_id} has ended already ({status.state})"
+    tiers = _tiers(job.folder)
+    if tiers is not None and not tiers:
+        raise UsageError(
+            f"job {job.job_id}: its job file has no checkpoint section, so there is nothing that Holdfast can save; "
+            f"`holdfast cancel {job.job_id}` ends it at once"
+        )
+    request = StopRequest(host=socket.gethostname(), at_step=at_step, at_s=at_s)
+    request.write(job.folder)
+    if job.cluster == "slurm" and at_step is None and at_s is None and _leave_queue(job):
+        replace(request, is_served=True).write(job.folder)
+        return f"job {job.job_id} has left the queue; it was not running, so there was nothing to save"
+    lost = "; it keeps steps in memory only, which goes with the job" if tiers == {"memory"} else ""
+    return f"job {job.job_id} saves and ends {request}; `holdfast status {job.job_id}` shows it{lost}"
+
+
+def _tiers(folder: Path) -> set[str] | None:
+    """Where a job keeps its steps; none without a checkpoint section. None while it has not begun: job.json says it."""
+    try:
+        section = read_json(folder / "job.json")["checkpoint"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return {"memory", *({"nvme", "shared", "s3"} & {*section})} if isinstance(section, dict) else set()
+
+
+def _leave_queue(job: KnownJob) -> bool:
+    """Takes a job out of the queue if it waits there; one that starts meanwhile is left to its supervisor."""
+    from slurm import Slurm
+    from slurm.command import run
+
+    queued = Slurm().job(job.job_id)
+    if queued is None or queued.state != "PENDING":
+        return False
+    run(["scancel", "--state=PENDING", job.job_id])
+    queued = Slurm().job(job.job_id)
+    return queued is None or queued.state == "CANCELLED"
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:

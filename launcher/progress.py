@@ -87,9 +87,9 @@ def _conclude(job: KnownJob, status: Status, console: Console) -> int:
     if status.ettr is not None:
         summary.append(f", ETTR {status.ettr:.1%}")
     console.print(summary, soft_wrap=True)
-    if outcome == "done" and result.get("reason"):
+    if outcome in ("done", "halted") and result.get("reason"):
         console.print(Text(str(result["reason"]), style="yellow"), soft_wrap=True)
-    if outcome not in ("done", "cancelled"):
+    if outcome not in ("done", "halted", "cancelled"):
         rank = next((event["rank"] for event in reversed(status.events) if event.get("rank") is not None), None)
         where = "--supervisor" if rank is None else f"--rank {rank}"
         print(f"{result.get('reason')}\nmore: holdfast logs {job.job_id} {where}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
     app       all verbs, and the entry point
     start     run, submit
-    jobs      status, logs, cancel
+    jobs      status, logs, stop, cancel
     cluster   up, down, status of a test cluster
     options   what several verbs have in common
     output    tables, pages and JSON

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from launcher.cli import cluster
 from launcher.cli.errors import complain, help_command
-from launcher.cli.jobs import cancel, logs, status
+from launcher.cli.jobs import cancel, logs, status, stop
 from launcher.cli.options import GROUP
 from launcher.cli.start import run, submit
 
@@ -66,7 +66,8 @@ app.command(
 )(submit)
 app.command("status", short_help="Show how a job stands; without JOB, all jobs.")(status)
 app.command("logs", short_help="Print what a job's workers wrote.")(logs)
-app.command("cancel", short_help="End a job for good.")(cancel)
+app.command("stop", short_help="Have all ranks save, then end a job for good.")(stop)
+app.command("cancel", short_help="End a job for good, at once.")(cancel)
 ckpt = typer.Typer(**GROUP, cls=_CheckpointVerbs, help="List, verify, rebuild, copy and plan checkpoints.")
 app.add_typer(ckpt, name="ckpt")
 node = typer.Typer(**GROUP, cls=_NodeVerbs, help="Check and provision this node; heal those of the cluster.")

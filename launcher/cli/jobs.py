@@ -1,7 +1,9 @@
-"""`holdfast status`, `logs` and `cancel`: what is asked of jobs that were submitted."""
+"""`holdfast status`, `logs`, `stop` and `cancel`: what is asked of jobs that were submitted."""
 
 from __future__ import annotations
 
+import re
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -68,12 +70,41 @@ def logs(
         print_logs(found.folder, selection, lines, typer.echo)
 
 
+def stop(
+    job: JobName,
+    at_step: Annotated[int | None, typer.Option("--at-step", help="Not before this step.", metavar="N", min=1)] = None,
+    after: Annotated[
+        str | None, typer.Option(help="Not before this time has passed: 90s, 30m, 2h, 1d12h.", metavar="TIME")
+    ] = None,
+) -> None:
+    """Have all ranks save at one step, then end the job for good: it is not requeued.
+
+    The job's state is then `halted`, its exit code 0. It needs a checkpoint section, and keeps what reaches a tier
+    below memory. A job that waits in Slurm's queue leaves it, unless --at-step or --after is given.
+    Asking again replaces the earlier request.
+    """
+    from launcher.operate import stop_job
+    from launcher.registry import find_job
+
+    at_s = None if after is None else time.time() + _seconds(after)
+    typer.echo(stop_job(find_job(job), at_step, at_s))
+
+
 def cancel(job: JobName) -> None:
     """End a job for good, at once and without a last checkpoint. Its folder and its checkpoints stay."""
     from launcher.operate import cancel_job
     from launcher.registry import find_job
 
     typer.echo(cancel_job(find_job(job)))
+
+
+def _seconds(text: str) -> float:
+    from launcher.errors import UsageError
+
+    parts = re.fullmatch(r"(?:(\d{1,4})d)?(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,7})s)?", text)
+    if not text or parts is None:
+        raise UsageError(f"--after: got {text!r}, expected a time with its units: 90s, 30m, 2h, 1d12h")
+    return float(sum(int(part or 0) * unit for part, unit in zip(parts.groups(), (86400, 3600, 60, 1), strict=True)))
 
 
 def _print_jobs(jobs: list[KnownJob], as_json: bool) -> None:

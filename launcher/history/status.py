@@ -21,9 +21,10 @@ class Status:
 
     Attributes:
         state: "pending", "starting", "running" (the workers run and have told no step yet), "training", "recovering",
-            "stopping", "requeued", or once ended the outcome: "done", "user_error", "no_progress", "too_few_nodes",
-            "cancelled", "fabric", "internal".
+            "stopping", "requeued", or once ended the outcome: "done", "halted", "user_error", "no_progress",
+            "too_few_nodes", "cancelled", "fabric", "internal".
         reason: the cause, where the state has one.
+        stop: when a user wants the job to save and end; None if nobody has asked.
         run_id: the run's identity through all its requeues.
         cluster: "slurm" or "local".
         attempt: number of the newest attempt, from 0; None before the first.
@@ -45,6 +46,7 @@ class Status:
 
     state: str = "pending"
     reason: str | None = None
+    stop: str | None = None
     run_id: str | None = None
     cluster: str | None = None
     attempt: int | None = None

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _FAILED = ("user_error", "no_progress", "too_few_nodes", "fabric", "internal", "lost")
+_ENDED_WELL = ("done", "halted")
 
 
 def render(status: Status, title: str) -> RenderableType:
@@ -29,6 +30,8 @@ def render(status: Status, title: str) -> RenderableType:
         state.append(f"  {status.reason.strip().splitlines()[-1]}", style="default")
     facts.add_row("job", title)
     facts.add_row("state", state)
+    if status.stop:
+        facts.add_row("stops", status.stop)
     if status.attempt is not None:
         faults = f"  ({plural(status.faults, 'fault')} so far)" if status.faults else ""
         facts.add_row("attempt", f"{status.attempt}{faults}")
@@ -40,7 +43,7 @@ def render(status: Status, title: str) -> RenderableType:
     facts.add_row("step", f"{status.step}{speed}")
     committed = "  ".join(f"{tier} {step}" for tier, step in status.committed.items())
     failed = f"  ({plural(status.failed_saves, 'save')} failed)" if status.failed_saves else ""
-    nothing = "nothing" if status.state in (*_FAILED, "done", "cancelled") else "nothing yet"
+    nothing = "nothing" if status.state in (*_FAILED, *_ENDED_WELL, "cancelled") else "nothing yet"
     facts.add_row("committed", f"{committed or nothing}{failed}")
     if status.seconds is not None:
         facts.add_row("time", duration(status.seconds))
@@ -121,7 +124,9 @@ def state_style(state: str) -> str:
     """The colour of a state."""
     if state in _FAILED:
         return "bold red"
-    return {"done": "bold green", "training": "green", "recovering": "yellow", "stopping": "yellow"}.get(state, "bold")
+    if state in _ENDED_WELL:
+        return "bold green"
+    return {"training": "green", "recovering": "yellow", "stopping": "yellow"}.get(state, "bold")
 
 
 def event_style(event: Event) -> str:

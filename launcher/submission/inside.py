@@ -88,8 +88,8 @@ def run_here(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
     stem = place.job_id or time.strftime("%Y%m%d-%H%M%S")
     job_dir = place.folder / f"{stem}_torchrun-{next(_calls)}"
     earlier = _result(job_dir)
-    if earlier is not None and earlier["name"] == "done":
-        return earlier  # finished before the job that we are in was requeued
+    if earlier is not None and earlier["name"] in ("done", "halted"):
+        return earlier  # ended before the job that we are in was requeued
     if place.task > 0:
         return settle(spec.name, _follow(job_dir, earlier))
     from launcher.supervisor import supervise

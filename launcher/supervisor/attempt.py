@@ -16,13 +16,17 @@ from launcher.supervisor.hang import CHECK_S, HangDetector, Stall, suspect
 from launcher.supervisor.host import Host
 from launcher.supervisor.links import Links
 from launcher.supervisor.outcome import Ending
+from launcher.supervisor.requests import HALT
 from slurm.hostlist import compress
 
 START_TIMEOUT_S = 300.0  # until workers run everywhere; a cold import of torch from a shared file system is slow
 RETURN_S = 6.0  # after a take-over: a runner looks for it twice a second at least; one that was frozen comes later
 PREDECESSOR_S = 1.0
 PREDECESSOR_LOST = "lost with the supervisor it ran"
-STOP_TIMEOUT_S = {"time_limit": 75.0}  # sbatch --signal=B:USR2@90 leaves 90 s
+STOP_TIMEOUT_S = {
+    "time_limit": 75.0,  # sbatch --signal=B:USR2@90 leaves 90 s
+    HALT: 600.0,  # nothing presses: as long as a slow step takes
+}
 DEFAULT_STOP_TIMEOUT_S = 25.0  # Slurm's KillWait, 30 s by default, runs from the SIGTERM that makes us stop
 STACKS_TIMEOUT_S = 12.0  # a runner gives its workers 2 s, and py-spy 5 s
 # After a worker's failure, wait this long for its cause: a lost node, or the first of several failures.
@@ -114,7 +118,7 @@ class Attempt:
         if evidence.all_ended:  # done, or stopped by a SIGTERM that is yet to be understood
             await self._host.requests.settled()
         ending = self._ending()
-        if ending.outcome == "stopped" and self._stop_is_overdue():
+        if ending.outcome in ("stopped", "halted") and self._stop_is_overdue():
             what = f"not all ranks reached a common step boundary in time ({self._host.requests.stop}); they were ended"
             self._host.record("problem", attempt=self._number, what=what)
         await self._clear(ending)
@@ -275,10 +279,10 @@ class Attempt:
         if self._host.requests.cancelled:
             return Ending(outcome="cancelled")
         if self._evidence.all_ended:
-            return Ending(outcome="stopped" if self._host.requests.stop else "done")
+            return Ending(outcome=self._host.requests.outcome if self._host.requests.stop else "done")
         if self._evidence.faults:
             return Ending(outcome="fault", faults=tuple(self._evidence.faults))
-        return Ending(outcome="stopped")
+        return Ending(outcome=self._host.requests.outcome)
 
     async def _clear(self, ending: Ending) -> None:
         await clear(

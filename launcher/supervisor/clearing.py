@@ -12,7 +12,7 @@ from launcher.supervisor.links import Links
 
 KILL_CONFIRM_S = 5.0
 AGENT_DRAIN_S = 600.0  # after the last step: what the agents still write is the job's result
-AGENT_STOP_S = 3.0  # when stopping the time is short and memory survives
+AGENT_STOP_S = 3.0  # when stopping to go on later the time is short and memory survives
 
 
 async def clear(
@@ -50,7 +50,7 @@ async def clear(
         if evidence.all_ended and outcome != "cancelled":
             for node in nodes:
                 links.send(node, {"op": "release_agent", "attempt": number})
-            drain_s = AGENT_DRAIN_S if outcome == "done" else AGENT_STOP_S
+            drain_s = AGENT_DRAIN_S if outcome in ("done", "halted") else AGENT_STOP_S
             if not await wait_until(lambda: evidence.agents_ended or host.requests.cancelled, drain_s):
                 what = f"checkpoint agents still at work {drain_s:g} s after training ended were killed"
                 host.record("problem", attempt=number, what=what)

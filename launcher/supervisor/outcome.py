@@ -10,6 +10,7 @@ from launcher.supervisor.faults import Fault
 EXIT_CODES = {
     "done": 0,
     "stopped": 0,
+    "halted": 0,
     "superseded": 0,
     "internal": 1,
     "user_error": 10,
@@ -30,8 +31,8 @@ class Outcome:
     """How a job ended.
 
     Attributes:
-        name: done, stopped (to go on after a requeue), user_error, no_progress, too_few_nodes, cancelled, fabric or
-            internal; superseded: another supervisor decides.
+        name: done, stopped (to go on after a requeue), halted (saved and ended, as a user asked), user_error,
+            no_progress, too_few_nodes, cancelled, fabric or internal; superseded: another supervisor decides.
         step: the newest finished step; None if none is known.
         exit_code: the exit code that says so.
         reason: why, in words; for done, what was not saved.
@@ -50,12 +51,19 @@ class Ending:
     """How an attempt ended.
 
     Attributes:
-        outcome: done, fault, stopped or cancelled.
+        outcome: done, fault, stopped, halted or cancelled.
         faults: what ended it, the decisive one first; only for the outcome fault.
     """
 
     outcome: str
     faults: tuple[Fault, ...] = ()
+
+
+def kept(status: Status) -> str:
+    """What outlives a job that was halted: memory goes with the job."""
+    lower = {tier: step for tier, step in status.committed.items() if tier != "memory"}
+    steps = ", ".join(f"step {step} in {tier}" for tier, step in lower.items())
+    return f"stopped for good, as asked; kept: {steps or 'no step: none was saved below memory'}"
 
 
 def unsaved(status: Status) -> str:

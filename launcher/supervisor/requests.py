@@ -1,4 +1,4 @@
-"""What somebody outside asks of a running job: to stop at a step boundary, or to end at once."""
+"""What somebody outside asks of a running job: to stop at a step boundary, for now or for good, or to end at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from launcher.runner.step_signals import WARNINGS
 
 log = logging.getLogger(__name__)
 
+HALT = "halt"  # the reason to stop of a user who wants the job to end: nobody requeues it
 OURS_TO_REQUEUE = ("time_limit", "preempted", "batch_script_lost")  # reasons to stop after which nobody else does
+STARTS_AGAIN = ("requeue", "batch_script_lost")  # after these the job is in the queue again before it has ended
 
 
 class Requests:
@@ -22,11 +24,11 @@ class Requests:
     Args:
         why_terminated: what a SIGTERM means: `Cluster.why_terminated`. It blocks.
         warned: called when a signal says that the time limit is near.
-        told: called at each request with its reason ("cancel", "requeue" or one of OURS_TO_REQUEUE) when it is
+        told: called at each request with its reason ("cancel", "requeue", HALT or one of OURS_TO_REQUEUE) when it is
             new, and with None when it repeats one.
 
     Attributes:
-        stop: why the job is to stop at a step boundary (requeue, or one of OURS_TO_REQUEUE); None if it is not.
+        stop: why the job is to stop at a step boundary (requeue, HALT or one of OURS_TO_REQUEUE); None if it is not.
         stop_s: when that was asked (time.monotonic).
         cancelled: whether it is to end at once.
     """
@@ -37,6 +39,7 @@ class Requests:
         self.stop: str | None = None
         self.stop_s = 0.0
         self.cancelled = False
+        self._halts = False
         self._why_terminated = why_terminated
         self._warned = warned
         self._told = told
@@ -51,6 +54,16 @@ class Requests:
     def is_told(self) -> bool:
         """Whether anything has been asked, or is about to be: what a SIGTERM means may not be known yet."""
         return self.any or self._judging is not None
+
+    @property
+    def outcome(self) -> str:
+        """How the attempt ends that was asked to: cancelled, halted, or stopped to go on when the job starts again.
+
+        What the scheduler starts again in any case ends at its next start: the request to halt is there still.
+        """
+        if self.cancelled:
+            return "cancelled"
+        return "halted" if self._halts and self.stop not in STARTS_AGAIN else "stopped"
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -78,7 +91,9 @@ class Requests:
             self._judging = asyncio.create_task(self._ask_why_terminated())
 
     def ask_stop(self, reason: str) -> None:
-        is_new = self.stop is None
+        """Asks for a stop. To halt is not urgent: any other reason takes its place, with a deadline of its own."""
+        self._halts |= reason == HALT
+        is_new = self.stop is None or (self.stop == HALT and reason != HALT)
         if is_new:
             self.stop, self.stop_s = reason, time.monotonic()
         self._told(reason if is_new else None)

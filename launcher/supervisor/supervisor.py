@@ -22,6 +22,7 @@ from launcher.history.events import Event, EventLog, read_events
 from launcher.history.status import History
 from launcher.jobfile import JobSpec
 from launcher.runner.variables import attempt_environment
+from launcher.stop_request import StopRequest
 from launcher.supervisor.attempt import PREDECESSOR_LOST, RETURN_S, Attempt
 from launcher.supervisor.faults import ENVIRONMENT, PREFLIGHT, SCHEDULER_LOST, START_TIMEOUT, Fault
 from launcher.supervisor.folder import read_secret, write_json
@@ -30,10 +31,10 @@ from launcher.supervisor.ladder import Decision, Ladder
 from launcher.supervisor.launch import Launch
 from launcher.supervisor.links import Links, Notice
 from launcher.supervisor.office import Office, Superseded
-from launcher.supervisor.outcome import EXIT_CODES, REASONS, Ending, Outcome, unsaved
+from launcher.supervisor.outcome import EXIT_CODES, REASONS, Ending, Outcome, kept, unsaved
 from launcher.supervisor.past import Past
 from launcher.supervisor.readiness import Readiness
-from launcher.supervisor.requests import OURS_TO_REQUEUE, Requests
+from launcher.supervisor.requests import HALT, OURS_TO_REQUEUE, Requests
 from launcher.supervisor.requeue import Requeue
 from launcher.supervisor.roster import Roster
 from launcher.supervisor.time_limit import until_near
@@ -41,6 +42,7 @@ from launcher.terms import newest
 
 log = logging.getLogger(__name__)
 
+STOP_LOOK_S = 1.0
 _NOT_LOGGED = ("time", "event", "term", "traceback", "sources")
 
 
@@ -69,6 +71,7 @@ class Supervisor:
         self._is_superseded = self._has_ended = False
         self._holding: asyncio.Task[None] | None = None
         self._timing: asyncio.Task[None] | None = None
+        self._asked: asyncio.Task[None] | None = None
         successors = [node for node in cluster.nodes if node != cluster.node] if cluster.node is not None else []
         successors.sort(key=lambda node: node == self._predecessor)  # last: it may be lost, or frozen
         self._links = Links(cluster.nodes, read_secret(job_dir), self._inbox, successors)
@@ -192,6 +195,7 @@ class Supervisor:
         self._recall()
         self._holding = asyncio.create_task(self._office.hold(lambda: not self._links.is_isolated, self._on_superseded))
         self._timing = asyncio.create_task(self._stop_in_time())
+        self._asked = asyncio.create_task(self._stop_when_asked())
         for node in self._roster.out:
             self._links.dismiss(node, forget=True)
         if taken is not None:
@@ -272,8 +276,7 @@ class Supervisor:
                 ending = self._as_asked()
             if ending.outcome != "fault":
                 self._requeue = ending.outcome == "stopped" and self.requests.stop in OURS_TO_REQUEUE
-                missing = unsaved(self._history.status()) if ending.outcome == "done" else ""
-                return self._outcome(ending.outcome, REASONS.get(ending.outcome, missing))
+                return self._outcome(ending.outcome, self._why(ending.outcome))
             if ending.faults[0].kind == SCHEDULER_LOST and (silence := await self._readiness.scheduler()):
                 return self._outcome("internal", silence)
             decision = self._decide(ending.faults[0], nodes or ())
@@ -293,7 +296,14 @@ class Supervisor:
             await self._readiness.backoff(decision.delay_s, decision.reason)
 
     def _as_asked(self) -> Ending:
-        return Ending(outcome="cancelled" if self.requests.cancelled else "stopped")
+        return Ending(outcome=self.requests.outcome)
+
+    def _why(self, outcome: str) -> str:
+        """The reason of an outcome that is no fault's."""
+        if outcome in REASONS:
+            return REASONS[outcome]
+        status = self._history.status()
+        return "; ".join(filter(None, (kept(status) if outcome == "halted" else "", unsaved(status))))
 
     def _decide(self, fault: Fault, nodes: tuple[str, ...]) -> Decision:
         roster = self._roster
@@ -393,6 +403,14 @@ class Supervisor:
         await until_near(self._cluster.time_left_s, self._time_warning, has_just_begun=self._take_over is None)
         self.requests.ask_stop("time_limit")
 
+    async def _stop_when_asked(self) -> None:
+        """Until a user's request to stop is due. The file system may be slow to answer: it is asked in a thread."""
+        while True:
+            request = await asyncio.to_thread(StopRequest.read, self._job_dir)
+            if request is not None and request.is_due(self._step, time.time()):
+                return self.requests.ask_stop(HALT)
+            await asyncio.sleep(STOP_LOOK_S)
+
     async def _hand_back(self, outcome: Outcome) -> Outcome:
         """Has the scheduler start the job again. It then ends this one: what is left to do must not take long."""
         why_not = await self._to_requeue.finish()
@@ -427,6 +445,7 @@ class Supervisor:
     def _write_result(self, result: dict[str, Any]) -> None:
         self._office.confirm()
         write_json(self._job_dir / "result.json", result)
+        StopRequest.remove(self._job_dir)
 
     def _log_dir(self, attempt: int) -> Path:
         return self._job_dir / "log" / f"attempt-{attempt}"

@@ -1,0 +1,70 @@
+"""The request to save and end a job for good, which `holdfast stop` leaves in the job's folder.
+
+It is a file because whoever asks may have no connection to the supervisor, and because it outlives one: the next
+supervisor, after a take-over or a requeue, finds it there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ckpt import durable_write
+from launcher.plain_file import read_json
+
+_NAME = "stop.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRequest:
+    """When to stop.
+
+    Attributes:
+        host: where it was asked.
+        at_step: not before this step; None for any.
+        at_s: not before this moment, in epoch seconds; None for at once.
+        asked_s: when it was asked, in epoch seconds.
+        is_served: whether the job was taken out of the queue, so that no supervisor has to act.
+    """
+
+    host: str
+    at_step: int | None = None
+    at_s: float | None = None
+    asked_s: float = field(default_factory=time.time)
+    is_served: bool = False
+
+    @classmethod
+    def read(cls, job_dir: Path) -> StopRequest | None:
+        """The request in a job's folder; None if there is none that can be read."""
+        try:
+            request = cls(**read_json(job_dir / _NAME))
+        except (OSError, ValueError, TypeError):
+            return None
+        numbers = (request.at_step or 0, request.at_s or 0, request.asked_s)
+        return request if all(isinstance(number, int | float) for number in numbers) else None
+
+    def write(self, job_dir: Path) -> None:
+        """Leaves it in a job's folder, in place of an earlier one."""
+        durable_write(job_dir / _NAME, json.dumps(asdict(self)).encode())
+
+    @staticmethod
+    def remove(job_dir: Path) -> None:
+        """The job has ended: a later run in the same folder is not to stop."""
+        (job_dir / _NAME).unlink(missing_ok=True)
+
+    def is_due(self, step: int | None, now_s: float) -> bool:
+        """Whether the job is to stop now.
+
+        Args:
+            step: the newest finished step; None if none is known.
+            now_s: epoch seconds.
+        """
+        return not self.is_served and (step or 0) >= (self.at_step or 0) and now_s >= (self.at_s or 0.0)
+
+    def __str__(self) -> str:
+        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at_s or 0))
+        when = [f"after step {self.at_step}"] if self.at_step else []
+        when += [f"after {clock}"] if self.at_s else []
+        return f"{' and '.join(when) or 'at the next step that all ranks agree on'} (asked on {self.host})"
