@@ -42,8 +42,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     rows: dict[str, dict[str, Any]] = {}
-    for name, peers in SCHEMES.items():
-        ahead, after = measure({"peers": peers}, args.mib << 20, args.rounds)
+    for name, redundancy in SCHEMES.items():
+        ahead, after = measure({"redundancy": redundancy}, args.mib << 20, args.rounds)
         rows[name] = {"value": round(ahead, 3), "unit": "s", "peer": {"after": round(after, 3)}, "ratio": ahead / after}
     if args.json:
         print(json.dumps(rows, indent=1))

@@ -204,7 +204,7 @@ async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -
     sink = holdings.room_for("sink", nbytes)(0, nbytes)
     for name in schemes:
         section = SCHEMES[name]
-        config = CheckpointConfig.from_mapping({"namespace": "bench", "peers": section})
+        config = CheckpointConfig.from_mapping({"namespace": "bench", "redundancy": section})
         shelf = Shelf({})
         context = Context(
             place=place, config=config, deadlines=Deadlines(), tiers={}, shelf=shelf, holdings=holdings, peers=peers,

@@ -99,7 +99,7 @@ class Checkpointer:
         if place is None and "HOLDFAST_RUN_ID" in env:
             place, config = Place.from_env(env), config_from_env(env)
         elif config is None:
-            section: dict[str, Any] = {"namespace": namespace, "ram": {"every_steps": every_steps}}
+            section: dict[str, Any] = {"namespace": namespace, "memory": {"every_steps": every_steps}}
             if shared is not None:
                 section["shared"] = {"path": os.path.abspath(shared), "every_steps": shared_every_steps}
             config = CheckpointConfig.from_mapping(section, where="Checkpointer")
@@ -326,7 +326,7 @@ class Checkpointer:
             lower = [tier.every_steps for tier in self._config.lower.values()]
             self._cadence = Cadence(
                 Board.open(self._place.ram_dir),
-                every_steps=[self._config.ram.every_steps, *lower],
+                every_steps=[self._config.memory.every_steps, *lower],
                 rank=self._identity.rank,
                 local_rank=self._identity.local_rank,
                 attempt=self._place.attempt,

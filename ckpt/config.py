@@ -24,7 +24,7 @@ _MAX_GROUP = 32  # nodes: bounds an agent's buffers, a few MiB for each member
 
 
 @dataclass(frozen=True, kw_only=True)
-class RamTier:
+class MemoryTier:
     """Memory: a save every `every_steps` steps; `keep` slots, one of them in flight."""
 
     every_steps: int = 10
@@ -32,7 +32,7 @@ class RamTier:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeersTier:
+class Redundancy:
     """Redundancy between nodes' memories: in sets of about `group_size` nodes cut across failure domains."""
 
     scheme: str = "partner"
@@ -103,8 +103,8 @@ class CheckpointConfig:
     """The validated `checkpoint:` section of a job file."""
 
     namespace: str
-    ram: RamTier = RamTier()
-    peers: PeersTier = PeersTier()
+    memory: MemoryTier = MemoryTier()
+    redundancy: Redundancy = Redundancy()
     nvme: NvmeTier | None = None
     shared: SharedTier | None = None
     s3: S3Tier | None = None
@@ -114,7 +114,7 @@ class CheckpointConfig:
         """Validates a section.
 
         Args:
-            section: keys namespace, ram, peers, nvme, shared, s3.
+            section: keys namespace, memory, redundancy, nvme, shared, s3.
             where: prefix for error messages.
 
         Raises:
@@ -133,8 +133,8 @@ class CheckpointConfig:
         }
         config = cls(
             namespace=namespace,
-            ram=_build(RamTier, section.get("ram") or {}, f"{where}.ram"),
-            peers=_build(PeersTier, section.get("peers") or {}, f"{where}.peers"),
+            memory=_build(MemoryTier, section.get("memory") or {}, f"{where}.memory"),
+            redundancy=_build(Redundancy, section.get("redundancy") or {}, f"{where}.redundancy"),
             **lower,
         )
         _check_values(config, where)
@@ -152,8 +152,8 @@ class CheckpointConfig:
 
     @property
     def slots(self) -> int:
-        """Slots in each rank's arena: `ram.keep`, and one more for each lower tier, which a drain there may hold."""
-        return self.ram.keep + len(self.lower)
+        """Slots in each rank's arena: `memory.keep`, and one more for each lower tier, which a drain there may hold."""
+        return self.memory.keep + len(self.lower)
 
 
 _LOWER: dict[str, type[LowerTier]] = {"nvme": NvmeTier, "shared": SharedTier, "s3": S3Tier}
@@ -275,10 +275,10 @@ def _known(section: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> 
 
 
 def _check_values(config: CheckpointConfig, where: str) -> None:
-    config.peers.check(f"{where}.peers")
-    if config.ram.keep < 2:
+    config.redundancy.check(f"{where}.redundancy")
+    if config.memory.keep < 2:
         raise ConfigError(
-            f"{where}.ram.keep: got {config.ram.keep}, expected at least 2 (one committed, one in flight)"
+            f"{where}.memory.keep: got {config.memory.keep}, expected at least 2 (one committed, one in flight)"
         )
     if config.nvme and not _ABSOLUTE.fullmatch(config.nvme.path):
         raise ConfigError(

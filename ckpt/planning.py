@@ -101,8 +101,8 @@ def make_plan(
         rates: for the times.
         domains: each node's switch, in the order of the nodes; empty when that is not known.
     """
-    scheme = scheme_of(config.peers)
-    sets = sets_over(nodes, config.peers, domains)
+    scheme = scheme_of(config.redundancy)
+    sets = sets_over(nodes, config.redundancy, domains)
     stream_bytes = ranks_per_node * shard_bytes
     extra = [_redundancy_bytes(scheme, members, stream_bytes) for members in sets]
     wire_bytes = max(_sent_bytes(scheme, members, stream_bytes) for members in sets)

@@ -40,5 +40,5 @@ def for_ckpt(checkpoint: Mapping[str, Any] | None, nodes: Sequence[str], switche
 
 def wants_switches(checkpoint: Mapping[str, Any] | None) -> bool:
     """Whether the job's redundancy is to survive the loss of a switch."""
-    peers = (checkpoint or {}).get("peers") or {}
-    return bool(peers.get("failure_domain") == "switch")
+    redundancy = (checkpoint or {}).get("redundancy") or {}
+    return bool(redundancy.get("failure_domain") == "switch")

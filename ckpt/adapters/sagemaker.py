@@ -73,7 +73,7 @@ def _checkpointer(config: SageMakerCheckpointConfig) -> Checkpointer:
             raise ConfigError(
                 f"SageMakerCheckpointConfig.world_size: got {config.world_size}, the environment has {world_size} ranks"
             )
-        section: dict[str, Any] = {"namespace": config.namespace, "ram": {"every_steps": 1}}
+        section: dict[str, Any] = {"namespace": config.namespace, "memory": {"every_steps": 1}}
         if (path := config.s3_tier_base_path) is not None:
             # Steps go there when `save_to_s3` says so, and by no cadence of ours.
             name, where = ("s3", {"url": path}) if path.startswith("s3://") else ("shared", {"path": abspath(path)})

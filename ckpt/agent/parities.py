@@ -51,8 +51,8 @@ class Parities:
         self._deadlines = context.deadlines
         self._shards = context.holdings
         self._holdings = ParityHoldings(context.place.ram_dir, context.place.run_id, context.config.namespace)
-        self._members = members_at(context.place, context.config.peers)
-        self._parity = scheme_of(context.config.peers).parity(self._members)
+        self._members = members_at(context.place, context.config.redundancy)
+        self._parity = scheme_of(context.config.redundancy).parity(self._members)
         self._index = self._members.index(context.place.node_rank)
         self._here = Addend(node=context.place.node_rank, coefficients=(), parts=())  # last of a sum that is made here
         self._making = asyncio.Lock()  # a name that is free stays so until its record is there

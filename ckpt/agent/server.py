@@ -80,7 +80,7 @@ class Agent:
             drain = DrainLead(context, self._tenure)
             first = RejoinLead if place.generation else RecoverLead
             self._leads += [first(context, self._tenure, drain), Coordinator(context, drain), self._tenure]
-        members, scheme = members_at(place, config.peers), scheme_of(config.peers)
+        members, scheme = members_at(place, config.redundancy), scheme_of(config.redundancy)
         survives, names = scheme.survives(members), ", ".join(place.nodes[node] for node in members)
         log.info("redundancy %s over %s: survives %d of %d nodes lost", scheme.name, names, survives, len(members))
         if survives < scheme.promise:
@@ -88,7 +88,10 @@ class Agent:
                 "redundancy %s: a set of %d is too small to survive %d lost, as asked: survives %d",
                 scheme.name, len(members), scheme.promise, survives,
             )  # fmt: skip
-        if config.peers.failure_domain == "switch" and (taken := most_in_one_domain(members, place.domains)) > survives:
+        if (
+            config.redundancy.failure_domain == "switch"
+            and (taken := most_in_one_domain(members, place.domains)) > survives
+        ):
             log.warning("redundancy %s: a lost switch takes %d of %s: more than survives", scheme.name, taken, names)
 
     async def run(self, *, until_unused: bool = False) -> None:

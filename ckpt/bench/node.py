@@ -53,7 +53,7 @@ class BenchNode:
             ram_dir=self._ram_dir,
         )  # fmt: skip
         section = {
-            "namespace": "bench", "ram": {"every_steps": 1},
+            "namespace": "bench", "memory": {"every_steps": 1},
             tier: {"path": str(self._storage / tier), "every_steps": DRAIN_EVERY, "keep": 1},
         }  # fmt: skip
         environment = {

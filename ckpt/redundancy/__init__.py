@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckpt.config import PeersTier, Place
+from ckpt.config import Place, Redundancy
 from ckpt.redundancy.erasure import Erasure
 from ckpt.redundancy.partner import Partner
 from ckpt.redundancy.scheme import NoScheme, Scheme
@@ -23,24 +23,24 @@ from ckpt.redundancy.sets import Members, redundancy_sets, set_of
 __all__ = ["Scheme", "members_at", "scheme_of", "sets_over"]
 
 
-def scheme_of(peers: PeersTier) -> Scheme:
+def scheme_of(redundancy: Redundancy) -> Scheme:
     """The scheme that the job file asks for; the configuration has checked it."""
-    match peers.scheme:
+    match redundancy.scheme:
         case "partner":
-            return Partner(peers.copies)
+            return Partner(redundancy.copies)
         case "xor":
             return Erasure("xor", 1)
         case "rs":
-            return Erasure("rs", peers.parity)
+            return Erasure("rs", redundancy.parity)
     return NoScheme()
 
 
-def sets_over(nodes: int, peers: PeersTier, domains: Sequence[str]) -> tuple[Members, ...]:
+def sets_over(nodes: int, redundancy: Redundancy, domains: Sequence[str]) -> tuple[Members, ...]:
     """The redundancy sets over some nodes, of which `domains` are the switches where they are known."""
-    across = domains if peers.failure_domain == "switch" else ()
-    return redundancy_sets(nodes, peers.group_size, max(2, scheme_of(peers).promise + 1), across)
+    across = domains if redundancy.failure_domain == "switch" else ()
+    return redundancy_sets(nodes, redundancy.group_size, max(2, scheme_of(redundancy).promise + 1), across)
 
 
-def members_at(place: Place, peers: PeersTier) -> Members:
+def members_at(place: Place, redundancy: Redundancy) -> Members:
     """The redundancy set of a node."""
-    return set_of(place.node_rank, sets_over(len(place.nodes), peers, place.domains))
+    return set_of(place.node_rank, sets_over(len(place.nodes), redundancy, place.domains))

@@ -36,7 +36,7 @@ def main() -> int:
     shutil.rmtree(FOLDER, ignore_errors=True)
     executor = Executor(folder=FOLDER / "%j", cluster="local")
     executor.update_parameters(nodes=3, spares=1)
-    checkpoint = {"namespace": "demo", "ram": {"every_steps": 5}, "peers": {"scheme": "partner"}}
+    checkpoint = {"namespace": "demo", "memory": {"every_steps": 5}, "redundancy": {"scheme": "partner"}}
     submitted_at = time.time()
     job = executor.submit(Torchrun(SCRIPT, "--steps", str(STEPS), name="demo", checkpoint=checkpoint))
 

@@ -35,7 +35,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=96, help="of the plate, over all ranks")
     parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
     parser.add_argument("--namespace", default="heat")
-    parser.add_argument("--peers", default="partner", help="what nodes keep for each other: partner, xor, rs, none")
+    parser.add_argument(
+        "--redundancy", default="partner", help="what nodes keep for each other: partner, xor, rs, none"
+    )
     parser.add_argument("--lose-rank", type=int, default=-1, help="this rank wipes its memory and dies")
     parser.add_argument("--lose-at", type=int, default=50, help="after this step")
     args = parser.parse_args()
@@ -66,8 +68,8 @@ def what_to_keep(args: argparse.Namespace) -> dict[str, Any]:
     """The `checkpoint:` section that a job file would have."""
     return {
         "namespace": args.namespace,
-        "ram": {"every_steps": EVERY},
-        "peers": {"scheme": args.peers},
+        "memory": {"every_steps": EVERY},
+        "redundancy": {"scheme": args.redundancy},
         "shared": {"path": os.path.abspath(args.folder), "every_steps": EVERY},
     }
 

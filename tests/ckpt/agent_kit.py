@@ -102,9 +102,13 @@ def config(
     every_steps: int = 10,
     nvme: dict[str, Any] | None = None,
     s3: dict[str, Any] | None = None,
-    **peers: int | str,
+    **redundancy: int | str,
 ) -> CheckpointConfig:
-    section: dict[str, Any] = {"namespace": NAMESPACE, "ram": {"keep": keep}, "peers": {"scheme": scheme, **peers}}
+    section: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "memory": {"keep": keep},
+        "redundancy": {"scheme": scheme, **redundancy},
+    }
     section |= {name: tier for name, tier in (("nvme", nvme), ("s3", s3)) if tier}
     if shared:
         section["shared"] = {"path": str(shared), "every_steps": every_steps, "keep": 2}

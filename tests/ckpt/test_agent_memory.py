@@ -67,7 +67,7 @@ def peaks(memory: Path, disk: Path, tiers: dict[str, Any], scheme: dict[str, Any
     """By phase: a save with its drain to every tier; a rebuild from peers; restores from each tier alone."""
     found: dict[str, float] = {}
     nvme = {"path": str(disk / "nvme"), "every_steps": 1}
-    section = {"ram": {"keep": 2}, "peers": scheme, "nvme": nvme, **tiers}
+    section = {"memory": {"keep": 2}, "redundancy": scheme, "nvme": nvme, **tiers}
     with AgentProcesses(memory, NODES, 0, section) as agents, peak_mib(agents, found, "save, protect, drain"):
         agents.save(1, 0, mib << 20)
         for worker in agents.workers:

@@ -87,10 +87,10 @@ def test_in_an_mpi_world_a_lost_node_is_rebuilt_from_its_partner(root):
         assert agents.process.wait(WAIT_S) == 0, agents.log()
 
 
-@pytest.mark.parametrize(("peers", "lost"), [({"scheme": "xor"}, "c"), ({"scheme": "rs", "parity": 2}, "bd")])
-def test_in_an_mpi_world_lost_nodes_are_rebuilt_from_parity(root, peers, lost):
+@pytest.mark.parametrize(("redundancy", "lost"), [({"scheme": "xor"}, "c"), ({"scheme": "rs", "parity": 2}, "bd")])
+def test_in_an_mpi_world_lost_nodes_are_rebuilt_from_parity(root, redundancy, lost):
     """Shards of several pieces, so that the sums are pipelined over the wire."""
-    nodes, section, nbytes = ["a", "b", "c", "d"], {"peers": peers}, 7_000_001
+    nodes, section, nbytes = ["a", "b", "c", "d"], {"redundancy": redundancy}, 7_000_001
     with AgentProcesses(root, nodes, 0, section) as agents:
         agents.save(10, 0, nbytes)
         agents.save(20, 1, nbytes)
@@ -132,7 +132,7 @@ def dying(stage: str, calls_before: int = 0) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("peers", "stage"),
+    ("redundancy", "stage"),
     [
         ({"scheme": "partner"}, "ckpt.agent.exchange:Exchange:_serve_bytes"),
         ({"scheme": "xor"}, "ckpt.agent.sums:Sums:_serve"),
@@ -141,9 +141,9 @@ def dying(stage: str, calls_before: int = 0) -> list[str]:
     ],
     ids=lambda value: str(value).rpartition(":")[2],
 )
-def test_an_agent_killed_while_redundancy_is_made_costs_that_save_and_no_older_one(root, peers, stage):
+def test_an_agent_killed_while_redundancy_is_made_costs_that_save_and_no_older_one(root, redundancy, stage):
     """It dies with its node; all others have sealed step 20 and never commit it, and step 10 is restored."""
-    nodes, section, nbytes = ["a", "b", "c", "d"], {"peers": peers}, 2_000_001
+    nodes, section, nbytes = ["a", "b", "c", "d"], {"redundancy": redundancy}, 2_000_001
     with AgentProcesses(root, nodes, 0, section, {"b": dying(stage)}) as agents:
         agents.save(10, 0, nbytes)
         agents.seal(20, 1, nbytes)
@@ -169,7 +169,7 @@ SUM, SERVE = "ckpt.agent.sums:Sums:pull", "ckpt.agent.sums:Sums:_own"  # in whic
 
 
 @pytest.mark.parametrize(
-    ("peers", "killed", "stage", "with_its_node", "restored"),
+    ("redundancy", "killed", "stage", "with_its_node", "restored"),
     [
         (XOR, "x", SUM, False, (20, "memory")),
         (XOR, "c", SERVE, False, (20, "memory")),
@@ -181,10 +181,10 @@ SUM, SERVE = "ckpt.agent.sums:Sums:pull", "ckpt.agent.sums:Sums:_own"  # in whic
     ids=lambda value: value.rpartition(":")[2] if isinstance(value, str) else str(value),
 )
 def test_an_agent_killed_in_the_middle_of_a_rebuild_leaves_what_the_next_attempt_needs(
-    root, peers, killed, stage, with_its_node, restored
+    root, redundancy, killed, stage, with_its_node, restored
 ):
     """x stands in for the lost b. No survivor hands out a step meanwhile; one loss more is more than XOR survives."""
-    section = {"peers": peers, "shared": {"path": str(root / "shared"), "every_steps": 10_000}}
+    section = {"redundancy": redundancy, "shared": {"path": str(root / "shared"), "every_steps": 10_000}}
     nbytes = 2_000_001
     with AgentProcesses(root, ["a", "b", "c", "d"], 0, section) as agents:
         agents.save(10, 0, nbytes, drain=True)

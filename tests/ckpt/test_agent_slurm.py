@@ -88,7 +88,7 @@ attempt 3
 """
     s3 = {"url": f"s3://{BUCKET}/run", "endpoint_url": f"http://{slurm_cluster.nodes[3]}:9000", "region": "us-east-1"}
     given = variables(
-        peers={"scheme": "xor"},
+        redundancy={"scheme": "xor"},
         nvme={"path": str(nvme), "every_steps": 10},
         s3={**s3, "path_style": True, "every_steps": 10},
     )

@@ -366,7 +366,7 @@ def test_the_same_step_is_not_saved_twice(node: Node, caplog: pytest.LogCaptureF
 
 
 def test_a_stop_is_seen_once_saved_and_drained(node: Node) -> None:
-    node.section["ram"]["every_steps"] = 1000
+    node.section["memory"]["every_steps"] = 1000
     with node.start() as ckpt:
         assert ckpt.load({"x": 1}) == 0
         assert not ckpt.due(1) and not ckpt.stop_requested()

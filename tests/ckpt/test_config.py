@@ -26,12 +26,12 @@ def test_a_full_section() -> None:
     config = CheckpointConfig.from_mapping(
         {
             "namespace": "gpt",
-            "ram": {"every_steps": 2, "keep": 3},
-            "peers": {"scheme": "none"},
+            "memory": {"every_steps": 2, "keep": 3},
+            "redundancy": {"scheme": "none"},
             "shared": {"path": "/fsx", "every_steps": 20},
         }
     )
-    assert (config.ram.every_steps, config.ram.keep, config.peers.scheme, config.slots) == (2, 3, "none", 4)
+    assert (config.memory.every_steps, config.memory.keep, config.redundancy.scheme, config.slots) == (2, 3, "none", 4)
     assert config.shared is not None and (config.shared.path, config.shared.keep) == ("/fsx", 3)
 
 
@@ -62,7 +62,12 @@ def test_lower_tiers_nearest_first_each_with_a_slot_of_its_own() -> None:
 
 def test_defaults() -> None:
     config = CheckpointConfig.from_mapping({"namespace": "gpt"})
-    assert (config.ram.every_steps, config.ram.keep, config.peers.scheme, config.shared) == (10, 2, "partner", None)
+    assert (config.memory.every_steps, config.memory.keep, config.redundancy.scheme, config.shared) == (
+        10,
+        2,
+        "partner",
+        None,
+    )
     assert config.slots == 2
 
 
@@ -73,25 +78,31 @@ def test_defaults() -> None:
         ({"namespace": "../x"}, "checkpoint.namespace: got '../x'"),
         ({"namespace": ".x"}, "checkpoint.namespace"),
         ({"namespace": "x" * 129}, "128 at most"),
-        ({"namespace": "x", "rm": {}}, r"checkpoint.rm: unknown key, did you mean ram\?"),
-        ({"namespace": "x", "zzz": {}}, "checkpoint.zzz: unknown key; known keys: namespace, ram"),
+        ({"namespace": "x", "memry": {}}, r"checkpoint.memry: unknown key, did you mean memory\?"),
+        ({"namespace": "x", "zzz": {}}, "checkpoint.zzz: unknown key; known keys: namespace, memory"),
         (
-            {"namespace": "x", "ram": {"every_step": 1}},
-            r"checkpoint.ram.every_step: unknown key, did you mean every_steps",
+            {"namespace": "x", "memory": {"every_step": 1}},
+            r"checkpoint.memory.every_step: unknown key, did you mean every_steps",
         ),
-        ({"namespace": "x", "ram": {"every_steps": 0}}, "got 0, expected a whole number of at least 1"),
-        ({"namespace": "x", "ram": {"every_steps": True}}, "got True"),
-        ({"namespace": "x", "ram": {"every_steps": 1.5}}, "got 1.5"),
-        ({"namespace": "x", "ram": {"keep": 1}}, "checkpoint.ram.keep: got 1, expected at least 2"),
-        ({"namespace": "x", "ram": 5}, "checkpoint.ram: got 5, expected a mapping"),
-        ({"namespace": "x", "peers": {"scheme": "raid"}}, "expected one of none, partner, xor, rs"),
-        ({"namespace": "x", "peers": {"group_size": 1}}, "peers.group_size: got 1, expected 2 to 32 nodes"),
-        ({"namespace": "x", "peers": {"group_size": 33}}, "peers.group_size: got 33"),
-        ({"namespace": "x", "peers": {"scheme": "rs", "parity": 8}}, "peers.parity: got 8, expected less than group"),
-        ({"namespace": "x", "peers": {"scheme": "rs", "parity": 0}}, "peers.parity: got 0"),
-        ({"namespace": "x", "peers": {"copies": 2, "group_size": 2}}, "peers.copies: got 2, expected less than group"),
+        ({"namespace": "x", "memory": {"every_steps": 0}}, "got 0, expected a whole number of at least 1"),
+        ({"namespace": "x", "memory": {"every_steps": True}}, "got True"),
+        ({"namespace": "x", "memory": {"every_steps": 1.5}}, "got 1.5"),
+        ({"namespace": "x", "memory": {"keep": 1}}, "checkpoint.memory.keep: got 1, expected at least 2"),
+        ({"namespace": "x", "memory": 5}, "checkpoint.memory: got 5, expected a mapping"),
+        ({"namespace": "x", "redundancy": {"scheme": "raid"}}, "expected one of none, partner, xor, rs"),
+        ({"namespace": "x", "redundancy": {"group_size": 1}}, "redundancy.group_size: got 1, expected 2 to 32 nodes"),
+        ({"namespace": "x", "redundancy": {"group_size": 33}}, "redundancy.group_size: got 33"),
         (
-            {"namespace": "x", "peers": {"failure_domain": "rack"}},
+            {"namespace": "x", "redundancy": {"scheme": "rs", "parity": 8}},
+            "redundancy.parity: got 8, expected less than group",
+        ),
+        ({"namespace": "x", "redundancy": {"scheme": "rs", "parity": 0}}, "redundancy.parity: got 0"),
+        (
+            {"namespace": "x", "redundancy": {"copies": 2, "group_size": 2}},
+            "redundancy.copies: got 2, expected less than group",
+        ),
+        (
+            {"namespace": "x", "redundancy": {"failure_domain": "rack"}},
             "failure_domain: got 'rack', expected one of node, s",
         ),
         ({"namespace": "x", "shared": {}}, "checkpoint.shared.path: missing"),
@@ -148,7 +159,7 @@ def test_a_wrong_environment_names_the_variable(change: dict[str, str | None], m
         (None, "HOLDFAST_CHECKPOINT is not set"),
         ("{", "HOLDFAST_CHECKPOINT is not JSON"),
         ("[]", "expected a mapping"),
-        (json.dumps({"namespace": "x", "ram": {"keep": 0}}), "checkpoint.ram.keep"),
+        (json.dumps({"namespace": "x", "memory": {"keep": 0}}), "checkpoint.memory.keep"),
     ],
 )
 def test_a_wrong_section_in_the_environment(text: str | None, message: str) -> None:

@@ -82,7 +82,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("saved")
     nodes = Nodes(path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(SECTION, "peers", {"scheme": "xor"})
+        patch.setitem(SECTION, "redundancy", {"scheme": "xor"})
         try:
             ckpts = nodes.start(*NODES)
             for step in (10, 20):
@@ -101,7 +101,7 @@ def nodes(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     """The nodes left, whose agents do not end a rebuild before there is a file `go`."""
     for node in LEFT:
         shutil.copytree(saved / node, tmp_path / node, ignore=shutil.ignore_patterns("*.sock"))
-    monkeypatch.setitem(SECTION, "peers", {"scheme": "xor"})
+    monkeypatch.setitem(SECTION, "redundancy", {"scheme": "xor"})
     nodes = Nodes(tmp_path, first_attempt=1)
     nodes.program = [sys.executable, "-c", HELD, str(tmp_path / "go")]
     yield nodes

@@ -39,7 +39,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
 
 def every(tmp_path: Path, kind: str, every_s: int = 60, every_steps: int = 1000) -> CheckpointConfig:
     tier = {"path": str(tmp_path / kind), "every_steps": every_steps, "every_s": every_s, "keep": 100}
-    section = {"namespace": NAMESPACE, "peers": {"scheme": "none"}, kind: tier}
+    section = {"namespace": NAMESPACE, "redundancy": {"scheme": "none"}, kind: tier}
     return CheckpointConfig.from_mapping(section)
 
 

@@ -6,12 +6,12 @@ from itertools import combinations
 
 import pytest
 
-from ckpt.config import PeersTier
+from ckpt.config import Redundancy
 from ckpt.redundancy import scheme_of
 
 SCHEMES = {
-    "none": PeersTier(scheme="none"), "partner": PeersTier(scheme="partner"),
-    "two copies": PeersTier(scheme="partner", copies=2),
+    "none": Redundancy(scheme="none"), "partner": Redundancy(scheme="partner"),
+    "two copies": Redundancy(scheme="partner", copies=2),
 }  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def test_a_scheme_survives_what_it_says_and_not_every_loss_beyond(name, size):
 
 @pytest.mark.parametrize("size", range(2, 7))
 def test_partner_loses_shards_only_when_neighbours_are_lost(size):
-    scheme, members = scheme_of(PeersTier()), tuple(range(size))
+    scheme, members = scheme_of(Redundancy()), tuple(range(size))
     for count in range(size + 1):
         for lost in combinations(members, count):
             neighbours = {node for node in lost if (node + 1) % size in lost}

@@ -26,12 +26,12 @@ def plan_of(checkpoint: CheckpointConfig, nodes: int = len(NODES), **more: objec
 
 
 @pytest.mark.parametrize(
-    "peers", [{"scheme": "partner", "copies": 2}, {"scheme": "xor"}, {"scheme": "rs", "parity": 2}]
+    "redundancy", [{"scheme": "partner", "copies": 2}, {"scheme": "xor"}, {"scheme": "rs", "parity": 2}]
 )
 def test_agents_take_the_memory_the_wire_and_the_disk_that_were_planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peers: dict[str, object]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redundancy: dict[str, object]
 ) -> None:
-    checkpoint = config(nvme={"path": str(tmp_path / "nvme"), "every_steps": 10, "keep": 2}, **peers)  # type: ignore[arg-type]
+    checkpoint = config(nvme={"path": str(tmp_path / "nvme"), "every_steps": 10, "keep": 2}, **redundancy)  # type: ignore[arg-type]
     planned = plan_of(checkpoint)
     sent: Counter[int] = Counter()
     send = FakeTransport.send_range
@@ -68,17 +68,17 @@ def test_agents_take_the_memory_the_wire_and_the_disk_that_were_planned(
     assert set(files) == {drain.node_bytes} and drain.held_bytes == 3 * drain.node_bytes
 
 
-@pytest.mark.parametrize("peers", [
+@pytest.mark.parametrize("redundancy", [
     {"scheme": "none"}, {"scheme": "partner"}, {"scheme": "partner", "copies": 2}, {"scheme": "xor"},
     {"scheme": "rs", "parity": 2},
 ])  # fmt: skip
 @pytest.mark.parametrize("nodes", [1, 2, 5, 9])
 def test_any_loss_that_is_promised_is_survived_and_one_node_more_is_not_always(
-    nodes: int, peers: dict[str, object]
+    nodes: int, redundancy: dict[str, object]
 ) -> None:
-    checkpoint = config(group_size=4, **peers)  # type: ignore[arg-type]
+    checkpoint = config(group_size=4, **redundancy)  # type: ignore[arg-type]
     promised = plan_of(checkpoint, nodes).losses.any_nodes
-    scheme, sets = scheme_of(checkpoint.peers), sets_over(nodes, checkpoint.peers, ())
+    scheme, sets = scheme_of(checkpoint.redundancy), sets_over(nodes, checkpoint.redundancy, ())
     assert all(survives(scheme, sets, lost) for lost in combinations(range(nodes), promised))
     assert not all(survives(scheme, sets, lost) for lost in combinations(range(nodes), promised + 1))
 
@@ -94,7 +94,7 @@ def test_a_switch_is_survived_when_sets_are_cut_across_switches() -> None:
 
 def test_times_follow_the_slower_of_rate_and_limit() -> None:
     tiers = {"nvme": {"path": "/nvme", "rate_limit_bytes_s": 10**9}, "shared": {"path": "/shared"}}
-    section = {"namespace": "ns", "peers": {"scheme": "partner"}, **tiers}
+    section = {"namespace": "ns", "redundancy": {"scheme": "partner"}, **tiers}
     rates = Rates(wire=10.0, nvme=4.0, shared=2.0)
     planned = make_plan(
         CheckpointConfig.from_mapping(section), nodes=4, ranks_per_node=1, shard_bytes=8 * 10**9, rates=rates

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The second run has its ranks on other nodes than the first: what a node holds is found by whose it is.
 SCRIPT = """
 heat() {
-    srun --mpi=pmix --overlap -N3 -n6 --ntasks-per-node=2 --overcommit -w $1 $PYTHON $HEAT --peers xor \\
+    srun --mpi=pmix --overlap -N3 -n6 --ntasks-per-node=2 --overcommit -w $1 $PYTHON $HEAT --redundancy xor \\
         --folder $HOME/heat-mpi --steps $2 || exit 1
 }
 on() { srun --overlap --mpi=none -N1 -n1 -w $1 bash -c "$2" || exit 2; }

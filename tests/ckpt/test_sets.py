@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt.config import PeersTier, Place
+from ckpt.config import Place, Redundancy
 from ckpt.redundancy import members_at
 from ckpt.redundancy.sets import most_in_one_domain, redundancy_sets, set_of
 
@@ -48,7 +48,7 @@ def test_a_node_finds_its_set_from_its_environment(failure_domain, expected, tmp
         run_id="r", attempt=0, node="a", nodes=("a", "b", "c", "d"), ranks_per_node=1, ram_dir=tmp_path,
         domains=("s1", "s1", "s2", "s2"),
     )  # fmt: skip
-    members = members_at(place, PeersTier(scheme="xor", group_size=2, failure_domain=failure_domain))
+    members = members_at(place, Redundancy(scheme="xor", group_size=2, failure_domain=failure_domain))
     assert members == expected
 
 
@@ -57,6 +57,6 @@ def test_domains_that_are_not_asked_for_do_not_count(tmp_path):
         run_id="r", attempt=0, node="a", nodes=("a", "b", "c", "d"), ranks_per_node=1, ram_dir=tmp_path,
         domains=("s1", "s2", "s1", "s2"),
     )  # fmt: skip
-    assert members_at(place, PeersTier(group_size=2)) == (0, 2)
-    switches = members_at(place, PeersTier(group_size=2, failure_domain="switch"))
+    assert members_at(place, Redundancy(group_size=2)) == (0, 2)
+    switches = members_at(place, Redundancy(group_size=2, failure_domain="switch"))
     assert place.domains[switches[0]] != place.domains[switches[1]]

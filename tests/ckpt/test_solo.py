@@ -77,7 +77,7 @@ def test_several_nodes_without_a_launcher_are_refused() -> None:
     [
         ({}, {}, r"Checkpointer.namespace: got None"),
         ({"namespace": "a/b"}, {}, r"Checkpointer.namespace"),
-        ({"namespace": "ns", "every_steps": 0}, {}, r"Checkpointer.ram.every_steps: got 0"),
+        ({"namespace": "ns", "every_steps": 0}, {}, r"Checkpointer.memory.every_steps: got 0"),
         ({"namespace": "ns"}, {"RANK": "x"}, r"RANK='x'"),
         ({"namespace": "ns"}, {"HOLDFAST_RUN_ID": "r"}, r"HOLDFAST_NODES is not set"),
     ],

@@ -24,7 +24,7 @@ from ckpt.config import CheckpointConfig, Place
 from ckpt.record.boxes import Box
 from ckpt.trainer.state import Piece
 
-SECTION = {"namespace": "ns", "ram": {"every_steps": 1, "keep": 2}, "peers": {"scheme": "partner"}}
+SECTION = {"namespace": "ns", "memory": {"every_steps": 1, "keep": 2}, "redundancy": {"scheme": "partner"}}
 
 
 class Nodes:
@@ -151,7 +151,7 @@ def test_a_lost_node_and_a_smaller_world_are_served_from_memory(nodes: Nodes) ->
 def test_parts_of_a_tensor_are_fetched_from_the_node_that_has_them(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(SECTION, "peers", {"scheme": "none"})
+    monkeypatch.setitem(SECTION, "redundancy", {"scheme": "none"})
     ckpts = nodes.start("n0", "n1")
     for rank, ckpt in enumerate(ckpts):
         ckpt.save_pieces(1, [halves(1)[rank]], {"#dcp": {"objects": [], "mappings": {}}})

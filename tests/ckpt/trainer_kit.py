@@ -32,7 +32,7 @@ class Node:
         self.ram_dir = path / "ram"
         self.ram_dir.mkdir(mode=0o700)
         self.shared = path / "shared"
-        self.section = {"namespace": "ns", "ram": {"every_steps": 1, "keep": 2}, **section}
+        self.section = {"namespace": "ns", "memory": {"every_steps": 1, "keep": 2}, **section}
         self.attempt = -1
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -53,8 +53,8 @@ class BrokenJob:
     def __init__(self, cluster: Any, folder: Path, *flags: str, **changes: Any) -> None:
         checkpoint = {
             "namespace": folder.name,
-            "ram": {"every_steps": EVERY, "keep": 2},
-            "peers": {"scheme": "partner"},
+            "memory": {"every_steps": EVERY, "keep": 2},
+            "redundancy": {"scheme": "partner"},
             "shared": {"path": "checkpoints", "every_steps": 50, "keep": 2},
         }
         job = {

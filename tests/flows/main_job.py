@@ -68,6 +68,6 @@ def _matches(event: Event, fields: dict[str, Any]) -> bool:
 
 def main_job(**changes: Any) -> JobSpec:
     """The main job of these tests: 3 nodes, 1 spare, memory and partner copies every 5 steps."""
-    checkpoint = {"namespace": "flow", "ram": {"every_steps": 5, "keep": 2}, "peers": {"scheme": "partner"}}
+    checkpoint = {"namespace": "flow", "memory": {"every_steps": 5, "keep": 2}, "redundancy": {"scheme": "partner"}}
     mapping = {"name": "flow", "script": str(SCRIPT), "args": ARGS, "nodes": 3, "spares": 1, "checkpoint": checkpoint}
     return JobSpec.from_mapping(mapping | changes, SCRIPT.parent, "flow test")

@@ -97,8 +97,8 @@ def job(slurm_cluster: Any) -> Any:
         "nodes": 2,
         "checkpoint": {
             "namespace": "guarded",
-            "ram": {"every_steps": 1, "keep": 2},
-            "peers": {"scheme": "partner"},
+            "memory": {"every_steps": 1, "keep": 2},
+            "redundancy": {"scheme": "partner"},
             "shared": {"path": "checkpoints", "every_steps": 1},
         },
     }

@@ -21,8 +21,8 @@ def test_two_nodes_at_once(fault_cluster: Any, steady_digests: dict[int, str]) -
     """Cut off together, with Reed-Solomon parity for two: both spares, and nothing lost that was committed."""
     checkpoint = {
         "namespace": "two",
-        "ram": {"every_steps": EVERY, "keep": 2},
-        "peers": {"scheme": "rs", "parity": 2},
+        "memory": {"every_steps": EVERY, "keep": 2},
+        "redundancy": {"scheme": "rs", "parity": 2},
     }
     folder = fault_cluster.home / "two-nodes"
     job = BrokenJob(fault_cluster, folder, nodes=3, spares=2, workers_per_node=1, checkpoint=checkpoint)
@@ -48,7 +48,7 @@ def test_more_nodes_than_spares_are_lost_and_an_elastic_job_shrinks(
     fault_cluster: Any, steady_digests: dict[int, str]
 ) -> None:
     """Two of three nodes at once, and one spare: two train on, with what parity gives back."""
-    checkpoint = {"namespace": "shrink", "ram": {"every_steps": EVERY}, "peers": {"scheme": "rs", "parity": 2}}
+    checkpoint = {"namespace": "shrink", "memory": {"every_steps": EVERY}, "redundancy": {"scheme": "rs", "parity": 2}}
     job = BrokenJob(
         fault_cluster,
         fault_cluster.home / "shrink",

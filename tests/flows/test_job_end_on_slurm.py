@@ -38,8 +38,8 @@ def test_the_newest_step_in_memory_outlives_the_job(hooked: Any, steady_digests:
     folder = hooked.home / f"end-{loss.split()[-1]}"
     checkpoint = {
         "namespace": folder.name,
-        "ram": {"every_steps": 10, "keep": 2},
-        "peers": {"scheme": "partner"},
+        "memory": {"every_steps": 10, "keep": 2},
+        "redundancy": {"scheme": "partner"},
         "shared": {"path": "checkpoints", "every_steps": NEVER, "on_job_end": True},
     }
     job = BrokenJob(hooked, folder, spares=0, checkpoint=checkpoint)

@@ -34,8 +34,8 @@ def job_file(slurm_cluster: Any, request: pytest.FixtureRequest) -> Path:
         "spares": 1,
         "checkpoint": {
             "namespace": "flow",
-            "ram": {"every_steps": 5, "keep": 2},
-            "peers": {"scheme": "partner"},
+            "memory": {"every_steps": 5, "keep": 2},
+            "redundancy": {"scheme": "partner"},
             "shared": {"path": "checkpoints", "every_steps": 1000},
         },
     }
@@ -90,7 +90,7 @@ import json, sys
 from launcher import Executor, Torchrun
 executor = Executor(folder="runs/%j")
 executor.update_parameters(nodes=3, spares=1, slurm_partition="train", timeout_min=10)
-checkpoint = {"namespace": "python", "ram": {"every_steps": 5}}
+checkpoint = {"namespace": "python", "memory": {"every_steps": 5}}
 job = executor.submit(Torchrun(sys.argv[1], *sys.argv[2:], checkpoint=checkpoint))
 result = job.result()
 print(json.dumps({"result": result, "state": job.state, "stdout": job.stdout(), "folder": str(job.paths.folder)}))

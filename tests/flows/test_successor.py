@@ -20,7 +20,7 @@ def job_file(slurm_cluster: Any) -> Path:
         "name": "heir", "script": str(SCRIPT), "args": ARGS, "nodes": 2,
         "checkpoint": {
             "namespace": "heir",
-            "ram": {"every_steps": 5, "keep": 2},
+            "memory": {"every_steps": 5, "keep": 2},
             "shared": {"path": "checkpoints", "every_steps": 10},
         },
     }  # fmt: skip

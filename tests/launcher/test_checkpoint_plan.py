@@ -11,7 +11,7 @@ from launcher.cli import main
 
 CHECKPOINT = """
 checkpoint:
-  peers: {scheme: xor, group_size: 8}
+  redundancy: {scheme: xor, group_size: 8}
   nvme: {path: /local/holdfast, every_steps: 50}
 """
 

@@ -20,7 +20,7 @@ NODES = ["n3", "n1", "n4"]
 
 
 def job(failure_domain: str) -> JobSpec:
-    checkpoint = {"namespace": "x", "peers": {"scheme": "xor", "failure_domain": failure_domain}}
+    checkpoint = {"namespace": "x", "redundancy": {"scheme": "xor", "failure_domain": failure_domain}}
     found: dict[str, Any] = {"name": "x", "script": __file__, "nodes": 3, "checkpoint": checkpoint}
     return JobSpec.from_mapping(found, Path("/"))
 
@@ -40,5 +40,5 @@ def test_ckpt_learns_each_nodes_switch_where_the_job_asks_for_it(
 
 
 def test_one_node_without_a_switch_leaves_the_domains_out() -> None:
-    checkpoint = {"peers": {"failure_domain": "switch"}}
+    checkpoint = {"redundancy": {"failure_domain": "switch"}}
     assert domains.for_ckpt(checkpoint, [*NODES, "n9"], domains.switches_of(TOPOLOGY, NODES)) == {}

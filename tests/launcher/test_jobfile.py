@@ -158,8 +158,8 @@ jobs = st.fixed_dictionaries(
                 {},
                 optional={
                     "namespace": words.filter(lambda name: name[0].isalnum()),
-                    "ram": st.fixed_dictionaries({}, optional={"every_steps": sizes, "keep": st.integers(2, 9)}),
-                    "peers": st.fixed_dictionaries({"scheme": st.sampled_from(["none", "partner", "xor", "rs"])}),
+                    "memory": st.fixed_dictionaries({}, optional={"every_steps": sizes, "keep": st.integers(2, 9)}),
+                    "redundancy": st.fixed_dictionaries({"scheme": st.sampled_from(["none", "partner", "xor", "rs"])}),
                     "shared": st.fixed_dictionaries(
                         {"path": words},
                         optional={
@@ -198,7 +198,8 @@ def test_a_job_survives_json(mapping: dict[str, Any]) -> None:
 @given(st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), texts), lambda inner: st.one_of(
     st.lists(inner, max_size=3),
     st.dictionaries(st.one_of(texts, st.integers(), st.sampled_from([
-        "script", "name", "args", "nodes", "env", "restart", "checkpoint", "slurm", "ram", "peers", "shared", "path"
+        "script", "name", "args", "nodes", "env", "restart", "checkpoint", "slurm", "memory", "redundancy", "shared",
+        "path",
     ])), inner, max_size=4),
 ), max_leaves=12))  # fmt: skip
 @settings(max_examples=200, deadline=None)

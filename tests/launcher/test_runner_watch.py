@@ -60,7 +60,7 @@ def agent_of(ram_dir: Path, generation: int) -> Iterator[subprocess.Popen[bytes]
         "HOLDFAST_RANKS_PER_NODE": "1",
         "HOLDFAST_GENERATION": str(generation),
         "HOLDFAST_RAM_DIR": str(ram_dir),
-        "HOLDFAST_CHECKPOINT": json.dumps({"namespace": "ns", "ram": {"every_steps": 1}}),
+        "HOLDFAST_CHECKPOINT": json.dumps({"namespace": "ns", "memory": {"every_steps": 1}}),
     }
     with subprocess.Popen(command(), env=environment, stderr=subprocess.DEVNULL) as process:
         yield process

@@ -383,7 +383,7 @@ with Checkpointer.from_env() as ckpt:
             time.sleep(0.02)
 """
 PY_SPY = Path(sys.executable).parent / "py-spy"  # an optional part
-CHECKPOINT = {"namespace": "t", "ram": {"every_steps": 2, "keep": 2}, "peers": {"scheme": "partner"}}
+CHECKPOINT = {"namespace": "t", "memory": {"every_steps": 2, "keep": 2}, "redundancy": {"scheme": "partner"}}
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,7 @@ CHECKPOINT = {"namespace": "t", "ram": {"every_steps": 2, "keep": 2}, "peers": {
 def test_a_job_that_is_done_says_what_it_could_not_save(
     make_job: Callable[..., Job], tmp_path: Path, fails_from: int, said: str
 ) -> None:
-    checkpoint = {"ram": {"every_steps": 1}, "shared": {"path": str(tmp_path / "shared"), "every_steps": 1}}
+    checkpoint = {"memory": {"every_steps": 1}, "shared": {"path": str(tmp_path / "shared"), "every_steps": 1}}
     env = {"SHARED": str(tmp_path / "shared"), "FAILS_FROM": fails_from}
     job = make_job(UNSAVED, nodes=1, spares=0, checkpoint=checkpoint, env=env)
     outcome = job.supervise()
