@@ -9,7 +9,8 @@
     variables.py   what workers and agents find in their environment
     port.py        for the workers' next rendezvous
     workers.py     the runner's handle on the warm process; ends workers for certain
-    warm.py        the warm process, the only module here that imports torch: forks an elastic agent for each attempt
+    warm.py        the warm process, which has torch loaded: forks an elastic agent for each attempt
+    process_groups.py  keeps a script's process groups until its end
     step_signals.py  signals that Slurm sends to every process: what a script forks leaves them to its rank
     script.py      inside a worker: runs the user's script as `python script.py` would
     memory.py      the node's memory directory
@@ -21,9 +22,9 @@
 Messages (JSON objects on launcher.channel), runner -> supervisor:
     hello {node, pid, attempt, warm, port, problem}    first; attempt: what runs here, or null; problem: why this node
         cannot train, or null. Then once more what it has told of the attempt: another supervisor may have heard that
-    heartbeat {attempt, step, slowest, activity, warm, port}    twice a second and on change; step: the furthest of
-        the node's ranks; slowest: of those still training; activity: grows while they do anything that can be seen;
-        port: free for the next rendezvous
+    heartbeat {attempt, step, slowest, activity, rank_ended, warm, port}    twice a second and on change; step: the
+        furthest of the node's ranks; slowest: of those still training; activity: grows while they do anything that can
+        be seen; rank_ended: whether one of them has ended; port: free for the next rendezvous
     network {attempt, problem, required}     NCCL does not use the node's fabric
     started {attempt, pids}                  the workers run
     first_step {attempt, step, time}         the first step boundary beyond the restored step

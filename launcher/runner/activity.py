@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from launcher.runner.processes import cpu_ticks
@@ -20,11 +20,17 @@ class Activity:
     """Counts the looks at which the workers had done something since the look before.
 
     Args:
-        ticks: CPU time used by a process, in clock ticks.
+        ticks: CPU time used by a process, in clock ticks; None when it has ended.
         clock: monotonic time in seconds.
+
+    Attributes:
+        count: the number of such looks.
+        has_ended: whether a worker has ended.
     """
 
-    def __init__(self, *, ticks: Callable[[int], int] = cpu_ticks, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, ticks: Callable[[int], int | None] = cpu_ticks, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._ticks = ticks
         self._clock = clock
         self._logs: tuple[Path, ...] = ()
@@ -32,14 +38,16 @@ class Activity:
         self._log_bytes = 0
         self._looked_s = 0.0
         self.count = 0
+        self.has_ended = False
 
     def follow(self, pids: Iterable[int], logs: Iterable[Path]) -> None:
         """Begins anew with the workers of an attempt."""
         self._logs = tuple(logs)
-        self._used = {pid: self._ticks(pid) for pid in pids}
+        self._used = {pid: self._ticks(pid) or 0 for pid in pids}
         self._log_bytes = self._written()
         self._looked_s = self._clock()
         self.count += 1
+        self.has_ended = False
 
     def look(self) -> int:
         """Looks, at most once a second; returns the count."""
@@ -47,11 +55,13 @@ class Activity:
         if elapsed_s < _SAMPLE_S:
             return self.count
         self._looked_s += elapsed_s
-        used: Mapping[int, int] = {pid: self._ticks(pid) for pid in self._used}
+        ticks = {pid: self._ticks(pid) for pid in self._used}
+        self.has_ended = None in ticks.values()
+        used = self._used | {pid: count for pid, count in ticks.items() if count is not None}
         busiest = max((used[pid] - before for pid, before in self._used.items()), default=0)
         log_bytes = self._written()
         self.count += busiest > BUSY_SHARE * _TICKS_PER_S * elapsed_s or log_bytes != self._log_bytes
-        self._used, self._log_bytes = dict(used), log_bytes
+        self._used, self._log_bytes = used, log_bytes
         return self.count
 
     def _written(self) -> int:

@@ -106,7 +106,8 @@ class NodeAttempt:
     def progress(self) -> Message:
         """How far the workers are."""
         step, slowest = (self._watch.step(), self._watch.slowest()) if self._watch is not None else (None, None)
-        return {"step": step, "slowest": slowest, "activity": self._activity.look()}
+        activity = self._activity.look()
+        return {"step": step, "slowest": slowest, "activity": activity, "rank_ended": self._activity.has_ended}
 
     def look_at_network(self) -> None:
         """Tells once if NCCL does not use the node's fabric."""

@@ -56,12 +56,14 @@ def status_of(pid: int) -> dict[str, str]:
     return {name: " ".join(value.split()) for name, value in fields.items()}
 
 
-def cpu_ticks(pid: int) -> int:
-    """CPU time that a process has used, in clock ticks (100 a second); 0 when it is gone."""
+def cpu_ticks(pid: int) -> int | None:
+    """CPU time that a process has used, in clock ticks (100 a second); None when it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0
+        return None
+    if fields[0] in "ZX":
+        return None
     return int(fields[11]) + int(fields[12])  # utime, stime
 
 

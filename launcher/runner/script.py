@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import io
 import os
-import runpy
 import signal
 import sys
+import threading
 import traceback
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from launcher.runner.processes import die_with_parent
@@ -38,7 +41,7 @@ def run_script(task: dict[str, Any], agent_pid: int) -> None:
     sys.argv = [script, *task["args"]]
     sys.path.insert(0, os.path.dirname(script))
     try:
-        runpy.run_path(script, run_name="__main__")
+        _run_as_main(script)
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
@@ -55,6 +58,15 @@ def script_traceback(text: str, script: str) -> str:
     head, frame, rest = text.partition(f'  File "{script}"')
     first_line = head.splitlines()[0] if head else ""
     return f"{first_line}\n{frame}{rest}" if frame else text
+
+
+def _run_as_main(script: str) -> None:
+    """Runs a script as the module __main__, and keeps that: the destructor of a model may never return."""
+    loader = SourceFileLoader("__main__", script)
+    main = ModuleType("__main__")
+    main.__dict__.update(__file__=script, __cached__=None, __loader__=loader, __builtins__=builtins)
+    sys.modules["__main__"] = main
+    exec(loader.source_to_code(loader.get_data(script), script), main.__dict__)
 
 
 class _Output(io.FileIO):
@@ -82,6 +94,7 @@ def _redirect_output(path: Path) -> None:
 
 def _finish() -> None:
     """What the interpreter does at its end; a forked process would skip it."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, executors' too
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -35,6 +35,7 @@ except (ImportError, OSError) as error:  # a library of CUDA's that is missing i
         print(json.dumps({"event": "unfit", "reason": told}), flush=True)
     raise
 
+from launcher.runner.process_groups import keep_process_groups
 from launcher.runner.processes import die_with_parent
 from launcher.runner.script import ENDING_SIGNALS, run_script, script_traceback
 from launcher.runner.step_signals import WARNINGS
@@ -73,6 +74,7 @@ def main() -> None:
             told = f"{sys.executable} cannot load {module}: {type(error).__name__}: {error}"
             _write_line(reports, {"event": "unfit", "reason": told})
             raise
+    keep_process_groups()
     gc.collect()
     gc.freeze()  # what is loaded now stays shared with the forks
     _Warm(tasks, reports).serve()

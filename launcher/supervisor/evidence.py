@@ -166,7 +166,7 @@ class Evidence:
         """What a runner says of the attempt."""
         if kind == "heartbeat":
             self._host.see_step(body["step"])
-            self._hang.note(node, body["slowest"], body["activity"], time.monotonic())
+            self._hang.note(node, body["slowest"], body["activity"], time.monotonic(), rank_ended=body["rank_ended"])
         elif kind == "started":
             self.started.add(node)
         elif kind == "first_step" and not self._first_step_seen:

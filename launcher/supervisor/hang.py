@@ -11,6 +11,9 @@ its Checkpointer, or ended, is not waited for.
 
 A script that tells no steps can only be judged by its silence: no output and no CPU time of any worker. That is weaker
 (a rank may spin while it waits; a GPU may work while all is silent), so it counts only where the timeout is set.
+
+Once a rank has ended, the others are to end as well, whatever the script: they hang when they are silent and make no
+step for ENDED_S (the timeout if that is longer), x 4 for each hang as above.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 START_S = 1800.0  # until the first step: compilation, data, a restore from far away
+ENDED_S = 900.0  # an upload by another program, say, shows no activity of the rank's own
 FLOOR_S = 300.0
 STEPS_FACTOR = 20.0
 REPEAT_FACTOR = 4.0
@@ -87,10 +91,10 @@ class HangDetector:
         self._nodes_at = Counter()
         self._activity = {}
         self._step: int | None = None  # of the rank furthest behind
-        self._over = False
+        self._over = self._rank_ended = False
         self._step_s = self._active_s = self._checked_s = now_s
 
-    def note(self, node: str, slowest: int | None, activity: int, now_s: float) -> None:
+    def note(self, node: str, slowest: int | None, activity: int, now_s: float, *, rank_ended: bool = False) -> None:
         """Takes a runner's heartbeat.
 
         Args:
@@ -98,7 +102,9 @@ class HangDetector:
             slowest: the step of the node's rank that is furthest behind; None before its first, and when all are done.
             activity: a count that grows while the node's workers write output or use CPU time.
             now_s: monotonic time in seconds.
+            rank_ended: whether one of the node's ranks has ended.
         """
+        self._rank_ended |= rank_ended
         if self._activity.get(node) != activity:
             self._activity[node] = activity
             self._active_s = now_s
@@ -127,7 +133,11 @@ class HangDetector:
         if lag_s > _LAG_S:  # we did not run: neither did we hear
             self._step_s += lag_s
             self._active_s += lag_s
-        if self._timeout_s == 0 or self._over:
+        if self._timeout_s == 0:
+            return None
+        if self._rank_ended and (stall := self._check_end(now_s)):
+            return stall
+        if self._over:
             return None
         if self._step is not None:
             return self._check_steps(now_s)
@@ -163,6 +173,14 @@ class HangDetector:
             return None
         sign = "" if self._tells_steps else ", no output and no CPU time used"
         return Stall(quiet_s=quiet_s, reason=f"no first step{sign} for {quiet_s:.0f} s ({self._start_s:g} s allowed)")
+
+    def _check_end(self, now_s: float) -> Stall | None:
+        quiet_s = now_s - max(self._step_s, self._active_s)
+        allowed_s = max(ENDED_S, self._timeout_s or 0.0) * REPEAT_FACTOR**self._hangs
+        if quiet_s <= allowed_s:
+            return None
+        reason = f"a rank has ended, and no other did anything for {quiet_s:.1f} s ({allowed_s:g} s allowed)"
+        return Stall(quiet_s=quiet_s, reason=reason)
 
     def _check_silence(self, now_s: float) -> Stall | None:
         quiet_s = now_s - self._active_s

@@ -18,12 +18,13 @@ class Attempt:
         self.detector = HangDetector(timeout_s, has_checkpoint=has_checkpoint, start_s=100.0)
         self.now_s = 1000.0
         self.activity = 0
+        self.rank_ended = False
         self.detector.begin(self.now_s)
 
     def beat(self, *slowest: int | None, busy: bool = True) -> None:
         self.activity += busy
         for node, step in zip(NODES, slowest, strict=True):
-            self.detector.note(node, step, self.activity, self.now_s)
+            self.detector.note(node, step, self.activity, self.now_s, rank_ended=self.rank_ended)
 
     def passes(self, seconds: float, *slowest: int | None, busy: bool = True) -> str | None:
         """Time passes with heartbeats that say the same; returns what is found, and at once."""
@@ -108,6 +109,22 @@ def test_job_without_steps_is_judged_by_silence_and_only_when_asked() -> None:
     said = attempt.passes(15, None, None, busy=False) or ""
     assert said.startswith("no output and no CPU time of any worker for 10.") and "weaker evidence" in said
     assert Attempt(None, has_checkpoint=False).passes(10_000, None, None, busy=False) is None
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_ranks_that_stand_still_when_another_has_ended_hang(has_checkpoint: bool) -> None:
+    attempt = Attempt(None, has_checkpoint=has_checkpoint)
+    attempt.passes(1, 3, 3)
+    attempt.rank_ended = True
+    assert attempt.passes(5000, None, None) is None, "busy with its last work"
+    assert attempt.passes(899, None, None, busy=False) is None
+    assert (attempt.passes(2, None, None, busy=False) or "").startswith("a rank has ended, and no other did anything")
+    attempt.detector.observe({"event": "fault", "kind": "hang", "step": 3})
+    attempt.detector.begin(attempt.now_s)
+    attempt.passes(1, 3, 3)
+    assert attempt.passes(3600, None, None, busy=False) is None
+    assert attempt.passes(2, None, None, busy=False) is not None
+    assert Attempt(0).passes(10_000, None, None, busy=False) is None
 
 
 def test_a_supervisor_that_did_not_run_blames_nobody() -> None:

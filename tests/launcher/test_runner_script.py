@@ -1,11 +1,85 @@
-"""What users see of an exception: their frames, not ours."""
+"""A script runs as `python script.py` would run it; users see their frames of an exception, not ours."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from launcher.runner.script import script_traceback
+
+RUN = """
+import multiprocessing, os, sys
+from launcher.runner.script import run_script
+rank = multiprocessing.get_context("fork").Process(target=run_script, args=({task!r}, os.getpid()))
+rank.start()
+rank.join()
+sys.exit(rank.exitcode)
+"""
+
+
+def run_as_rank(folder: Path, script: str) -> tuple[int, list[str]]:
+    """Runs a script as rank 0; its exit code, and the lines of its log."""
+    path = folder / "script.py"
+    path.write_text(script)
+    task = {"script": str(path), "args": ["x"], "log_dir": str(folder)}
+    argv = [sys.executable, "-c", RUN.format(task=task)]
+    code = subprocess.run(argv, check=False, timeout=120, env=os.environ | {"RANK": "0"}).returncode
+    return code, (folder / "rank-0.log").read_text().splitlines()
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit()", "sys.exit(main())", "raise SystemExit(3)"])
+def test_nothing_of_a_script_is_destroyed_at_its_end(tmp_path: Path, end: str) -> None:
+    """A model's destructor may stand still for ever."""
+    script = f"""
+import sys
+class Model:
+    def __del__(self):
+        print("destroyed", flush=True)
+model = Model()
+def main(): pass
+print("done")
+{end}
+"""
+    assert run_as_rank(tmp_path, script) == (3 if "3" in end else 0, ["done"])
+
+
+def test_threads_of_a_script_end_before_it_does(tmp_path: Path) -> None:
+    """As `python script.py` waits for them: one may be writing a checkpoint."""
+    script = """
+import atexit, threading, time
+from concurrent.futures import ThreadPoolExecutor
+def write(name):
+    time.sleep(0.2)
+    print(name, flush=True)
+ThreadPoolExecutor().submit(write, "executor")
+threading.Thread(target=write, args=["thread"]).start()
+threading.Thread(target=time.sleep, args=[600], daemon=True).start()
+atexit.register(print, "atexit")
+"""
+    code, lines = run_as_rank(tmp_path, script)
+    assert (code, sorted(lines[:2]), lines[2:]) == (0, ["executor", "thread"], ["atexit"])
+
+
+def test_a_script_is_the_main_module(tmp_path: Path) -> None:
+    script = """'The docstring.'
+import inspect, multiprocessing, os, pickle, sys
+class State: pass
+def double(n): return 2 * n
+if __name__ == "__main__":
+    import __main__
+    assert isinstance(pickle.loads(pickle.dumps(State())), State) and __main__.State is State
+    print(__doc__, sys.argv == [__file__, "x"], __spec__, __package__, inspect.getsource(double).strip())
+    assert sys.path[0] == os.path.dirname(__file__)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(double, [21]))
+"""
+    words = "The docstring. True None None def double(n): return 2 * n"
+    assert run_as_rank(tmp_path, script) == (0, [words, "[42]"])
+
 
 TALKER = """
 import sys

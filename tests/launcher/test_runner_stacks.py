@@ -105,7 +105,8 @@ def test_main_thread_of_py_spy_is_found_by_its_name() -> None:
 
 
 def test_output_or_cpu_time_is_activity_and_a_watchdogs_is_not(tmp_path: Path) -> None:
-    now_s, ticks = 0.0, {1: 0, 2: 0}
+    now_s = 0.0
+    ticks: dict[int, int | None] = {1: 0, 2: 0}
     activity = Activity(ticks=lambda pid: ticks[pid], clock=lambda: now_s)
     log = tmp_path / "rank-0.log"
     activity.follow(ticks, [log])
@@ -117,9 +118,11 @@ def test_output_or_cpu_time_is_activity_and_a_watchdogs_is_not(tmp_path: Path) -
         return activity.look() - first
 
     assert after_a_second() == 0
-    ticks[2] += 50
+    ticks[2] = 50
     assert [after_a_second(), after_a_second()] == [1, 1]
     log.write_text("step 1")
     assert after_a_second() == 2
-    ticks[1] += 2
-    assert after_a_second() == 2
+    ticks[1] = 2
+    assert after_a_second() == 2 and not activity.has_ended
+    ticks[1] = None
+    assert after_a_second() == 2 and activity.has_ended

@@ -101,10 +101,13 @@ def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 def test_script_runs_on_all_ranks_as_torchrun_would_run_it(make_job: Callable[..., Job]) -> None:
     script = """
-import json, os, sys
+import json, os, sys, weakref
 import torch.distributed as dist
 sys.path.index(os.path.dirname(__file__))
 dist.init_process_group("gloo")
+group = weakref.ref(dist.group.WORLD)
+dist.destroy_process_group()
+assert not dist.is_initialized() and group(), "a model that owned it now would block in its destructor"
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "OMP_NUM_THREADS", "MY_OWN",
          "HOLDFAST_NODE", "HOLDFAST_NODES", "HOLDFAST_RANKS_PER_NODE", "HOLDFAST_ATTEMPT", "HOLDFAST_RAM_DIR")
 print(json.dumps([sys.argv[1:], __name__, os.environ.get("HOLDFAST_CHECKPOINT"), {n: os.environ[n] for n in names}]))
@@ -547,6 +550,22 @@ def test_rank_that_blocks_is_found_by_silence_where_no_steps_are_told(make_job: 
     assert "all_reduce" in waiting.read_text() and "script.py" in waiting.read_text()
     assert "in take_the_lock" in locked.read_text()
     assert len(job.events("attempt_start")) == 2
+
+
+def test_rank_that_stands_still_after_another_has_ended_is_ended(
+    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.supervisor.hang.ENDED_S", 1.5)
+    script = """
+import os, time
+if (os.environ["HOLDFAST_ATTEMPT"], os.environ["RANK"]) == ("0", "1"):
+    time.sleep(600)
+"""
+    job = make_job(script, spares=0, nodes=1, workers_per_node=2)
+    assert job.supervise().name == "done"
+    (fault,) = job.events("fault")
+    assert (fault["kind"], fault["rank"]) == ("hang", 1) and fault["reason"].startswith("a rank has ended"), fault
+    assert "script.py:4" in fault["reason"]
 
 
 @pytest.mark.parametrize("warning", [signal.SIGUSR1, signal.SIGUSR2])

@@ -1,0 +1,27 @@
+"""Process groups outlive what uses them.
+
+`~ProcessGroupGloo` joins threads that may need the GIL. Its last owner can be a DDP model, whose destructor holds the
+GIL: the process then stands still for ever, as DDP scripts do that call `destroy_process_group()` and return.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+_kept: set[dist.ProcessGroup] = set()
+
+
+def keep_process_groups() -> None:
+    """From now on, `destroy_process_group` shuts groups down, and leaves their memory to the end of the process."""
+    destroy = distributed_c10d.destroy_process_group
+
+    @functools.wraps(destroy)
+    def shut_down(*args: Any, **kwargs: Any) -> None:
+        _kept.update(distributed_c10d._world.pg_map)
+        destroy(*args, **kwargs)
+
+    distributed_c10d.destroy_process_group = dist.destroy_process_group = shut_down
