@@ -5,6 +5,7 @@
 # make lint   ruff, mypy and, where it is installed, shellcheck
 # make lock   the versions and hashes of what root installs on nodes, anew: lifecycle/requirements.lock
 # make bench  the benchmarks; each prints a table
+# make chaos ROUNDS=50 SEED=1   random faults into jobs on a real Slurm, a verdict for each round; needs root
 # make bench-faults  what each fault of docs/faults.md costs, on a real Slurm; needs root
 #
 # PYTEST_FLAGS adds flags to either suite; with -m it also chooses anew what runs.
@@ -17,7 +18,7 @@
 #   make demo TORCH=torch==2.9.1                  another version
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-faults provision-test lint lock bench bench-faults clean
+.PHONY: demo test test-faults provision-test chaos lint lock bench bench-faults clean
 SHELL := /bin/bash
 
 # A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
@@ -46,6 +47,12 @@ test-faults: $(VENV)/.installed-dev
 provision-test: $(VENV)/.installed-dev
 	@command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap
 	@$(BIN)/python -m pytest -m provision $(PYTEST_FLAGS) tests/lifecycle/root
+
+ROUNDS ?= 50
+SEED ?= 1
+chaos: $(VENV)/.installed-dev
+	@tests/install_slurm.sh
+	@$(BIN)/python tests/chaos/campaign.py --rounds $(ROUNDS) --seed $(SEED) $(CHAOS_FLAGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .

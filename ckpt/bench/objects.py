@@ -1,4 +1,4 @@
-"""Bytes per second to and from S3, and the client's CPU, beside boto3's default transfer and s3torchconnector."""
+"""Bytes per second to and from S3, and the client's CPU, beside boto3's transfer, obstore and s3torchconnector."""
 
 from __future__ import annotations
 
@@ -21,16 +21,23 @@ from ckpt.errors import ConfigError
 from ckpt.record.blocks import checksums
 from ckpt.record.layout import Layout
 from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.tiers.parallel import in_parallel
 from ckpt.tiers.reads import read_whole, reader
 from ckpt.tiers.s3 import S3Tier
-from ckpt.tiers.s3_bucket import Bucket, split_url
-from ckpt.tiers.s3_client import S3Options
+from ckpt.tiers.s3_bucket import PART_BYTES, RANGE_BYTES, Bucket, split_url
+from ckpt.tiers.s3_client import S3Options, connections
 from ckpt.tiers.throttle import Throttle
 
 _NOISE_BYTES = 1 << 20
 _NAMES = ("S3 put", "S3 get")
 _CPU = "{}, CPU of the client"
 _CONNECTOR = "s3torchconnector"
+_OBSTORE = "obstore"
+_FAILED = "failed: "
+_NOT_ON_RCLONE = {
+    _CONNECTOR: "cannot put to rclone's server: its CRT does not know the answer's root element",
+    _OBSTORE: "cannot read from rclone's server, which answers a range with status 200",
+}
 _PREFIX = "holdfast-bench-"
 
 Advance = Callable[[int], object]  # told of every so many bytes moved
@@ -48,7 +55,7 @@ class Mover(Protocol):
 
 def moved_bytes(nbytes: int, repeat: int) -> int:
     """What `objects_at` moves in all, with every peer."""
-    return 3 * 2 * (repeat + 1) * nbytes
+    return 4 * 2 * (repeat + 1) * nbytes
 
 
 def objects(folder: Path, nbytes: int, repeat: int, advance: Advance) -> list[Figure]:
@@ -65,20 +72,25 @@ def objects(folder: Path, nbytes: int, repeat: int, advance: Advance) -> list[Fi
         return [Figure(name=name, value=None, unit="MB/s", missing=missing) for name in _NAMES]
     with s3_server(RCLONE, folder) as options:
         figures = objects_at(f"s3://{BUCKET}", nbytes, repeat, advance, options)
-    refused = [figure for figure in figures if _CONNECTOR in figure.missing]
-    if not refused or not find_spec(_CONNECTOR):
+    refused = [figure for figure in figures if any(_failed(figure, peer) for peer in _NOT_ON_RCLONE)]
+    if not refused:
         return figures
-    # Rclone's answer to CreateMultipartUpload has a root element that the connector's CRT does not know.
     nanio = program(NANIO) is not None
-    reason = "see below" if nanio else "pip install nanio, a server that it can put to"
     for figure in refused:
-        figure.missing[_CONNECTOR] = f"cannot put to rclone's server; {reason}"
+        for peer, what in _NOT_ON_RCLONE.items():
+            if _failed(figure, peer):
+                instead = "see below" if nanio else "pip install nanio, a server that serves it"
+                figure.missing[peer] = f"{what}; {instead}"
     if not nanio:
         return figures
     with s3_server(NANIO, folder) as options:
         beside = objects_at(f"s3://{BUCKET}", nbytes, repeat, advance, options)
     names = {figure.name for figure in refused}
     return [*figures, *(_on_nanio(figure) for figure in beside if figure.name in names)]
+
+
+def _failed(figure: Figure, peer: str) -> bool:
+    return figure.missing.get(peer, "").startswith(_FAILED)
 
 
 def _on_nanio(figure: Figure) -> Figure:
@@ -113,6 +125,10 @@ def objects_at(url: str, nbytes: int, repeat: int, advance: Advance, options: S3
         boto3 = _Boto3(room, options)
         ours, missing = _Ours(room, options, data), {}
         peers: list[Mover] = [boto3]
+        if find_spec(_OBSTORE):
+            peers.append(_Obstore(room, options))
+        else:
+            missing[_OBSTORE] = f"not installed; pip install {_OBSTORE}"
         if find_spec(_CONNECTOR):
             peers.append(_TorchConnector(room, boto3))
         else:
@@ -157,7 +173,7 @@ def _measure(
                 except Exception as error:
                     if mover is ours:
                         raise
-                    missing[name][mover.name] = f"failed: {' '.join(str(error).split()):.120}"
+                    missing[name][mover.name] = f"{_FAILED}{' '.join(str(error).split()):.120}"
                 advance(nbytes)
         ours.tidy()
         gc.collect()  # what s3torchconnector leaves half done complains at the end of the process otherwise
@@ -222,6 +238,37 @@ class _Boto3:
 
     def get(self, into: memoryview) -> None:
         self.client.download_fileobj(self._bucket, self._key, io.BytesIO())
+
+
+class _Obstore:
+    """An object in parts of the size of ours, as many at once as ours; ranges straight from the store."""
+
+    name = _OBSTORE
+
+    def __init__(self, url: str, options: S3Options) -> None:
+        from obstore.store import S3Store
+
+        bucket, self._prefix = split_url(url)
+        client = {"allow_http": True, "timeout": "120s"}
+        given = {"endpoint": options.endpoint_url, "region": options.region}
+        config: Any = {key: value for key, value in given.items() if value}
+        self._store = S3Store(bucket, client_options=client, virtual_hosted_style_request=False, **config)
+
+    def put(self, data: memoryview) -> None:
+        import obstore
+
+        obstore.put(self._store, f"{self._prefix}/obstore", data, chunk_size=PART_BYTES, max_concurrency=connections())
+
+    def get(self, into: memoryview) -> None:
+        import obstore
+
+        path = f"{self._prefix}/obstore"
+
+        def get_range(start: int) -> None:
+            end = min(start + RANGE_BYTES, len(into))
+            into[start:end] = memoryview(obstore.get_range(self._store, path, start=start, end=end))
+
+        in_parallel(get_range, range(0, len(into), RANGE_BYTES), connections())
 
 
 class _TorchConnector:

@@ -10,15 +10,14 @@ and values have no such meaning across ranks: rank r takes those of saved rank r
 from __future__ import annotations
 
 import difflib
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ckpt.errors import CheckpointError, StateError
-from ckpt.record.values import Path, container, decode, items_of, like, name_of, sequence_of, tag_of
-from ckpt.trainer.leaves import ARRAY, DTENSOR, STATE, TAGS, TENSOR, check_target, is_stateful, tag_of_live, waited
+from ckpt.record.values import Path, decode, items_of, name_of, sequence_of, tag_of
+from ckpt.trainer.leaves import ARRAY, DTENSOR, STATE, TAGS, TENSOR, check_tensor, is_stateful, tag_of_live
 from ckpt.trainer.saved import SavedStep
 from ckpt.trainer.tensor_reads import TensorReads
 from ckpt.trainer.torch_or_not import is_module, is_optimizer, no_grad, torch
@@ -61,10 +60,8 @@ class Restoration:
             with no_grad():
                 saved.read(tensors.reads)
                 finish()
-        except (CheckpointError, RuntimeError) as error:  # torch raises the latter
-            kind = type(error) if isinstance(error, CheckpointError) else CheckpointError
-            text = " ".join(str(error).split())
-            raise kind(f"{text:.1000}; the state is now overwritten in part: do not go on with it") from error
+        except CheckpointError as error:
+            raise type(error)(f"{error}; the state is now overwritten in part: do not go on with it") from error
 
     def _match(self, saved: SavedStep) -> tuple[TensorReads, Finish]:
         tensors = TensorReads(saved, self._rank % saved.world_size)
@@ -95,7 +92,7 @@ class _Match:
             return lambda: _replace(live, decode(node))
         if isinstance(live, dict) and items_of(node) is not None:
             return self.mapping(live, node, path)
-        if isinstance(live, (list, tuple, deque)) and sequence_of(node) is not None:
+        if isinstance(live, (list, tuple)) and sequence_of(node) is not None:
             return self._sequence(live, node, path)
         raise _mismatch(path, node, type(live).__name__)
 
@@ -113,7 +110,7 @@ class _Match:
 
         return finish
 
-    def _sequence(self, live: list[Any] | tuple[Any, ...] | deque[Any], node: Any, path: Path) -> Finish:
+    def _sequence(self, live: list[Any] | tuple[Any, ...], node: Any, path: Path) -> Finish:
         nodes = sequence_of(node) or []
         if len(nodes) != len(live):
             raise StateError(f"{name_of(path)}: the saved state has {len(nodes)} elements, the live one {len(live)}")
@@ -122,9 +119,8 @@ class _Match:
         def finish() -> Any:
             values = [value() for value in finishers]
             if isinstance(live, tuple):
-                return like(live, values)
-            for i, value in enumerate(values):
-                live[i] = value
+                return tuple(values)
+            live[:] = values
             return live
 
         return finish
@@ -171,15 +167,12 @@ class _Match:
         if entries is not None:
             known = live if isinstance(live, dict) else {}
             finishers = {key: self._free(known.get(key), item, (*path, key), like) for key, item in entries.items()}
-            return lambda: container(node, {key: value() for key, value in finishers.items()})
+            return lambda: {key: value() for key, value in finishers.items()}
         if elements is not None:
-            given = (
-                live
-                if isinstance(live, (list, tuple, deque)) and len(live) == len(elements)
-                else [None] * len(elements)
-            )
+            given = live if isinstance(live, (list, tuple)) and len(live) == len(elements) else [None] * len(elements)
             parts = [self._free(given[i], item, (*path, i), like) for i, item in enumerate(elements)]
-            return lambda: container(node, [part() for part in parts])
+            kind = list if isinstance(node, list) else tuple
+            return lambda: kind(part() for part in parts)
         return lambda: decode(node)
 
     def _new(self, node: Any, path: Path, like: torch.Tensor | None) -> Any:
@@ -198,7 +191,7 @@ class _Match:
         return torch.empty(shape, dtype=dtype)
 
     def _tensor(self, live: Any, node: Any, path: Path) -> Finish:
-        check_target(waited(live), path)
+        check_tensor(live, path)
         if tag_of(node) not in TAGS:
             raise _mismatch(path, node, type(live).__name__)
         difference = self.tensors.difference(live, node)
@@ -251,7 +244,7 @@ def _with_nearest(key: Any, saved: dict[Any, Any]) -> str:
 def _holds_tensors(live: Any) -> bool:
     if isinstance(live, dict):
         return any(map(_holds_tensors, live.values()))
-    if isinstance(live, (list, tuple, deque)):
+    if isinstance(live, (list, tuple)):
         return any(map(_holds_tensors, live))
     return tag_of_live(live) is not None or is_stateful(live)
 
@@ -271,6 +264,7 @@ def _mismatch(path: Path, node: Any, live: str) -> StateError:
         DTENSOR: "a DTensor",
         ARRAY: "a NumPy array",
         STATE: "an object's state",
+        "#tuple": "a tuple",
     }
-    saved = kinds.get(tag or "", f"a {tag.lstrip('#')}" if tag else type(node).__name__)
+    saved = kinds.get(tag or "", type(node).__name__)
     return StateError(f"{name_of(path)}: saved as {saved}, live is a {live}; build the state as it was saved")

@@ -6,8 +6,7 @@ processes and memory would stay for good.
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING
+import posix
 
 from slurm.hooks.directories import holds_memory
 from slurm.hooks.hook import Hook, HookJob
@@ -15,6 +14,7 @@ from slurm.hooks.ledger import Ledger
 from slurm.hooks.log import log
 from slurm.hooks.strays import kill_strays
 
+TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from slurm.client import Slurm
 
@@ -30,7 +30,7 @@ def see_off(hook: Hook, job: HookJob) -> list[int]:
     """
     left = kill_strays(job, hook.left_s / 2)
     try:
-        os.unlink(f"{hook.places.tasks}/{job.job_id}")
+        posix.unlink(f"{hook.places.tasks}/{job.job_id}")
     except FileNotFoundError:
         pass
     ledger = Ledger(hook.places.ledger)
@@ -84,7 +84,7 @@ def see_off_forgotten(hook: Hook, slurm: Slurm) -> None:
 
 def _is_there(path: str) -> bool:
     try:
-        os.stat(path)
+        posix.stat(path)
     except OSError:
         return False
     return True

@@ -21,6 +21,7 @@ from ckpt.tiers.s3_bucket import Bucket
 from ckpt.tiers.throttle import Throttle
 
 S3 = ["S3 put", "S3 put, CPU of the client", "S3 get", "S3 get, CPU of the client"]
+PEERS = {"boto3's default transfer", "s3torchconnector", "obstore"}
 
 
 def leftovers() -> set[Path]:
@@ -59,7 +60,7 @@ def test_every_figure_stands_beside_its_peers(figures: dict[str, Any]) -> None:
 def test_a_peer_that_is_not_there_is_named_with_the_reason(figures: dict[str, Any]) -> None:
     wanted = {
         "drain to the nvme tier": {"fio's sequential direct write"},
-        **{name: {"boto3's default transfer", "s3torchconnector"} for name in S3},
+        **{name: PEERS for name in S3},
     }
     for name, peers in wanted.items():
         found, missing = figures[name]["peer"], figures[name].get("missing", {})
@@ -107,7 +108,7 @@ def test_a_bucket_is_measured_beside_its_peers_and_left_as_it_was(bucket: Bucket
     assert list(figures) == S3
     for figure in figures.values():
         peers = {*figure["peer"], *figure.get("missing", {})}
-        assert figure["value"] > 0 and peers == {"boto3's default transfer", "s3torchconnector"}
+        assert figure["value"] > 0 and peers == PEERS
     assert bucket.keys("") == ["here/mine"] and bucket.uploads("") == []
     bucket.delete(["here/mine"])
 

@@ -68,7 +68,7 @@ class TestEpilog:
     ) -> None:
         strays: list[subprocess.Popen[bytes]] = []
 
-        def scan(uid: int) -> list[tuple[int, int]]:
+        def scan(uid: int) -> list[int]:
             if strays:
                 return processes_of(uid)
             strays.append(as_user(USER, SLEEP, SLURM_JOB_ID=str(job.job_id)))
@@ -234,7 +234,7 @@ class TestDepartureWithoutAnEpilog:
 
 
 def record(job: HookJob, state: str, nodes: str) -> str:
-    return f"JobId={job.job_id} UserId=nobody({USER}) JobState={state} Partition=train NodeList={nodes} NumNodes=1\n"
+    return f"JobId={job.job_id} UserId=nobody({USER}) JobState={state} Partition=train NodeList={nodes}\n"
 
 
 @pytest.mark.timeout(30)  # a read that waits for the kernel's next message ends here
