@@ -26,6 +26,7 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 
 from launcher.errors import JobFailed, UsageError
 from launcher.jobfile import JobSpec
+from launcher.module_names import check_modules
 from launcher.registry import KnownJob, remember
 from launcher.submission.inside import run_here, settle
 from launcher.submission.local import SupervisedLocalExecutor
@@ -169,6 +170,7 @@ class Executor(submitit.AutoExecutor):
 
     def _check(self, spec: JobSpec) -> None:
         """Refuses what cannot work, before anything is submitted."""
+        check_modules(spec, os.environ)
         shared = (spec.checkpoint or {}).get("shared")
         if shared:
             _check_shared(shared["path"], spec.checkpoint["namespace"] if spec.checkpoint else "")

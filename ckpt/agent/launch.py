@@ -6,6 +6,9 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+# For programs of ours. -P: a module in the working directory, a user's ckpt.py, is not taken for one of Holdfast's.
+PYTHON = (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()))
+
 UNTIL_UNUSED = "--until-unused"
 
 # For the srun of agents. Where one dies before MPI knows of it the others would wait for it: srun sends them a SIGTERM.
@@ -34,7 +37,7 @@ def command(*, until_unused: bool = False) -> list[str]:
     Args:
         until_unused: nobody will tell the agents to end: they do so together when no process is connected any more.
     """
-    return unmoved([sys.executable, "-m", "ckpt.agent", *([UNTIL_UNUSED] if until_unused else [])])
+    return unmoved([*PYTHON, "-m", "ckpt.agent", *([UNTIL_UNUSED] if until_unused else [])])
 
 
 def unmoved(argv: Sequence[str]) -> list[str]:

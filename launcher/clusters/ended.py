@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from ckpt.agent.launch import PYTHON
 from slurm import Slurm, SlurmError
 
 _UNSURE = "NODE_FAIL"  # a node that Slurm has lost may live on, cut off
@@ -20,7 +21,7 @@ _UNSURE = "NODE_FAIL"  # a node that Slurm has lost may live on, cut off
 
 def command() -> list[str]:
     """Its argv, but for the run's id."""
-    return [sys.executable, "-m", "launcher.clusters.ended"]
+    return [*PYTHON, "-m", "launcher.clusters.ended"]
 
 
 def verdict(run_id: str, slurm: Slurm, env: Mapping[str, str]) -> tuple[bool, str]:

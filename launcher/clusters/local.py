@@ -47,7 +47,7 @@ class LocalCluster:
         for node in nodes:
             own = self._node_environment(node) | {"HOLDFAST_SUPERVISOR_PID": str(os.getpid())}
             log_path = self._job_dir / "log" / f"runner-{node}.log"
-            argv = (sys.executable, "-m", "launcher.runner")
+            argv = (*agent_launch.PYTHON, "-m", "launcher.runner")
             self._runners.append(await Spawned.start(argv, {**environment, **own}, log_path))
 
     async def runners_launched(self) -> None:

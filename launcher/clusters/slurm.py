@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -91,7 +90,7 @@ class SlurmCluster:
     async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
         output = self._job_dir / "log" / "runner-%N.log"
         argv = self._srun(nodes, "--mpi=none", f"--output={output}", "--open-mode=append")
-        argv += agent_launch.unmoved([sys.executable, "-m", "launcher.runner"])
+        argv += agent_launch.unmoved([*agent_launch.PYTHON, "-m", "launcher.runner"])
         log_path = self._job_dir / "log" / "srun-runners.log"
         self._launches = Launches(log_path)
         self._runners = await Spawned.start(argv, environment, log_path, outlives_us=True)

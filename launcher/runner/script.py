@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from launcher.module_names import give_back
 from launcher.runner.processes import die_with_parent
 from launcher.runner.stacks import answer_stack_requests
 from launcher.runner.step_signals import leave_signals_to_the_rank
@@ -40,6 +41,7 @@ def run_script(task: dict[str, Any], agent_pid: int) -> None:
     script = task["script"]
     sys.argv = [script, *task["args"]]
     sys.path.insert(0, os.path.dirname(script))
+    give_back()
     try:
         _run_as_main(script)
     except SystemExit as end:

@@ -13,14 +13,14 @@ inherited that SIGTERM is ignored.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
 from collections.abc import Sequence
 from multiprocessing import util
 from multiprocessing.popen_fork import Popen
-
-from launcher.runner.processes import status_of
+from pathlib import Path
 
 # Of the time limit: without a B:, `--signal=USR1@N` and USR2@N reach every process of the job's steps.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -28,12 +28,13 @@ STEP_SIGNALS = (signal.SIGTERM, *WARNINGS)  # SIGTERM: Slurm requeues, preempts 
 
 _masks = threading.local()  # of the thread that forks
 _spawnv_passfds = util.spawnv_passfds
-# Before what a process runs that multiprocessing starts by an exec. Another interpreter may know nothing of us.
+# Before what a process runs that multiprocessing starts by an exec. A module there may have a name of ours, so this one
+# is loaded by its path, and imports the standard library alone.
 _IN_SPAWNED = f"""\
+import runpy
 try:
-    from {__name__} import leave_signals_to_the_starter
-    leave_signals_to_the_starter()
-except ImportError:
+    runpy.run_path({__file__!r})["leave_signals_to_the_starter"]()
+except OSError:
     pass
 """
 
@@ -106,6 +107,9 @@ def _terminate_program(program: subprocess.Popen[bytes]) -> None:
 
 
 def _hears_sigterm(pid: int) -> bool:
-    status = status_of(pid)
-    unheard = int(status.get("SigIgn", "0"), 16) | int(status.get("SigBlk", "0"), 16)
-    return not unheard >> (signal.SIGTERM - 1) & 1
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    unheard = (int(mask, 16) for mask in re.findall(r"^Sig(?:Ign|Blk):\s*(\w+)", status, re.MULTILINE))
+    return not any(mask >> (signal.SIGTERM - 1) & 1 for mask in unheard)

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
+from ckpt.agent.launch import PYTHON
 from launcher.runner.processes import die_with_parent
 from launcher.terms import LEASE_S, RENEW_S, LeaseWatch, Term, newest
 from slurm import JobEnvironment, Slurm, SlurmError
@@ -91,7 +91,7 @@ class Succession:
         me = os.getpid()
         log.info("no supervisor: standing by for term %s", missed + 1)
         self._standby = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "launcher.standby", str(self._job_dir), str(missed)),
+            *(*PYTHON, "-m", "launcher.standby", str(self._job_dir), str(missed)),
             "closed" if self._was_closed and missed == self.term else "silent",
             env={name: value for name, value in os.environ.items() if not name.startswith(_STEP_VARIABLES)},
             stdin=asyncio.subprocess.PIPE,  # closed when the supervisor is heard again

@@ -7,10 +7,10 @@ import json
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from ckpt.agent.launch import PYTHON
 from launcher.runner.processes import end_all, session_pids
 from launcher.runner.script import ENDING_SIGNALS
 
@@ -48,7 +48,7 @@ class Workers:
             before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)  # until it ignores them
             try:
                 self._warm_process = process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "launcher.runner.warm"),
+                    *(*PYTHON, "-m", "launcher.runner.warm"),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     env=environment,

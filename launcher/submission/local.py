@@ -9,10 +9,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.local.local import LocalExecutor, LocalJob
 
+from ckpt.agent.launch import PYTHON
 from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec
 from launcher.submission.process import Process
@@ -45,6 +48,9 @@ class SupervisedLocalExecutor(LocalExecutor):
     only, sets a time limit, and names jobs by process ids, which come again."""
 
     job_class = SupervisedLocalJob
+
+    def __init__(self, folder: Path | str, **kwargs: Any) -> None:
+        super().__init__(folder, **{"python": shlex.join(PYTHON)} | kwargs)
 
     @classmethod
     def name(cls) -> str:

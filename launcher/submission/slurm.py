@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shlex
 import shutil
 import time
 import uuid
@@ -15,6 +16,7 @@ from typing import Any
 from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
 
+from ckpt.agent.launch import PYTHON
 from launcher.containers import of_the_batch
 from launcher.errors import LauncherError, UsageError
 from launcher.jobfile import JobSpec, check_sbatch_option, gpus_of_gres
@@ -145,7 +147,7 @@ class SupervisedSlurmExecutor(SlurmExecutor):
     python: str
 
     def __init__(self, folder: Path | str, flags: Sequence[str] = (), **kwargs: Any) -> None:
-        super().__init__(folder, **kwargs)
+        super().__init__(folder, **{"python": shlex.join(PYTHON)} | kwargs)
         # The supervisor takes the batch shell's place: `--signal=B:` and `scancel --batch` signal that process alone.
         # A warning of the time limit that comes before it listens must not end it: it looks at the clock as well.
         self.python = f"trap '' USR1 USR2; exec {self.python}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher.errors import LauncherError
 from launcher.jobfile import load_job
+from launcher.module_names import check_modules
 from launcher.supervisor import supervise
 from slurm import JobEnvironment, SlurmError
 
@@ -20,6 +21,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         spec = load_job(arguments.job)
+        check_modules(spec, os.environ)
         job = JobEnvironment.from_env(os.environ)
         job_dir = arguments.job_dir or Path("runs") / str(job.job_id)
         return supervise(spec, job_dir, "slurm").exit_code

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.agent.fabric import mpi_settings
-from ckpt.agent.launch import command, environment, unmoved
+from ckpt.agent.launch import PYTHON, command, environment, unmoved
 
 
 def test_an_agent_starts_without_libraries_that_it_may_never_need() -> None:
@@ -22,7 +22,7 @@ def test_the_warning_of_a_time_limit_does_not_end_a_program_that_is_still_import
     tell = "from signal import *; print([getsignal(number) is SIG_IGN for number in (SIGUSR1, SIGUSR2, SIGTERM)])"
     done = subprocess.run(unmoved([sys.executable, "-c", tell]), capture_output=True, text=True, check=True)
     assert done.stdout == "[True, True, False]\n"
-    assert command() == unmoved([sys.executable, "-m", "ckpt.agent"])
+    assert command() == unmoved([*PYTHON, "-m", "ckpt.agent"])
 
 
 WITHOUT_OFI = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}

@@ -116,7 +116,7 @@ class BrokenJob:
 
     def kill_runner(self, node: str) -> None:
         """Kills a node's runner alone: not srun, which names it too, nor the warm process, which the kernel ends."""
-        self.cluster.run_on_node(node, ["pkill", "-KILL", "-f", r"^[^ ]*python[^ ]* -m launcher\.runner$"])
+        self.cluster.run_on_node(node, ["pkill", "-KILL", "-f", r"^[^ ]*python[^ ]*( -P)? -m launcher\.runner$"])
 
     def lose_agent(self, node: str, *, in_protect: bool = False) -> int:
         """Kills a node's checkpoint agent, on demand in the middle of a save's redundancy.
@@ -130,7 +130,7 @@ class BrokenJob:
             pid = self.watch.until(lambda: self.agent_of(node, in_mpi=True), RECOVERY_S, f"agent on {node}")
             self.cluster.run_on_node(node, [sys.executable, str(IN_PROTECT), pid, ram_dir])
         else:
-            self.cluster.run_on_node(node, ["pkill", "-KILL", "-f", r"^[^ ]*python[^ ]* -m ckpt\.agent$"])
+            self.cluster.run_on_node(node, ["pkill", "-KILL", "-f", r"^[^ ]*python[^ ]*( -P)? -m ckpt\.agent$"])
         back = self.watch.wait_for("agents_back", RECOVERY_S, attempt=attempt)
         last = max(event["step"] for event in self.watch.events("commit") if event["time"] <= back["time"])
         committed = lambda step: step > last  # noqa: E731
@@ -154,7 +154,7 @@ class BrokenJob:
 
     def agent_of(self, node: str, *, in_mpi: bool) -> str | None:
         """Pid of the newest attempt's agent in the pid namespace of its node, once it runs; or has loaded MPI."""
-        agents = r"pgrep -f '^[^ ]*python[^ ]* -m ckpt\.agent$'"
+        agents = r"pgrep -f '^[^ ]*python[^ ]*( -P)? -m ckpt\.agent$'"
         newest = f"grep -qzx HOLDFAST_ATTEMPT={self.attempt['attempt']} /proc/$pid/environ"
         loaded = " && grep -q libmpi /proc/$pid/maps" if in_mpi else ""
         look = f"for pid in $({agents}); do {newest}{loaded} && echo $pid; done"

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ckpt.agent.launch import PYTHON
 from launcher.cli import main
 from launcher.errors import UsageError
 from launcher.history.status import Status
@@ -120,7 +121,7 @@ def test_a_dry_run_prints_exactly_what_sbatch_would_get(home: Path, capsys: pyte
     )
     assert main(["submit", "job.yaml", "--dry-run", "-p", "train", "--comment=a b"]) == 0
     out, err = capsys.readouterr()
-    assert out == GOLDEN_SCRIPT.format(cwd=home, python=sys.executable)
+    assert out == GOLDEN_SCRIPT.format(cwd=home, python=shlex.join(PYTHON))
     assert err == "# submitted by: sbatch -p train '--comment=a b' SCRIPT\n"
     assert not (home / "runs").exists()
 

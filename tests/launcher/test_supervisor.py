@@ -145,6 +145,29 @@ sys.exit()
     assert [path.stat().st_mode & 0o077 for path in private] == [0] * len(private)
 
 
+def test_a_scripts_own_modules_win_over_those_of_the_same_name(
+    make_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the job is started from their folder, and in a process that the script spawns."""
+    script = """
+import multiprocessing, sys
+import ckpt, launcher, lifecycle, slurm
+def own():
+    return [module.OWN for module in (ckpt, launcher, lifecycle, slurm)]
+if __name__ == "__main__":
+    assert "launcher.runner.script" not in sys.modules
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(own(), pool.apply(own))
+"""
+    job = make_job(script, nodes=1, spares=0)
+    for name in ("ckpt", "launcher", "lifecycle", "slurm"):
+        (tmp_path / f"{name}.py").write_text(f"OWN = {name[:2]!r}")
+    monkeypatch.chdir(tmp_path)
+    assert job.supervise().name == "done"
+    own = ["ck", "la", "li", "sl"]
+    assert job.log(0, 0) == f"{own} {own}\n"
+
+
 def test_same_exception_twice_ends_the_job_with_its_traceback(make_job: Callable[..., Job]) -> None:
     script = """
 import os, time
