@@ -45,10 +45,10 @@ class Checkpointer:
                 if ckpt.due(step): ckpt.save(step, state)
                 if ckpt.stop_requested(): break
 
-    A state is a dict, nested as you like, of torch tensors, NumPy arrays, plain Python values, and objects with
-    state_dict() and load_state_dict(). The same script runs under the launcher and by itself: without a launcher, on
-    one node, `Checkpointer(namespace="x", shared="./ckpt")` starts an agent of its own; an MPI program's
-    `Checkpointer(comm, ...)` starts one on each node.
+    A state is a dict, nested as you like, of torch tensors, NumPy arrays, Python values (ckpt.record.values lists
+    them), and objects with state_dict() and load_state_dict(). The same script runs under the launcher and by itself:
+    without a launcher, on one node, `Checkpointer(namespace="x", shared="./ckpt")` starts an agent of its own; an MPI
+    program's `Checkpointer(comm, ...)` starts one on each node.
 
     Every rank makes the same calls in the same order. Nothing here is a collective operation.
     """

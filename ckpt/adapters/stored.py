@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,13 +101,23 @@ def _from_tree(save: SaveId, tree: Any, shards: list[tuple[ShardRecord, memoryvi
         keys[id(standing[-1])] = (tag, content)
         return standing[-1]
 
-    flat, mappings = flatten_state_dict(decode(tree, resolve))
+    flat, mappings = flatten_state_dict(_as_lists(decode(tree, resolve)))
     named = {name: keys[id(value)] for name, value in flat.items() if id(value) in keys}
     values = {name: value for name, value in flat.items() if name not in named}
     names = {key: name for name, (_, key) in named.items()}
     everywhere = {chunk.key for chunk in shards[0][0].layout.chunks if chunk.spread is not None}
     everywhere |= {key for tag, key in keys.values() if tag == DTENSOR}
     return _stored(save, shards, names, values, mappings, everywhere)
+
+
+def _as_lists(value: Any) -> Any:
+    """The state with a list for each tuple or deque that holds tensors: torch flattens no other sequence."""
+    if isinstance(value, dict):
+        return {key: _as_lists(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, deque)):
+        items = [_as_lists(item) for item in value]
+        return items if any(isinstance(item, (torch.Tensor, dict, list)) for item in items) else value
+    return value
 
 
 def _stored(

@@ -6,6 +6,7 @@ shard     the record beside a shard: who wrote it, for which step, its layout an
 manifest  one committed step in a lower tier: every shard and where its bytes lie
 packing   what a manifest's shards have in common, stored once
 values    Python values as JSON and back
+kinds     objects that JSON does not have: bytes, paths, dates, enums, dtypes
 boxes     which parts of which chunks make up a box
 spread    which other ranks hold parts of a tensor
 arena     the reused slots in a node's memory that shards are staged into

@@ -11,7 +11,7 @@ import io
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch.distributed.checkpoint import StorageReader, StorageWriter
@@ -78,6 +78,12 @@ class DcpWriter(StorageWriter):
         self._checkpointer = checkpointer
         self._step = step
         self._drain = drain
+
+    def __reduce__(self) -> NoReturn:
+        raise StateError(
+            "dcp_writer: works in its own process only; call dcp.async_save with "
+            "async_checkpointer_type=AsyncCheckpointerType.THREAD, which is its default"
+        )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing to forget: a writer serves one step. The id is not used; step and namespace say where to write."""

@@ -32,7 +32,9 @@ def tag_of_live(value: Any) -> str | None:
 
 
 def is_stateful(value: Any) -> bool:
-    """Whether a value saves and loads itself."""
+    """Whether a value saves and loads itself; a class of such values does not."""
+    if isinstance(value, type):
+        return False
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 

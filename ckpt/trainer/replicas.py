@@ -5,7 +5,7 @@ Proof is structural, values are never looked at:
 - a DTensor that is replicated over a dimension of its mesh;
 - a parameter of a DistributedDataParallel module in the state, unless it is ignored or the module has a communication
   hook: DDP makes parameters equal at its construction, and gradients at every step;
-- what one of torch's own optimizers keeps for such a parameter in the parameter's shape;
+- what one of torch's own optimizers, wrapped or not, keeps for such a parameter in the parameter's shape;
 - what lies below a key that the user declares.
 
 Everything else is kept by each rank for itself: DDP's buffers too, which differ from forward to forward, and plain
@@ -31,7 +31,7 @@ from ckpt.record.boxes import Box
 from ckpt.record.files import dump_json
 from ckpt.trainer.leaves import Local
 from ckpt.trainer.placement import Group, as_group
-from ckpt.trainer.torch_or_not import in_use, is_module, torch
+from ckpt.trainer.torch_or_not import in_use, is_module, is_optimizer, torch
 
 SMALL_BYTES = 16 << 10
 
@@ -81,13 +81,15 @@ class Proofs:
         self, optimizer: torch.optim.Optimizer, state: dict[str, Any]
     ) -> Iterator[tuple[tuple[Any, ...], torch.Tensor, Group]]:
         """Path in the optimizer's state, tensor and group of what it keeps for replicated parameters."""
-        if not self._groups or not type(optimizer).__module__.startswith("torch.optim."):
+        if not self._groups or (torchs := _unwrapped(optimizer)) is None:
             return
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = [parameter for group in torchs.param_groups for parameter in group["params"]]
         for index, parameter in enumerate(parameters):
-            group = self._groups.get(id(parameter))
-            for name, value in state.get("state", {}).get(index, {}).items() if group is not None else ():
-                if isinstance(value, torch.Tensor) and value.shape == parameter.shape and group is not None:
+            if (group := self._groups.get(id(parameter))) is None:
+                continue
+            kept = torchs.state.get(parameter, {})
+            for name, value in state.get("state", {}).get(index, {}).items():
+                if isinstance(value, torch.Tensor) and value is kept.get(name) and value.shape == parameter.shape:
                     yield ("state", index, name), value, group
 
     def _learn(self, module: torch.nn.Module) -> None:
@@ -171,6 +173,18 @@ def _cut(replicas: dict[int, Replica], member: int, members: int) -> dict[int, S
         shares[number] = Share(dim=dim, start=first, rows=end - first, owners=owners)
         start += nbytes
     return shares
+
+
+def _unwrapped(optimizer: Any) -> torch.optim.Optimizer | None:
+    """One of torch's own optimizers: this one, or what it wraps as its attribute `optimizer` (as accelerate does)."""
+    seen: set[int] = set()
+    while is_optimizer(optimizer) and id(optimizer) not in seen:
+        if type(optimizer).__module__.startswith("torch.optim."):
+            torchs: torch.optim.Optimizer = optimizer
+            return torchs
+        seen.add(id(optimizer))
+        optimizer = getattr(optimizer, "optimizer", None)
+    return None
 
 
 def _modules(value: Any, seen: set[int]) -> Iterator[torch.nn.Module]:

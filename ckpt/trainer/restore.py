@@ -10,13 +10,14 @@ and values have no such meaning across ranks: rank r takes those of saved rank r
 from __future__ import annotations
 
 import difflib
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ckpt.errors import CheckpointError, StateError
-from ckpt.record.values import Path, decode, items_of, name_of, sequence_of, tag_of
+from ckpt.record.values import Path, container, decode, items_of, like, name_of, sequence_of, tag_of
 from ckpt.trainer.leaves import ARRAY, DTENSOR, STATE, TAGS, TENSOR, check_tensor, is_stateful, tag_of_live
 from ckpt.trainer.saved import SavedStep
 from ckpt.trainer.tensor_reads import TensorReads
@@ -92,7 +93,7 @@ class _Match:
             return lambda: _replace(live, decode(node))
         if isinstance(live, dict) and items_of(node) is not None:
             return self.mapping(live, node, path)
-        if isinstance(live, (list, tuple)) and sequence_of(node) is not None:
+        if isinstance(live, (list, tuple, deque)) and sequence_of(node) is not None:
             return self._sequence(live, node, path)
         raise _mismatch(path, node, type(live).__name__)
 
@@ -110,7 +111,7 @@ class _Match:
 
         return finish
 
-    def _sequence(self, live: list[Any] | tuple[Any, ...], node: Any, path: Path) -> Finish:
+    def _sequence(self, live: list[Any] | tuple[Any, ...] | deque[Any], node: Any, path: Path) -> Finish:
         nodes = sequence_of(node) or []
         if len(nodes) != len(live):
             raise StateError(f"{name_of(path)}: the saved state has {len(nodes)} elements, the live one {len(live)}")
@@ -119,8 +120,9 @@ class _Match:
         def finish() -> Any:
             values = [value() for value in finishers]
             if isinstance(live, tuple):
-                return tuple(values)
-            live[:] = values
+                return like(live, values)
+            for i, value in enumerate(values):
+                live[i] = value
             return live
 
         return finish
@@ -167,12 +169,15 @@ class _Match:
         if entries is not None:
             known = live if isinstance(live, dict) else {}
             finishers = {key: self._free(known.get(key), item, (*path, key), like) for key, item in entries.items()}
-            return lambda: {key: value() for key, value in finishers.items()}
+            return lambda: container(node, {key: value() for key, value in finishers.items()})
         if elements is not None:
-            given = live if isinstance(live, (list, tuple)) and len(live) == len(elements) else [None] * len(elements)
+            given = (
+                live
+                if isinstance(live, (list, tuple, deque)) and len(live) == len(elements)
+                else [None] * len(elements)
+            )
             parts = [self._free(given[i], item, (*path, i), like) for i, item in enumerate(elements)]
-            kind = list if isinstance(node, list) else tuple
-            return lambda: kind(part() for part in parts)
+            return lambda: container(node, [part() for part in parts])
         return lambda: decode(node)
 
     def _new(self, node: Any, path: Path, like: torch.Tensor | None) -> Any:
@@ -244,7 +249,7 @@ def _with_nearest(key: Any, saved: dict[Any, Any]) -> str:
 def _holds_tensors(live: Any) -> bool:
     if isinstance(live, dict):
         return any(map(_holds_tensors, live.values()))
-    if isinstance(live, (list, tuple)):
+    if isinstance(live, (list, tuple, deque)):
         return any(map(_holds_tensors, live))
     return tag_of_live(live) is not None or is_stateful(live)
 
@@ -264,7 +269,6 @@ def _mismatch(path: Path, node: Any, live: str) -> StateError:
         DTENSOR: "a DTensor",
         ARRAY: "a NumPy array",
         STATE: "an object's state",
-        "#tuple": "a tuple",
     }
-    saved = kinds.get(tag or "", type(node).__name__)
+    saved = kinds.get(tag or "", f"a {tag.lstrip('#')}" if tag else type(node).__name__)
     return StateError(f"{name_of(path)}: saved as {saved}, live is a {live}; build the state as it was saved")

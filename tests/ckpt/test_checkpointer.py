@@ -6,10 +6,10 @@ import logging
 import os
 import signal
 import threading
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -209,6 +209,31 @@ def test_tensors_of_every_kind_come_back(node: Node) -> None:
             )
         else:
             assert np.array_equal(got, expected) and type(got) is type(expected)
+
+
+class Moments(NamedTuple):
+    mean: Any
+    count: int
+
+
+def test_tensors_in_containers_of_other_kinds_come_back_in_place(node: Node) -> None:
+    def make(fill: float) -> dict[str, Any]:
+        return {
+            "moments": Moments(torch.full((3,), fill), int(fill)),
+            "last": deque([torch.full((2,), fill)], maxlen=4),
+            "by": defaultdict(list, {1: [torch.full((1,), fill)]}),
+            "torch": torch.__version__,
+            "window": {"sizes": torch.Size([2]), "recent": deque([fill], 9)},
+        }
+
+    with node.start() as ckpt:
+        ckpt.save(1, make(5))
+    state = make(0)
+    mean, last, by = state["moments"].mean, state["last"], state["by"]
+    with node.start() as ckpt:
+        assert ckpt.load(state) == 1
+    assert repr(state) == repr({**make(5), "torch": str(torch.__version__)})
+    assert state["moments"].mean is mean and state["last"] is last and state["by"] is by and by[2] == []
 
 
 def test_a_second_save_of_the_same_structure_reuses_plan_and_views(node: Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -244,6 +245,8 @@ def test_without_a_process_group_it_is_one_process(alone: Node) -> None:
             ckpt.dcp_reader(1)
         with pytest.raises(StateError, match=r"was saved through dcp_writer\(\)"):
             ckpt.load({"x": state["x"]})
+        with pytest.raises(StateError, match="works in its own process only; call "):
+            pickle.dumps(ckpt.dcp_writer(3))
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def saved(tmp_path: Path) -> tuple[Path, torch.nn.Module, torch.optim.Optimizer]
     model, optimizer = training()
     with solo_namespace() as namespace:
         with Checkpointer(namespace=namespace, shared=tmp_path / "shared", shared_every_steps=1) as ckpt:
-            ckpt.save(3, {"model": model, "optimizer": optimizer, "epoch": 9})
+            pair = (torch.ones(2), deque([torch.full((3,), 2.0)]))
+            ckpt.save(3, {"model": model, "optimizer": optimizer, "epoch": 9, "pair": pair})
         yield tmp_path / "shared" / namespace, model, optimizer
 
 
@@ -76,11 +78,12 @@ def test_torch_loads_the_exported_directory_by_itself(saved: Any, tmp_path: Path
     result = run("export", path, "--step", 3, "--dcp", tmp_path / "out")
     assert result.exit_code == 0, result.output
     fresh, fresh_optimizer = training()
-    state = {"model": fresh.state_dict(), "optimizer": fresh_optimizer.state_dict(), "epoch": 0}
+    pair = [torch.zeros(2), [torch.zeros(3)]]
+    state = {"model": fresh.state_dict(), "optimizer": fresh_optimizer.state_dict(), "epoch": 0, "pair": pair}
     for tensor in state["model"].values():
         tensor.zero_()
     dcp.load(state, storage_reader=dcp.FileSystemReader(tmp_path / "out"), no_dist=True)
-    assert state["epoch"] == 9
+    assert state["epoch"] == 9 and pair[0].tolist() == [1, 1] and pair[1][0].tolist() == [2, 2, 2]
     assert all(torch.equal(state["model"][name], value) for name, value in model.state_dict().items())
     fresh_optimizer.load_state_dict(state["optimizer"])
     for now, then in zip(fresh_optimizer.state.values(), optimizer.state.values(), strict=True):

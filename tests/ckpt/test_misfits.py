@@ -103,6 +103,7 @@ def looped() -> dict[str, Any]:
     ("state", "message"),
     [
         ({"f": {"g": len}}, r"state\['f'\]\['g'\]: cannot store a builtins.builtin_function_or_method"),
+        ({"net": {"kind": torch.nn.Linear}}, r"state\['net'\]\['kind'\]: cannot store the class torch.nn.*Linear;"),
         ({"s": torch.zeros(3).to_sparse()}, r"state\['s'\]: a torch.sparse_coo tensor"),
         ({"m": torch.zeros(3, device="meta")}, r"a meta tensor"),
         ({"o": np.array([object()])}, r"NumPy array of dtype object"),

@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
-from world_kit import World
+from world_kit import World as Ranks
 
 from ckpt import Checkpointer
 from ckpt.errors import CorruptError
@@ -26,7 +26,7 @@ from ckpt.record.boxes import Box, intersect
 from ckpt.record.layout import Chunk, Layout
 from ckpt.record.shard import read_record
 from ckpt.record.spread import UNKNOWN, Spread
-from ckpt.trainer.replicas import SMALL_BYTES, Replica, share_out
+from ckpt.trainer.replicas import SMALL_BYTES, Proofs, Replica, World, share_out
 from ckpt.trainer.tensor_reads import TensorReads
 
 # who stores what
@@ -119,12 +119,46 @@ def test_a_malformed_spread_is_corrupt(value: Any) -> None:
         Spread.from_json(value)
 
 
+class Wrapped(torch.optim.Optimizer):
+    """As accelerate wraps an optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    state = property(lambda self: self.optimizer.state)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+
+class Averaging(torch.optim.Adam):
+    """Somebody's own, which may keep what it likes for a parameter."""
+
+
+def test_what_a_wrapped_optimizer_of_torchs_keeps_is_proven_and_nothing_of_another() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    proofs = Proofs({}, World())
+    proofs._groups = {id(parameters[1]): range(2)}
+    adam, own = torch.optim.Adam(parameters), Averaging(parameters)
+    adam.step()
+    own.step()
+    for optimizer in (adam, Wrapped(adam), Wrapped(Wrapped(adam))):
+        proven = list(proofs.of_optimizer(optimizer, optimizer.state_dict()))
+        assert [path for path, _, _ in proven] == [("state", 1, "exp_avg"), ("state", 1, "exp_avg_sq")]
+    copied = {"state": {1: {"exp_avg": torch.zeros(2)}}}
+    assert list(proofs.of_optimizer(Wrapped(adam), copied)) == []
+    assert list(proofs.of_optimizer(Wrapped(own), own.state_dict())) == []
+
+
 # with real ranks
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
+def world(tmp_path: Path) -> Iterator[Ranks]:
+    world = Ranks(tmp_path)
     yield world
     world.stop()
 
@@ -187,7 +221,7 @@ def load_training(ckpt: Checkpointer, rank: int) -> dict[str, Any]:
     return flat(state)
 
 
-def test_what_ddp_dtensors_and_the_user_say_is_the_same_is_stored_once_and_loads_everywhere(world: World) -> None:
+def test_what_ddp_dtensors_and_the_user_say_is_the_same_is_stored_once_and_loads_everywhere(world: Ranks) -> None:
     saved = world.run(3, save_training, replicated=["table"])
     records = [read_record(world.ram_dir, f"own-{rank}-0") for rank in range(3)]
     parts: dict[str, list[int]] = {}
@@ -228,7 +262,7 @@ def save_before_the_other(ckpt: Checkpointer, rank: int) -> int:
     return ckpt.failed_saves
 
 
-def test_a_save_waits_for_no_other_rank(world: World) -> None:
+def test_a_save_waits_for_no_other_rank(world: Ranks) -> None:
     """There is no collective in it, though ranks share out what they hold alike."""
     assert world.run(2, save_before_the_other, replicated=["table"]) == [0, 0]
     records = [read_record(world.ram_dir, f"own-{rank}-{slot}") for rank in range(2) for slot in range(2)]
@@ -244,7 +278,7 @@ def hooked(ckpt: Checkpointer, rank: int) -> int:
     return len(ckpt._stager.tokens)
 
 
-def test_a_communication_hook_or_a_plain_tensor_proves_nothing(world: World) -> None:
+def test_a_communication_hook_or_a_plain_tensor_proves_nothing(world: Ranks) -> None:
     assert world.run(2, hooked) == [0, 0]
     for rank in range(2):
         assert not any(chunk.owners for chunk in read_record(world.ram_dir, f"own-{rank}-0").layout.chunks)
@@ -273,7 +307,7 @@ def load_grown(ckpt: Checkpointer, rank: int) -> tuple[int, list[str]]:
     return step, list(state["same"])
 
 
-def test_a_structure_that_changes_on_one_rank_is_noticed_and_every_rank_stores_its_own(world: World) -> None:
+def test_a_structure_that_changes_on_one_rank_is_noticed_and_every_rank_stores_its_own(world: Ranks) -> None:
     first, second = world.run(2, grown_alone, replicated=["same"])
     assert [failed for failed, _ in first] == [failed for failed, _ in second] == [0, 1, 1, 1]
     assert first[0][1] == second[0][1] == 120_000, "shared out"
@@ -331,7 +365,7 @@ def load_hybrid(ckpt: Checkpointer, rank: int) -> bool:
     return torch.equal(state["w"].full_tensor(), torch.arange(50_001.0).reshape(7143, 7))
 
 
-def test_a_tensor_sharded_in_groups_that_are_the_same_is_stored_once(world: World) -> None:
+def test_a_tensor_sharded_in_groups_that_are_the_same_is_stored_once(world: Ranks) -> None:
     world.run(4, save_hybrid)
     chunks = [read_record(world.ram_dir, f"own-{rank}-0").layout.chunks[0] for rank in range(4)]
     assert sum(chunk.nbytes for chunk in chunks) == 4 * 50_001 and all(chunk.nbytes > 40_000 for chunk in chunks)
@@ -339,7 +373,7 @@ def test_a_tensor_sharded_in_groups_that_are_the_same_is_stored_once(world: Worl
 
 
 def test_what_is_stored_once_comes_back_from_disk_too(tmp_path: Path) -> None:
-    world = World(tmp_path, shared={"path": str(tmp_path / "shared"), "every_steps": 1})
+    world = Ranks(tmp_path, shared={"path": str(tmp_path / "shared"), "every_steps": 1})
     try:
         world.run(4, save_hybrid)
         world.stop()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-from collections import Counter, OrderedDict, defaultdict, namedtuple
-from enum import IntEnum
-from typing import Any
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from datetime import date, datetime, time, timedelta, timezone
+from enum import Enum, Flag, IntEnum, auto
+from pathlib import Path, PureWindowsPath
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,28 +100,96 @@ class Colour(IntEnum):
     RED = 1
 
 
-Pair = namedtuple("Pair", "a b")
+class Mode(Flag):
+    READ = auto()
+    WRITE = auto()
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any = None
+
+    class Kind(Enum):
+        OLD = "old"
+
+
+EAST = timezone(timedelta(hours=5, minutes=30, microseconds=1), "east")
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        object(),
-        len,
         Colour.RED,
-        Pair(1, 2),
-        defaultdict(int),
-        1j,
-        range(3),
-        bytearray(b"x"),
-        frozenset({1}),
-        "\ud800",
-        1 << 9000,
+        Mode.READ | Mode.WRITE,
+        Pair.Kind.OLD,
+        Pair(1, Pair({"x": Colour.RED})),
+        deque([1, (2,)], maxlen=3),
+        defaultdict(list, {"a": [1], 2: []}),
+        defaultdict(None, {}),
+        {frozenset({1, (2, 3)}): frozenset()},
+        complex(-0.0, math.inf),
+        bytearray(b"x\0"),
+        range(9, -3, -2),
+        Path("a/../b"),
+        PureWindowsPath("c:/x"),
+        datetime(2026, 11, 1, 1, 30, 0, 7, tzinfo=ZoneInfo("America/New_York"), fold=1),
+        datetime.min,
+        date(2026, 2, 28),
+        time(1, 2, 3, 4, tzinfo=EAST),
+        timedelta(days=-3, microseconds=5),
+        EAST,
+        ZoneInfo("UTC"),
+        torch.Size([2, 0]),
+        torch.bfloat16,
+        torch.device("cuda", 3),
+    ],
+    ids=repr,
+)
+def test_a_value_of_a_known_kind_comes_back_exactly(value: Any) -> None:
+    back = round_trip(value)
+    assert type(back) is type(value) and back == value and repr(back) == repr(value)
+
+
+def test_a_file_in_memory_comes_back_where_it_stood() -> None:
+    file = io.BytesIO(b"abcdef")
+    file.seek(2)
+    back = round_trip(file)
+    assert back.read() == b"cdef" and back.getvalue() == b"abcdef"
+
+
+def test_a_subclass_of_str_comes_back_as_a_str() -> None:
+    assert type(torch.__version__) is not str
+    back = round_trip({"torch": torch.__version__, "numpy": np.str_("x")})
+    assert back == {"torch": str(torch.__version__), "numpy": "x"} and {type(v) for v in back.values()} == {str}
+
+
+Local = Enum("Local", "A")
+Local.__qualname__ = "test.<locals>.Local"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (object(), "cannot store a builtins.object"),
+        (len, "builtin_function_or_method"),
+        (torch.nn.Linear, "cannot store the class torch.nn.modules.linear.Linear"),
+        (defaultdict(lambda: 0), "cannot store a defaultdict: its factory is '<lambda>', expected bool, "),
+        (Local.A, "cannot store a Local: its class test_values.test.<locals>.Local is not found under that name"),
+        (Path("\ud800"), "cannot store a PosixPath: .* surrogates not allowed"),
+        ("\ud800", "not valid Unicode"),
+        (1 << 9000, "an integer of 9001 bits"),
     ],
 )
-def test_what_cannot_be_stored_exactly_is_refused_by_path(value: Any) -> None:
-    with pytest.raises(StateError, match=r"state\['a'\]\[0\]\['b'\]"):
+def test_what_cannot_be_stored_exactly_is_refused_by_path(value: Any, reason: str) -> None:
+    with pytest.raises(StateError, match=rf"state\['a'\]\[0\]\['b'\]: .*{reason}"):
         encode({"a": [{"b": value}]})
+
+
+def test_a_class_that_is_not_imported_is_named() -> None:
+    node = json.loads(dump_json(encode(Colour.RED)).replace(b"test_values", b"elsewhere"))
+    with pytest.raises(CorruptError, match=r"class elsewhere.Colour is not known here; import its module before"):
+        decode(node)
+    assert "elsewhere" not in sys.modules
 
 
 @pytest.mark.parametrize(
@@ -130,6 +204,25 @@ def test_what_cannot_be_stored_exactly_is_refused_by_path(value: Any) -> None:
         {"#scalar": []},
         {"#set": [[1]]},
         {"#counter": [1]},
+        {"#namedtuple": 5},
+        {"#namedtuple": ["test_values", "Pair", [1, 2, 3]]},
+        {"#namedtuple": ["builtins", "tuple", [1]]},
+        {"#namedtuple": ["os", "system", ["true"]]},
+        {"#deque": [-1, []]},
+        {"#defaultdict": ["eval", []]},
+        {"#enum": ["builtins", "int", None, 5]},
+        {"#enum": ["test_values", "Colour", "BLUE", None]},
+        {"#enum": ["test_values", 5, "BLUE", None]},
+        {"#path": ["run", "/"]},
+        {"#bytesio": ["", -1]},
+        {"#range": [1, 2, 0]},
+        {"#datetime": ["yesterday", 0, None]},
+        {"#timedelta": [10**20, 0, 0]},
+        {"#timezone": "../../etc/passwd"},
+        {"#timezone": [[9, 0, 0]]},
+        {"#torch.dtype": "load"},
+        {"#torch.device": "abacus"},
+        {"#torch.size": ["x"]},
         {"#nothing": 1},
     ],
 )
