@@ -26,7 +26,7 @@ class Gathering:
     step: int
     session: int  # which of their Checkpointers the ranks save it with
     alarm: asyncio.TimerHandle  # for the nodes that have not sealed it
-    since_s: float = field(default_factory=time.monotonic)
+    since_s: float = field(default_factory=time.monotonic)  # when the first node was given a shard of it
     nodes: dict[int, int] = field(default_factory=dict)  # bytes sealed, by node rank
     drain: bool = False
     told: Counter[str] = field(default_factory=Counter)  # how many ranks told a token of their group of replicas
@@ -82,6 +82,7 @@ class Coordinator:
         if is_new := save is None:
             alarm = asyncio.get_running_loop().call_later(self._deadlines.seal_s, self._overdue, step)
             save = self._gathering[step] = Gathering(step=step, session=message["session"], alarm=alarm)
+        save.since_s = min(save.since_s, time.monotonic() - message["elapsed_s"])
         save.nodes[source] = message["nbytes"]
         save.drain |= message["drain"]
         for token, told, members in message["tokens"]:

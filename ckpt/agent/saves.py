@@ -7,6 +7,7 @@ keeps the shards until told what became of it. Before that it may give up by its
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ class Save:
     """A save in flight on this node."""
 
     step: int
+    since_s: float = field(default_factory=time.monotonic)
     session: int = 0  # which of their Checkpointers the ranks save it with
     ranks: set[int] = field(default_factory=set)  # that have handed in their shards, to be sealed
     names: dict[int, str] = field(default_factory=dict)  # of sealed shards, by local rank
@@ -282,7 +284,11 @@ class Saves:
             save.nbytes += len(data)
             if len(save.names) == self._place.ranks_per_node:
                 tokens = [[token, told, save.members[token]] for token, told in save.tokens.items()]
-                fields = {"step": save.step, "nbytes": save.nbytes, "drain": save.drain, "tokens": tokens}
+                elapsed_s = time.monotonic() - save.since_s
+                fields = {
+                    "step": save.step, "nbytes": save.nbytes, "drain": save.drain, "tokens": tokens,
+                    "elapsed_s": elapsed_s,
+                }  # fmt: skip
                 await self._peers.call(0, "sealed", timeout_s=self._deadlines.answer_s, session=save.session, **fields)
         except (CheckpointError, OSError) as error:
             await self._give_up(save, str(error))

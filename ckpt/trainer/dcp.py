@@ -41,7 +41,7 @@ from ckpt.record.boxes import Box, cover
 from ckpt.record.layout import Chunk
 from ckpt.record.shard import ShardRecord
 from ckpt.record.values import decode, encode, tag_of
-from ckpt.trainer.leaves import check_tensor, chunk_box, torch_dtype
+from ckpt.trainer.leaves import check_target, check_tensor, chunk_box, torch_dtype, waited
 from ckpt.trainer.placement import parts_of
 from ckpt.trainer.restore import DCP
 from ckpt.trainer.saved import Read, SavedStep
@@ -111,7 +111,7 @@ class DcpWriter(StorageWriter):
                 size_bytes = len(str(node))
             else:
                 check_one_box(planner, item.index.fqn)
-                piece = _piece(item, planner.resolve_data(item).detach())
+                piece = _piece(item, waited(planner.resolve_data(item)).detach())
                 pieces.append(piece)
                 size_bytes = piece.data.numel() * piece.data.element_size()
             results.append(WriteResult(index=item.index, size_in_bytes=size_bytes, storage_data=None))
@@ -186,7 +186,8 @@ class DcpReader(StorageReader):
                 planner.load_bytes(item, _pickled_in_memory(decode(objects[item.storage_index.fqn])))
             else:
                 check_one_box(planner, item.dest_index.fqn)
-                target = planner.resolve_tensor(item).detach()
+                target = waited(planner.resolve_tensor(item)).detach()
+                check_target(target, (item.dest_index.fqn,))
                 reads += _reads(item, target, table.get(item.storage_index.fqn, []))
                 tensors.append((item, target))
         with torch.no_grad():

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+_SHORT_S = 0.001
 _FORM = "%(asctime)s %(levelname)s %(message)s"
 _root = logging.getLogger("ckpt")
 log = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ def log_folder(env: Mapping[str, str]) -> Path | None:
 
 
 def rate(nbytes: int, seconds: float) -> str:
-    """Bytes, seconds and MB/s, the same in every line."""
-    megabytes_s = nbytes / 1e6 / max(seconds, 1e-9)
+    """Bytes, seconds and MB/s, the same in every line; no speed where the time is too short to tell it."""
+    if seconds < _SHORT_S:
+        return f"{nbytes} bytes in under {_SHORT_S * 1000:g} ms"
+    megabytes_s = nbytes / 1e6 / seconds
     return f"{nbytes} bytes in {seconds:.3f} s, {megabytes_s:.{0 if megabytes_s >= 10 else 2}f} MB/s"

@@ -47,22 +47,35 @@ def check_tensor(value: Any, path: Path) -> None:
                     f"{name_of(path)}: a DTensor placed by {placement}, expected {', '.join(_PLACEMENTS)}; "
                     "redistribute it before saving"
                 )
-        check_tensor(value._local_tensor, path)
+        check_tensor(waited(value._local_tensor), path)
     elif is_tensor(value):
         if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             raise unsupported(value, path)
         if value.layout is not torch.strided or value.is_quantized or value.is_meta:
             kind = "meta" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
             raise StateError(f"{name_of(path)}: a {kind} tensor, expected a strided one with data")
-    elif type(value) is not np.ndarray or value.dtype.name not in _ARRAY_DTYPES:
+    elif type(value) not in (np.ndarray, np.memmap) or value.dtype.name not in _ARRAY_DTYPES:
         raise StateError(f"{name_of(path)}: a NumPy array of dtype {value.dtype}, expected numbers or booleans")
+
+
+def check_target(value: Any, path: Path) -> None:
+    """Raises StateError for what `check_tensor` refuses, and for tensors that cannot be filled element by element."""
+    check_tensor(value, path)
+    local = local_part(value)
+    if is_tensor(local) and any(s == 0 and n > 1 for s, n in zip(local.stride(), local.shape, strict=True)):
+        raise StateError(f"{name_of(path)}: an expanded tensor, whose elements share memory; clone() it before load()")
+
+
+def waited(value: Any) -> Any:
+    """A tensor; the result of a collective that may still run, once it has ended."""
+    return value.trigger_wait() if type(value).__name__ == "AsyncCollectiveTensor" else value
 
 
 def local_part(value: Any) -> Local:
     """The tensor that holds this rank's bytes, detached; an array is its own."""
     if isinstance(value, np.ndarray):
         return value
-    return (value._local_tensor if is_dtensor(value) else value).detach()
+    return waited(value._local_tensor if is_dtensor(value) else value).detach()
 
 
 def dtype_name(dtype: Any) -> str:

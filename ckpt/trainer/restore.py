@@ -18,7 +18,7 @@ import numpy as np
 
 from ckpt.errors import CheckpointError, StateError
 from ckpt.record.values import Path, container, decode, items_of, like, name_of, sequence_of, tag_of
-from ckpt.trainer.leaves import ARRAY, DTENSOR, STATE, TAGS, TENSOR, check_tensor, is_stateful, tag_of_live
+from ckpt.trainer.leaves import ARRAY, DTENSOR, STATE, TAGS, TENSOR, check_target, is_stateful, tag_of_live, waited
 from ckpt.trainer.saved import SavedStep
 from ckpt.trainer.tensor_reads import TensorReads
 from ckpt.trainer.torch_or_not import is_module, is_optimizer, no_grad, torch
@@ -61,8 +61,10 @@ class Restoration:
             with no_grad():
                 saved.read(tensors.reads)
                 finish()
-        except CheckpointError as error:
-            raise type(error)(f"{error}; the state is now overwritten in part: do not go on with it") from error
+        except (CheckpointError, RuntimeError) as error:  # torch raises the latter
+            kind = type(error) if isinstance(error, CheckpointError) else CheckpointError
+            text = " ".join(str(error).split())
+            raise kind(f"{text:.1000}; the state is now overwritten in part: do not go on with it") from error
 
     def _match(self, saved: SavedStep) -> tuple[TensorReads, Finish]:
         tensors = TensorReads(saved, self._rank % saved.world_size)
@@ -196,7 +198,7 @@ class _Match:
         return torch.empty(shape, dtype=dtype)
 
     def _tensor(self, live: Any, node: Any, path: Path) -> Finish:
-        check_tensor(live, path)
+        check_target(waited(live), path)
         if tag_of(node) not in TAGS:
             raise _mismatch(path, node, type(live).__name__)
         difference = self.tensors.difference(live, node)

@@ -22,6 +22,7 @@ from ckpt.trainer.leaves import (
     check_tensor,
     is_stateful,
     local_part,
+    waited,
 )
 from ckpt.trainer.placement import Group, parts_of, replicas_of, spread_of
 from ckpt.trainer.replicas import Proofs, World
@@ -159,6 +160,7 @@ class _Walk:
         return group if group is not None and address == value.data_ptr() else None
 
     def _tensor(self, value: Any, path: Path) -> Any:
+        value = waited(value)
         check_tensor(value, path)
         key = key_of(path)
         if is_dtensor(value):

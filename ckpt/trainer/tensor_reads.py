@@ -48,7 +48,7 @@ class TensorReads:
     def fill(self, live: Any, node: Any, path: Path) -> Any:
         """Plans to fill a live tensor or array of the saved shape and dtype; returns what will be filled."""
         if isinstance(live, np.ndarray):
-            live = live if live.flags.writeable else live.copy()
+            live = live if live.flags.writeable else np.array(live)
         local = local_part(live)
         for part in parts_of(live, path):
             self._plan(node, part.box, local[part.index], path)

@@ -25,6 +25,7 @@ from ckpt.record.shard import read_record
 from ckpt.tiers.posix import SharedTier
 from ckpt.trainer import saved as saved_module
 from ckpt.trainer.deadlines import Deadlines
+from ckpt.trainer.journal import rate
 from ckpt.trainer.session import MAP_THREAD
 
 
@@ -209,6 +210,19 @@ def test_tensors_of_every_kind_come_back(node: Node) -> None:
             )
         else:
             assert np.array_equal(got, expected) and type(got) is type(expected)
+
+
+def test_a_mapped_array_is_saved_and_filled(node: Node, tmp_path: Path) -> None:
+    written = np.memmap(tmp_path / "a", np.float32, "w+", shape=(3, 2))
+    written[:] = 5
+    with node.start() as ckpt:
+        ckpt.save(1, {"x": written, "y": np.memmap(tmp_path / "a", np.float32, "r", shape=(3, 2))})
+    written[:] = 0
+    state = {"x": written, "y": np.memmap(tmp_path / "a", np.float32, "r", shape=(3, 2))}
+    with node.start() as ckpt:
+        assert ckpt.load(state) == 1
+    assert (np.fromfile(tmp_path / "a", np.float32) == 5).all()
+    assert (state["y"] == 5).all() and type(state["y"]) is np.ndarray, "what cannot be written is replaced"
 
 
 class Moments(NamedTuple):
@@ -423,7 +437,9 @@ def test_saves_and_loads_are_logged_by_rank_0_alone(node: Node, caplog: pytest.L
     with node.start() as ckpt:
         ckpt.load({"x": torch.zeros(1000)})
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("ckpt")]
-    assert any(line.startswith("saved step 4 to memory: 4032 bytes in ") and line.endswith(" MB/s") for line in lines)
+    assert any(
+        line.startswith("saved step 4 to memory: 4032 bytes in ") and line.endswith((" MB/s", " ms")) for line in lines
+    )
     assert any(line.startswith("loaded step 4 from memory: 4000 bytes in ") for line in lines)
 
 
@@ -442,6 +458,11 @@ def test_one_file_per_namespace_tells_of_every_save_and_tier(node: Node, tmp_pat
         "saved step 10 to memory: 4032 bytes in ",
     ):
         assert text.count(line) == 1, text
+
+
+def test_no_speed_is_told_of_a_time_too_short_to_measure() -> None:
+    assert rate(1 << 30, 4e-5) == "1073741824 bytes in under 1 ms"
+    assert rate(5_000_000, 0.25) == "5000000 bytes in 0.250 s, 20 MB/s"
 
 
 def test_handlers_go_with_the_checkpointer_that_made_them(node: Node, tmp_path: Path) -> None:

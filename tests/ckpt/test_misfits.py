@@ -47,6 +47,27 @@ def test_a_state_that_does_not_fit_is_refused_before_a_byte_changes(
     assert all(not value.any() for value in live.values() if isinstance(value, torch.Tensor))
 
 
+def test_an_expanded_tensor_is_saved_and_is_no_target(node: Node) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"a": torch.ones(2), "x": torch.ones(1, 3).expand(2, 3)})
+    state = {"a": torch.zeros(2), "x": torch.zeros(1, 3).expand(2, 3)}
+    with node.start() as ckpt:
+        with pytest.raises(StateError, match=r"state\['x'\]: an expanded tensor, whose elements share memory; clone"):
+            ckpt.load(state)
+        assert not state["a"].any()
+        state["x"] = state["x"].clone()
+        assert ckpt.load(state) == 1 and state["x"].all()
+
+
+def test_a_tensor_that_torch_refuses_to_fill_leaves_a_state_that_is_said_to_be_overwritten_in_part(node: Node) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"x": torch.ones(2, 3)})
+    with torch.inference_mode():
+        frozen = torch.zeros(3, 2).t()
+    with node.start() as ckpt, pytest.raises(CheckpointError, match=r"inference tensor.*overwritten in part"):
+        ckpt.load({"x": frozen})
+
+
 def test_a_state_with_fewer_keys_takes_what_it_has_when_asked_to(node: Node) -> None:
     saved, _ = training(seed=1)
     with node.start() as ckpt:

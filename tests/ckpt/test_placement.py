@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,7 +115,9 @@ class Ragged(Shard):
 
 def save_layouts(ckpt: Checkpointer, rank: int) -> None:
     state = state_of(dist.get_world_size())
-    ckpt.save(1, {**state, "rank": rank}, drain=True)
+    summed = funcol.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
+    assert type(summed) is funcol.AsyncCollectiveTensor
+    ckpt.save(1, {**state, "rank": rank, "summed": summed}, drain=True)
     mesh = DeviceMesh("cpu", [rank], _init_backend=False)
     with pytest.raises(StateError, match=r"state\['x'\]: .* has shape \[1\], expected \[4\]"):
         ckpt.save(2, {"x": DTensor.from_local(torch.zeros(1), mesh, [Replicate()], shape=(4,), stride=(1,))})
@@ -133,10 +136,11 @@ def load_layouts(ckpt: Checkpointer, rank: int) -> None:
     expected = {name: value._local_tensor.clone() for name, value in state.items()}
     for value in state.values():
         value._local_tensor.zero_()
-    assert ckpt.load({**state, "rank": -1}) == 1
+    summed = funcol.all_reduce(torch.zeros(3), "sum", dist.group.WORLD)
+    assert ckpt.load({**state, "rank": -1, "summed": summed}) == 1 and summed.tolist() == [4, 4, 4]
     assert [name for name, value in state.items() if not torch.equal(value._local_tensor, expected[name])] == []
     plain = {name: torch.zeros_like(wanted(name)) for name in state}
-    ckpt.load({**plain, "rank": -1})
+    ckpt.load({**plain, "rank": -1, "summed": torch.zeros(3)})
     assert [name for name, value in plain.items() if not torch.equal(value, wanted(name))] == []
 
 
@@ -153,4 +157,5 @@ def test_tensors_with_gaps_and_on_some_of_the_ranks_come_back_in_any_layout(worl
     (tier,) = lower_tiers(CheckpointConfig.from_mapping(world.section), "n0").values()
     for rank in range(4):
         stored = read_stored(tier, next(iter(tier.catalog())).save, rank)
-        assert all(torch.equal(stored.full(name), wanted(name)) for name in stored.parts) and len(stored.parts) == 6
+        assert stored.full("summed").tolist() == [4, 4, 4] and len(stored.parts) == 7
+        assert all(torch.equal(stored.full(name), wanted(name)) for name in stored.parts if name != "summed")
