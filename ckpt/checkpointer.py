@@ -12,11 +12,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ckpt.config import CheckpointConfig, Place, config_from_env
-from ckpt.errors import AgentError, ConfigError, StateError
+from ckpt.errors import AgentError, CheckpointError, ConfigError, StateError
 from ckpt.forked import drop_descriptors_below, let_go_when_forked
 from ckpt.record.board import Board
 from ckpt.record.copying import threads_per_rank
 from ckpt.trainer.cadence import Cadence
+from ckpt.trainer.contents import Contents, contents_of
 from ckpt.trainer.deadlines import Deadlines
 from ckpt.trainer.journal import Journal, rate
 from ckpt.trainer.program import ProgramAgents
@@ -176,6 +177,30 @@ class Checkpointer:
         with contextlib.suppress(StateError):  # save() will say so
             session.prepare(self._stager.plan(take_apart(state, self._world)))
         return session.plan.step
+
+    def read(self, step: int | None = None, *, rank: int | None = None) -> Contents:
+        """What a step holds, without a state to fill: to look into it, or to build objects from it.
+
+            old = ckpt.read()
+            old.state["epoch"]                    # values, as they were saved; an object is its state
+            old.state["model"]["weight"].read()   # tensors are read when they are asked for; [:8] reads some rows
+
+        Read the tensors before the next save: in memory the step lasts until newer ones take its place.
+
+        Args:
+            step: None takes the newest that can be recovered; any other is read from the shared or S3 tier.
+            rank: the saved rank whose plain tensors, arrays and values are taken. Default: this rank, modulo the saved
+                world size. Tensors that lie over several ranks are put together from all of them.
+
+        Raises:
+            CheckpointError: there is no such step.
+            ConfigError: there is no such rank.
+        """
+        newest = self.newest_step
+        if not newest and step is None:
+            raise CheckpointError("read: there is no step to read; look at Checkpointer.newest_step before")
+        saved = self.saved_step() if step is None or step == newest else self.stored_step(step)
+        return contents_of(saved, self.rank % saved.world_size if rank is None else rank)
 
     def due(self, step: int) -> bool:
         """Whether to save this step: by the configured cadence, or because all ranks stop here. Call once a step."""

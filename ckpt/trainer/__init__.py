@@ -8,6 +8,7 @@ overlap       copies from a GPU that go on while training does, and the gate bef
 cuda          the few calls made of a GPU
 restore       from a saved step to live state
 tensor_reads  which parts of which shards fill a live tensor
+contents      a saved step's values and, on demand, its tensors, without a live state
 dcp           torch.distributed.checkpoint: a storage writer and a storage reader
 saved         one saved step's shards, verified as they are read
 stored        another step than the one that is restored, read from a tier by each rank itself

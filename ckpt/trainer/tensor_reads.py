@@ -21,13 +21,15 @@ from ckpt.trainer.saved import Read, SavedStep
 class TensorReads:
     """Collects the reads of one load; `SavedStep.read` then does them all."""
 
-    def __init__(self, saved: SavedStep, source: int) -> None:
+    def __init__(self, saved: SavedStep, source: int, *, everywhere: bool = False) -> None:
         """
         Args:
             saved: the step.
             source: the saved rank whose own tensors, arrays and values are taken; it also tells what others have.
+            everywhere: whether any rank may hold parts of any tensor.
         """
         self.source = source
+        self._everywhere = everywhere
         self.reads: list[Read] = []
         self._saved = saved
         self._chunks: dict[int, dict[str, list[Chunk]]] = {}  # by rank and key
@@ -54,6 +56,12 @@ class TensorReads:
             self._plan(node, part.box, local[part.index], path)
         return live
 
+    def part(self, node: Any, box: Box, target: Any) -> list[Read]:
+        """The reads that fill a tensor or array with a box of a saved one."""
+        self.reads = []
+        self._plan(node, box, target, (node[tag_of(node) or ""],))
+        return self.reads
+
     def _plan(self, node: Any, wanted: Box, target: Any, path: Path) -> None:
         offers = (
             (chunk_box(chunk), (rank, chunk))
@@ -78,11 +86,13 @@ class TensorReads:
         """The saved ranks to look at, likely ones first; a record is opened only when nothing before it was enough."""
         yield self.source
         holder, chunk = self._any_chunk(node)
-        if chunk.spread is None:
+        if chunk.spread is None and not self._everywhere:
             return
         seen = {self.source}
-        spread = self._saved.record(holder).layout.spreads[chunk.spread]
-        likely = spread.likely(chunk.shape, chunk.owners, wanted, self.source)
+        likely: Iterator[int] = iter(())
+        if chunk.spread is not None:
+            spread = self._saved.record(holder).layout.spreads[chunk.spread]
+            likely = spread.likely(chunk.shape, chunk.owners, wanted, self.source)
         for rank in chain(likely, range(self._saved.world_size)):
             if rank not in seen and rank < self._saved.world_size:
                 seen.add(rank)

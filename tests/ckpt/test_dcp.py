@@ -183,6 +183,10 @@ def dcp_load(ckpt: Checkpointer, rank: int) -> dict[str, torch.Tensor]:
     dcp.load(state, storage_reader=ckpt.dcp_reader())
     assert (state["step"], state["names"], state["nested"]) == (3, ("a", 1.5), {"x": [1, {"y": b"z"}]})
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    found = ckpt.read()
+    assert (found.state["step"], found.state["names"], found.state["nested"]) == (3, ("a", 1.5), state["nested"])
+    for name, value in state["model"].items():
+        assert torch.equal(found.state["model"][name].read(), value.full_tensor()), name
     return whole(model, optimizer)
 
 

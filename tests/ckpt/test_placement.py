@@ -140,6 +140,9 @@ def load_layouts(ckpt: Checkpointer, rank: int) -> None:
     assert ckpt.load({**state, "rank": -1, "summed": summed}) == 1 and summed.tolist() == [4, 4, 4]
     assert [name for name, value in state.items() if not torch.equal(value._local_tensor, expected[name])] == []
     plain = {name: torch.zeros_like(wanted(name)) for name in state}
+    found = ckpt.read(rank=3).state
+    assert found["rank"] == 3 and all(torch.equal(found[name].read(), wanted(name)) for name in plain)
+    assert torch.equal(found["gaps"][2:9, 1:], WHOLE[2:9, 1:])
     ckpt.load({**plain, "rank": -1, "summed": torch.zeros(3)})
     assert [name for name, value in plain.items() if not torch.equal(value, wanted(name))] == []
 
