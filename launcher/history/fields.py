@@ -52,7 +52,8 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
     "job_start": {"run_id": _text, "cluster": _text, "nodes_requested": _count, "spares": _count}
     | {"restart_count": _count},
     "node_ready": {"warm": _flag},
-    "node_out": {"reason": _text, "environment": _flag},
+    "node_out": {"reason": _text, "environment": _flag, "lost": _flag},
+    "node_back": {},
     "takeover": {"predecessor": _text},
     "attempt_start": {"nodes": _some_names, "spares": _names, "rung": _text},
     "workers_started": {},
@@ -73,6 +74,7 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
 REQUIRED: Mapping[str, tuple[str, ...]] = {
     "node_ready": ("node",),
     "node_out": ("node",),
+    "node_back": ("node",),
     "attempt_start": ("attempt", "nodes", "rung"),
     "workers_started": ("seconds",),
     "restore": ("step", "tier"),

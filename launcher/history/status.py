@@ -30,7 +30,7 @@ class Status:
         attempt: number of the newest attempt, from 0; None before the first.
         nodes: the newest attempt's active nodes, in node-rank order.
         spares: nodes kept warm beside them.
-        out: nodes out of use for the rest of the job, with the reason.
+        out: nodes out of use, with the reason.
         faults: how many faults so far.
         step: newest step known to have been reached; 0 before the first.
         steps_per_s: speed over the last few reports; None when it cannot be told.
@@ -227,6 +227,15 @@ class History:
         self._set(
             out={**self._status.out, node: event.get("reason") or "no reason given"},
             spares=tuple(spare for spare in self._status.spares if spare != node),
+        )
+
+    def _on_node_back(self, event: Event) -> None:
+        node = str(event.get("node"))
+        status = self._status
+        is_spare = node not in (*status.nodes, *status.spares)
+        self._set(
+            out={other: why for other, why in status.out.items() if other != node},
+            spares=(*status.spares, node) if is_spare else status.spares,
         )
 
     def _on_stop_requested(self, event: Event) -> None:

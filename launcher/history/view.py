@@ -98,7 +98,9 @@ def describe(event: Event) -> str:
         case "backoff":
             return f"{event.get('seconds')} s of rest before the next attempt, no step was gained{because}"
         case "node_out":
-            return f"{node} is out for the rest of the job{because}"
+            return f"{node} is {'lost' if event.get('lost') else 'out for the rest of the job'}{because}"
+        case "node_back":
+            return f"{node} is back"
         case "stop_requested":
             return f"stop requested{because}"
         case "stop_agreed":

@@ -14,6 +14,7 @@
     clearing.py     leaves nothing of an attempt running
     ladder.py       after a fault: which rung
     roster.py       which nodes are ready, train, are out
+    returns.py      nodes that were lost and come back
     hang.py         whether the workers hang, and which rank is at fault
     faults.py       what ended an attempt
     links.py        the runners' connections

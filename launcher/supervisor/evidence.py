@@ -146,7 +146,7 @@ class Evidence:
             self.lost.add(node)
             kind = ENVIRONMENT if body["environment"] else RUNNER_LOST
             self.fault(Fault(kind=kind, node=node, reason=body["reason"]))
-        elif notice.kind == "hello" and node is not None and node in self._nodes:
+        elif notice.kind == "hello" and node is not None and node in self._nodes - self.lost:
             self._take_return(node, body)
         elif notice.kind == "isolated":
             self._has_no_launcher = True  # of the agents: it was let go

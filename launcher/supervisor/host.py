@@ -27,7 +27,10 @@ class Host(Protocol):
         """Takes note of a finished step; returns the newest of this attempt."""
 
     def put_out(self, node: str, reason: str) -> None:
-        """Excludes a node from the job."""
+        """Excludes a node from the job for its life."""
+
+    def take_back(self, node: str) -> None:
+        """A node that was lost is the job's again."""
 
     def miss(self, absent: Mapping[str, str]) -> None:
         """Goes on without nodes whose runners have not come back after a take-over, with the reason."""

@@ -24,13 +24,16 @@ _LOOK_S = 1.0
 
 
 class Launch:
-    """Call order: begin; lost and tend as things happen; end.
+    """Call order: begin; lost and tend as things happen; end. Then again(), where all runners were lost at once.
 
     Args:
         host: the supervisor.
         roster: its nodes.
         links: the runners' connections.
         cluster: starts the runners.
+
+    Attributes:
+        environment: the runners'.
     """
 
     def __init__(self, host: Host, roster: Roster, links: Links, cluster: Cluster) -> None:
@@ -38,19 +41,25 @@ class Launch:
         self._roster = roster
         self._links = links
         self._cluster = cluster
-        self._environment: Mapping[str, str] | None = None  # the runners'; None while nothing is being launched
+        self.environment: Mapping[str, str] = {}
+        self._is_under_way = False
         self._watching: asyncio.Task[None] | None = None
         self._has_ended = False
         self._blind = 0
 
-    async def begin(self, environment: Mapping[str, str]) -> None:
+    async def begin(self) -> None:
         """Starts a runner on every node that is not out."""
-        self._environment = environment
         await self._start([node for node in self._roster.nodes if node not in self._roster.out])
+
+    async def again(self) -> None:
+        """Starts the runners that are absent: all were lost at once, and with them nothing of their nodes."""
+        self._has_ended, self._blind = False, 0
+        if self._roster.absent:
+            await self._start(self._roster.absent)
 
     def lost(self, node: str) -> bool:
         """Whether a runner that is lost is to come again, and is not to be held against its node."""
-        if self._environment is None:
+        if not self._is_under_way:
             return False
         if node in self._roster.absent:  # it was started again since
             return True
@@ -62,7 +71,7 @@ class Launch:
 
     async def tend(self) -> None:
         """Starts the runners again where what launched them has ended; called whenever something was heard."""
-        if self._environment is None or not self._has_ended:
+        if not self._is_under_way or not self._has_ended:
             return
         self._has_ended = False
         failed = self._not_launched()
@@ -87,9 +96,9 @@ class Launch:
 
     async def end(self) -> None:
         """The runners that are there are to stay, whatever becomes of the others, which may come for another LATE_S."""
-        if self._environment is not None and self._roster.absent:
+        if self._is_under_way and self._roster.absent:
             asyncio.get_running_loop().call_later(LATE_S, self._host.post, Notice(kind="late"))
-        self._environment = None
+        self._is_under_way = False
         if self._watching is not None:
             self._watching.cancel()
         await self._cluster.release_runners()
@@ -97,7 +106,8 @@ class Launch:
     async def _start(self, nodes: list[str]) -> None:
         if self._watching is not None:
             self._watching.cancel()
-        await self._cluster.start_runners(nodes, self._environment or {})
+        self._is_under_way = True
+        await self._cluster.start_runners(nodes, self.environment)
         self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:

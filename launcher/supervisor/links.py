@@ -63,6 +63,7 @@ class Links:
         self._nodes = frozenset(nodes)
         self._successors = tuple(successors)
         self._turns: dict[str, int] | None = None  # of those that are left; made when it is asked for
+        self._away: set[str] = set()  # nodes that were lost
         self._isolated_s: float | None = None  # since when most nodes have been silent
         self._awaited: set[str] = set()  # nodes that ought to come, as silent as those that came and fell silent
         self._awaited_s = 0.0
@@ -87,6 +88,10 @@ class Links:
         link = self._links.get(node)
         if link is not None:
             link.channel.send(message)
+
+    def has(self, node: str) -> bool:
+        """Whether the node's runner is connected."""
+        return node in self._links
 
     def state(self, node: str) -> Message:
         """What the node's runner said in its last heartbeat; of one that has just gone, nothing of use."""
@@ -152,6 +157,9 @@ class Links:
             self._links[node].channel.abort()
         link = self._links[node] = _Link(channel, hello)
         self._awaited.discard(node)
+        if node in self._away:
+            self._away.discard(node)
+            self._turns = None
         channel.send({"op": "welcome", "term": self.term, "turn": self._turn(node)})
         self._inbox.put_nowait(Notice(kind="hello", node=node, body=hello))
         try:
@@ -197,7 +205,7 @@ class Links:
     def _turn(self, node: str) -> int | None:
         """A node's place in the succession."""
         if self._turns is None:
-            left = (other for other in self._successors if other not in self._dismissed)
+            left = (other for other in self._successors if other not in self._dismissed and other not in self._away)
             self._turns = {other: turn for turn, other in enumerate(left)}
         return self._turns.get(node)
 
@@ -219,6 +227,8 @@ class Links:
     def _lose(self, node: str, link: _Link, reason: str, detect_s: float) -> None:
         if self._links.get(node) is link:
             del self._links[node]
+            self._away.add(node)
+            self._turns = None
             if node not in self._dismissed:
                 body = {"reason": reason, "detect_s": round(detect_s, 3)}
                 self._inbox.put_nowait(Notice(kind="lost", node=node, body=body))

@@ -23,12 +23,12 @@ class Past:
     def out(self) -> dict[str, str]:
         """Nodes that were put out of use, with the reason; for the job's own Python until the job starts again: it may
         have been mended."""
-        begun = len(self.events) - len(self._last_run()) if self._take_over else len(self.events)
-        return {
-            event["node"]: event.get("reason") or "no reason given"
-            for index, event in enumerate(self.events)
-            if event["event"] == "node_out" and not (event.get("environment") and index < begun)
-        }
+        return {node: event.get("reason") or "no reason given" for node, event in self._nodes_out().items()}
+
+    @property
+    def lost(self) -> set[str]:
+        """Nodes of those that were only not reached, and may come back."""
+        return {node for node, event in self._nodes_out().items() if event.get("lost")}
 
     @property
     def next_attempt(self) -> int:
@@ -52,6 +52,16 @@ class Past:
         since = [event["event"] for event in run if starts and event.get("attempt") == starts[-1]["attempt"]]
         runs = "workers_started" in since and "attempt_end" not in since
         return starts[-1] if runs and not set(starts[-1]["nodes"]) & set(self.out) else None
+
+    def _nodes_out(self) -> dict[str, Event]:
+        begun = len(self.events) - len(self._last_run()) if self._take_over else len(self.events)
+        out: dict[str, Event] = {}
+        for index, event in enumerate(self.events):
+            if event["event"] == "node_out" and not (event.get("environment") and index < begun):
+                out.setdefault(event["node"], event)
+            elif event["event"] == "node_back":
+                out.pop(event["node"], None)
+        return out
 
     def _last_run(self) -> Sequence[Event]:
         starts = [index for index, event in enumerate(self.events) if event["event"] == "job_start"]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 class Roster:
     """Keeps the nodes of a job.
 
-    A node that is out stays out. A replacement takes the position of the node it replaces, so that the ranks of all
-    others stay where their memory is.
+    A node that is out stays out, unless it was only lost and is taken back. A replacement takes the position of the
+    node it replaces, so that the ranks of all others stay where their memory is.
 
     Args:
         nodes: all nodes in allocation order, spares included.
@@ -48,10 +48,15 @@ class Roster:
             self._absent[node] = None
 
     def put_out(self, node: str, reason: str) -> None:
-        """Excludes a node for the job's life; the first reason stays."""
+        """Excludes a node; the first reason stays."""
         self._ready.discard(node)
         self._absent.pop(node, None)
         self._out.setdefault(node, reason)
+
+    def take_back(self, node: str) -> None:
+        """A node that was lost is the job's again; its runner is to come."""
+        if self._out.pop(node, None) is not None:
+            self._absent[node] = None
 
     def resume(self, positions: Iterable[str]) -> None:
         """The attempt that runs was begun by another supervisor, on these nodes."""

@@ -36,6 +36,7 @@ from launcher.supervisor.past import Past
 from launcher.supervisor.readiness import Readiness
 from launcher.supervisor.requests import HALT, OURS_TO_REQUEUE, Requests
 from launcher.supervisor.requeue import Requeue
+from launcher.supervisor.returns import Returns
 from launcher.supervisor.roster import Roster
 from launcher.supervisor.time_limit import until_near
 from launcher.terms import newest
@@ -91,6 +92,8 @@ class Supervisor:
         self._attempt_step: int | None = None
         self._warm: set[str] = set()
         self._unprepared: set[str] = set()  # nodes on which the job's Python does not load
+        self._lost: set[str] = set()  # nodes that are out because they were not reached
+        self._returns = Returns(self, self._links, cluster)
         self._to_requeue = Requeue(cluster, self._out)
         self._requeue = False  # whether the scheduler is to start the job again
         self._time_warning = asyncio.Event()
@@ -160,24 +163,49 @@ class Supervisor:
         return self._attempt_step
 
     def put_out(self, node: str, reason: str, *, environment: bool = False) -> None:
+        if environment:
+            self._unprepared.add(node)
+        self._exclude(node, reason, **({"environment": True} if environment else {}))
+        self._lost.discard(node)
+        self._links.dismiss(node, forget=True)
+
+    def lose(self, node: str, reason: str) -> None:
+        """Goes on without a node that is not reached. It is taken back if its runner comes back."""
+        if node not in self._roster.out:
+            self._lost.add(node)
+        self._exclude(node, reason, lost=True)
+
+    def take_back(self, node: str) -> None:
+        if node not in self._lost:
+            return
+        self._lost.discard(node)
+        self._out.pop(node, None)
+        self._roster.take_back(node)
+        self.record("node_back", node=node)
+        if self._links.has(node):
+            self._add_ready(node, warm=self._links.state(node)["warm"])
+
+    def _exclude(self, node: str, reason: str, **fields: Any) -> None:
         if node not in self._roster.out:
             self._roster.put_out(node, reason)
             self._out.setdefault(node, reason)
-            if environment:
-                self._unprepared.add(node)
-            self.record("node_out", node=node, reason=reason, **({"environment": True} if environment else {}))
-        self._links.dismiss(node, forget=True)
+            self.record("node_out", node=node, reason=reason, **fields)
+
+    def _add_ready(self, node: str, *, warm: bool) -> None:
+        self._roster.add_ready(node)
+        self._warm |= {node} if warm else set()
+        self.record("node_ready", node=node, warm=warm)
 
     def miss(self, absent: Mapping[str, str]) -> None:
         """Goes on without nodes whose runners have not come back after a take-over; with what to say of each.
 
-        They are put out. But where no runner at all is there, or Slurm is ending the job, it is runners that are gone
+        They are lost. But where no runner at all is there, or Slurm is ending the job, it is runners that are gone
         and nothing is known of the nodes: we alone go without those, and the job's next start has them again.
         """
         are_lost = self._roster.ready and not self.requests.is_told
         for node, reason in absent.items():
             if are_lost:
-                self.put_out(node, reason)
+                self.lose(node, reason)
             elif node not in self._roster.out:
                 log.warning("%s: %s; that says nothing of the node", node, reason)
                 self._roster.put_out(node, reason)
@@ -189,6 +217,13 @@ class Supervisor:
         port = await self._links.open(cluster.listen_host)
         self._office.take(port, self._take_over)
         self._links.term = self._events.term = self._office.term
+        self._launch.environment = {
+            **spec.env,
+            "HOLDFAST_RUN_ID": cluster.run_id,
+            "HOLDFAST_JOB_DIR": str(self._job_dir),
+            "HOLDFAST_SUPERVISOR": f"{cluster.host}:{port}",
+            **domains.to_environment(self._switches),
+        }
         taken = None
         if self._take_over is not None:
             taken = self._events.append("takeover", node=cluster.node, predecessor=self._predecessor)
@@ -196,12 +231,12 @@ class Supervisor:
         self._holding = asyncio.create_task(self._office.hold(lambda: not self._links.is_isolated, self._on_superseded))
         self._timing = asyncio.create_task(self._stop_in_time())
         self._asked = asyncio.create_task(self._stop_when_asked())
-        for node in self._roster.out:
+        for node in self._roster.out.keys() - self._lost:
             self._links.dismiss(node, forget=True)
         if taken is not None:
             _tell(taken)
             if self._predecessor is not None and self._predecessor_is_silent:
-                self.put_out(self._predecessor, PREDECESSOR_LOST)
+                self.lose(self._predecessor, PREDECESSOR_LOST)
             if self._past.runners:
                 self._links.await_return(self._past.runners)
                 self._call_the_roll_later()
@@ -217,18 +252,23 @@ class Supervisor:
         if domains.wants_switches(spec.checkpoint) and len(self._switches) < len(cluster.nodes):
             what = "failure_domain: switch, but Slurm knows no switch of every node: parity is spread over nodes alone"
             self.record("problem", what=what)
-        unusable = await self._readiness.unusable()
-        for node, reason in unusable.items():
+        await self._put_unusable_out()
+        await self._launch.begin()
+
+    async def _put_unusable_out(self) -> None:
+        for node, reason in (await self._readiness.unusable()).items():
             self.put_out(node, reason)
-        await self._launch.begin(
-            {
-                **spec.env,
-                "HOLDFAST_RUN_ID": cluster.run_id,
-                "HOLDFAST_JOB_DIR": str(self._job_dir),
-                "HOLDFAST_SUPERVISOR": f"{cluster.host}:{port}",
-                **domains.to_environment(self._switches),
-            }
-        )
+
+    async def _start_runners_again(self) -> None:
+        """Where an attempt has lost every node at once, our own among them: it is the runners that are gone."""
+        roster = self._roster
+        if roster.ready or not self._lost or self.requests.is_told:
+            return
+        self.record("problem", what="all runners were lost at once: they are started again")
+        for node in list(self._lost):
+            self.take_back(node)
+        await self._put_unusable_out()
+        await self._launch.again()
 
     def _recall(self) -> None:
         """Learns what was decided so far. After `takeover` was written: what comes behind that line from the supervisor
@@ -243,6 +283,7 @@ class Supervisor:
         for node in self._cluster.nodes:
             if node in self._out:
                 self._roster.put_out(node, self._out[node])
+        self._lost = past.lost if self._take_over is not None else set()
         self._number, self._step = past.next_attempt, past.step
 
     async def _attempts(self) -> Outcome:
@@ -279,6 +320,7 @@ class Supervisor:
                 return self._outcome(ending.outcome, self._why(ending.outcome))
             if ending.faults[0].kind == SCHEDULER_LOST and (silence := await self._readiness.scheduler()):
                 return self._outcome("internal", silence)
+            await self._start_runners_again()
             decision = self._decide(ending.faults[0], nodes or ())
             if decision.action == "stop":
                 trace = ending.faults[0].traceback if decision.outcome == "user_error" else None
@@ -369,6 +411,10 @@ class Supervisor:
         elif notice.kind == "roll_call":
             late = f"its runner did not come back within {RETURN_S:g} s of the take-over"
             self.miss(dict.fromkeys(self._roster.absent, late))
+        elif notice.kind == "killed" and node in self._lost:
+            self._returns.killed(node, body["attempt"], body["left"])
+        elif notice.kind == "hello" and node in self._lost:
+            self._returns.came(node, body["attempt"])
         elif node is None or node in self._roster.out:
             return
         elif notice.kind == "hello":
@@ -376,14 +422,14 @@ class Supervisor:
                 self.record("fault", kind=PREFLIGHT, node=node, reason=body["problem"])
                 self.put_out(node, body["problem"])
             else:
-                self._roster.add_ready(node)
-                self._warm |= {node} if body["warm"] else set()
-                self.record("node_ready", node=node, warm=body["warm"])
+                self._add_ready(node, warm=body["warm"])
         elif notice.kind == "heartbeat" and body["warm"] and node not in self._warm:
             self._warm.add(node)
             self.record("node_ready", node=node, warm=True)
-        elif notice.kind == "broken" or (notice.kind == "lost" and not self._launch.lost(node)):
-            self.put_out(node, body["reason"], environment=body.get("environment", False))
+        elif notice.kind == "broken":
+            self.put_out(node, body["reason"], environment=body["environment"])
+        elif notice.kind == "lost" and not self._launch.lost(node):
+            self.lose(node, body["reason"])
 
     def _call_the_roll_later(self) -> None:
         asyncio.get_running_loop().call_later(RETURN_S, self.post, Notice(kind="roll_call"))

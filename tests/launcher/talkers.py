@@ -62,10 +62,12 @@ class Talkers(LocalCluster):
             await channel.close()
 
 
-def supervised(folder: Path, cluster: Callable[[JobSpec, Path], Talkers]) -> tuple[Outcome, list[dict[str, Any]]]:
-    """A job of two nodes: how it ends, and its events."""
+def supervised(
+    folder: Path, cluster: Callable[[JobSpec, Path], Talkers], **keys: Any
+) -> tuple[Outcome, list[dict[str, Any]]]:
+    """A job of two nodes, with these keys of the job file beside: how it ends, and its events."""
     (folder / "train.py").touch()
-    spec = JobSpec(name="t", script=folder / "train.py", nodes=2)
+    spec = JobSpec(name="t", script=folder / "train.py", nodes=2, **keys)
     make_folders(folder / "job")
     prepare(spec, folder / "job")
     events = EventLog(folder / "job" / "events.jsonl")

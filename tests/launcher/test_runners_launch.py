@@ -73,7 +73,7 @@ class Stage:
 def test_a_node_that_refuses_its_runner_is_out_and_the_others_start_again() -> None:
     async def scenario() -> None:
         stage = Stage(3)
-        await stage.launch.begin({})
+        await stage.launch.begin()
         stage.come("n1", "n2")
         stage.failed = {"n3": "no answer"}
         assert stage.launch.lost("n1")  # n2's is yet to be heard of
@@ -92,7 +92,7 @@ def test_a_node_that_refuses_its_runner_is_out_and_the_others_start_again() -> N
 def test_it_is_noticed_where_no_runner_had_come_yet() -> None:
     async def scenario() -> None:
         stage = Stage(2)
-        await stage.launch.begin({})
+        await stage.launch.begin()
         stage.failed = {"n4": "no answer"}
         await stage.step_has_ended()
         await stage.launch.tend()
@@ -108,7 +108,7 @@ def test_it_is_noticed_long_before_srun_has_ended(monkeypatch: pytest.MonkeyPatc
 
     async def scenario() -> None:
         stage = Stage(2)
-        await stage.launch.begin({})
+        await stage.launch.begin()
         stage.failed = {"n4": "no answer"}
         while not stage.posted:
             await asyncio.sleep(0)
@@ -124,7 +124,7 @@ def test_a_runner_that_is_still_absent_when_training_begins_is_given_up_later(mo
 
     async def scenario() -> None:
         stage = Stage(2)
-        await stage.launch.begin({})
+        await stage.launch.begin()
         stage.come("n1", "n2", "n3")
         await stage.launch.end()
         while not stage.posted:
@@ -137,7 +137,7 @@ def test_a_runner_that_is_still_absent_when_training_begins_is_given_up_later(mo
 def test_too_few_nodes_are_not_started_again() -> None:
     async def scenario() -> None:
         stage = Stage(4)
-        await stage.launch.begin({})
+        await stage.launch.begin()
         stage.failed = {"n4": "no answer"}
         await stage.step_has_ended()
         await stage.launch.tend()
@@ -150,7 +150,7 @@ def test_too_few_nodes_are_not_started_again() -> None:
 def test_where_nobody_is_named_those_that_have_not_come_are_tried_a_few_times() -> None:
     async def scenario() -> None:
         stage = Stage(2)
-        await stage.launch.begin({})
+        await stage.launch.begin()
         stage.come("n1", "n2", "n3")
         for _ in range(BLIND_TRIES + 1):
             await stage.step_has_ended()
@@ -165,7 +165,7 @@ def test_where_nobody_is_named_those_that_have_not_come_are_tried_a_few_times() 
 def test_once_it_is_over_a_lost_runner_is_a_lost_node(named: dict[str, str]) -> None:
     async def scenario() -> None:
         stage = Stage(2)
-        await stage.launch.begin({})
+        await stage.launch.begin()
         stage.come("n1", "n2")
         await stage.launch.end()
         stage.failed = named

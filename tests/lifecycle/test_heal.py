@@ -281,6 +281,8 @@ def test_lemons_come_first_then_the_most_troubled(tmp_path: Path) -> None:
     events.append("fault", node="n7", kind="user_error", reason="RuntimeError", time=20.0)
     events.append("node_out", node="n7", reason="no heartbeat for 2.5 s", time=21.0)
     events.append("node_out", node="n8", reason="cannot load torch", environment=True, time=22.0)  # the user's
+    events.append("node_out", node="n9", reason="the connection closed", lost=True, time=23.0)
+    events.append("node_back", node="n9", time=24.0)
     events.close()
     (of_a_job,) = read_incidents(tmp_path / "events.jsonl")
     assert (of_a_job.node, of_a_job.time_s, of_a_job.what) == ("n7", 21.0, "out of a job: no heartbeat for 2.5 s")

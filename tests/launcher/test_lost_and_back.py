@@ -1,0 +1,105 @@
+"""Nodes of which only the runner was lost, or the connection: they are the job's again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from talkers import Talkers, supervised
+
+from launcher.channel import Channel
+from launcher.history.events import Event, read_events
+from launcher.history.status import status_of
+from launcher.supervisor import returns
+from launcher.supervisor.past import Past
+
+
+class Trains(Talkers):
+    """Ends well once it is let go."""
+
+    def ends(self, channel: Channel, attempt: dict[str, Any]) -> None:
+        channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": ""} | attempt)
+
+
+class LosesAll(Trains):
+    """The scheduler ends the runners' step once, as `scancel JOB.0` does."""
+
+    starts = 0
+
+    async def start_runners(self, nodes: list[str], environment: Any) -> None:
+        self.starts += 1
+        await super().start_runners(nodes, environment)
+
+    def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
+        if self.starts > 1:
+            self.ends(channel, attempt)
+        else:
+            for task in self._tasks:
+                task.cancel()
+
+
+def test_runners_that_are_lost_all_at_once_are_started_again_and_no_node_is_out(tmp_path: Path) -> None:
+    outcome, events = supervised(tmp_path, LosesAll)
+    assert outcome.name == "done", outcome
+    starts = [event for event in events if event["event"] == "attempt_start"]
+    assert [(start["nodes"], start["rung"]) for start in starts] == [
+        (["node0", "node1"], "start"),
+        (["node0", "node1"], "workers"),
+    ]
+    assert status_of(events).out == {} == Past(events, take_over=False).out
+
+
+class Flaps(Trains):
+    """The connection of node1 breaks, and it comes back; then that of its replacement, which does not."""
+
+    async def start_runners(self, nodes: list[str], environment: Any) -> None:
+        self._port = int(environment["HOLDFAST_SUPERVISOR"].rpartition(":")[2])
+        await super().start_runners(nodes, environment)
+
+    def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
+        if (attempt["attempt"], node) == (0, "node1"):
+            channel.abort()
+            self._tasks.append(asyncio.create_task(self._runner(node, self._port, attempt=0)))
+        elif (attempt["attempt"], node) == (1, "node2"):
+            self._tasks.append(asyncio.create_task(self._breaks_once_node1_is_back(channel, attempt)))
+        elif attempt["attempt"] == 2:
+            self.ends(channel, attempt)
+
+    async def _breaks_once_node1_is_back(self, channel: Channel, attempt: dict[str, Any]) -> None:
+        while not self._events("node_back"):
+            await asyncio.sleep(0.01)
+        channel.abort()
+
+    def _events(self, name: str) -> list[Event]:
+        return [event for event in read_events(self._job_dir / "events.jsonl") if event["event"] == name]
+
+
+def test_a_node_whose_connection_broke_is_a_spare_again_when_its_runner_is_back(tmp_path: Path) -> None:
+    outcome, events = supervised(tmp_path, Flaps, spares=1)
+    assert outcome.name == "done", outcome
+    starts = [event["nodes"] for event in events if event["event"] == "attempt_start"]
+    assert starts == [["node0", "node1"], ["node0", "node2"], ["node0", "node1"]]
+    assert status_of(events).out.keys() == {"node2"} == Past(events, take_over=True).lost
+
+
+class StaysOut(Flaps):
+    """As above, until the runner is told to leave."""
+
+    async def _breaks_once_node1_is_back(self, channel: Channel, attempt: dict[str, Any]) -> None:
+        await self._tasks[-2]
+        self.ends(channel, attempt)
+
+    def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
+        super().started(node, channel, attempt)
+        if (attempt["attempt"], node) == (1, "node0"):
+            self.ends(channel, attempt)
+
+
+def test_a_node_that_is_lost_too_often_stays_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(returns, "MAX_RETURNS", 0)
+    outcome, events = supervised(tmp_path, StaysOut, spares=1)
+    assert outcome.name == "done", outcome
+    assert not [event for event in events if event["event"] == "node_back"]
+    assert status_of(events).out.keys() == {"node1"}
