@@ -11,6 +11,7 @@ agents, it outlives a supervisor that dies; where another node may have taken ov
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -92,7 +93,7 @@ class SlurmCluster:
         argv = self._srun(nodes, "--mpi=none", f"--output={output}", "--open-mode=append")
         argv += agent_launch.unmoved([*agent_launch.PYTHON, "-m", "launcher.runner"])
         log_path = self._job_dir / "log" / "srun-runners.log"
-        self._launches = Launches(log_path)
+        self._launches = await asyncio.to_thread(Launches, log_path)
         self._runners = await Spawned.start(argv, environment, log_path, outlives_us=True)
 
     async def runners_launched(self) -> None:
@@ -110,7 +111,7 @@ class SlurmCluster:
         argv = [*self._srun(nodes, *agent_launch.ONE_WORLD), *agent_launch.command()]
         own = agent_launch.environment() | {"HOLDFAST_RAM_DIR": str(memory_dir(self.run_id))}
         own["HOLDFAST_RUN_ENDED"] = json.dumps(ended.command())
-        self._launches = Launches(log_path)
+        self._launches = await asyncio.to_thread(Launches, log_path)
         self._agents = await Spawned.start(argv, {**environment, **own}, log_path, outlives_us=True)
         return self._agents
 

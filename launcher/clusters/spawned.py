@@ -36,7 +36,8 @@ class Spawned:
             OSError: it cannot be started, or the log cannot be written.
         """
         me = os.getpid()
-        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        log = await asyncio.to_thread(os.open, log_path, flags, 0o600)  # its file system may hang
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv,

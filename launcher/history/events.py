@@ -61,7 +61,14 @@ class EventLog:
             self._unwritten = b"\n"
 
     def append(self, event: str, **fields: Any) -> Event:
-        """Writes one event, and those that could not be written before it; returns it.
+        """Makes one event and writes it, as far as the file takes it; returns it."""
+        record = self.make(event, **fields)
+        with contextlib.suppress(OSError):
+            self.write(record)
+        return record
+
+    def make(self, event: str, **fields: Any) -> Event:
+        """One event, to be written.
 
         Args:
             event: its name.
@@ -71,10 +78,16 @@ class EventLog:
         record: Event = {"time": fields.pop("time", round(time.time(), 3)), "event": event}
         record |= {name: fields.pop(name, None) for name in _COMMON} | fields
         record |= {"term": self.term} if self.term is not None else {}
-        self._unwritten += json.dumps(record).encode() + b"\n"
-        with contextlib.suppress(OSError):
-            self.flush()
         return record
+
+    def write(self, record: Event) -> None:
+        """Writes an event, after those that could not be written before it. One thread at a time.
+
+        Raises:
+            OSError: it cannot be written; it is kept.
+        """
+        self._unwritten += json.dumps(record).encode() + b"\n"
+        self.flush()
 
     def flush(self) -> None:
         """Writes what could not be written before.

@@ -44,22 +44,25 @@ class Activity:
         """Begins anew with the workers of an attempt."""
         self._logs = tuple(logs)
         self._used = {pid: self._ticks(pid) or 0 for pid in pids}
-        self._log_bytes = self._written()
+        self._log_bytes = 0
         self._looked_s = self._clock()
         self.count += 1
         self.has_ended = False
 
     def look(self) -> int:
-        """Looks, at most once a second; returns the count."""
+        """Looks, at most once a second; returns the count. It blocks while the logs' file system hangs."""
         elapsed_s = self._clock() - self._looked_s
         if elapsed_s < _SAMPLE_S:
             return self.count
         self._looked_s += elapsed_s
-        ticks = {pid: self._ticks(pid) for pid in self._used}
-        self.has_ended = None in ticks.values()
-        used = self._used | {pid: count for pid, count in ticks.items() if count is not None}
-        busiest = max((used[pid] - before for pid, before in self._used.items()), default=0)
+        used_before = self._used
+        ticks = {pid: self._ticks(pid) for pid in used_before}
+        used = used_before | {pid: count for pid, count in ticks.items() if count is not None}
+        busiest = max((used[pid] - before for pid, before in used_before.items()), default=0)
         log_bytes = self._written()
+        if self._used is not used_before:  # another attempt has begun meanwhile
+            return self.count
+        self.has_ended = None in ticks.values()
         self.count += busiest > BUSY_SHARE * _TICKS_PER_S * elapsed_s or log_bytes != self._log_bytes
         self._used, self._log_bytes = used, log_bytes
         return self.count

@@ -106,13 +106,16 @@ class NodeAttempt:
     def progress(self) -> Message:
         """How far the workers are."""
         step, slowest = (self._watch.step(), self._watch.slowest()) if self._watch is not None else (None, None)
-        activity = self._activity.look()
-        return {"step": step, "slowest": slowest, "activity": activity, "rank_ended": self._activity.has_ended}
+        activity = self._activity
+        return {"step": step, "slowest": slowest, "activity": activity.count, "rank_ended": activity.has_ended}
 
-    def look_at_network(self) -> None:
-        """Tells once if NCCL does not use the node's fabric."""
-        problem = self._network.look() if self._network is not None else None
-        if problem is not None:
+    async def look(self) -> None:
+        """Reads the workers' logs, in a thread: their file system may hang. Reports once if NCCL does not use the
+        node's fabric."""
+        await asyncio.to_thread(self._activity.look)
+        network = self._network
+        problem = await asyncio.to_thread(network.look) if network is not None else None
+        if problem is not None and self._network is network:
             self._network = None
             required = self._spec is not None and self._spec.fabric == "require"
             self._send({"op": "network", "attempt": self.number, "problem": problem, "required": required})

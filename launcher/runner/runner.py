@@ -65,6 +65,7 @@ class Runner:
             signal.signal(warning, signal.SIG_IGN)
         self._preflight()
         warm = asyncio.create_task(self._attempt.run())
+        looking = asyncio.create_task(self._look())
         heard_s = time.monotonic()
         try:
             while not self._leaving:
@@ -86,6 +87,7 @@ class Runner:
                     await self._until_another_rules(rules, _RECONNECT_S)
         finally:
             warm.cancel()
+            looking.cancel()
             await self._attempt.close()
             await self._succession.close()
 
@@ -196,9 +198,13 @@ class Runner:
             self._beat()
             await asyncio.sleep(HEARTBEAT_S)
 
+    async def _look(self) -> None:
+        while True:
+            await self._attempt.look()
+            await asyncio.sleep(HEARTBEAT_S)
+
     def _beat(self) -> None:
         attempt = self._attempt
-        attempt.look_at_network()
         self._send({"op": "heartbeat", "attempt": attempt.number} | attempt.progress() | attempt.state())
 
     async def _obey(self, message: Message) -> None:

@@ -20,6 +20,7 @@
     links.py        the runners' connections
     keeper.py       the batch script's process: a supervisor as its child, or a wait for the one elsewhere
     office.py       the supervisor's term and lease; whether another has taken over
+    recorder.py     writes the events, in a thread
     outcome.py      how a job ends, and its exit codes
     folder.py       the job's folder and the supervisor's log
 

@@ -128,7 +128,6 @@ class Attempt:
 
     async def _begin(self) -> None:
         """Sets agents and workers going, at the same time."""
-        self._log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         first = self._nodes[0]
         hostlist = compress(self._nodes)  # to every node the names of all: as a list that is 160 MB at 4096 nodes
         for rank, node in enumerate(self._nodes):

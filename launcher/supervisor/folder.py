@@ -7,9 +7,11 @@ import contextlib
 import json
 import logging
 import os
+import queue
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +87,22 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def log_to(path: Path) -> Iterator[None]:
-    """Sends the launcher's log to a file and to stdout."""
+    """Sends the launcher's log to a file and to stdout, from a thread: either may be on a file system that hangs."""
     logger = logging.getLogger("launcher")
+    lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
     handlers: list[logging.Handler] = [logging.FileHandler(path), logging.StreamHandler(sys.stdout)]
     level = logger.level
     logger.setLevel(logging.INFO)
     for handler in handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        logger.addHandler(handler)
+    sends, writes = QueueHandler(lines), QueueListener(lines, *handlers)
+    logger.addHandler(sends)
+    writes.start()
     try:
         yield
     finally:
         logger.setLevel(level)
+        logger.removeHandler(sends)
+        writes.stop()
         for handler in handlers:
-            logger.removeHandler(handler)
             handler.close()

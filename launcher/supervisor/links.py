@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 SILENCE_S = 2.5  # heartbeats come every 0.5 s
 ISOLATED_S = 20.0  # most nodes silent at once: time for others to take over, before we believe that they are gone
+RETURN_S = 6.0  # for a runner whose connection broke while we may have been at fault; it looks for us twice a second
 _TICK_S = 0.1
 _ACK_EVERY_S = 0.9  # every other heartbeat
 _CLOSE_TIMEOUT_S = 3.0
@@ -47,6 +48,15 @@ class _Link:
         self.acked_s = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Broken:
+    """A connection that is to come back: the old one, since when (monotonic), and what is to be sent then."""
+
+    link: _Link
+    since_s: float
+    unsent: list[Message] = field(default_factory=list)
+
+
 class Links:
     """Serves the runners of the given nodes. All that they say goes into `inbox`, in order.
 
@@ -67,6 +77,9 @@ class Links:
         self._isolated_s: float | None = None  # since when most nodes have been silent
         self._awaited: set[str] = set()  # nodes that ought to come, as silent as those that came and fell silent
         self._awaited_s = 0.0
+        self._broken: dict[str, _Broken] = {}  # nodes whose connection broke while we may have been at fault
+        self._ticked_s = time.monotonic()
+        self._stood_still_s = -RETURN_S  # until when
         self._secret = secret
         self._inbox = inbox
         self._links: dict[str, _Link] = {}
@@ -84,10 +97,12 @@ class Links:
         return self._server.sockets[0].getsockname()[1]
 
     def send(self, node: str, message: Message) -> None:
-        """Sends to a node's runner; nothing happens if it has gone (a "lost" has told so)."""
+        """Sends to a node's runner, when it is back where its connection broke; to one that is lost, nothing."""
         link = self._links.get(node)
         if link is not None:
             link.channel.send(message)
+        elif node in self._broken:
+            self._broken[node].unsent.append(message)
 
     def has(self, node: str) -> bool:
         """Whether the node's runner is connected."""
@@ -95,12 +110,12 @@ class Links:
 
     def state(self, node: str) -> Message:
         """What the node's runner said in its last heartbeat; of one that has just gone, nothing of use."""
-        link = self._links.get(node)
+        link = self._last(node)
         return link.state if link is not None else {"warm": False, "port": 0}
 
     def address(self, node: str) -> str:
         """The address from which the node's runner came; the node's name if it has just gone."""
-        link = self._links.get(node)
+        link = self._last(node)
         return link.channel.peer_host if link is not None else node
 
     def await_return(self, nodes: Iterable[str]) -> None:
@@ -117,6 +132,7 @@ class Links:
         """
         self._dismissed[node] = forget
         self._awaited.discard(node)
+        self._broken.pop(node, None)
         self._turns = None
         self.send(node, {"op": "leave", "forget": forget})
 
@@ -161,6 +177,9 @@ class Links:
             self._away.discard(node)
             self._turns = None
         channel.send({"op": "welcome", "term": self.term, "turn": self._turn(node)})
+        broken = self._broken.pop(node, None)
+        for message in broken.unsent if broken is not None else ():
+            channel.send(message)
         self._inbox.put_nowait(Notice(kind="hello", node=node, body=hello))
         try:
             while True:
@@ -174,7 +193,7 @@ class Links:
                         channel.send({"op": "ack", "turn": turn})
                 self._inbox.put_nowait(Notice(kind=message["op"], node=node, body=message))
         except ChannelError:
-            self._lose(node, link, "the connection to its runner closed", 0.0)
+            self._close(node, link)
 
     async def _serve_follower(self, channel: Channel) -> None:
         """Another task of the job that we were started in: it stays for as long as we answer."""
@@ -185,17 +204,23 @@ class Links:
                 channel.send({"op": "ack"})
 
     async def _watch_silence(self) -> None:
-        last_s = time.monotonic()
+        self._ticked_s = time.monotonic()
         while True:
             await asyncio.sleep(_TICK_S)
             now_s = time.monotonic()
-            lag_s = now_s - last_s - _TICK_S
-            last_s = now_s
+            lag_s = now_s - self._ticked_s - _TICK_S
+            if self._stands_still(now_s):
+                self._stood_still_s = now_s
+            self._ticked_s = now_s
             if lag_s > _TICK_S:  # we were not running: what came meanwhile has not been read yet
                 for link in self._links.values():
                     link.heard_s += lag_s
             if self._may_be_cut_off(now_s):
                 continue
+            for node, broken in list(self._broken.items()):
+                if now_s - broken.since_s > RETURN_S:
+                    del self._broken[node]
+                    self._report_lost(node, f"its connection broke, and it did not come back in {RETURN_S:g} s", 0.0)
             for node, link in list(self._links.items()):
                 silent_s = now_s - link.heard_s
                 if silent_s > SILENCE_S:
@@ -213,7 +238,8 @@ class Links:
         """Whether to doubt ourselves rather than the nodes. Two nodes cannot tell which of them it is."""
         silent = sum(now_s - link.heard_s > SUSPECT_S for link in self._links.values())
         silent += len(self._awaited) if now_s - self._awaited_s > SUSPECT_S else 0
-        if not self._successors or 2 * silent <= len(self._links) + len(self._awaited):
+        silent += sum(now_s - broken.since_s > SUSPECT_S for broken in self._broken.values())
+        if 2 * silent <= len(self._links) + len(self._awaited) + len(self._broken):
             self._isolated_s = None
             return False
         if self._isolated_s is None:
@@ -224,14 +250,36 @@ class Links:
         self._awaited.clear()
         return False
 
+    def _last(self, node: str) -> _Link | None:
+        """The node's connection, also one that broke and is to come back."""
+        broken = self._broken.get(node)
+        return broken.link if broken is not None else self._links.get(node)
+
+    def _stands_still(self, now_s: float) -> bool:
+        return now_s - self._ticked_s > SUSPECT_S
+
+    def _close(self, node: str, link: _Link) -> None:
+        """A connection has ended. After a standstill of ours, or one of the network, that says nothing of the node."""
+        now_s = time.monotonic()
+        in_doubt = self.is_isolated or self._stands_still(now_s) or now_s - self._stood_still_s < RETURN_S
+        if in_doubt and self._links.get(node) is link and node not in self._dismissed:
+            log.warning("%s: its connection broke while we, or the network, stood still: its return is awaited", node)
+            del self._links[node]
+            self._broken[node] = _Broken(link=link, since_s=now_s)
+        else:
+            self._lose(node, link, "the connection to its runner closed", 0.0)
+
     def _lose(self, node: str, link: _Link, reason: str, detect_s: float) -> None:
         if self._links.get(node) is link:
             del self._links[node]
-            self._away.add(node)
-            self._turns = None
-            if node not in self._dismissed:
-                body = {"reason": reason, "detect_s": round(detect_s, 3)}
-                self._inbox.put_nowait(Notice(kind="lost", node=node, body=body))
+            self._report_lost(node, reason, detect_s)
+
+    def _report_lost(self, node: str, reason: str, detect_s: float) -> None:
+        self._away.add(node)
+        self._turns = None
+        if node not in self._dismissed:
+            body = {"reason": reason, "detect_s": round(detect_s, 3)}
+            self._inbox.put_nowait(Notice(kind="lost", node=node, body=body))
 
 
 def _allow_files(count: int) -> None:

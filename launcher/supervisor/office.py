@@ -105,7 +105,7 @@ class Office:
         """
         while True:
             try:
-                self.check()
+                await asyncio.to_thread(self.check)
                 if is_heard():
                     self._count += 1
                     await asyncio.to_thread(renew, self._job_dir, self.term, self._count)

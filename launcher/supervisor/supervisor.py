@@ -34,6 +34,7 @@ from launcher.supervisor.office import Office, Superseded
 from launcher.supervisor.outcome import EXIT_CODES, REASONS, Ending, Outcome, kept, unsaved
 from launcher.supervisor.past import Past
 from launcher.supervisor.readiness import Readiness
+from launcher.supervisor.recorder import Recorder
 from launcher.supervisor.requests import HALT, OURS_TO_REQUEUE, Requests
 from launcher.supervisor.requeue import Requeue
 from launcher.supervisor.returns import Returns
@@ -66,6 +67,7 @@ class Supervisor:
         self._begun_s = time.monotonic()
         self._inbox: asyncio.Queue[Notice] = asyncio.Queue()
         self._office = Office(job_dir, cluster)
+        self._recorder = Recorder(events, self._office.check, self._on_superseded)
         self._take_over = take_over
         self._predecessor = self._node_taken_over_from()
         self._predecessor_is_silent = predecessor_is_silent
@@ -101,11 +103,14 @@ class Supervisor:
 
     async def run(self) -> Outcome:
         """The whole job, to its outcome; leaves nothing running. Where another supervisor takes over, all is left."""
+        self._recorder.start()
         with self.requests.signals():
             try:
                 return await self._supervise()
             except Superseded as error:
                 return self._leave(str(error))
+            finally:
+                await self._recorder.close()
 
     async def _supervise(self) -> Outcome:
         try:
@@ -126,15 +131,16 @@ class Supervisor:
             self._has_ended = True
             self.record("job_end", **told, step=outcome.step, seconds=outcome.seconds)
             result = asdict(outcome) | {"run_id": self._cluster.run_id}
+            await self._recorder.settled()
             await self._readiness.written(lambda: self._write_result(result))
+        await self._recorder.settled()
         await self._readiness.written(self._events.flush)
         if outcome.name != "stopped":
             await asyncio.to_thread(self._cluster.end_job)
         return outcome
 
     async def next_notice(self, timeout_s: float | None) -> Notice | None:
-        if self._is_superseded:
-            raise Superseded("another supervisor has taken over")
+        self._check_rule()
         try:
             notice = self._inbox.get_nowait()
         except asyncio.QueueEmpty:
@@ -149,12 +155,16 @@ class Supervisor:
         self._inbox.put_nowait(notice)
 
     def record(self, event: str, **fields: Any) -> None:
-        self._office.check()
-        written = self._events.append(event, **fields)
+        self._check_rule()
+        written = self._recorder.add(event, **fields)
         self._ladder.observe(written)
         self._hang.observe(written)
         self._history.add(written)
         _tell(written)
+
+    def _check_rule(self) -> None:
+        if self._is_superseded:
+            raise Superseded("another supervisor has taken over")
 
     def see_step(self, step: int | None) -> int | None:
         if step is not None:
@@ -363,6 +373,8 @@ class Supervisor:
         rung = "shrink" if self._roster.has_shrunk else rung
         self._attempt_step = None
         self.record("attempt_start", attempt=number, nodes=list(nodes), spares=self._roster.spares, rung=rung)
+        await self._recorder.settled()  # the number must not be given twice
+        self._check_rule()
         return await self._end(number, self._make_attempt(number, nodes).run())
 
     async def _resume(self, start: Event) -> Ending:

@@ -33,6 +33,9 @@ class Talkers(LocalCluster):
     def came(self, channel: Channel) -> None:
         """The supervisor has taken a runner on."""
 
+    def heard(self, channel: Channel, message: Message) -> None:
+        """The supervisor has sent a message."""
+
     async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
         port = int(environment["HOLDFAST_SUPERVISOR"].rpartition(":")[2])
         self._tasks = [asyncio.create_task(self._runner(node, port)) for node in nodes]
@@ -56,6 +59,7 @@ class Talkers(LocalCluster):
                 elif message["op"] == "kill":
                     channel.send({"op": "killed", "attempt": message["attempt"], "step": 7, "left": []})
                 message = await channel.receive()
+                self.heard(channel, message)
         except ChannelError:
             return
         finally:

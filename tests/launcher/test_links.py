@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from launcher.channel import Channel, Message, connect
+from launcher.supervisor import links
 from launcher.supervisor.links import Links, Notice
 
 SECRET = b"secret"
@@ -27,11 +29,18 @@ class Runners:
         self.turns: dict[str, int | None] = {}
 
     async def join(self, *, alone: bool = False) -> None:
-        port = await self.links.open("127.0.0.1")
+        self._port = await self.links.open("127.0.0.1")
         for node in self.nodes[:1] if alone else self.nodes:
-            hello = {"op": "hello", "node": node, "warm": True, "port": 1}
-            self.channels[node], welcome = await connect("127.0.0.1", port, SECRET, hello)
-            self.turns[node] = welcome["turn"]
+            await self.connect(node)
+
+    async def connect(self, node: str) -> None:
+        hello = {"op": "hello", "node": node, "warm": True, "port": 1}
+        self.channels[node], welcome = await connect("127.0.0.1", self._port, SECRET, hello)
+        self.turns[node] = welcome["turn"]
+
+    def pending(self) -> list[Notice]:
+        """What is yet to be read."""
+        return [self.inbox.get_nowait() for _ in range(self.inbox.qsize())]
 
     @contextlib.asynccontextmanager
     async def beating(self, nodes: list[str]) -> AsyncIterator[None]:
@@ -91,6 +100,48 @@ def test_one_that_has_taken_over_and_to_which_nobody_comes_doubts_itself_too() -
             for node in runners.nodes[1:3]:
                 runners.links.dismiss(node, forget=False)
             await asyncio.wait_for(until(lambda: not runners.links.is_isolated), DEADLINE_S)
+        runners.links.abort()
+
+    asyncio.run(scene())
+
+
+def test_connections_that_close_while_the_supervisor_stands_still_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent meanwhile arrives in order; a runner that does not come back is lost."""
+    monkeypatch.setattr(links, "SUSPECT_S", 0.2)
+    monkeypatch.setattr(links, "RETURN_S", 0.5)
+
+    async def scene() -> None:
+        runners = Runners(5)
+        await runners.join()
+        for node in ("n2", "n3"):
+            runners.channels[node].abort()
+        time.sleep(0.4)  # of this loop, which is the supervisor's too
+        async with runners.beating(["n1", "n4", "n5"]):
+            await asyncio.wait_for(until(lambda: not runners.links.has("n2")), DEADLINE_S)
+            for op in ("stop", "kill"):
+                runners.links.send("n2", {"op": op})
+            await runners.connect("n2")
+            received = [await runners.channels["n2"].receive() for _ in range(2)]
+            assert [message["op"] for message in received] == ["stop", "kill"]
+            assert (await runners.notice("lost")).node == "n3"
+        runners.links.abort()
+
+    asyncio.run(scene())
+
+
+def test_a_cluster_without_successors_doubts_itself_when_all_nodes_are_silent() -> None:
+    async def scene() -> None:
+        runners = Runners(2)
+        runners.links = Links(runners.nodes, SECRET, runners.inbox)
+        await runners.join()
+        assert (await runners.notice("isolated", "lost")).kind == "isolated"
+        for channel in runners.channels.values():
+            channel.abort()
+        await asyncio.wait_for(until(lambda: not runners.links.has("n1")), DEADLINE_S)
+        for node in runners.nodes:
+            await runners.connect(node)
+        await asyncio.wait_for(until(lambda: not runners.links.is_isolated), DEADLINE_S)
+        assert [notice.kind for notice in runners.pending()] == ["hello", "hello"]
         runners.links.abort()
 
     asyncio.run(scene())

@@ -1,0 +1,72 @@
+"""Writes events in a thread of its own: a job folder whose file system hangs does not stop the supervisor's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from launcher.history.events import Event, EventLog
+from launcher.supervisor.office import Superseded
+
+
+class Recorder:
+    """Keeps the order of the events. Call order: start; add and settled at any time; close.
+
+    Args:
+        events: the file.
+        check: called before each write; raises Superseded where the event must not be written.
+        superseded: called in the loop when it did. Nothing is written any more.
+    """
+
+    def __init__(self, events: EventLog, check: Callable[[], None], superseded: Callable[[], None]) -> None:
+        self._events = events
+        self._check = check
+        self._superseded = superseded
+        self._queue: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_superseded = False
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._write, args=(loop,), name="events", daemon=True)
+        self._thread.start()
+
+    def add(self, event: str, **fields: Any) -> Event:
+        """Has an event written; returns it."""
+        record = self._events.make(event, **fields)
+        self._queue.put(record)
+        return record
+
+    async def settled(self) -> None:
+        """Returns when all events so far are written, or the file has refused them: it then has them later."""
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        self._queue.put(lambda: _in_loop(loop, done.set))
+        await done.wait()
+
+    async def close(self) -> None:
+        """Waits for what was added."""
+        if self._thread is not None:
+            self._queue.put(None)
+            await asyncio.to_thread(self._thread.join)
+
+    def _write(self, loop: asyncio.AbstractEventLoop) -> None:
+        while (item := self._queue.get()) is not None:
+            if callable(item):
+                item()
+            elif not self._is_superseded:
+                try:
+                    self._check()
+                    with contextlib.suppress(OSError):
+                        self._events.write(item)
+                except Superseded:
+                    self._is_superseded = True
+                    _in_loop(loop, self._superseded)
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # it is closed
+        loop.call_soon_threadsafe(call)

@@ -1,0 +1,86 @@
+"""A job folder whose file system hangs: the supervisor goes on, and the record is whole and in order afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from talkers import Talkers, supervised
+
+from launcher.channel import Channel, Message
+from launcher.history import events as events_module
+from launcher.history.events import EventLog, read_events
+from launcher.supervisor.office import Superseded
+from launcher.supervisor.recorder import Recorder
+
+DEADLINE_S = 20.0
+
+
+class HeardWhileItHangs(Talkers):
+    """The runners' hearts beat until the supervisor answers one while a write hangs; then it hangs no more."""
+
+    hangs, goes_on = threading.Event(), threading.Event()
+    answered = False
+
+    def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
+        async def beat() -> None:
+            state = {"step": 7, "slowest": None, "activity": 0, "rank_ended": False, "warm": True, "port": 1}
+            while not self.goes_on.is_set():
+                channel.send({"op": "heartbeat"} | state | attempt)
+                await asyncio.sleep(0.1)
+            channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": ""} | attempt)
+
+        self._tasks.append(asyncio.create_task(beat()))
+
+    def heard(self, channel: Channel, message: Message) -> None:
+        if message["op"] == "ack" and self.hangs.is_set():
+            HeardWhileItHangs.answered = True
+            self.goes_on.set()
+
+
+def test_runners_are_heard_while_the_record_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+
+    def write(fd: int, data: bytes) -> int:
+        if b"workers_started" in data and not HeardWhileItHangs.hangs.is_set():
+            HeardWhileItHangs.hangs.set()
+            HeardWhileItHangs.goes_on.wait(DEADLINE_S)
+        return real(fd, data)
+
+    monkeypatch.setattr(events_module.os, "write", write)
+    outcome, events = supervised(tmp_path, HeardWhileItHangs)
+    HeardWhileItHangs.goes_on.set()
+    assert HeardWhileItHangs.answered and outcome.name == "done", outcome
+    names = [event["event"] for event in events if event["event"] != "node_ready"]
+    assert names == ["job_start", "attempt_start", "workers_started", "attempt_end", "job_end"]
+
+
+def test_nothing_is_written_once_another_supervisor_rules(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    rules, told = True, []
+
+    def check() -> None:
+        if not rules:
+            raise Superseded("another rules")
+
+    async def scene() -> None:
+        nonlocal rules
+        recorder = Recorder(log, check, lambda: told.append(True))
+        recorder.start()
+        recorder.add("job_start")
+        await recorder.settled()
+        rules = False
+        recorder.add("fault", kind="hang")
+        await recorder.settled()
+        rules = True
+        recorder.add("job_end")
+        await recorder.close()
+
+    asyncio.run(scene())
+    log.close()
+    assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["job_start"]
+    assert told == [True]
