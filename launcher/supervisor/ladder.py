@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from launcher.jobfile import Restart
-from launcher.supervisor.faults import AGENT_LOST, FABRIC, PREFLIGHT, SCHEDULER_LOST, signature
+from launcher.supervisor.faults import AGENT_LOST, FABRIC, NODE_LOST, PREFLIGHT, SCHEDULER_LOST, signature
 
 AGENTLESS_ATTEMPTS = 2  # then Slurm may never start a step in this allocation again (seen after a controller's restart)
-FIRST_DELAY_S = 2.0  # before the second restart after faults of one kind; twice as long before each further one
+SUSPECT_AFTER = 2  # attempts that failed on one node
+# Before the second restart after faults of one kind, or the third after any; twice as long before each further one.
+FIRST_DELAY_S = 2.0
 MAX_DELAY_S = 60.0
+_NOT_THE_NODES = (AGENT_LOST, NODE_LOST)  # the first has a limit of its own, after the second the node is out
 _NOT_THE_JOBS = (PREFLIGHT, SCHEDULER_LOST)  # faults that say nothing about whether the job gains steps
 
 
@@ -57,6 +60,8 @@ class Ladder:
         self._restarts = 0
         self._kind = ""  # of the fault observed last
         self._repeats: Counter[str] = Counter()  # faults of each kind since a step was gained
+        self._failed_on: Counter[str] = Counter()  # faults of each node since then
+        self._is_new_suspect = False  # whether the fault observed last has made its node one
         self._error: str | None = None
         self._error_repeats = False
         self._is_fabric = False
@@ -82,19 +87,29 @@ class Ladder:
             self._kind = str(event.get("kind"))
             if gained:
                 self._repeats.clear()
+                self._failed_on.clear()
             self._repeats[self._kind] += 1
+            node = event.get("node") if self._kind not in _NOT_THE_NODES else None
+            self._failed_on[node or ""] += bool(node)
+            self._is_new_suspect = node is not None and self._failed_on[node] == SUSPECT_AFTER
             trace = event.get("traceback") if event.get("kind") == "user_error" else None
             error = signature(trace) if trace else None
             self._error_repeats = error is not None and error == self._error and not gained
             self._error = error
 
-    def decide(self, reason: str, *, nodes_suffice: bool, nodes_changed: bool) -> Decision:
+    @property
+    def suspects(self) -> set[str]:
+        """Nodes on which attempts failed again and again without a new step: spares are to take their places."""
+        return {node for node, count in self._failed_on.items() if count >= SUSPECT_AFTER}
+
+    def decide(self, reason: str, *, nodes_suffice: bool, nodes_changed: bool, spare_left: bool = False) -> Decision:
         """The rung after the fault observed last.
 
         Args:
             reason: that fault in words.
             nodes_suffice: whether enough nodes are ready for another attempt.
             nodes_changed: whether it would run on other nodes than the last.
+            spare_left: whether a spare that is no suspect could take a node's place.
         """
         if self._is_fabric:  # on every further attempt and node it would be the same
             return Decision(action="stop", outcome="fabric", reason=f"{reason} (the job file says fabric: require)")
@@ -102,6 +117,8 @@ class Ladder:
             return Decision(
                 action="stop", outcome="user_error", reason=f"the same error twice without progress: {reason}"
             )
+        if self._is_new_suspect and spare_left and self._restarts < self._restart.max_restarts:
+            return Decision(action="restart", rung="spare", reason=reason, delay_s=self._delay_s())
         if self._fruitless >= self._restart.max_without_progress:
             attempts = f"{self._fruitless} attempts in a row committed no new step (restart.max_without_progress)"
             return Decision(action="stop", outcome="no_progress", reason=f"{attempts}; the last fault: {reason}")
@@ -119,5 +136,5 @@ class Ladder:
 
     def _delay_s(self) -> float:
         """None before the first restart: most faults happen once. What comes again and again may need time to pass."""
-        again = self._repeats[self._kind] - 2
+        again = max(self._repeats[self._kind] - 2, self._repeats.total() - 3)
         return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**again) if again >= 0 else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 
 class Roster:
@@ -103,21 +103,32 @@ class Roster:
         """Whether enough nodes for the smallest size are ready or may still come."""
         return len(self._ready) + len(self._absent) >= self._sizes[-1]
 
-    def choose(self) -> tuple[str, ...] | None:
-        """The nodes of the next attempt in node-rank order; None when too few are ready."""
+    def choose(self, avoid: Collection[str] = ()) -> tuple[str, ...] | None:
+        """The nodes of the next attempt in node-rank order; None when too few are ready.
+
+        Args:
+            avoid: nodes that train only where there are not enough others.
+        """
         size = next((size for size in self._sizes if size <= len(self._ready)), None)
         if size is None:
             return None
-        spares, lost = self.spares, [node for node in self._positions if node not in self._ready]
+        spares = sorted(self.spares, key=lambda node: node in avoid)
         place = {node: node for node in self._positions}
-        while lost and spares:  # the closest pair first; among equals the order of the allocation decides
-            node, spare = min(
-                ((node, spare) for node in lost for spare in spares), key=lambda pair: self._distance(*pair)
-            )
-            place[node] = spare
-            lost.remove(node)
-            spares.remove(spare)
+        self._replace([node for node in self._positions if node not in self._ready], spares, place)
+        good = [node for node in spares if node not in avoid]
+        self._replace([node for node in self._positions if node in self._ready and node in avoid], good, place)
         kept = [place[node] for node in self._positions if place[node] in self._ready][:size]
         self._has_shrunk = size < len(self._positions)
+        spares = [node for node in spares if node not in kept]
         self._positions = (*kept, *spares[: size - len(kept)])
         return self._positions
+
+    def _replace(self, leaving: list[str], spares: list[str], place: dict[str, str]) -> None:
+        """Gives the places of nodes to spares, the closest pair first; among equals their order decides."""
+        while leaving and spares:
+            node, spare = min(
+                ((node, spare) for node in leaving for spare in spares), key=lambda pair: self._distance(*pair)
+            )
+            place[node] = spare
+            leaving.remove(node)
+            spares.remove(spare)

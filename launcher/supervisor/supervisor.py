@@ -90,6 +90,7 @@ class Supervisor:
         self._readiness = Readiness(self, self._roster, cluster, job_dir, self._launch)
         self._switches = domains.switches_of(cluster.topology, cluster.nodes)
         self._number = 0
+        self._nodes: tuple[str, ...] | None = None  # of the attempt begun last
         self._step: int | None = None
         self._attempt_step: int | None = None
         self._warm: set[str] = set()
@@ -307,7 +308,7 @@ class Supervisor:
             if resumed is None:
                 await self._readiness.nodes(patient=patient)
             patient = False
-            nodes = self._roster.choose() if resumed is None else tuple(resumed["nodes"])
+            nodes = self._choose() if resumed is None else tuple(resumed["nodes"])
             if resumed is not None:
                 ending = await self._resume(resumed)
                 resumed = None
@@ -347,6 +348,15 @@ class Supervisor:
             rung = decision.rung or "workers"
             await self._readiness.backoff(decision.delay_s, decision.reason)
 
+    def _choose(self) -> tuple[str, ...] | None:
+        """The next attempt's nodes; a node on which attempts failed again and again makes way for a spare."""
+        suspects, before = self._ladder.suspects, self._nodes
+        self._nodes = nodes = self._roster.choose(suspects)
+        for node in before or ():
+            if nodes is not None and node in suspects and node not in (*nodes, *self._roster.out):
+                self.record("problem", node=node, what="attempts failed on it again and again: a spare takes its place")
+        return nodes
+
     def _as_asked(self) -> Ending:
         return Ending(outcome=self.requests.outcome)
 
@@ -362,7 +372,12 @@ class Supervisor:
         changed = any(node in roster.out for node in nodes)
         named = fault.node is None or fault.node in fault.reason
         reason = fault.reason if named else f"{fault.node}: {fault.reason}"
-        decision = self._ladder.decide(reason, nodes_suffice=roster.can_suffice, nodes_changed=changed)
+        decision = self._ladder.decide(
+            reason,
+            nodes_suffice=roster.can_suffice,
+            nodes_changed=changed,
+            spare_left=not self._ladder.suspects >= set(roster.spares),
+        )
         if fault.kind == ENVIRONMENT and decision.action != "restart" and not self._warm:
             reason = f"on none of the job's nodes its Python loads what it needs: {reason}"  # nor on others, then
             return Decision(action="stop", outcome="user_error", reason=reason)
@@ -379,7 +394,8 @@ class Supervisor:
 
     async def _resume(self, start: Event) -> Ending:
         """Goes on with the attempt that the supervisor before us began."""
-        number, nodes = start["attempt"], tuple(start["nodes"])
+        number, self._nodes = start["attempt"], tuple(start["nodes"])
+        nodes = self._nodes
         self._roster.resume(nodes)
         attempt = self._make_attempt(number, nodes)
         return await self._end(number, attempt.resume(self._past.events, self._predecessor, self._roster.out))

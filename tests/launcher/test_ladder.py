@@ -18,6 +18,7 @@ class Job:
     def __init__(self, can_requeue: bool = True, **limits: int) -> None:
         self.ladder = Ladder(Restart(**limits), can_requeue)
         self._attempt = -1
+        self.node: str | None = None  # on which attempts fail
 
     def event(self, event: str, **fields: Any) -> None:
         self.ladder.observe({"event": event, **fields})
@@ -27,7 +28,7 @@ class Job:
         self.event("attempt_start", attempt=self._attempt)
         if committed is not None:
             self.event("commit", step=committed)
-        self.event("fault", attempt=self._attempt, kind=fault, traceback=trace)
+        self.event("fault", attempt=self._attempt, kind=fault, traceback=trace, node=self.node)
         return self.ladder.decide("why", **{"nodes_suffice": True, "nodes_changed": False} | nodes)
 
 
@@ -60,6 +61,31 @@ def test_attempts_without_progress_are_limited() -> None:
     assert "2 attempts in a row" in decision.reason and "why" in decision.reason
 
 
+def test_a_node_on_which_attempts_fail_is_swapped_before_the_job_gives_up() -> None:
+    job = Job(max_without_progress=2)
+    job.node = "n1"
+    assert job.attempt("process_exit", spare_left=True).rung == "workers"
+    decision = job.attempt("hang", spare_left=True)
+    assert (decision.action, decision.rung) == ("restart", "spare") and job.ladder.suspects == {"n1"}
+    job.node = "n2"
+    assert job.attempt("process_exit", spare_left=True).outcome == "no_progress"
+
+
+def test_without_a_spare_a_node_on_which_attempts_fail_stays() -> None:
+    job = Job(max_without_progress=2)
+    job.node = "n1"
+    job.attempt("process_exit")
+    assert job.attempt("process_exit").outcome == "no_progress"
+
+
+def test_a_node_is_no_suspect_once_a_step_is_gained() -> None:
+    job = Job(max_without_progress=9)
+    job.node = "n1"
+    for committed in (1, 2, 3):
+        assert job.attempt("process_exit", committed=committed, spare_left=True).rung == "workers"
+    assert job.ladder.suspects == set()
+
+
 def test_progress_starts_the_count_anew() -> None:
     job = Job(max_without_progress=2)
     for step in range(1, 10):
@@ -73,12 +99,12 @@ def test_the_first_restart_is_immediate_and_each_further_one_waits_twice_as_long
     assert delays_s == [0, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
-def test_every_kind_of_fault_has_a_delay_of_its_own_until_a_step_is_gained() -> None:
+def test_faults_of_other_kinds_count_towards_the_delay_one_restart_later_until_a_step_is_gained() -> None:
     job = Job(max_without_progress=20)
     kinds = ("process_exit", "node_lost", "process_exit", "node_lost", "process_exit")
-    assert [job.attempt(kind).delay_s for kind in kinds] == [0, 0, 2, 2, 4]
+    assert [job.attempt(kind).delay_s for kind in kinds] == [0, 0, 2, 4, 8]
     assert [job.attempt("process_exit", committed=step).delay_s for step in (1, 2, 3)] == [0, 0, 0]
-    assert [job.attempt("process_exit").delay_s, job.attempt("node_lost").delay_s] == [2, 0]
+    assert [job.attempt("process_exit").delay_s, job.attempt("node_lost").delay_s] == [2, 2]
 
 
 def test_a_fault_that_says_nothing_of_the_job_adds_no_delay() -> None:

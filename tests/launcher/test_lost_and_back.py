@@ -1,4 +1,4 @@
-"""Nodes of which only the runner was lost, or the connection: they are the job's again."""
+"""Nodes whose runner or connection was lost are the job's again; a node at fault makes way for a spare."""
 
 from __future__ import annotations
 
@@ -103,3 +103,26 @@ def test_a_node_that_is_lost_too_often_stays_out(tmp_path: Path, monkeypatch: py
     assert outcome.name == "done", outcome
     assert not [event for event in events if event["event"] == "node_back"]
     assert status_of(events).out.keys() == {"node1"}
+
+
+class FailsOnOneNode(Trains):
+    """The environment is gone on node1: each worker there ends at once."""
+
+    def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
+        if node == "node1":
+            channel.send({"op": "ended", "ok": False, "step": None, "failures": [], "reason": "no /venv"} | attempt)
+        else:
+            self.ends(channel, attempt)
+
+
+def test_a_spare_takes_the_place_of_a_node_on_which_attempts_fail(tmp_path: Path) -> None:
+    outcome, events = supervised(tmp_path, FailsOnOneNode, spares=1)
+    assert outcome.name == "done", outcome
+    starts = [(event["nodes"], event["rung"]) for event in events if event["event"] == "attempt_start"]
+    assert starts == [
+        (["node0", "node1"], "start"),
+        (["node0", "node1"], "workers"),
+        (["node0", "node2"], "spare"),
+    ]
+    assert [event["node"] for event in events if event["event"] == "problem"] == ["node1"]
+    assert status_of(events).out == {}

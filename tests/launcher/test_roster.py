@@ -131,3 +131,16 @@ def test_as_many_train_as_the_sizes_allow(nodes: int, spares: int, step: int, lo
         allowed = [size for size in sizes if size <= len(roster.ready)]
         assert (len(chosen), len(set(chosen))) == (allowed[0],) * 2 if chosen else not allowed
         assert not set(chosen or ()) & set(roster.out)
+
+
+def test_nodes_to_avoid_make_way_for_spares_in_their_places_and_train_where_none_is_left() -> None:
+    roster = Roster(["n1", "n2", "n3", "n4"], [2], {})
+    for node in roster.nodes:
+        roster.add_ready(node)
+    assert roster.choose() == ("n1", "n2")
+    assert roster.choose(avoid={"n1"}) == ("n3", "n2")
+    assert roster.choose(avoid={"n1", "n3", "n4"}) == ("n3", "n2")
+    roster.put_out("n2", "lost")
+    assert roster.choose(avoid={"n1", "n3"}) == ("n3", "n4")
+    roster.put_out("n4", "lost")
+    assert roster.choose(avoid={"n1", "n3"}) == ("n3", "n1")
