@@ -19,10 +19,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from launcher.terms import LEASE_S, LeaseWatch, Term, newest, newest_number
+from slurm import JobEnvironment
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ def may_take_over(
     lease: LeaseWatch,
     is_gone: Callable[[], bool] = lambda: False,
     is_heard: Callable[[], bool] = lambda: False,
+    is_out: Callable[[], bool] = lambda: False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
     """Waits until the supervisor is gone; False if it is heard, or somebody has taken over, or the job has ended.
@@ -47,11 +49,15 @@ def may_take_over(
         lease: made when the supervisor was missed.
         is_gone: whether that is certain before the lease has run out.
         is_heard: whether our runner hears it again.
+        is_out: whether our node is out of the job: the others decide then, and a job without others goes back to Slurm.
         sleep: seconds.
     """
+    out = False
     while newest_number(job_dir) == term and not (job_dir / "result.json").exists() and not is_heard():
-        if lease.quiet_s() >= LEASE_S or is_gone():
-            return True
+        if not out and (lease.quiet_s() >= LEASE_S or is_gone()):
+            out = is_out()
+            if not out:
+                return True
         sleep(_POLL_S)
     return False
 
@@ -112,7 +118,8 @@ def main() -> int:
     if absence is not None:
         threading.Thread(target=absence.keep_looking, args=(decided,), daemon=True).start()
     is_gone = absence.is_certain if absence is not None and was_closed else lambda: False
-    may = may_take_over(job_dir, term, lease, is_gone, lambda: _has_ended(sys.stdin.fileno()))
+    is_heard = lambda: _has_ended(sys.stdin.fileno())  # noqa: E731
+    may = may_take_over(job_dir, term, lease, is_gone, is_heard, lambda: _is_out(job_dir, os.environ))
     if not may:
         log.info("the supervisor of term %s lives, or another has taken over", term)
         os._exit(0)  # at once, whatever is being loaded: our runner may need the next one
@@ -129,6 +136,20 @@ def main() -> int:
 def _load() -> None:
     """What takes a while, while we wait."""
     import launcher.supervisor.entry  # noqa: F401
+
+
+def _is_out(job_dir: Path, env: Mapping[str, str]) -> bool:
+    """Whether the job's events say that our node is out, or lost: a requeue would then look like the supervisor's loss,
+    and the take-over would put the batch host out."""
+    from launcher.history.events import read_events
+    from launcher.supervisor.past import Past
+
+    try:
+        out = Past(read_events(job_dir / "events.jsonl"), take_over=True).out
+    except OSError as error:
+        log.warning("events not read: %s", error)
+        return True
+    return JobEnvironment.from_env(env).node in out
 
 
 def _has_ended(fd: int) -> bool:

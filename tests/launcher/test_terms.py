@@ -12,6 +12,8 @@ from typing import Any, cast
 
 import pytest
 
+from launcher import standby
+from launcher.history.events import EventLog
 from launcher.standby import KEEPER_S, Absence, may_take_over
 from launcher.supervisor.folder import until_written
 from launcher.supervisor.office import Office, Superseded
@@ -93,6 +95,29 @@ def test_standby_takes_over_at_once_where_the_supervisor_is_certainly_gone(tmp_p
     clock = Clock()
     assert may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), lambda: True, sleep=clock.sleep)
     assert clock.now_s == 0.0
+
+
+@pytest.mark.parametrize(("later", "takes_over"), [([], False), ([{"event": "node_back", "node": "n2"}], True)])
+def test_standby_of_a_node_that_is_out_does_not_take_over(
+    tmp_path: Path, later: list[dict[str, Any]], takes_over: bool
+) -> None:
+    """The supervisor ends for a requeue: that looks like its loss. The job's next start takes the next term."""
+    claim(tmp_path, term(1))
+    log = EventLog(tmp_path / "events.jsonl")
+    for event in [{"event": "node_out", "node": "n2", "lost": True}, *later]:
+        log.append(**event)
+    log.close()
+    clock = Clock(lambda now_s: now_s > 60.0 and claim(tmp_path, term(2)))
+    env = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_CLUSTER_NAME": "c",
+        "SLURM_JOB_PARTITION": "p",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURMD_NODENAME": "n2",
+    }
+    is_out = lambda: standby._is_out(tmp_path, env)  # noqa: E731
+    lease = LeaseWatch(tmp_path, clock)
+    assert may_take_over(tmp_path, 1, lease, is_out=is_out, sleep=clock.sleep) is takes_over
 
 
 def test_a_supervisor_that_is_gone_was_followed_by_another_all_the_same(tmp_path: Path) -> None:
