@@ -21,13 +21,14 @@ def render(status: Status, title: str) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    trace = status.reason.partition("\n")[2] if status.state == "user_error" and status.reason else ""
+    reason, _, trace = (status.reason or "").strip().partition("\n")
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", justify="right")
     facts.add_column(overflow="fold")
     state = Text(status.state, style=state_style(status.state))
-    if status.reason:
-        state.append(f"  {status.reason.strip().splitlines()[-1]}", style="default")
+    if reason:
+        shown = trace.rstrip().rpartition("\n")[2] if status.state == "user_error" and trace else reason
+        state.append(f"  {shown}", style="default")
     facts.add_row("job", title)
     facts.add_row("state", state)
     if status.stop:
@@ -66,7 +67,7 @@ def describe(event: Event) -> str:
     step, node = event.get("step"), event.get("node")
     at_step = f" at step {step}" if isinstance(step, int) else ""
     taking = f" in {event['seconds']:.2f} s" if isinstance(event.get("seconds"), int | float) else ""
-    reason = " ".join(str(event.get("reason") or "").partition("\nTraceback (most recent call last)")[0].split())
+    reason = " ".join(str(event.get("reason") or "").strip().partition("\n")[0].split())
     because = f": {reason}" if reason else ""
     match event.get("event"):
         case "job_start":

@@ -11,6 +11,7 @@
     workers.py     the runner's handle on the warm process; ends workers for certain
     warm.py        the warm process, which has torch loaded: forks an elastic agent for each attempt
     process_groups.py  keeps a script's process groups until its end
+    last_words.py  the end of a worker's stderr
     step_signals.py  signals that Slurm sends to every process: what a script forks leaves them to its rank
     script.py      inside a worker: runs the user's script as `python script.py` would
     memory.py      the node's memory directory
@@ -31,7 +32,8 @@ Messages (JSON objects on launcher.channel), runner -> supervisor:
     monitor {attempt, event}                 what the ckpt agent told
     agent_lost {attempt, generation, reason} the ckpt agent did not come up, or went away
     agent_ended {attempt}                    the ckpt agent has ended after it was released
-    ended {attempt, ok, step, failures: [{rank, exit_code, time, error, traceback}], reason}
+    ended {attempt, ok, step, failures: [{rank, exit_code, time, error, traceback, last_words}],
+        reason}
     killed {attempt, step, left}             nothing of the attempt runs here any more, but for the pids in left
     stacks {attempt, ranks: [{rank, state, boundary, frames}]}    where each worker is; the files are written
     signal {name}                            the runner got this signal; told again to each supervisor, before the ends

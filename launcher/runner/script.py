@@ -10,12 +10,14 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from launcher.module_names import give_back
+from launcher.runner.last_words import LastWords
 from launcher.runner.processes import die_with_parent
 from launcher.runner.stacks import answer_stack_requests
 from launcher.runner.step_signals import leave_signals_to_the_rank
@@ -23,12 +25,13 @@ from launcher.runner.step_signals import leave_signals_to_the_rank
 ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
-def run_script(task: dict[str, Any], agent_pid: int) -> None:
+def run_script(task: dict[str, Any], agent_pid: int, last_words: Sequence[LastWords]) -> None:
     """Runs the script to its end; the exit code of this process is the verdict.
 
     Args:
         task: the attempt as given to the warm process.
         agent_pid: our parent.
+        last_words: of each of the node's workers; take what it writes to stderr.
     """
     die_with_parent(agent_pid)
     # Slurm sends SIGTERM to every process of a step when it requeues the job: the agreed stop ends us, not the signal.
@@ -37,7 +40,9 @@ def run_script(task: dict[str, Any], agent_pid: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
     leave_signals_to_the_rank()
     answer_stack_requests()
-    _redirect_output(Path(task["log_dir"]) / f"rank-{os.environ['RANK']}.log")
+    _redirect_output(
+        Path(task["log_dir"]) / f"rank-{os.environ['RANK']}.log", last_words[int(os.environ["LOCAL_RANK"])]
+    )
     script = task["script"]
     sys.argv = [script, *task["args"]]
     sys.path.insert(0, os.path.dirname(script))
@@ -74,23 +79,27 @@ def _run_as_main(script: str) -> None:
 class _Output(io.FileIO):
     """A log that never fails: what cannot be written (disk full, file system read-only) is lost; training goes on."""
 
+    def __init__(self, fd: int, last_words: LastWords | None) -> None:
+        super().__init__(fd, "w", closefd=False)
+        self._last_words = last_words
+
     def write(self, data: Any) -> int:
+        if self._last_words is not None:
+            self._last_words.write(bytes(data))
         try:
             return super().write(data)
         except OSError:
             return len(data)
 
 
-def _redirect_output(path: Path) -> None:
+def _redirect_output(path: Path, last_words: LastWords) -> None:
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
     sys.stdout, sys.stderr = (
-        io.TextIOWrapper(
-            io.BufferedWriter(_Output(fd, "w", closefd=False)), errors="backslashreplace", line_buffering=True
-        )
-        for fd in (1, 2)
+        io.TextIOWrapper(io.BufferedWriter(_Output(fd, words)), errors="backslashreplace", line_buffering=True)
+        for fd, words in ((1, None), (2, last_words))
     )
 
 

@@ -35,6 +35,7 @@ except (ImportError, OSError) as error:  # a library of CUDA's that is missing i
         print(json.dumps({"event": "unfit", "reason": told}), flush=True)
     raise
 
+from launcher.runner.last_words import LastWords
 from launcher.runner.process_groups import keep_process_groups
 from launcher.runner.processes import die_with_parent
 from launcher.runner.script import ENDING_SIGNALS, run_script, script_traceback
@@ -185,6 +186,7 @@ class _Agent(LocalElasticAgent):
         self._tell = report
         self._pids: dict[int, int] = {}
         self._errors = _ErrorFiles(task)
+        self._last_words = [LastWords() for _ in range(task["workers"])]
         master_addr, master_port = task["master_addr"], task["master_port"]
         rendezvous = StaticTCPRendezvous(
             master_addr, master_port, task["node_rank"], task["nodes"], task["run_id"], task["rendezvous_timeout_s"]
@@ -193,7 +195,7 @@ class _Agent(LocalElasticAgent):
             role="worker",
             local_world_size=task["workers"],
             entrypoint=run_script,
-            args=(task, os.getpid()),
+            args=(task, os.getpid(), self._last_words),
             rdzv_handler=rendezvous,
             max_restarts=0,
             monitor_interval=_MONITOR_INTERVAL_S,
@@ -223,7 +225,9 @@ class _Agent(LocalElasticAgent):
 
     def _failure(self, rank: int, local_rank: int, code: int) -> dict[str, Any]:
         error, trace, time_s = self._errors.read(local_rank)
-        return {"rank": rank, "exit_code": code, "time": time_s, "error": error, "traceback": trace}
+        last_words = self._last_words[local_rank].read()
+        what = {"error": error, "traceback": trace, "last_words": last_words}
+        return {"rank": rank, "exit_code": code, "time": time_s} | what
 
 
 class _ErrorFiles(LogsSpecs):

@@ -28,6 +28,7 @@ _SECONDARY = re.compile(
     re.IGNORECASE,
 )
 _FRAME = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
+_WORDS_CHARS = 500
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
@@ -41,7 +42,7 @@ class Fault:
         reason: what happened, in words.
         rank: the worker at fault.
         detect_s: how long the node had been silent when this was noticed; 0 for a closed connection.
-        traceback: the script's traceback.
+        traceback: the script's traceback; where it ended without an exception, the last lines of its stderr.
     """
 
     kind: str
@@ -54,7 +55,10 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerFailure:
-    """A worker that ended with an exit code other than 0 (-N: by signal N); time in seconds since the epoch."""
+    """A worker that ended with an exit code other than 0 (-N: by signal N); time in seconds since the epoch.
+
+    `error` and `traceback` are an exception's; `last_words` are the last lines that it wrote to stderr.
+    """
 
     node: str
     rank: int
@@ -62,6 +66,7 @@ class WorkerFailure:
     time_s: float
     error: str | None = None
     traceback: str | None = None
+    last_words: str | None = None
 
     @classmethod
     def from_report(cls, node: str, report: Mapping[str, Any]) -> WorkerFailure:
@@ -73,14 +78,22 @@ class WorkerFailure:
             time_s=report["time"],
             error=report["error"],
             traceback=report["traceback"],
+            last_words=report["last_words"],
         )
 
     @property
     def is_secondary(self) -> bool:
         """Whether it looks like the consequence of another failure: lost peers, or an abort because of them."""
-        if self.error is not None:
-            return bool(_SECONDARY.search(self.error))
+        if self.words is not None:
+            return bool(_SECONDARY.search(self.words))
         return self.exit_code == -signal.SIGABRT
+
+    @property
+    def words(self) -> str | None:
+        """What the script itself says of its end, on one line; None where a signal ended it."""
+        if self.error is not None or self.last_words is None or self.exit_code < 0:
+            return self.error
+        return self.last_words.splitlines()[-1].strip()[:_WORDS_CHARS]
 
 
 def root_cause(failures: Iterable[WorkerFailure]) -> Fault:
@@ -91,23 +104,26 @@ def root_cause(failures: Iterable[WorkerFailure]) -> Fault:
     """
     first = min(failures, key=lambda failure: (failure.is_secondary, failure.time_s))
     reason = f"rank {first.rank} on {first.node} {_ending(first.exit_code)}"
-    if first.error is not None:
-        reason += f": {first.error}"
-    is_users = first.error is not None and not first.is_secondary
+    if first.words is not None:
+        reason += f": {first.words}"
+    is_users = first.words is not None and not first.is_secondary
     return Fault(
         kind=USER_ERROR if is_users else PROCESS_EXIT,
         node=first.node,
         rank=first.rank,
         reason=reason,
-        traceback=first.traceback,
+        traceback=first.traceback or first.last_words,
     )
 
 
 def signature(traceback: str) -> str:
-    """What two tracebacks of the same error have in common: the frames, and the last line without its numbers."""
+    """What two tracebacks of the same error have in common: the frames, and the last line without its numbers.
+
+    Of other last words: all lines without their numbers.
+    """
     lines = traceback.strip().splitlines()
     frames = [f"{path}:{line}" for path, line in _FRAME.findall(traceback)]
-    return "\n".join([*frames, _VARYING.sub("#", lines[-1] if lines else "")])
+    return "\n".join([*frames, *(_VARYING.sub("#", line) for line in (lines[-1:] if frames else lines))])
 
 
 def _ending(exit_code: int) -> str:

@@ -334,7 +334,7 @@ class Supervisor:
             await self._start_runners_again()
             decision = self._decide(ending.faults[0], nodes or ())
             if decision.action == "stop":
-                trace = ending.faults[0].traceback if decision.outcome == "user_error" else None
+                trace = ending.faults[0].traceback
                 reason = f"{decision.reason}\n{trace.rstrip()}" if trace else decision.reason
                 return self._outcome(decision.outcome or "internal", reason)
             if decision.action == "requeue":

@@ -18,9 +18,15 @@ ValueError: bad batch 17
 
 
 def failure(
-    rank: int, time_s: float, exit_code: int = 1, error: str | None = None, trace: str | None = None
+    rank: int,
+    time_s: float,
+    exit_code: int = 1,
+    error: str | None = None,
+    trace: str | None = None,
+    words: str | None = None,
 ) -> WorkerFailure:
-    return WorkerFailure(node=f"n{rank}", rank=rank, exit_code=exit_code, time_s=time_s, error=error, traceback=trace)
+    ended = {"rank": rank, "exit_code": exit_code, "time": time_s}
+    return WorkerFailure.from_report(f"n{rank}", ended | {"error": error, "traceback": trace, "last_words": words})
 
 
 def test_exception_of_the_script_is_a_user_error_with_its_traceback() -> None:
@@ -36,6 +42,20 @@ def test_exception_of_the_script_is_a_user_error_with_its_traceback() -> None:
 def test_exit_without_exception_is_a_process_fault(exit_code: int, words: str) -> None:
     fault = root_cause([failure(0, 1.0, exit_code)])
     assert (fault.kind, fault.reason) == (PROCESS_EXIT, f"rank 0 on n0 {words}")
+
+
+def test_a_script_that_ends_itself_with_words_is_a_user_error_with_them() -> None:
+    fault = root_cause([failure(0, 1.0, 3, words="loading 4 files\n  no such file: data/7.bin")])
+    assert (fault.kind, fault.reason) == (USER_ERROR, "rank 0 on n0 exited with code 3: no such file: data/7.bin")
+    assert fault.traceback == "loading 4 files\n  no such file: data/7.bin"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "words"), [(-signal.SIGSEGV, "loading"), (1, "DistStoreError: Socket Timeout"), (1, None)]
+)
+def test_words_of_a_script_that_something_else_ended_are_no_user_error(exit_code: int, words: str | None) -> None:
+    fault = root_cause([failure(0, 1.0, exit_code, words=words)])
+    assert (fault.kind, fault.traceback) == (PROCESS_EXIT, words)
 
 
 def test_earliest_failure_is_the_cause() -> None:
@@ -66,6 +86,11 @@ def test_abort_by_a_watchdog_is_a_consequence() -> None:
 
 def test_same_error_has_the_same_signature_whatever_its_numbers() -> None:
     assert signature(TRACEBACK) == signature(TRACEBACK.replace("17", "4711").replace("\n    raise", "\n    raise  "))
+
+
+def test_the_same_last_words_have_the_same_signature_whatever_their_numbers() -> None:
+    assert signature("loading 4 files\nno file 7") == signature("loading 5 files\nno file 8\n")
+    assert signature("loading 4 files\nno file 7") != signature("resumed at 10\nno file 7")
 
 
 @pytest.mark.parametrize("change", [("line 8", "line 9"), ("ValueError", "KeyError"), ("train.py", "model.py")])

@@ -13,22 +13,31 @@ from launcher.runner.script import script_traceback
 
 RUN = """
 import multiprocessing, os, sys
+from launcher.runner.last_words import LastWords
 from launcher.runner.script import run_script
-rank = multiprocessing.get_context("fork").Process(target=run_script, args=({task!r}, os.getpid()))
+words = LastWords()
+rank = multiprocessing.get_context("fork").Process(target=run_script, args=({task!r}, os.getpid(), [words]))
 rank.start()
 rank.join()
+print(words.read(), end="")
 sys.exit(rank.exitcode)
 """
 
 
 def run_as_rank(folder: Path, script: str) -> tuple[int, list[str]]:
     """Runs a script as rank 0; its exit code, and the lines of its log."""
+    done = rank_that_ran(folder, script)
+    return done.returncode, (folder / "rank-0.log").read_text().splitlines()
+
+
+def rank_that_ran(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script as rank 0; its last words are the stdout."""
     path = folder / "script.py"
     path.write_text(script)
     task = {"script": str(path), "args": ["x"], "log_dir": str(folder)}
     argv = [sys.executable, "-c", RUN.format(task=task)]
-    code = subprocess.run(argv, check=False, timeout=120, env=os.environ | {"RANK": "0"}).returncode
-    return code, (folder / "rank-0.log").read_text().splitlines()
+    env = os.environ | {"RANK": "0", "LOCAL_RANK": "0"}
+    return subprocess.run(argv, check=False, timeout=120, env=env, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("end", ["", "sys.exit()", "sys.exit(main())", "raise SystemExit(3)"])
@@ -45,6 +54,22 @@ print("done")
 {end}
 """
     assert run_as_rank(tmp_path, script) == (3 if "3" in end else 0, ["done"])
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [
+        ("sys.exit('boom')", 1, "boom"),
+        ("sys.stderr.write('no data\\n'); sys.exit(3)", 3, "no data"),
+        ("sys.stderr.write('no data\\n'); os._exit(4)", 4, "no data"),
+        ("sys.stderr.write('line\\n' * 9999); print('x'); sys.exit(3)", 3, "\n".join(["line"] * 8)),
+        ("sys.stderr.write('\\r 1%\\r 2%\\n\\n'); sys.exit(3)", 3, " 2%"),
+        ("print('out'); sys.exit(3)", 3, "None"),
+    ],
+)
+def test_the_end_of_stderr_survives_a_script(tmp_path: Path, end: str, code: int, words: str) -> None:
+    done = rank_that_ran(tmp_path, f"import os, sys\n{end}")
+    assert (done.returncode, done.stdout) == (code, words)
 
 
 def test_threads_of_a_script_end_before_it_does(tmp_path: Path) -> None:
@@ -84,8 +109,9 @@ if __name__ == "__main__":
 TALKER = """
 import sys
 from pathlib import Path
+from launcher.runner.last_words import LastWords
 from launcher.runner.script import _redirect_output
-_redirect_output(Path("/dev/full"))
+_redirect_output(Path("/dev/full"), LastWords())
 for _ in range(10_000):
     print("a line that has nowhere to go")
 sys.stderr.write("neither has this")

@@ -181,6 +181,14 @@ time.sleep(600)
     assert 'script.py", line 4, in <module>' in outcome.reason and "runpy" not in outcome.reason
 
 
+def test_same_last_words_twice_end_the_job_with_them(make_job: Callable[..., Job]) -> None:
+    job = make_job("import os, sys\nsys.exit(f'no file {os.getpid()}')", spares=0, nodes=1)
+    outcome = job.supervise()
+    assert (outcome.name, outcome.exit_code, len(job.events("attempt_start"))) == ("user_error", 10, 2)
+    first, _, words = outcome.reason.partition("\n")
+    assert "rank 0 on node0 exited with code 1: no file" in first and words.startswith("no file ")
+
+
 def test_exit_codes_and_limits_are_named(make_job: Callable[..., Job]) -> None:
     job = make_job("import sys; sys.exit(3)", spares=0, nodes=1, restart={"max_without_progress": 3})
     outcome = job.supervise()
