@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 from launcher.errors import UsageError
 from launcher.fabric import MODES
-from lifecycle import LifecycleError, read_yaml
+from lifecycle import LifecycleError
+from lifecycle.settings.yaml_file import read_yaml
 from slurm import SlurmError
 from slurm.time_limit import NOTATIONS, time_limit_min
 

@@ -10,7 +10,7 @@ slurm_conf the lines of slurm.conf for the hooks, printed and linted
 instance  what a machine of this type should have
 blocks    tables for people
 files     what root publishes for all to read
-yaml_file reads job files and settings; yaml_core.py has the rules: YAML 1.2, and less of it
+settings/  reads and validates what people write: the site's settings, and the launcher's job files
 errors
 """
 
@@ -18,6 +18,5 @@ from lifecycle.errors import LifecycleError
 from lifecycle.health.finding import Finding, Status
 from lifecycle.health.preflight import preflight
 from lifecycle.instance import Expected, expected, instance_type
-from lifecycle.yaml_file import read_yaml
 
-__all__ = ["Expected", "Finding", "LifecycleError", "Status", "expected", "instance_type", "preflight", "read_yaml"]
+__all__ = ["Expected", "Finding", "LifecycleError", "Status", "expected", "instance_type", "preflight"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lifecycle.errors import UsageError
-from lifecycle.yaml_file import read_yaml
+from lifecycle.settings.yaml_file import read_yaml
 
 _TABLE = Path(__file__).with_name("versions.yaml")
 _DEB_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}

@@ -23,7 +23,14 @@ MAY_IMPORT = {
 # The launcher knows ckpt and lifecycle by their public faces only.
 PUBLIC_ONLY = {
     "ckpt": {"ckpt", "ckpt.agent.launch", "ckpt.cli", "ckpt.patience"},
-    "lifecycle": {"lifecycle", "lifecycle.blocks", "lifecycle.cli"},
+    "lifecycle": {
+        "lifecycle",
+        "lifecycle.blocks",
+        "lifecycle.cli",
+        "lifecycle.settings.keys",
+        "lifecycle.settings.validation",
+        "lifecycle.settings.yaml_file",
+    },
 }
 HEAVY = ("torch", "mpi4py")
 

@@ -7,10 +7,11 @@ from typing import Any
 
 
 def complain(message: str, exit_code: int) -> int:
-    """Prints an error as one line; returns its exit code."""
+    """Prints an error, one line for each problem that it names; returns its exit code."""
     from lifecycle.blocks import printable
 
-    print(f"holdfast: error: {printable(' '.join(message.split()))}", file=sys.stderr)
+    for problem in message.splitlines():
+        print(f"holdfast: error: {printable(' '.join(problem.split()))}", file=sys.stderr)
     return exit_code
 
 

@@ -2,76 +2,124 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lifecycle.errors import UsageError
-from lifecycle.yaml_file import MAX_FILE_BYTES, parse_yaml, settings_of
+from lifecycle.settings.keys import key
+from lifecycle.settings.validation import validated
+from lifecycle.settings.yaml_file import MAX_FILE_BYTES, parse_yaml, settings_of
 from slurm.errors import SlurmError
 from slurm.hooks.drains import at_most
 from slurm.hooks.places import SettingsError, read_of_root
 
 SETTINGS_FILE = Path("/etc/holdfast/heal.yaml")
 
-REBOOT_BY = ("slurm", "hyperpod")
-REPLACE_BY = ("none", "hyperpod", "ec2", "command")
 _OURS = (sys.executable, "-I", "-m", "launcher")  # -I: a job's working directory may be anybody's
 
 
 @dataclass(frozen=True, kw_only=True)
 class HealSettings:
-    """What healing may do.
+    """Settings of healing."""
 
-    Attributes:
-        heal: "on", or "off": what would be done is printed, nothing is done.
-        reboot: who reboots a node: Slurm's RebootProgram, or HyperPod.
-        reboots: how often a node is rebooted for one trouble before it is replaced.
-        replace: who replaces a node; "none": it stays drained, as a lemon.
-        command: the admin's own way to replace one: argv, `{node}` stands for the node's name, `{address}` for its
-            address.
-        check: argv of the check that a node has to pass before it returns; run on it, as root, in a reservation.
-        check_pairs: argv of the check between nodes, run in a job of the node and up to two idle neighbours, the
-            node's name in HOLDFAST_CHECKED_NODE; empty: none.
-        max_drained: how many nodes are healed at once: a number, or a share of all such as "10%".
-        max_actions_per_hour: reboots and replacements of the whole cluster in any hour.
-        flap_s: a node that fails again within so many seconds of its return is not rebooted again.
-        reboot_again_s: a node that still answers so long after Slurm was to reboot it is told again, seconds.
-        start_timeout_s: how long a rebooted or replaced node has until it registers.
-        check_timeout_s: how long the check has, seconds, its wait for the node included.
-        pairs_timeout_s: how long the check between nodes has, its wait for an idle neighbour included; the node then
-            returns without.
-    """
+    heal: Literal["on", "off"] = key(
+        "Whether nodes are healed; off prints what would be done and does nothing.", default="off", example="on"
+    )
+    reboot: Literal["slurm", "hyperpod"] = key(
+        "Who reboots a node: Slurm's RebootProgram, or HyperPod.", default="slurm", example="hyperpod"
+    )
+    reboots: int = key(
+        "How often a node is rebooted for one trouble before it is replaced.",
+        default=1,
+        ge=0,
+        unit="reboots",
+        example=2,
+    )
+    replace: Literal["none", "hyperpod", "ec2", "command"] = key(
+        "Who replaces a node; none leaves it drained, as a lemon.", default="none", example="ec2"
+    )
+    command: tuple[str, ...] = key(
+        "The site's own way to replace a node, for `replace: command`: {node} stands for its name, {address} for its "
+        "address.",
+        default=(),
+        expected="a word of the command, the program first",
+        example="[/opt/bin/rma, '{node}']",
+    )
+    check: tuple[str, ...] = key(
+        "The check that a node has to pass before it returns, run on it as root in a reservation.",
+        default=(*_OURS, "node", "check", "--level", "deep"),
+        derived="`holdfast node check --level deep`",
+        expected="a word of the command, the program first",
+        example="[/opt/bin/check, --all]",
+    )
+    check_pairs: tuple[str, ...] = key(
+        "The check between nodes, run in a job of the node and up to two idle neighbours, with the node's name in "
+        "HOLDFAST_CHECKED_NODE; an empty list runs none.",
+        default=(*_OURS, "node", "check", "--only", "allreduce_pairs"),
+        derived="`holdfast node check --only allreduce_pairs`",
+        expected="a word of the command, the program first",
+        example="[]",
+    )
+    max_drained: str = key(
+        "How many nodes are healed at once: a number, or a share of all nodes.", default="10%", example="3"
+    )
+    max_actions_per_hour: int = key(
+        "Reboots and replacements in the whole cluster in any hour.", default=4, ge=0, unit="actions", example=8
+    )
+    flap_s: float = key(
+        "A node that fails again within this time of its return is not rebooted again.",
+        default=3600.0,
+        ge=0,
+        allow_inf_nan=False,
+        unit="s",
+        example=7200,
+    )
+    reboot_again_s: float = key(
+        "A node that still answers this long after Slurm was to reboot it is rebooted again.",
+        default=300.0,
+        ge=0,
+        allow_inf_nan=False,
+        unit="s",
+        example=600,
+    )
+    start_timeout_s: float = key(
+        "How long a rebooted or replaced node has until it registers.",
+        default=1800.0,
+        ge=0,
+        allow_inf_nan=False,
+        unit="s",
+        example=3600,
+    )
+    check_timeout_s: float = key(
+        "How long the check has, its wait for the node included.",
+        default=3600.0,
+        ge=0,
+        allow_inf_nan=False,
+        unit="s",
+        example=7200,
+    )
+    pairs_timeout_s: float = key(
+        "How long the check between nodes has, its wait for an idle neighbour included; then the node returns without.",
+        default=900.0,
+        ge=0,
+        allow_inf_nan=False,
+        unit="s",
+        example=1800,
+    )
 
-    heal: str = "off"
-    reboot: str = "slurm"
-    reboots: int = 1
-    replace: str = "none"
-    command: tuple[str, ...] = ()
-    check: tuple[str, ...] = (*_OURS, "node", "check", "--level", "deep")
-    check_pairs: tuple[str, ...] = (*_OURS, "node", "check", "--only", "allreduce_pairs")
-    max_drained: str = "10%"
-    max_actions_per_hour: int = 4
-    flap_s: float = 3600.0
-    reboot_again_s: float = 300.0
-    start_timeout_s: float = 1800.0
-    check_timeout_s: float = 3600.0
-    pairs_timeout_s: float = 900.0
-
-    def __post_init__(self) -> None:
-        _one_of("heal", self.heal, ("on", "off"))
-        _one_of("reboot", self.reboot, REBOOT_BY)
-        _one_of("replace", self.replace, REPLACE_BY)
+    def problems(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """The rules between keys; see `lifecycle.settings.keys`."""
         if (self.replace == "command") != bool(self.command):
-            raise UsageError("replace: command needs `command: [program, argument, ...]`, and nothing else does")
+            yield "replace", "command needs `command: [program, argument, ...]`, and nothing else does"
         if not self.check:
-            raise UsageError("check: got none; a node returns only after a check")
+            yield "check", "got none; a node returns only after a check"
         try:
             at_most(self.max_drained, 1)
         except SlurmError as error:
-            raise UsageError(str(error)) from None
+            yield "max_drained", str(error).removeprefix("max_drained: ")
 
     @property
     def is_on(self) -> bool:
@@ -82,39 +130,12 @@ class HealSettings:
         """The file's settings; those of nobody else than root are believed.
 
         Raises:
-            UsageError: others could have written it, or something in it is not understood.
+            UsageError: others could have written the file, it cannot be read, or something in it is not valid.
         """
         try:
-            found = settings_of(parse_yaml(read_of_root(path, MAX_FILE_BYTES + 1).encode(), str(path)), str(path))
+            data = read_of_root(path, MAX_FILE_BYTES + 1).encode()
         except FileNotFoundError:
             return cls()
         except SettingsError as error:
             raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
-        try:
-            return cls(**{key: _value(key, value) for key, value in found.items()})
-        except UsageError as error:
-            raise UsageError(f"{path}: {error}") from None
-
-
-def _value(key: str, value: Any) -> Any:
-    known: dict[str, Any] = {field.name: field.default for field in fields(HealSettings)}
-    if key not in known:
-        near = difflib.get_close_matches(key, known, n=1)
-        raise UsageError(f"unknown key {key}; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(known)}")
-    default = known[key]
-    if isinstance(default, tuple):
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise UsageError(f"{key}: got {value!r}, expected a list of words, the program first")
-        return tuple(value)
-    if isinstance(default, str):
-        if isinstance(value, bool):
-            return "on" if value else "off"
-        return str(value)
-    if isinstance(value, bool) or not isinstance(value, (int, type(default))) or not value >= 0:
-        raise UsageError(f"{key}: got {value!r}, expected a number, 0 or more")
-    return value
-
-
-def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"{key}: got {value}, expected {' | '.join(known)}")
+        return validated(cls, settings_of(parse_yaml(data, str(path)), str(path)), str(path))

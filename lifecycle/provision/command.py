@@ -23,7 +23,7 @@ from lifecycle.provision.resume import arm, disarm
 from lifecycle.provision.site import SITE_FILE, Site
 from lifecycle.provision.step import Node, Step
 from lifecycle.provision.walk import Ending, Outcome, walk
-from lifecycle.yaml_file import read_settings
+from lifecycle.settings.yaml_file import read_settings
 from slurm import SlurmError
 from slurm.command import CommandError, Result, Runner, run
 

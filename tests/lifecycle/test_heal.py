@@ -140,13 +140,13 @@ def test_settings_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("heel: on", "unknown key heel; did you mean heal?"),
-        ("heal: maybe", "heal: got maybe, expected on | off"),
+        ("heel: on", "heel: unknown key, did you mean heal?"),
+        ("heal: maybe", "heal: got 'maybe', expected one of on, off"),
         ("replace: command", "needs `command:"),
         ("command: [/opt/bin/rma]", "and nothing else does"),
         ("check: []", "returns only after a check"),
-        ("check: holdfast", "expected a list of words"),
-        ("reboots: -1", "expected a number"),
+        ("check: holdfast", "check: got 'holdfast', expected a list"),
+        ("reboots: -1", "expected a whole number, at least 0"),
         ("flap_s: .nan", "expected a number"),
         ("max_drained: lots", "max_drained: got 'lots'"),
         ("- heal", "expected keys and values"),

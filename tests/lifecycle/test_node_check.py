@@ -142,8 +142,8 @@ def test_a_wrong_request_is_one_line_and_exit_code_2(
     ("text", "told"),
     [
         ("skips: [s3]", "did you mean skip?"),
-        ("skip: s3", "expected a list of names"),
-        ("s3: 7", "expected text"),
+        ("skip: s3", "skip: got 's3', expected a list"),
+        ("s3: 7", "s3: got '7', expected s3://bucket/prefix"),
         ("allreduce_gb_s: fast", "allreduce_gb_s: got 'fast', expected a number, more than 0"),
         ("pair_allreduce_gb_s: 0", "expected a number, more than 0"),
         ("allreduce_gb_s: true", "expected a number"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lifecycle.errors import UsageError
-from lifecycle.yaml_file import MAX_FILE_BYTES, parse_yaml, read_settings, read_yaml
+from lifecycle.settings.yaml_file import MAX_FILE_BYTES, parse_yaml, read_settings, read_yaml
 
 
 def parsed(text: str) -> Any:

@@ -15,37 +15,37 @@ from lifecycle.errors import UsageError
 from lifecycle.provision import command
 from lifecycle.provision.provider import hyperpod, parallelcluster
 from lifecycle.provision.site import Site
-from lifecycle.yaml_file import read_settings
+from lifecycle.settings.yaml_file import read_settings
 from slurm.command import run
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        ({"huge_page": 3}, "unknown key huge_page; did you mean huge_pages?"),
-        ({"nvme": {"mnt": "/x"}}, "nvme: unknown key mnt; did you mean mount?"),
-        ({"fsx": {"dns": "x"}}, "fsx: mountname is missing"),
-        ({"role": "boss"}, "role: got 'boss', expected compute, controller or login"),
-        ({"huge_pages": "many"}, "huge_pages: got 'many', expected int"),
-        ({"huge_pages": True}, "huge_pages: got True, expected int"),
-        ({"huge_pages": -1}, "huge_pages: got -1, expected 0 or more"),
+        ({"huge_page": 3}, "huge_page: unknown key, did you mean huge_pages?"),
+        ({"nvme": {"mnt": "/x"}}, "nvme.mnt: unknown key, did you mean mount?"),
+        ({"fsx": {"dns": "x"}}, "fsx.mountname: missing, expected a word"),
+        ({"role": "boss"}, "role: got 'boss', expected one of compute, controller, login"),
+        ({"huge_pages": "many"}, "huge_pages: got 'many', expected a whole number, at least 0"),
+        ({"huge_pages": True}, "huge_pages: got True, expected a whole number, at least 0"),
+        ({"huge_pages": -1}, "huge_pages: got -1, expected a whole number, at least 0"),
         ({"memlock": "lots"}, "memlock: got 'lots', expected unlimited or KiB"),
-        ({"packages": "vim"}, "packages: got text, expected a list"),
-        ({"users": [{"name": "root", "uid": 0}]}, "users: root: uid: got 0, expected 1000 or more"),
-        ({"users": [{"name": "a b", "uid": 1000}]}, "users: got 'a b'"),
+        ({"packages": "vim"}, "packages: got 'vim', expected a list"),
+        ({"users": [{"name": "root", "uid": 0}]}, "users[0].uid: got 0, expected a whole number, at least 1000"),
+        ({"users": [{"name": "a b", "uid": 1000}]}, "users[0].name: got 'a b', expected a name of lower-case"),
         ({"nvme": {"mount": "/a/../etc"}}, "mount: got '/a/../etc', expected an absolute path"),
         ({"fsx": {"dns": "fs 1", "mountname": "m"}}, "fsx.dns: got 'fs 1', expected a word without spaces and commas"),
         ({"fsx": {"dns": "fs", "mountname": "m,rw"}}, "fsx.mountname: got 'm,rw', expected a word"),
-        ({"s3": [{"bucket": "b", "mount": "/b", "prefix": "a b/"}]}, "s3: b: prefix: got 'a b/', expected a word"),
+        ({"s3": [{"bucket": "b", "mount": "/b", "prefix": "a b/"}]}, "s3[0].prefix: got 'a b/', expected a word"),
         ({"nvme": {"mount": "/a /b"}}, "mount: got '/a /b', expected an absolute path without spaces"),
-        ({"nvme": {"mount": "/fsx"}, "fsx": {"dns": "d", "mountname": "m"}}, "expected each used once"),
+        ({"nvme": {"mount": "/fsx"}, "fsx": {"dns": "d", "mountname": "m"}}, "expected each mount used once"),
         ({"nvme": {"devices": ["sda"]}}, "nvme.devices: got 'sda', expected paths below /dev"),
-        ({"nvme": {"fs": "zfs"}}, "nvme.fs: got 'zfs', expected xfs or ext4"),
-        ({"slurm": {"conf_server": "a\nSLURMD_OPTIONS=x"}}, "expected one line"),
-        ({"sha256": {"efa": "abc"}}, "sha256: got 'abc', expected 64 hexadecimal digits"),
+        ({"nvme": {"fs": "zfs"}}, "nvme.fs: got 'zfs', expected one of xfs, ext4"),
+        ({"slurm": {"conf_server": "a\nSLURMD_OPTIONS=x"}}, "printable and in one line"),
+        ({"sha256": {"efa": "abc"}}, "sha256.efa: got 'abc', expected 64 hexadecimal digits"),
         ({"sha256": {"pyxsi": "0" * 64}}, "sha256: got 'pyxsi', expected one of efa, gdrcopy"),
         ({"mirror": "http://x"}, "mirror: got 'http://x', expected a directory's path or s3://"),
-        ([1], "got a list, expected keys and values"),
+        ([1], "got [1], expected a mapping (key: value)"),
     ],
 )
 def test_what_is_wrong_in_a_site_is_said(found: Any, said: str) -> None:

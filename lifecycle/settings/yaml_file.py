@@ -66,7 +66,7 @@ def parse_yaml(data: bytes, source: str) -> Any:
     """
     import yaml  # here, as in `yaml_core`: importers of this module do not always read a file
 
-    from lifecycle.yaml_core import plain_data
+    from lifecycle.settings.yaml_core import plain_data
 
     if len(data) > MAX_FILE_BYTES:
         raise UsageError(f"{source}: larger than {MAX_FILE_BYTES} bytes; expected YAML that a person writes")

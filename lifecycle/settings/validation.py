@@ -1,0 +1,166 @@
+"""Plain data against a model: all errors of a file at once, each in one line that names file, key, got and expected."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+from lifecycle.errors import UsageError
+from lifecycle.settings.keys import Key, item_type, keys_of, members
+
+Path = tuple[str | int, ...]  # the keys and indices that lead to a value
+_Model = TypeVar("_Model")
+_SHOWN = 80  # characters of a value
+
+
+def validated(model: type[_Model], given: Any, source: str, found: Iterable[tuple[Path, str]] = ()) -> _Model:
+    """The instance of a model that plain data describes.
+
+    Text takes a number as it is spelt, a list or section takes nothing (`key:`) as an empty one, and no other value is
+    converted.
+
+    Args:
+        model: see `keys`.
+        given: keys and values, as a file or a caller has them.
+        source: what to call them in errors.
+        found: problems that the caller has found by itself, to be reported with the others.
+
+    Raises:
+        UsageError: one line for each problem.
+    """
+    problems: dict[Path, str] = {}
+    data = _plain(model, given, problems)
+    instance = _checked(model, data, problems)
+    problems |= dict(_broken_rules(model, data, (), frozenset(problems)))
+    problems |= dict(found)
+    if problems:
+        raise UsageError("\n".join(_line(source, path, problem) for path, problem in problems.items()))
+    return instance
+
+
+def got(value: Any, expected: str) -> str:
+    """The problem of a value that is not what it should be."""
+    shown = "nothing" if value is None else repr(value)
+    return f"got {shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + '...'}, expected {expected}"
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """The problem of a key that there is not."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"unknown key, {f'did you mean {near[0]}?' if near else 'known keys: ' + ', '.join(known)}"
+
+
+def _plain(model: Any, given: Any, problems: dict[Path, str], path: Path = ()) -> Any:
+    """The data with numbers as text where the model has text, and without empty sections and lists."""
+    if not isinstance(given, Mapping):
+        return given
+    keys, data = keys_of(model), {}
+    for name, value in given.items():
+        key, name = keys.get(name), str(name)
+        if key is None:
+            data[name] = value
+        elif value is not None or not (key.container or key.is_optional):
+            data[name] = _plain_value(key, key.type, value, problems, (*path, name))
+    return data
+
+
+def _plain_value(key: Key, of: Any, value: Any, problems: dict[Path, str], path: Path) -> Any:
+    if isinstance(value, Mapping):
+        if dataclasses.is_dataclass(of):
+            return _plain(of, value, problems, path)
+        return {str(name): _plain_value(key, item_type(of), item, problems, (*path, str(name)))
+                for name, item in value.items()}  # fmt: skip
+    if isinstance(value, list | tuple):
+        return [_plain_value(key, item_type(of), item, problems, (*path, at)) for at, item in enumerate(value)]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value) if str in members(of) and not {int, float} & {*members(of)} else value
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str | int | float | None):
+        problems[path] = got(value, key.values)
+        return "-"
+    if isinstance(value, str) and not _is_text(value, key.metadata.get("free_text", False)):
+        problems[path] = got(value, f"{key.values}, printable and in one line")
+        return "-"
+    return value
+
+
+def _is_text(value: str, free: bool) -> bool:
+    """Whether a program, or a line of a configuration file, can be given this."""
+    if free:
+        return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
+    return value.isprintable()
+
+
+def _checked(model: Any, data: Any, problems: dict[Path, str]) -> Any:
+    """pydantic's instance; what it refuses is added to the problems, unless the value has one already."""
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(model).validate_json(json.dumps(data, default=repr), strict=True, extra="forbid")
+    except ValidationError as error:
+        for each in error.errors(include_url=False, include_context=False):
+            path, key, within, is_item = _place(model, each["loc"])
+            problems.setdefault(path, _problem(each, key, within, is_item))
+    except (RecursionError, ValueError) as error:
+        problems[()] = f"not plain data: {error}"
+    return None
+
+
+@cache
+def _adapter(model: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(model)
+
+
+def _place(model: Any, location: Path) -> tuple[Path, Key | None, Any, bool]:
+    """Where an error is: its path without the members of unions, its key, the key's model, whether an item is wrong."""
+    path: list[str | int] = []
+    key, of, is_item = None, model, False
+    for part in location:
+        if dataclasses.is_dataclass(of):
+            model = of
+            key = keys_of(model).get(str(part))
+            path.append(part)
+            of, is_item = (key.type if key else None), False
+        elif (inner := item_type(of)) is not of and of is not None:
+            path.append(part)
+            of, is_item = inner, True
+        else:
+            break
+    return tuple(path), key, model, is_item
+
+
+def _problem(error: Any, key: Key | None, within: Any, is_item: bool) -> str:
+    if error["type"] == "unexpected_keyword_argument":
+        return unknown(str(error["loc"][-1]), keys_of(within))
+    if key is None:
+        return got(error["input"], "a mapping (key: value)")
+    expected = key.values if is_item or not key.container else key.container
+    return f"missing, expected {expected}" if error["type"] == "missing" else got(error["input"], expected)
+
+
+def _broken_rules(model: Any, data: Any, path: Path, refused: frozenset[Path]) -> Iterator[tuple[Path, str]]:
+    """The rules between keys that are broken, of each section in which no value was refused."""
+    if not isinstance(data, Mapping):
+        return
+    for name, key in keys_of(model).items():
+        below = data.get(name)
+        sections = enumerate(below) if isinstance(below, list) else [(None, below)]
+        for index, section in sections if key.section else ():
+            place = (*path, name) if index is None else (*path, name, index)
+            yield from _broken_rules(key.section, section, place, refused)
+    if hasattr(model, "problems") and not any(each[: len(path)] == path for each in refused):
+        for name, problem in _checked(model, data, {}).problems(data):
+            yield (*path, *name.split(".")), problem
+
+
+def _line(source: str, path: Path, problem: str) -> str:
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    return " ".join(f"{source}: {where}: {problem}".split() if where else f"{source}: {problem}".split())
