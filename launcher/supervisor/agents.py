@@ -80,7 +80,7 @@ class Agents:
         self._handle: AgentsHandle | None = None
         self._waiters: set[asyncio.Task[None]] = set()
         self._asking: asyncio.Task[None] | None = None
-        self._are_due = False  # others, now
+        self._due_s: float | None = None  # when others start, monotonic; None: not at all
 
     @property
     def are_wanted(self) -> bool:
@@ -104,11 +104,15 @@ class Agents:
             self._watch(self._cluster.adopt_agents())
 
     async def tend(self) -> None:
-        """Replaces them where they are lost; called whenever something was heard."""
+        """Replaces them where they are lost; called whenever something was heard. In a stop there is no time to wait:
+        without agents it saves nothing.
+        """
         if self._evidence.take_agent_loss():
             await self._judge_loss()
-        if self._are_due and self._environment is not None:
-            self._are_due = False
+        if self._due_s is None or self._environment is None:
+            return
+        if time.monotonic() >= self._due_s or self._host.requests.stop is not None:
+            self._due_s = None
             await self._renew(self._environment)
 
     async def kill(self) -> None:
@@ -143,11 +147,9 @@ class Agents:
             self._host.record("problem", attempt=self._number, what=what, detail=f"see {self._log_path}")
             await self.kill()
         else:
-            asyncio.get_running_loop().call_later(after_s, self._call_for_others)
-
-    def _call_for_others(self) -> None:
-        self._are_due = True
-        self._host.post(Notice(kind="agents_due"))  # whoever waits for notices looks after us then
+            self._due_s = time.monotonic() + after_s
+            # Whoever waits for notices calls tend() then.
+            asyncio.get_running_loop().call_later(after_s, self._host.post, Notice(kind="agents_due"))
 
     async def _renew(self, environment: Mapping[str, str]) -> None:
         """Ends what is left of the world that was lost, and starts another."""

@@ -259,7 +259,7 @@ class Evidence:
         self._host.record("agents_back", attempt=self._number, **fields)
 
     def _take_agent_loss(self, node: str | None, reason: str) -> None:
-        if self.is_decisive or self._loss_judged or self._host.requests.any:
+        if self.is_decisive or self._loss_judged or self._host.requests.cancelled:
             return
         self._loss_judged = True
         if self.restored:  # training goes on; others take their place

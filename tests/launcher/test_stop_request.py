@@ -59,7 +59,7 @@ class LocalJob:
     def __init__(self, home: Path) -> None:
         (home / "script.py").write_text(SCRIPT)
         shared = {"path": str(home / "shared"), "every_steps": 100_000}
-        checkpoint = {"namespace": "t", "ram": {"every_steps": 10}, "shared": shared}
+        checkpoint = {"namespace": "t", "memory": {"every_steps": 10}, "shared": shared}
         self.spec = JobSpec.from_mapping({"script": "script.py", "nodes": 2, "checkpoint": checkpoint}, home)
         self.folder = home / "runs" / "1"
 
@@ -172,7 +172,7 @@ def test_a_time_without_its_unit_is_refused(after: str, home: Path, capsys: pyte
 
 def test_a_time_counts_from_now(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "runs" / "1").mkdir(parents=True)
-    (home / "runs" / "1" / "job.json").write_text(json.dumps({"checkpoint": {"ram": {}}}))
+    (home / "runs" / "1" / "job.json").write_text(json.dumps({"checkpoint": {"memory": {}}}))
     before_s = time.time()
     assert main(["stop", "1", "--after", "1d2h3m4s"]) == 0
     assert "keeps steps in memory only" in capsys.readouterr().out
