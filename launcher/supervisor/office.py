@@ -23,6 +23,10 @@ class Superseded(LauncherError):
     """Another supervisor has a higher term: this one writes nothing more, tells nobody anything, and ends."""
 
 
+class FolderRemoved(LauncherError):
+    """Somebody has removed the job's folder: nothing can be recorded there any more. Waiting would not help."""
+
+
 class Office:
     """Taken once, checked before everything that is written or asked of others.
 
@@ -34,6 +38,8 @@ class Office:
     def __init__(self, job_dir: Path, cluster: Cluster) -> None:
         self._job_dir = job_dir
         self._cluster = cluster
+        self._device = os.stat(job_dir).st_dev
+        self._taken: Term | None = None
         self._checked_s = 0.0
         self._count = 0
         self.term = 0
@@ -63,7 +69,7 @@ class Office:
                 pid=os.getpid(),
             )
             if claim(self._job_dir, term):
-                self.term = number
+                self.term, self._taken = number, term
                 renew(self._job_dir, number, 0)
                 return
 
@@ -76,8 +82,11 @@ class Office:
         if not self.term or now_s - self._checked_s < _CHECK_S:
             return
         try:
-            number = newest_number(self._job_dir)
-        except OSError as error:  # what is written meanwhile is kept, and does not count if another rules
+            number = self._newest()
+        except (
+            OSError,
+            FolderRemoved,
+        ) as error:  # what is written meanwhile is kept, and does not count if another rules
             log.warning("terms of %s not read: %s", self._job_dir, error)
             return
         self._compare(number)
@@ -89,12 +98,9 @@ class Office:
         Raises:
             OSError: the terms cannot be read. Others may see them, and have taken over, while a node that is cut off
                 does not.
+            FolderRemoved: the folder is not there any more.
         """
-        number = newest_number(self._job_dir)
-        if number < self.term:
-            raise OSError(errno.ESTALE, "our term is not there", str(self._job_dir / "terms"))
-        if self.term:
-            self._compare(number)
+        self._compare(self._newest())
 
     async def hold(self, is_heard: Callable[[], bool], lost: Callable[[], None]) -> None:
         """Renews the lease for as long as the runners hear us; returns when we are superseded.
@@ -115,6 +121,19 @@ class Office:
             except OSError as error:  # training does not depend on it, and runners that hear us look at no lease
                 log.warning("lease of %s not renewed: %s", self._job_dir, error)
             await asyncio.sleep(RENEW_S)
+
+    def _newest(self) -> int:
+        """The highest term. Ours is written again where it was removed from a folder that is there."""
+        number = newest_number(self._job_dir)
+        if number >= self.term or self._taken is None:
+            return number
+        if not (self._job_dir / "secret").exists():
+            if not self._job_dir.exists() and os.stat(self._job_dir.parent).st_dev == self._device:
+                raise FolderRemoved(f"{self._job_dir}: removed while the job ran; submit the job again")
+            raise OSError(errno.ESTALE, "our term is not there", str(self._job_dir / "terms"))
+        log.warning("%s was removed: our term %d is written again", self._job_dir / "terms", self.term)
+        claim(self._job_dir, self._taken)
+        return newest_number(self._job_dir)
 
     def _compare(self, number: int) -> None:
         if number > self.term:

@@ -8,6 +8,7 @@ job goes on after a requeue, and how one supervisor takes over from another, wit
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Mapping
@@ -30,7 +31,7 @@ from launcher.supervisor.hang import HangDetector
 from launcher.supervisor.ladder import Decision, Ladder
 from launcher.supervisor.launch import Launch
 from launcher.supervisor.links import Links, Notice
-from launcher.supervisor.office import Office, Superseded
+from launcher.supervisor.office import FolderRemoved, Office, Superseded
 from launcher.supervisor.outcome import EXIT_CODES, REASONS, Ending, Outcome, kept, unsaved
 from launcher.supervisor.past import Past
 from launcher.supervisor.readiness import Readiness
@@ -125,7 +126,10 @@ class Supervisor:
         except Exception as error:  # the last line of defence: say it, end everything, leave a result
             log.exception("internal error")
             outcome = self._outcome("internal", f"{type(error).__name__}: {error}; see log/supervisor.log")
-        await self._readiness.written(self._office.confirm)
+        try:
+            await self._readiness.written(self._office.confirm)
+        except FolderRemoved as error:
+            outcome = self._outcome("internal", str(error))
         await self._close(forget=outcome.name != "stopped")
         if outcome.name != "stopped":
             told = {"outcome": outcome.name, "reason": outcome.reason}
@@ -133,7 +137,8 @@ class Supervisor:
             self.record("job_end", **told, step=outcome.step, seconds=outcome.seconds)
             result = asdict(outcome) | {"run_id": self._cluster.run_id}
             await self._recorder.settled()
-            await self._readiness.written(lambda: self._write_result(result))
+            with contextlib.suppress(FolderRemoved):
+                await self._readiness.written(lambda: self._write_result(result))
         await self._recorder.settled()
         await self._readiness.written(self._events.flush)
         if outcome.name != "stopped":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,27 @@ def test_nothing_is_written_once_another_supervisor_rules(tmp_path: Path) -> Non
     log.close()
     assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["job_start"]
     assert told == [True]
+
+
+class LosesItsFolder(Talkers):
+    """Somebody removes the job's terms, or all of its folder, while it trains."""
+
+    removed = "terms"
+
+    def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
+        if node == self.nodes[-1]:
+            shutil.rmtree(self._job_dir / self.removed)
+        channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": ""} | attempt)
+
+
+def test_a_job_whose_terms_are_removed_ends_well(tmp_path: Path) -> None:
+    outcome, events = supervised(tmp_path, LosesItsFolder)
+    assert outcome.name == "done" and events[-1]["event"] == "job_end"
+
+
+def test_a_job_whose_folder_is_removed_ends_at_once_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LosesItsFolder, "removed", "")
+    outcome, _ = supervised(tmp_path, LosesItsFolder)
+    assert outcome.name == "internal" and "removed while the job ran" in outcome.reason

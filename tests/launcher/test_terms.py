@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ from launcher import standby
 from launcher.history.events import EventLog
 from launcher.standby import KEEPER_S, Absence, may_take_over
 from launcher.supervisor.folder import until_written
-from launcher.supervisor.office import Office, Superseded
+from launcher.supervisor.office import FolderRemoved, Office, Superseded
 from launcher.terms import LEASE_S, RENEW_S, LeaseWatch, Term, claim, newest, newest_number, renew
 
 
@@ -202,6 +203,26 @@ def test_a_supervisor_that_does_not_see_the_folder_waits_before_it_ends_or_reque
     with pytest.raises(Superseded, match="term 2 rules, ours is 1"):
         asyncio.run(until_written(cut_off.confirm, timeout_s=30, give_up=is_given_up))
     assert len(asked) == 2
+
+
+def test_a_term_that_was_removed_from_the_folder_is_written_again(tmp_path: Path) -> None:
+    ruling = office(tmp_path, "n1")
+    (tmp_path / "secret").touch()
+    ruling.take(1, after=None)
+    shutil.rmtree(tmp_path / "terms")
+    ruling.confirm()
+    found = newest(tmp_path)
+    assert found is not None and (found.number, found.node) == (1, "n1")
+
+
+def test_a_folder_that_was_removed_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    ruling = office(tmp_path / "job", "n1")
+    ruling.take(1, after=None)
+    shutil.rmtree(tmp_path / "job")
+    ruling.check()  # training goes on
+    with pytest.raises(FolderRemoved, match="removed while the job ran"):
+        asyncio.run(until_written(ruling.confirm, timeout_s=30, give_up=lambda: False))
 
 
 def test_supervisor_that_finds_a_higher_term_is_superseded(tmp_path: Path) -> None:
