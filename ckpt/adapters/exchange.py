@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
 
+from ckpt.adapters.dcp_directory import DirectoryReader, load_object
 from ckpt.adapters.stored import Part, Stored
 from ckpt.errors import ConfigError, StateError
 from ckpt.record.blocks import checksums
@@ -76,11 +78,11 @@ def export_safetensors(stored: Stored, file: Path) -> None:
 def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda nbytes: None) -> SaveId:
     """Takes a torch DCP directory in as a committed step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`.
 
-    Torch's own metadata and objects are pickles: import only what you trust. The whole state goes through memory.
+    Nothing in the directory runs (ckpt.adapters.dcp_directory). The whole state goes through memory.
 
     Raises:
-        ConfigError: no DCP directory, or the namespace has this step already.
-        StateError: it holds an object that cannot be stored without pickle; names it.
+        ConfigError: no DCP directory, metadata that is not torch's, or the namespace has this step already.
+        StateError: it holds an object that cannot be loaded or stored without pickle; names it.
         NamespaceError: the namespace is another user's.
     """
     if not (directory / ".metadata").is_file():
@@ -88,15 +90,18 @@ def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda
     tier.prepare()
     if any(save.step == step for save in tier.steps()):
         raise ConfigError(f"{tier.where}: holds step {step} already; choose another --step")
-    reader = FileSystemReader(directory)
+    reader = DirectoryReader(directory)
     metadata = reader.read_metadata()
     chunks, nbytes = _lay_out(metadata.state_dict_metadata)
     memory = mmap.mmap(-1, max(nbytes, 1))
     state: dict[str, Any] = {c.key: view_bytes(memory, c.start, getattr(torch, c.dtype), c.sizes) for c in chunks}
     tensors = set(state)
     state.update({name: None for name in metadata.state_dict_metadata if name not in tensors})
-    with _alone():
-        dcp.load(state, storage_reader=reader, planner=_Loader(advance), no_dist=True)
+    try:
+        with _alone():
+            dcp.load(state, storage_reader=reader, planner=_Loader(advance), no_dist=True)
+    except CheckpointException as error:  # torch's, which is no Exception
+        raise next(iter(error.failures.values()))[0] from None
     objects = [[name, encode(value, (name,))] for name, value in state.items() if name not in tensors]
     mappings = encode(metadata.planner_data or {}, ("planner_data",))
     tree = {DCP: {"objects": objects, "mappings": mappings}}
@@ -142,11 +147,15 @@ def _lay_out(entries: dict[str, Any]) -> tuple[list[Chunk], int]:
 
 
 class _Loader(DefaultLoadPlanner):
-    """Fills a flat state, and tells how far it is."""
+    """Fills a flat state, runs nothing that is stored, and tells how far it is."""
 
     def __init__(self, advance: Advance) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._advance = advance
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        name = read_item.dest_index.fqn
+        self.state_dict[name] = load_object(name, value)
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         self._advance(tensor.nbytes)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import warnings
 from collections import deque
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from trainer_kit import solo_namespace
 from typer.testing import CliRunner, Result
 
 from ckpt import Checkpointer
+from ckpt.adapters.stored import read_stored
 from ckpt.cli import app
 from ckpt.record.blocks import checksums
 from ckpt.record.layout import Chunk, Layout
@@ -154,6 +159,58 @@ def test_a_step_is_imported_once(tmp_path: Path) -> None:
     assert run(*arguments).exit_code == 0
     result = run(*arguments)
     assert result.exit_code == 2 and "holds step 5 already" in result.stderr
+
+
+class Runs:
+    """Unpickles as a call."""
+
+    def __init__(self, call: Any, *arguments: Any) -> None:
+        self.call = call, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("kind", ["metadata", "attribute", "object", "other"])
+def test_an_import_runs_nothing_of_what_is_in_the_directory(tmp_path: Path, kind: str) -> None:
+    mark, source = tmp_path / "mark", tmp_path / "in"
+    stored = {"metadata": None, "attribute": None, "object": Runs(os.mkdir, str(mark)), "other": SimpleNamespace(a=1)}[
+        kind
+    ]
+    dcp.save({"x": torch.ones(3), "o": {"stored": stored}}, checkpoint_id=source, no_dist=True)
+    if kind in ("metadata", "attribute"):
+        call = Runs(os.mkdir, str(mark)) if kind == "metadata" else Runs(getattr, Path, "home")
+        (source / ".metadata").write_bytes(pickle.dumps(call))
+    result = run("import", source, tmp_path / "shared", "--namespace", "ns", "--step", 5)
+    assert result.exit_code in (1, 2) and len(result.stderr.splitlines()) == 1 and not mark.exists()
+    expected = {
+        "metadata": "is no metadata of torch's: it names posix.mkdir, which is none of torch's metadata classes",
+        "attribute": "is no metadata of torch's: it asks for an attribute 'home'",
+        "object": "o.stored: holds an object that only the code it names could make (posix.mkdir)",
+        "other": "o.stored: holds an object that only the code it names could make (types.SimpleNamespace)",
+    }
+    assert expected[kind] in result.stderr
+
+
+def test_what_torch_stores_of_layouts_dtypes_and_values_is_imported(tmp_path: Path) -> None:
+    values = {
+        "when": datetime(2026, 1, 2),
+        "few": frozenset({1}),
+        "r": range(3),
+        "c": 1j,
+        "p": Path("a"),
+        "dtype": torch.bfloat16,
+        "size": torch.Size([2]),
+    }
+    state = {"x": torch.ones(2, 3, dtype=torch.complex64), "y": torch.ones(1, 2, 3, 4), "values": values}
+    state["y"] = state["y"].to(memory_format=torch.channels_last)
+    dcp.save(state, checkpoint_id=tmp_path / "in", no_dist=True)
+    result = run("import", tmp_path / "in", tmp_path / "shared", "--namespace", "ns", "--step", 5)
+    assert result.exit_code == 0, result.output
+    (save,) = SharedTier(tmp_path / "shared", "ns").steps()
+    found = read_stored(SharedTier(tmp_path / "shared", "ns"), save)
+    assert found.values == {f"values.{name}": value for name, value in values.items()}
+    assert all(torch.equal(found.full(name), state[name]) for name in ("x", "y"))
 
 
 def test_torch_does_not_warn_of_what_was_meant(tmp_path: Path) -> None:
