@@ -10,6 +10,8 @@ from ckpt.errors import CorruptError
 from ckpt.record.spread import Spread
 
 ALIGN_BYTES = 64  # a cache line; every dtype's size divides it
+MAX_DIMS = 64  # of a tensor; torch and NumPy take no more
+MAX_NUMBER = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +45,10 @@ class Chunk:
             chunk = cls(key=str(key), dtype=str(dtype), shape=tuple(shape), offsets=tuple(offsets), sizes=tuple(sizes),
                         start=start, nbytes=nbytes, spread=spread, owners=_pair(list(owners)))  # fmt: skip
             numbers = (*chunk.shape, *chunk.offsets, *chunk.sizes, start, nbytes, *(more[0] if more else ()))
+            if len(chunk.shape) > MAX_DIMS or any(type(n) is not int or not 0 <= n < MAX_NUMBER for n in numbers):
+                raise ValueError(f"expected whole numbers, and at most {MAX_DIMS} dimensions")
             inside = all(o + n <= s for o, n, s in zip(chunk.offsets, chunk.sizes, chunk.shape, strict=True))
-            if not inside or any(type(n) is not int or n < 0 for n in numbers):
+            if not inside:
                 raise ValueError("not a box inside its tensor")
             elements = math.prod(chunk.sizes)
             if nbytes % elements if elements else nbytes:

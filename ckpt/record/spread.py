@@ -10,6 +10,8 @@ from typing import Any
 from ckpt.errors import CorruptError
 from ckpt.record.boxes import Box
 
+MAX_DIMS = 64  # of a grid
+MAX_RANKS = 1 << 31
 UNKNOWN = -1  # a split whose boxes only the layouts tell
 
 
@@ -43,7 +45,7 @@ class Spread:
             yield self.ranks[index]
             return
         size, split = self.shape[dim], self.splits[dim]
-        if split is not None and split != UNKNOWN:
+        if split is not None and 0 <= split < len(box.sizes):
             step = -(-box.sizes[split] // size)
             first = max(0, (wanted.offsets[split] - box.offsets[split]) // step) if step else size
             end = min(size, -(-(wanted.offsets[split] + wanted.sizes[split] - box.offsets[split]) // (step or 1)))
@@ -76,13 +78,15 @@ class Spread:
         """Raises CorruptError unless the grid has a rank in each place."""
         try:
             shape, ranks, regular, splits = value
+            if len(shape) > MAX_DIMS or any(type(n) is not int or not 0 <= n < MAX_RANKS for n in (*shape, *ranks)):
+                raise ValueError(f"expected numbers of ranks, and at most {MAX_DIMS} dimensions")
             spread = cls(
                 shape=tuple(shape),
                 ranks=range(ranks[0], ranks[0] + ranks[1]) if regular else tuple(ranks),
                 splits=tuple(splits),
             )
-            whole = all(type(n) is int and n >= 0 for n in (*spread.shape, *ranks))
-            if not whole or len(spread.ranks) != math.prod(spread.shape) or len(spread.splits) != len(spread.shape):
+            known = all(split is None or type(split) is int for split in spread.splits)
+            if not known or (len(spread.ranks), len(spread.splits)) != (math.prod(spread.shape), len(spread.shape)):
                 raise ValueError("not a grid of ranks")
         except (TypeError, ValueError, IndexError) as error:
             raise CorruptError(f"layout: bad spread {value!r:.200}: {error}") from None

@@ -113,7 +113,19 @@ def test_owners_narrow_the_replicas_to_look_at() -> None:
     assert list(spread.likely((8,), (3, 5), wanted, 0)) == [4 + 3, 8 + 4 + 0, 8 + 4 + 1]
 
 
-@pytest.mark.parametrize("value", [None, [], [[2], [0, 1], True, [None]], [[1], [-1], False, [None]], [[1], "x", 0, 1]])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [],
+        [[2], [0, 1], True, [None]],
+        [[1], [-1], False, [None]],
+        [[1], "x", 0, 1],
+        [[1] * 65, [0, 1], True, [None] * 65],
+        [[1 << 70], [0, 1 << 70], True, [None]],
+        [[1], [0, 1], True, ["x"]],
+    ],
+)
 def test_a_malformed_spread_is_corrupt(value: Any) -> None:
     with pytest.raises(CorruptError, match="bad spread"):
         Spread.from_json(value)
