@@ -27,7 +27,11 @@ _KILL_NODE_TIMEOUT_S = 10.0
 
 
 class LocalCluster:
-    """A job's nodes on this machine: node0, node1, ... A Cluster."""
+    """A job's nodes on this machine: node0, node1, ... A Cluster.
+
+    Raises:
+        UsageError: the job keeps checkpoints, and there is no mpirun to start their agents.
+    """
 
     name = "local"
     restart_count = 0
@@ -37,6 +41,7 @@ class LocalCluster:
     topology = Topology()
 
     def __init__(self, spec: JobSpec, job_dir: Path) -> None:
+        require_mpirun(spec)
         self.run_id = local_run_id(job_dir)
         self.nodes = tuple(f"node{index}" for index in range(spec.most_nodes))
         self._job_dir = job_dir
@@ -129,6 +134,16 @@ def kill_node(job_dir: Path, node: str) -> list[int]:
     asyncio.run(end_all(find, _KILL_NODE_TIMEOUT_S))
     shutil.rmtree(memory_dir(run_id, node), ignore_errors=True)
     return pids
+
+
+def require_mpirun(spec: JobSpec) -> None:
+    """Finds out, before anything starts, whether a job's checkpoint agents can be started here.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    if spec.checkpoint is not None:
+        _mpirun()
 
 
 def _mpirun() -> str:

@@ -16,6 +16,7 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.local.local import LocalExecutor, LocalJob
 
 from ckpt.agent.launch import PYTHON
+from launcher.clusters.local import require_mpirun
 from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec
 from launcher.submission.process import Process
@@ -57,7 +58,12 @@ class SupervisedLocalExecutor(LocalExecutor):
         return "local"  # the prefix of its parameters
 
     def use(self, spec: JobSpec) -> None:
-        """Takes over a job's options: the local cluster needs none, the supervisor reads the JobSpec."""
+        """Takes over a job's options: the local cluster needs none, the supervisor reads the JobSpec.
+
+        Raises:
+            UsageError: the job cannot run on this machine.
+        """
+        require_mpirun(spec)
 
     def request(self) -> str:
         """What of the job a scheduler is asked: there is none."""
