@@ -6,6 +6,7 @@
 # make lock   the versions and hashes of what root installs on nodes, anew: lifecycle/requirements.lock
 # make bench  the benchmarks; each prints a table
 # make chaos ROUNDS=50 SEED=1   random faults into jobs on a real Slurm, a verdict for each round; needs root
+# make man    the pages of the manual, from the command line's own help, into build/man
 # make bench-faults  what each fault of docs/faults.md costs, on a real Slurm; needs root
 #
 # PYTEST_FLAGS adds flags to either suite; with -m it also chooses anew what runs.
@@ -18,7 +19,7 @@
 #   make demo TORCH=torch==2.9.1                  another version
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-faults provision-test chaos lint lock bench bench-faults clean
+.PHONY: demo test test-faults provision-test chaos lint lock bench bench-faults man clean
 SHELL := /bin/bash
 
 # A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
@@ -75,6 +76,10 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python benchmarks/supervisor.py
 	@if [ "$$(id -u)" = 0 ] && command -v slurmctld >/dev/null; then $(BIN)/python benchmarks/hooks.py; \
 	else echo "bench: what the hooks cost was not measured: needs root and Slurm"; fi
+
+man: $(VENV)/.installed
+	@$(BIN)/python -m launcher.cli.man build/man/man1
+	@echo "read them with: man -M build/man holdfast"
 
 bench-faults: $(VENV)/.installed-dev
 	@tests/install_slurm.sh

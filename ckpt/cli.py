@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Annotated
@@ -16,7 +15,7 @@ from ckpt.cli_rebuild import rebuild_lost
 from ckpt.errors import CheckpointError, CorruptError, one_line
 from ckpt.inventory import StoredShard, StoredStep, find_steps
 from ckpt.progress import Bar, counted
-from ckpt.reported import FAILED, UNREAD, end
+from ckpt.reported import FAILED, UNREAD, end, print_json
 from ckpt.table import show_table
 from ckpt.tiers.reads import find_bad
 from ckpt.tiers.tier import Tier
@@ -24,7 +23,7 @@ from ckpt.verbs import register
 
 _PAGE = 100  # steps that are listed at once
 
-app = typer.Typer(help="Look at checkpoints, verify and rebuild them.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Look at checkpoints, verify and rebuild them.", no_args_is_help=True, rich_markup_mode=None)
 PathArgument = Annotated[
     str,
     typer.Argument(
@@ -47,7 +46,7 @@ def list_all(
     """List the steps in a directory, newest first."""
     pages = _pages(find_steps(path, newest=newest), path)
     if as_json:
-        typer.echo(json.dumps([step.to_json() for page in pages for step in page]))
+        print_json([step.to_json() for page in pages for step in page])
         return
     columns = ("step", "attempt", "world size", "size", "shards", "age", "committed", "tier", "namespace", "")
     show_table(columns, (map(_listed, page) for page in pages), right=columns[:6])
@@ -81,7 +80,7 @@ def verify(
                 found.problems.append(f"set aside as {_set_aside(found.source, found.name, found.problems)}")
     rows = [{**found.to_json(), "ok": not found.problems and not found.unread} for found in steps]
     if as_json:
-        typer.echo(json.dumps(rows))
+        print_json(rows)
     else:
         columns = ("step", "attempt", "size", "tier", "namespace", "result")
         show_table(columns, [[line for found in steps for line in _verified(found)]], right=columns[:3])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from rich.filesize import decimal
 from ckpt.config import CheckpointConfig
 from ckpt.errors import ConfigError
 from ckpt.planning import Drain, Losses, Plan, Rates, make_plan
+from ckpt.reported import print_json
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kKMGTP]?)(i?)B?")
 _PREFIXES = ("", "k", "M", "G", "T", "P")
@@ -59,7 +59,7 @@ def show_plan(
         CheckpointConfig.from_mapping(section), nodes=nodes, ranks_per_node=ranks_per_node, shard_bytes=shard_bytes,
         rates=Rates(**gb_per_s), domains=domains,
     )  # fmt: skip
-    typer.echo(json.dumps(plan.to_json(), indent=1) if as_json else "\n".join(_lines(plan)))
+    print_json(plan.to_json()) if as_json else typer.echo("\n".join(_lines(plan)))
 
 
 def _lines(plan: Plan) -> list[str]:

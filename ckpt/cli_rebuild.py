@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from ckpt.awaiting import Heard, awaiting
 from ckpt.errors import CheckpointError
 from ckpt.progress import Bar
 from ckpt.redundancy.offline import Rebuilt, Survivors, commit, find_saves, rebuild
-from ckpt.reported import FAILED, end, reported
+from ckpt.reported import FAILED, end, print_json, reported
 from ckpt.tiers.lookup import is_url
 from ckpt.tiers.opened import make_namespace
 
@@ -41,7 +40,9 @@ def rebuild_lost(
 
     An agent of the same run that starts on the target directory finds them there. Exit code 1 when too little is left.
     """
-    if urls := [where for where in (*directories, into) if is_url(where)]:
+    with reported():
+        urls = [where for where in (*directories, into) if is_url(where)]
+    if urls:
         end(
             f"{urls[0]}: is in a bucket; parity lies in nodes' memory directories alone, a step in a bucket is whole "
             "or it is none: see `holdfast ckpt verify`",
@@ -102,7 +103,7 @@ def _show(
     if as_json:
         rows = [{"rank": one.record.rank, "bytes": one.record.nbytes, "path": str(one.path)} for one in made]
         facts = {"step": step, "world_size": world_size, "rebuilt": rows, "passed_over": passed_over}
-        typer.echo(json.dumps({**facts, "committed_to": committed}))
+        print_json({**facts, "committed_to": committed})
         return
     for reason in passed_over:
         typer.echo(f"passed over: {reason}")

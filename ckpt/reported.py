@@ -1,10 +1,11 @@
-"""What a verb of `holdfast ckpt` says when it cannot do what was asked: one line, and an exit code."""
+"""How a verb of `holdfast ckpt` ends when it cannot do what was asked, and how it prints JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -15,10 +16,22 @@ FAILED, USAGE, UNREAD = 1, 2, 3
 _BAD_INPUT = (ConfigError, NamespaceError, AccessError, FileNotFoundError, NotADirectoryError, PermissionError)
 
 
+class VerbFailed(Exception):
+    """Ends the program: the command line prints the message as its one error line, and exits with `exit_code`."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 def end(message: str, code: int = USAGE) -> NoReturn:
     """Ends the program."""
-    typer.echo(f"holdfast ckpt: error: {printable(message)}", err=True)
-    raise typer.Exit(code)
+    raise VerbFailed(message, code)
+
+
+def print_json(facts: Any) -> None:
+    """Prints facts as JSON, in the form of all verbs of `holdfast`."""
+    typer.echo(json.dumps(facts, indent=2))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +13,7 @@ from ckpt.awaiting import awaiting
 from ckpt.errors import ConfigError
 from ckpt.progress import Bar, counted
 from ckpt.record.shard import SaveId
-from ckpt.reported import reported
+from ckpt.reported import print_json, reported
 from ckpt.tiers.copying import copy_step
 from ckpt.tiers.lookup import is_url
 from ckpt.tiers.opened import committed_step, make_namespace, open_namespace
@@ -64,7 +63,7 @@ def bench(
         else:
             figures = run(size_mib=size_mib, repeat=repeat, directory=Path(where), advance=bar.advance)
     if as_json:
-        typer.echo(json.dumps(to_json(figures), indent=1))
+        print_json(to_json(figures))
     else:
         Console().print(as_table(figures, f"Checkpoints of {size_mib} MiB, one rank, median of {repeat}"))
 
@@ -91,7 +90,7 @@ def copy(
                 if not as_json:
                     typer.echo(f"step {save.step}: {'copied to' if copied else 'already in'} {there.where}")
     if as_json:
-        typer.echo(json.dumps(rows))
+        print_json(rows)
 
 
 def collect(
@@ -116,7 +115,7 @@ def collect(
             {"namespace": tier.namespace, **steps.get(name, {}), "bytes": sizes.get(name, 0), "removed": not dry_run}
             for name in names
         ]
-        typer.echo(json.dumps(rows))
+        print_json(rows)
         return
     for name in names:
         typer.echo(f"{'would remove' if dry_run else 'removed'} {tier.where}/{name}")
@@ -151,7 +150,7 @@ def export(
     values = len(stored.values) if safetensors else 0
     if as_json:
         counts = {"tensors": len(stored.parts), "values_left_out": values}
-        typer.echo(json.dumps({**_facts(tier, save), **counts, "to": str(dcp or safetensors)}))
+        print_json({**_facts(tier, save), **counts, "to": str(dcp or safetensors)})
         return
     left_out = f" (without {values} values that are no tensors)" if values else ""
     typer.echo(f"exported step {save.step}: {len(stored.parts)} tensors{left_out} to {dcp or safetensors}")
@@ -175,7 +174,7 @@ def import_step(
         with Bar(f"importing step {step}", total, quiet=as_json, heard=heard) as bar:
             save = import_dcp(source, tier, step, bar.advance)
     if as_json:
-        typer.echo(json.dumps({**_facts(tier, save), "to": tier.where}))
+        print_json({**_facts(tier, save), "to": tier.where})
         return
     typer.echo(f"imported {source} as step {step} of namespace {tier.namespace}")
 

@@ -9,7 +9,7 @@ import typer
 
 from launcher.errors import UsageError
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode=None)
 
 
 def _gb_s(of: str) -> Any:

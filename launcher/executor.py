@@ -228,6 +228,18 @@ def sbatch_script(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence
     return executor.script(), executor.sbatch_command("")[:-1]
 
 
+def sbatch_test(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> str:
+    """What Slurm answers to `sbatch --test-only`: when and where the job would start.
+
+    Raises:
+        LauncherError: sbatch refuses the job.
+        UsageError: there is no sbatch.
+    """
+    executor = SupervisedSlurmExecutor(_with_job_id(folder), flags)
+    executor.use(spec)
+    return executor.test()
+
+
 def check_partition(names: str | None, spec: JobSpec) -> None:
     """Compares the job's size with its partition's. Where Slurm does not tell, sbatch is left to judge.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +13,9 @@ from launcher.environment import remarks
 from launcher.errors import UsageError
 from launcher.fabric import MODES, efa_devices, fabric_environment, plugin_path, read_nccl_log, wrong
 from lifecycle import expected, instance_type
+from lifecycle.blocks import print_json
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode=None)
 
 # What is shown beside the remarks: the settings of the libraries that training rests on.
 _SHOWN = (
@@ -39,7 +39,7 @@ def env(
         list[Path] | None, typer.Option(help="Also judge these logs of NCCL (NCCL_DEBUG=INFO).", show_default=False)
     ] = None,
     more_logs: Annotated[
-        list[Path] | None, typer.Argument(metavar="[LOG]", help="More logs, as with --nccl-log.", show_default=False)
+        list[Path] | None, typer.Argument(metavar="LOG", help="More logs, as with --nccl-log.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -50,7 +50,7 @@ def env(
     if fabric not in MODES:
         raise UsageError(f"--fabric: got {fabric!r}, expected one of {', '.join(MODES)}")
     facts = _facts(fabric, [*(nccl_log or []), *(more_logs or [])])
-    print(json.dumps(facts, indent=1) if as_json else "\n".join(_lines(facts)))
+    print_json(facts) if as_json else typer.echo("\n".join(_lines(facts)))
     harmful = any(remark["severity"] == "harmful" for remark in facts["remarks"])
     if harmful or (fabric == "require" and any(log["wrong"] for log in facts["logs"])):
         raise typer.Exit(1)

@@ -6,13 +6,15 @@ Names and reasons may be a stranger's. No markup in them is followed, and what a
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
+if TYPE_CHECKING:  # imported when something is printed: that takes a tenth of a second
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 _WIDE = 10_000  # a file or a pipe has no lines to break
 
@@ -33,8 +35,15 @@ def print_block(block: RenderableType, out: IO[str] | None = None) -> None:
     return None
 
 
+def print_json(facts: Any) -> None:
+    """Prints facts as JSON: keys as the code spells them, two blanks for each level."""
+    print(json.dumps(facts, indent=2, default=str))
+
+
 def console_on(out: IO[str]) -> Console:
     """Colours on a terminal; elsewhere plain lines, wide enough not to be folded. No markup."""
+    from rich.console import Console
+
     return Console(file=out, width=None if out.isatty() else _WIDE, markup=False, emoji=False, highlight=False)
 
 
@@ -50,6 +59,8 @@ class _Escaped:
     block: RenderableType
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        from rich.segment import Segment
+
         for segment in console.render(self.block, options):
             text = segment.text if segment.text == "\n" else printable(segment.text)
             yield segment if segment.control else Segment(text, segment.style)

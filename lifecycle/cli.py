@@ -11,7 +11,7 @@ from lifecycle.slurm_conf import slurm_conf
 from lifecycle.software import image, versions
 
 app = typer.Typer(
-    help="Check and provision this node; heal those of the cluster.", no_args_is_help=True, add_completion=False
+    help="Check and provision this node; heal those of the cluster.", no_args_is_help=True, rich_markup_mode=None
 )
 app.command("check", short_help="Say whether this node is fit for training.")(check)
 app.command("provision", short_help="Make this node fit for training.")(provision)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from lifecycle.blocks import print_json
 from lifecycle.errors import UsageError
 from slurm.conf import Remark, hook_lines, lint
 from slurm.hooks.entry import DIRECTORY
@@ -29,11 +29,11 @@ def slurm_conf(
     """
     if lint_file is None:
         lines = hook_lines(directory)
-        typer.echo(json.dumps(lines, indent=2) if as_json else "\n".join(lines))
+        print_json(lines) if as_json else typer.echo("\n".join(lines))
         return
     remarks = lint(_read(lint_file), directory)
     if as_json:
-        typer.echo(json.dumps([asdict(remark) for remark in remarks], indent=2))
+        print_json([asdict(remark) for remark in remarks])
     else:
         for remark in remarks:
             typer.echo(_text(lint_file, remark))

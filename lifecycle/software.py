@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from lifecycle.blocks import print_json
 from lifecycle.errors import UsageError
 from lifecycle.image import KINDS, Image
 from lifecycle.inventory import installed
@@ -38,7 +38,7 @@ def versions(
     verdict = resolve(found, efa)
     if as_json:
         facts = {"installed": asdict(found), "pinned": asdict(verdict.pinned), "conflicts": list(verdict.conflicts)}
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)
     else:
         _print(found, verdict)
     raise typer.Exit(1 if verdict.conflicts else 0)
@@ -66,7 +66,7 @@ def image(
 
 def _print_files(found: list[PinnedFile], as_json: bool) -> None:
     if as_json:
-        return typer.echo(json.dumps([{**asdict(file), "file": file.name} for file in found], indent=2))
+        return print_json([{**asdict(file), "file": file.name} for file in found])
     for file in found:
         typer.echo(f"{file.artifact} {file.sha256 or '-'} {file.name} {file.url}")
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ckpt.errors import ConfigError
@@ -13,10 +14,19 @@ from ckpt.tiers.s3_bucket import Bucket, split_url
 from ckpt.tiers.s3_client import S3Options
 from ckpt.tiers.throttle import Throttle
 
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
 
 def is_url(where: str) -> bool:
-    """Whether somebody means a bucket; what looks like it and is none is refused when it is opened."""
-    return where.startswith("s3://")
+    """Whether somebody means a bucket; what looks like it and is none is refused when it is opened.
+
+    Raises:
+        ConfigError: it is a URL of another kind.
+    """
+    scheme = _SCHEME.match(where)
+    if scheme is not None and scheme[0] != "s3://":
+        raise ConfigError(f"{where}: got a URL of kind {scheme[0]}, expected a path or s3://bucket/prefix")
+    return scheme is not None
 
 
 def local_tiers(path: Path) -> list[tuple[SharedTier, str]]:

@@ -5,7 +5,8 @@
     jobs      status, logs, stop, cancel
     cluster   up, down, status of a test cluster
     options   what several verbs have in common
-    output    tables, pages and JSON
+    job_command   which words of a command line are sbatch's or the script's
+    man       pages of the manual
     errors    how errors are printed
 
 `holdfast ckpt` and `holdfast node` live in their rooms: ckpt/cli.py and lifecycle/cli.py.

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+import holdfast
 from launcher.cli import cluster
-from launcher.cli.errors import complain, help_command
+from launcher.cli.errors import Complaints
+from launcher.cli.job_command import JobCommand, SubmitCommand
 from launcher.cli.jobs import cancel, logs, status, stop
 from launcher.cli.options import GROUP
 from launcher.cli.start import run, submit
@@ -57,13 +59,26 @@ class _NodeVerbs(_RoomVerbs):
         return group
 
 
-app = typer.Typer(**GROUP, help="Keeps PyTorch training on Slurm running through the nodes it loses.")
-app.command("run", short_help="Run a job here, in the foreground, on the local cluster.")(run)
-app.command(
-    "submit",
-    short_help="Submit a job to Slurm, or to the local cluster.",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)(submit)
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"holdfast {holdfast.__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(**{**GROUP, "add_completion": True}, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+@app.callback()
+def _holdfast(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Keeps PyTorch training on Slurm running through the nodes it loses."""
+
+
+app.command("run", short_help="Run a job here, in the foreground, on the local cluster.", cls=JobCommand)(run)
+app.command("submit", short_help="Submit a job to Slurm, or to the local cluster.", cls=SubmitCommand)(submit)
 app.command("status", short_help="Show how a job stands; without JOB, all jobs.")(status)
 app.command("logs", short_help="Print what a job's workers wrote.")(logs)
 app.command("stop", short_help="Have all ranks save, then end a job for good.")(stop)
@@ -84,20 +99,13 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         Exit code: 0 for ok, 1 for failed, 2 for a wrong request; of `holdfast run` also 10 to 14, for the job's end.
     """
-    from ckpt import CheckpointError
-    from launcher.errors import LauncherError
-    from lifecycle import LifecycleError
-    from slurm import SlurmError
-
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        return app(sys.argv[1:] if arguments is None else arguments, prog_name="holdfast", standalone_mode=False) or 0
-    except (LauncherError, LifecycleError, SlurmError, CheckpointError) as error:
-        return complain(str(error), getattr(error, "exit_code", 1))
-    except OSError as error:
-        return complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
-    except typer.Abort:
-        return complain("interrupted", 130)
+        code = app(words, prog_name="holdfast", standalone_mode=False) or 0
+        sys.stdout.flush()
+        return code
     except Exception as error:
-        if not hasattr(error, "format_message"):  # click's usage errors, wherever typer keeps its click
+        exit_code = Complaints(words).of(error)
+        if exit_code is None:
             raise
-        return complain(f"{error.format_message().rstrip('.')}; `{help_command(error)}` tells more", 2)
+        return exit_code

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from launcher.cli.options import GROUP, Json
-from launcher.cli.output import print_json
+from lifecycle.blocks import print_json
 
 app = typer.Typer(**GROUP, help="A real Slurm of several nodes on this one machine (needs root).")
 
-ClusterName = Annotated[str, typer.Option(help="The cluster's name.")]
+ClusterName = Annotated[str, typer.Option(help="The cluster's name.", metavar="NAME")]
 
 
 @app.command("up", short_help="Start a cluster.")
@@ -36,7 +36,7 @@ def down(name: ClusterName = "default") -> None:
 
 @app.command("status", short_help="Show a cluster; without --name, all clusters.")
 def status(
-    name: Annotated[str | None, typer.Option(help="The cluster's name.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(help="The cluster's name.", metavar="NAME", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
     """Show the nodes of one cluster or of all, with their state in Slurm and their link."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from launcher.cli.options import JobName, Json
-from launcher.cli.output import print_json
+from lifecycle.blocks import print_json
 
 if TYPE_CHECKING:
     from launcher.registry import KnownJob
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def status(
     job: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", help="The job's id, name or folder.", show_default=False)
+        str | None, typer.Argument(metavar="JOB", help="The job's id, name or folder.", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -116,16 +117,8 @@ def _print_jobs(jobs: list[KnownJob], as_json: bool) -> None:
     if not states:
         typer.echo("no jobs submitted from here, none in ./runs; `holdfast submit JOB.yaml` submits one")
         return None
-    from rich.table import Table
-    from rich.text import Text
+    from launcher.cli.job_table import job_table
+    from lifecycle.blocks import console_on, print_block
 
-    from launcher.history.view import state_style
-    from lifecycle.blocks import print_block, printable
-
-    table = Table("job", "name", "cluster", "state", "step", "folder", box=None, pad_edge=False)
-    for job, now in states:
-        state = Text(printable(now.state), style=state_style(now.state))
-        place = Text(printable(str(job.folder)), overflow="fold")
-        table.add_row(printable(job.job_id), printable(job.name), job.cluster, state, str(now.step), place)
-    print_block(table)
+    print_block(job_table(states, console_on(sys.stdout).width))
     return None

@@ -7,15 +7,24 @@ from typing import Annotated, Any
 
 import typer
 
-GROUP: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "pretty_exceptions_enable": False}
+GROUP: dict[str, Any] = {
+    "no_args_is_help": True,
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,  # help as other tools print it: no boxes, no types
+}
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, name or folder.", show_default=False)]
-Nodes = Annotated[int | None, typer.Option(help="Nodes that train, instead of the job file's.", metavar="N")]
+Nodes = Annotated[
+    int | None, typer.Option("--nodes", "-N", help="Nodes that train, instead of the job file's.", metavar="N")
+]
 Spares = Annotated[int | None, typer.Option(help="Warm nodes beside them, instead of the job file's.", metavar="N")]
 GpusPerNode = Annotated[
     str | None,
     typer.Option("--gpus-per-node", help="GPUs on each node, instead of the job file's.", metavar="[TYPE:]N"),
 ]
-Folder = Annotated[str, typer.Option(help="The job's folder; %j is the job's id. For Slurm, where all nodes see it.")]
+Folder = Annotated[
+    str, typer.Option(help="The job's folder; %j is the job's id. On Slurm all nodes must see it.", metavar="DIR")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -9,17 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from launcher.cli.job_command import SCRIPT_ARGUMENTS
 from launcher.cli.options import Folder, GpusPerNode, JobFile, Json, Nodes, Spares
-from launcher.cli.output import print_json
+from lifecycle.blocks import print_json
 
 if TYPE_CHECKING:
     from launcher.jobfile import JobSpec
 
 
-def run(job_file: JobFile, nodes: Nodes = None, spares: Spares = None, folder: Folder = "runs/%j") -> None:
+def run(
+    context: typer.Context,
+    job_file: JobFile,
+    nodes: Nodes = None,
+    spares: Spares = None,
+    gpus_per_node: GpusPerNode = None,
+    folder: Folder = "runs/%j",
+) -> None:
     """Run a job on the local cluster and follow it to its end.
 
-    Nodes are groups of processes on this machine. Ctrl-C cancels the job.
+    Nodes are groups of processes on this machine. Ctrl-C cancels the job. Words behind -- replace the job file's args:
+
+        holdfast run job.yaml -N 2 -- --steps 10
 
     Exit codes: 0 done, 1 internal error, 10 the same error in the script twice,
     11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires.
@@ -29,7 +39,8 @@ def run(job_file: JobFile, nodes: Nodes = None, spares: Spares = None, folder: F
     from launcher.registry import KnownJob
     from lifecycle.blocks import console_on
 
-    spec = _load(job_file, nodes=nodes, spares=spares)
+    arguments = context.meta[SCRIPT_ARGUMENTS]
+    spec = _load(job_file, nodes=nodes, spares=spares, gpus_per_node=gpus_per_node, args=arguments)
     submitted = Executor(folder, cluster="local").submit(spec)
     job = KnownJob(
         job_id=submitted.job_id, name=spec.name, cluster="local", folder=submitted.paths.folder, nodes=spec.nodes,
@@ -43,19 +54,22 @@ def run(job_file: JobFile, nodes: Nodes = None, spares: Spares = None, folder: F
 def submit(
     context: typer.Context,
     job_file: JobFile,
-    cluster: Annotated[str, typer.Option(help="slurm or local.")] = "slurm",
+    cluster: Annotated[str, typer.Option(help="slurm or local.", metavar="NAME")] = "slurm",
     nodes: Nodes = None,
     spares: Spares = None,
     gpus_per_node: GpusPerNode = None,
     folder: Folder = "runs/%j",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what sbatch would get, submit nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what sbatch would get; submit nothing.")] = False,
+    test_only: Annotated[
+        bool, typer.Option("--test-only", help="Ask Slurm when the job would start; submit nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Submit a job.
 
-    Any further option after JOB.yaml goes to sbatch as it stands:
+    Any other option goes to sbatch as it stands, before or after JOB.yaml. Words behind -- replace the job file's args:
 
-    holdfast submit job.yaml --account=team -p train
+        holdfast submit -p train -t 1-0 -A team job.yaml -- --lr 3e-4
 
     The job's own exit code, as sacct shows it:
     0 done, 1 internal error, 10 the same error in the script twice,
@@ -64,13 +78,12 @@ def submit(
     from launcher.errors import UsageError
 
     flags = context.args
-    if str(job_file).startswith("-"):
-        raise UsageError(f"submit: got {job_file} first, expected JOB.yaml first and sbatch's options after it")
     if flags and cluster != "slurm":
         raise UsageError(f"submit: got {' '.join(flags)} with --cluster {cluster}, expected no sbatch options there")
-    spec = _load(job_file, flags, nodes=nodes, spares=spares, gpus_per_node=gpus_per_node)
-    if dry_run:
-        return _print_dry_run(spec, cluster, folder, flags)
+    arguments = context.meta[SCRIPT_ARGUMENTS]
+    spec = _load(job_file, flags, nodes=nodes, spares=spares, gpus_per_node=gpus_per_node, args=arguments)
+    if dry_run or test_only:
+        return _preview(spec, cluster, folder, flags, ask=test_only)
     from launcher.executor import Executor
 
     options = {"slurm_flags": flags} if cluster == "slurm" else {}
@@ -81,12 +94,12 @@ def submit(
     return None
 
 
-def _load(job_file: Path, flags: Sequence[str] = (), **sizes: int | str | None) -> JobSpec:
-    """The job file with the command line's sizes in place of its own, those of sbatch's --gres among them."""
+def _load(job_file: Path, flags: Sequence[str] = (), **changes: Any) -> JobSpec:
+    """The job file with what the command line gives in place of its own keys, sizes of sbatch's --gres among them."""
     from launcher.jobfile import JobSpec, gpus_of_gres, load_job, read_job
 
     spec = load_job(job_file)
-    given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    given = {name: value for name, value in changes.items() if value is not None}
     gres = _gres(flags)
     if not given and gres is None:
         return spec
@@ -106,18 +119,21 @@ def _gres(flags: Sequence[str]) -> str | None:
     return flag_values(flags).get("gres")
 
 
-def _print_dry_run(spec: JobSpec, cluster: str, folder: str, flags: list[str]) -> None:
+def _preview(spec: JobSpec, cluster: str, folder: str, flags: list[str], *, ask: bool) -> None:
+    """Prints the sbatch script, or what Slurm says of it."""
     import shlex
 
     from launcher.errors import UsageError
+    from launcher.executor import sbatch_script, sbatch_test
 
     if cluster != "slurm":
-        raise UsageError(f"--dry-run: got --cluster {cluster}, expected slurm; only there is a script to show")
-    from launcher.executor import sbatch_script
-
+        option = "--test-only" if ask else "--dry-run"
+        raise UsageError(f"{option}: got --cluster {cluster}, expected slurm; only there is a script")
+    if ask:
+        return typer.echo(sbatch_test(spec, folder, flags))
     script, command = sbatch_script(spec, folder, flags)
     typer.echo(script.rstrip("\n"))
-    typer.echo(f"# submitted by: {shlex.join(command)} SCRIPT", err=True)
+    return typer.echo(f"# submitted by: {shlex.join(command)} SCRIPT", err=True)
 
 
 def _size(spec: JobSpec) -> str:

@@ -7,6 +7,7 @@ import json
 import logging
 import shlex
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Sequence
@@ -219,6 +220,24 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         """The sbatch command line for a script."""
         return ["sbatch", *self._flags, str(script)]
 
+    def test(self) -> str:
+        """What Slurm answers to `--test-only` for the job last given to use().
+
+        Raises:
+            LauncherError: it refuses the job.
+            UsageError: there is no sbatch.
+        """
+        _require_sbatch()
+        with tempfile.NamedTemporaryFile("w", prefix="holdfast-", suffix=".sh") as script:
+            script.write(self.script())
+            script.flush()
+            try:
+                command, *words = self.sbatch_command(script.name)
+                said = run([command, "--test-only", *words], timeout_s=_SBATCH_TIMEOUT_S)
+            except CommandError as error:
+                raise LauncherError(f"sbatch would refuse the job: {_refusal(error)}") from error
+        return " ".join(line.removeprefix("sbatch: ") for line in (said.stdout + said.stderr).splitlines())
+
     def _timeout_min(self) -> int:
         limit = self.parameters["additional_parameters"].get("time") or self.parameters.get("time") or "UNLIMITED"
         return time_limit_min(str(limit)) or _NO_TIMEOUT_MIN
@@ -228,8 +247,7 @@ class SupervisedSlurmExecutor(SlurmExecutor):
 
     def _internal_process_submissions(self, delayed_submissions: Sequence[DelayedSubmission]) -> list[SlurmJob]:
         """One sbatch: of a job, or of an array of jobs."""
-        if shutil.which("sbatch") is None:
-            raise UsageError("cluster slurm: no sbatch on PATH; submit from a login node, or use --cluster local")
+        _require_sbatch()
         folder = JobPaths.get_first_id_independent_folder(self.folder)
         draft = uuid.uuid4().hex
         script = folder / f".{draft}.sh"
@@ -267,6 +285,11 @@ class SupervisedSlurmExecutor(SlurmExecutor):
                 f"{jobs[0].paths.folder}: cannot be written ({error}); job {submitted_id} was cancelled"
             ) from error
         return jobs
+
+
+def _require_sbatch() -> None:
+    if shutil.which("sbatch") is None:
+        raise UsageError("cluster slurm: no sbatch on PATH; submit from a login node, or use --cluster local")
 
 
 def cancel(job_id: str) -> None:

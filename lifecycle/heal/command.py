@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from lifecycle.blocks import print_json
 from lifecycle.errors import LifecycleError, UsageError
 from lifecycle.heal.case import Outcome
 from lifecycle.heal.healer import Healer
@@ -78,7 +78,7 @@ def return_(
 
     with only_one(state):
         outcome = Healer(Slurm(), HealSettings.read(config), History.read(state)).bring_back(node, wait)
-    typer.echo(json.dumps(asdict(outcome), indent=2) if as_json else _line(outcome))
+    print_json(asdict(outcome)) if as_json else typer.echo(_line(outcome))
     raise typer.Exit(0 if outcome.what == REPAIRED else 1)
 
 
@@ -100,7 +100,7 @@ def lemons(
     told = [incident for path in (incidents or here) for incident in _read(path)]
     found = offenders(History.read(state).events, told, time.time() - days * _DAY_S)
     if as_json:
-        typer.echo(json.dumps([asdict(offender) for offender in found], indent=2))
+        print_json([asdict(offender) for offender in found])
     elif found:
         _print_offenders(found)
     else:
@@ -123,7 +123,7 @@ def _look(settings: HealSettings, state: Path) -> list[Outcome]:
 
 def _print(outcomes: Sequence[Outcome], settings: HealSettings, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"heal": settings.heal, "nodes": [asdict(outcome) for outcome in outcomes]}))
+        print_json({"heal": settings.heal, "nodes": [asdict(outcome) for outcome in outcomes]})
         return
     for outcome in outcomes:
         typer.echo(_line(outcome))

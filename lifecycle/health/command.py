@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from lifecycle.blocks import print_json
 from lifecycle.errors import LifecycleError, UsageError
 from lifecycle.health.catalog import CHECKS, select
 from lifecycle.health.check import VERDICT_FILE, Check, Level, Node
@@ -75,7 +75,7 @@ def check(
         kept = tuple(row for row in result.checks if row["name"] != last_verdict.name)  # it speaks of the file itself
         _keep(dataclasses.replace(result, checks=kept), verdict, whole=chosen_level > Level.PROLOG)
     if as_json:
-        typer.echo(json.dumps(result.to_mapping(), indent=2))
+        print_json(result.to_mapping())
     else:
         print_findings(result, node.expected, sys.stdout, brief)
     raise typer.Exit(1 if result.status is Status.CRITICAL else 0)

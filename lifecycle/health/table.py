@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import IO
@@ -10,7 +9,7 @@ from typing import IO
 from rich.table import Table
 from rich.text import Text
 
-from lifecycle.blocks import print_block
+from lifecycle.blocks import print_block, print_json
 from lifecycle.health.check import Check
 from lifecycle.health.finding import Status
 from lifecycle.health.verdict import Verdict
@@ -61,7 +60,7 @@ def print_catalog(checks: Sequence[Check], as_json: bool) -> None:
         for check in checks
     ]
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     table = Table("check", "level", "limit", "OK means", box=None, pad_edge=False)
     for check in checks:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lifecycle.blocks import print_json
 from lifecycle.errors import LifecycleError, UsageError
 from lifecycle.provision.fetch import CACHE_DIRECTORY, Fetch
 from lifecycle.provision.plan import choose
@@ -139,7 +140,7 @@ def _planned(step: Step, node: Node, fetch: Fetch) -> dict[str, str]:
 
 def _print_plan(rows: Sequence[Mapping[str, str]], as_json: bool) -> None:
     if as_json:
-        return typer.echo(json.dumps(rows, indent=2))
+        return print_json(rows)
     from rich.table import Table
     from rich.text import Text
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 from s3_kit import BUCKET, S3Server, s3_server
-from typer.testing import CliRunner
+from verb_kit import ckpt
 
 from ckpt.bench.figures import Figure
-from ckpt.cli import app
 from ckpt.tiers.s3_bucket import Bucket
 from ckpt.tiers.throttle import Throttle
 
@@ -32,7 +31,7 @@ def leftovers() -> set[Path]:
 def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("bench")
     before = leftovers()
-    result = CliRunner().invoke(app, ["bench", "--size-mib", "16", "--repeat", "1", str(folder), "--json"])
+    result = ckpt("bench", "--size-mib", "16", "--repeat", "1", str(folder), "--json")
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     assert leftovers() <= before and not list(folder.iterdir())
@@ -102,7 +101,7 @@ def bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 def test_a_bucket_is_measured_beside_its_peers_and_left_as_it_was(bucket: Bucket) -> None:
     bucket.put("here/mine", b"x")
     arguments = ["bench", f"s3://{BUCKET}/here", "--size-mib", "48", "--repeat", "1"]  # three parts, and more
-    result = CliRunner().invoke(app, [*arguments, "--json"])
+    result = ckpt(*arguments, "--json")
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
     assert list(figures) == S3
@@ -139,7 +138,7 @@ def test_an_interrupted_bench_leaves_nothing_in_the_bucket(bucket: Bucket, numbe
     ],
 )
 def test_a_place_that_cannot_be_measured_is_one_line_and_exit_code_2(bucket: Bucket, where: str, message: str) -> None:
-    result = CliRunner().invoke(app, ["bench", where, "--size-mib", "16", "--repeat", "1"])
+    result = ckpt("bench", where, "--size-mib", "16", "--repeat", "1")
     assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1 and message in result.stderr
 
 

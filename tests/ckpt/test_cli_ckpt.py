@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 from test_tiers import commit, save_id, shard, write
-from typer.testing import CliRunner, Result
+from verb_kit import Printed, ckpt
 
-from ckpt.cli import app
 from ckpt.record.manifest import new_manifest
 from ckpt.record.shard import seal_json, unseal_json, write_record
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.posix import SharedTier
 
 
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+def run(*arguments: str | Path) -> Printed:
+    return ckpt(*arguments)
 
 
 def facts(*arguments: str | Path) -> list[dict[str, Any]]:
@@ -195,7 +194,7 @@ def test_a_path_that_is_not_ours_is_a_usage_error_in_one_line(tmp_path: Path, co
     result = run(command, path)
     assert result.exit_code == 2
     assert result.stdout == "" and len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith(f"holdfast ckpt: error: {path}")
+    assert result.stderr.startswith(f"holdfast: error: {path}")
 
 
 def test_a_step_that_is_not_there_is_a_usage_error(tier: SharedTier) -> None:

@@ -16,11 +16,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from trainer_kit import solo_namespace
-from typer.testing import CliRunner, Result
+from verb_kit import Printed, ckpt
 
 from ckpt import Checkpointer
 from ckpt.adapters.stored import read_stored
-from ckpt.cli import app
 from ckpt.record.blocks import checksums
 from ckpt.record.layout import Chunk, Layout
 from ckpt.record.shard import SaveId, ShardRecord
@@ -30,8 +29,8 @@ from ckpt.tiers.posix import SharedTier
 SAVE = SaveId(step=7, attempt=0, run_id="run")
 
 
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+def run(*arguments: str | Path) -> Printed:
+    return ckpt(*arguments)
 
 
 def training() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

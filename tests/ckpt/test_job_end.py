@@ -20,10 +20,9 @@ from agent_kit import NAMESPACE, RUN_ID, World, config, content, lose, run
 from parity_kit import saved
 from s3_kit import s3_server
 from test_recover import damage
-from typer.testing import CliRunner
+from verb_kit import ckpt
 from waiting import until
 
-from ckpt.cli import app
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import CheckpointError, ConfigError, CorruptError
 from ckpt.job_end import drain as draining
@@ -119,7 +118,7 @@ def test_the_newest_step_is_committed_and_the_next_run_restores_it(tmp_path: Pat
     assert [process.wait(WAIT_S) for process in working] == [0, 0, 0]
     check(tmp_path, 20)
     assert "step 20 was only in memory: committed in" in log_of(tmp_path)
-    assert CliRunner().invoke(app, ["verify", str(tmp_path / "shared")]).exit_code == 0
+    assert ckpt("verify", str(tmp_path / "shared")).exit_code == 0
     lose(tmp_path, *NODES)
 
     async def next_run() -> None:
@@ -160,7 +159,7 @@ def test_what_only_parity_could_make_again_stays_where_it_is_and_is_told(tmp_pat
     assert tier(tmp_path).steps() == []
     assert "no node has said that it holds rank 2 and 1 more; parity is not used here" in caplog.text
     left = [tmp_path / "a", tmp_path / "c"]
-    assert CliRunner().invoke(app, ["rebuild", *map(str, left), "--into", str(left[0])]).exit_code == 0
+    assert ckpt("rebuild", *map(str, left), "--into", str(left[0])).exit_code == 0
     assert {save.step for save in drain(tmp_path, "a", "c").values()} == {20}  # what was made again counts as a copy
     check(tmp_path, 20)
 

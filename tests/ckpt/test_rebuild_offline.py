@@ -9,9 +9,8 @@ import pytest
 from agent_kit import NAMESPACE, World, config, content, lose, run
 from parity_kit import NODES, SCHEMES, of, saved
 from test_recover import damage
-from typer.testing import CliRunner
+from verb_kit import ckpt
 
-from ckpt.cli import app
 from ckpt.record.shard import read_record
 
 LENGTHS = [0, 9000, 1, 300, 0, 7, 5000, 63]
@@ -22,7 +21,7 @@ def data(rank, step):
 
 
 def rebuild(*arguments):
-    return CliRunner().invoke(app, ["rebuild", *map(str, arguments)])
+    return ckpt("rebuild", *arguments)
 
 
 def snapshot(directories):
@@ -48,7 +47,7 @@ def test_every_loss(tmp_path, name, lost):
             assert path.with_suffix(".data").read_bytes() == data(record.rank, 20)
             assert path.stat().st_mode & 0o777 == path.with_suffix(".data").stat().st_mode & 0o777 == 0o600
         assert len(list(target.glob("copy-*.json"))) == len(ranks)
-        assert CliRunner().invoke(app, ["verify", str(target)]).exit_code == 0
+        assert ckpt("verify", str(target)).exit_code == 0
     else:
         assert result.exit_code == 1
         assert "no step can be had whole: step 20 of attempt 0: rank" in result.stderr
@@ -90,7 +89,7 @@ def test_a_step_committed_to_a_lower_tier_is_loaded_by_any_run(tmp_path, monkeyp
         value = json.loads(again.stdout)
         assert [row["rank"] for row in value["rebuilt"]] == made
         assert value["committed_to"] == str(shared / NAMESPACE)
-    assert CliRunner().invoke(app, ["verify", str(shared)]).exit_code == 0
+    assert ckpt("verify", str(shared)).exit_code == 0
     monkeypatch.setattr("agent_kit.RUN_ID", "run-2")
     run(restore)
 
@@ -127,11 +126,11 @@ def test_a_copy_is_as_good_as_parity(tmp_path):
 
 def test_verify_and_ls_know_parity(tmp_path):
     run(lambda: saved(tmp_path, of("xor"), steps=(10,)))
-    (row,) = json.loads(CliRunner().invoke(app, ["ls", str(tmp_path / "a"), "--json"]).stdout)
+    (row,) = json.loads(ckpt("ls", str(tmp_path / "a"), "--json").stdout)
     assert (row["shards"], row["bytes"], row["parity_bytes"]) == (2, 10_000, 3_392)
-    assert "2 + parity" in CliRunner().invoke(app, ["ls", str(tmp_path / "a")]).stdout
+    assert "2 + parity" in ckpt("ls", str(tmp_path / "a")).stdout
     damage(tmp_path / "a" / "parity-0.data")
-    result = CliRunner().invoke(app, ["verify", str(tmp_path / "a")])
+    result = ckpt("verify", str(tmp_path / "a"))
     assert result.exit_code == 1 and "BAD parity of a in" in result.stdout
 
 
@@ -152,7 +151,7 @@ def test_directories_without_anything_are_a_usage_error_in_one_line(tmp_path, ki
         more = ["--step", "99"]
     result = rebuild(path, "--into", tmp_path / "y", *more)
     assert result.exit_code == 2
-    assert result.stderr.startswith("holdfast ckpt: error: ") and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("holdfast: error: ") and len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("arguments", [["s3://bucket/prefix", "--into", "DIR"], ["DIR", "--into", "s3://bucket/x"]])
@@ -161,5 +160,5 @@ def test_a_bucket_has_nothing_to_rebuild_from_and_says_what_to_do_instead(tmp_pa
     result = rebuild(*(str(into) if word == "DIR" else word for word in arguments))
     url = next(word for word in arguments if word.startswith("s3:"))
     assert result.exit_code == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith(f"holdfast ckpt: error: {url}: is in a bucket; parity lies in nodes' memory")
+    assert result.stderr.startswith(f"holdfast: error: {url}: is in a bucket; parity lies in nodes' memory")
     assert "see `holdfast ckpt verify`" in result.stderr and not into.exists()

@@ -1,0 +1,80 @@
+"""The command lines of `run` and `submit`: whose is which word, before or after JOB.yaml.
+
+Words behind `--` go to the script. `submit` passes options that are not its own to sbatch, untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from typer.core import TyperCommand
+
+SCRIPT_ARGUMENTS = "launcher.script_arguments"  # in the context's meta; None without `--`
+# Options of sbatch (sbatch(1), 25.05) that take no value as a word of its own. All others take the next word.
+_SHORT_WITHOUT_VALUE = frozenset("HOQhkIsuvVW")
+_LONG_WITHOUT_VALUE = frozenset(
+    ("--contiguous", "--disable-stdout-job-info", "--exclusive", "--get-user-env", "--hold", "--ignore-pbs", "--nice",
+     "--no-kill", "--no-requeue", "--overcommit", "--oversubscribe", "--parsable", "--propagate", "--quiet", "--reboot",
+     "--requeue", "--resv-ports", "--spread-job", "--stepmgr", "--usage", "--use-min-nodes", "--verbose", "--wait")
+)  # fmt: skip
+
+
+class JobCommand(TyperCommand):
+    """A verb that takes JOB.yaml and arguments for its script."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words, rest = _cut(args)
+        ctx.meta[SCRIPT_ARGUMENTS] = rest
+        return list(super().parse_args(ctx, words))
+
+
+class SubmitCommand(JobCommand):
+    """A verb that also takes sbatch's options; the context's `args` are those."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words, rest = _cut(args)
+        takes_value = {name: not getattr(option, "is_flag", True) for option in self.params for name in option.opts}
+        takes_value |= dict.fromkeys(ctx.help_option_names, False)
+        own, sbatch = split(words, takes_value)
+        super().parse_args(ctx, own if rest is None else [*own, "--", *rest])
+        ctx.args = sbatch
+        return sbatch
+
+
+def split(words: Sequence[str], takes_value: dict[str, bool]) -> tuple[list[str], list[str]]:
+    """Divides a command line between `holdfast submit` and sbatch.
+
+    Args:
+        words: without what goes to the script.
+        takes_value: our own options, and whether each takes a value.
+
+    Returns:
+        Our options and JOB.yaml; sbatch's options.
+    """
+    own: list[str] = []
+    sbatch: list[str] = []
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        if not word.startswith("-") or word == "-":
+            own.append(word)
+            continue
+        is_long = word.startswith("--")
+        name, holds_value = (word.partition("=")[0], "=" in word) if is_long else (word[:2], len(word) > 2)
+        if name in takes_value:
+            side, needs_value = own, takes_value[name]
+        else:
+            side = sbatch
+            needs_value = name not in _LONG_WITHOUT_VALUE if is_long else name[1:] not in _SHORT_WITHOUT_VALUE
+        side.append(word)
+        if needs_value and not holds_value and waiting and not waiting[0].endswith((".yaml", ".yml")):
+            side.append(waiting.pop(0))
+    return own, sbatch
+
+
+def _cut(args: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    if "--" not in args:
+        return list(args), None
+    end = list(args).index("--")
+    return list(args[:end]), list(args[end + 1 :])

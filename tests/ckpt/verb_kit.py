@@ -1,0 +1,30 @@
+"""Runs a verb of `holdfast ckpt` in this process, as a user would, and keeps what it prints."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+
+from launcher.cli import main
+
+
+@dataclass(frozen=True, kw_only=True)
+class Printed:
+    """What a verb printed, and its exit code."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+def ckpt(*arguments: object) -> Printed:
+    """Runs `holdfast ckpt ARGUMENTS`."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(["ckpt", *map(str, arguments)])
+    return Printed(exit_code=code, stdout=out.getvalue(), stderr=err.getvalue())
