@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-import holdfast
 from launcher.cli import cluster
 from launcher.cli.errors import Complaints
 from launcher.cli.job_command import JobCommand, SubmitCommand
@@ -61,7 +60,9 @@ class _NodeVerbs(_RoomVerbs):
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        typer.echo(f"holdfast {holdfast.__version__}")
+        from importlib.metadata import version
+
+        typer.echo(f"holdfast {version('holdfast-hpc')}")
         raise typer.Exit
 
 
