@@ -40,7 +40,8 @@ def _page(command: Any, context: Any) -> str:
     name = context.command_path.replace(" ", "-")
     text = inspect.cleandoc(command.help or "")
     usage = " ".join(command.collect_usage_pieces(context))
-    lines = [f'.TH {name.upper()} 1 "" "holdfast {version("holdfast-hpc")}"', ".SH NAME"]
+    source = f"holdfast {version('holdfast-hpc')}"
+    lines = [f'.TH {name.upper()} 1 "" "{source}"', ".SH NAME"]
     lines += [f"{name} \\- {_roff(command.get_short_help_str(200).rstrip('.'))}", ".SH SYNOPSIS"]
     lines += [f".B {_roff(context.command_path)}", _roff(usage), ".SH DESCRIPTION", *_paragraphs(text)]
     arguments = [param for param in command.get_params(context) if param.param_type_name == "argument"]
