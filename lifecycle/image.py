@@ -74,42 +74,29 @@ class Image:
 
     def docker(self) -> str:
         """A Dockerfile."""
-        steps = "\n\n".join("RUN " + " \\\n && ".join(step) for step in self._steps())
-        environment = "\n".join(f'ENV {key}="{value}"' for key, value in self._environment().items())
-        return f"""# Training image with EFA, for pyxis/enroot or Docker. Made by `holdfast node image docker`.
-{self._comment()}
-FROM {self.base}
-
-SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
-ARG DEBIAN_FRONTEND=noninteractive
-COPY {self.wheel.name} /tmp/
-
-{steps}
-
-{environment}
-"""
+        return self._render("docker.j2")
 
     def apptainer(self) -> str:
         """An Apptainer (Singularity) definition."""
-        steps = "\n\n".join("\n".join(f"    {line}" for line in step) for step in self._steps())
-        environment = "\n".join(f'    export {key}="{value}"' for key, value in self._environment().items())
-        return f"""# Training image with EFA, for `apptainer build`. Made by `holdfast node image apptainer`.
-{self._comment()}
-Bootstrap: docker
-From: {self.base}
+        return self._render("apptainer.j2")
 
-%files
-    {self.wheel.name} /tmp/
+    def _render(self, recipe: str) -> str:
+        import jinja2  # here: only `node image` needs it
 
-%post -c /bin/bash
-    set -euo pipefail
-    export DEBIAN_FRONTEND=noninteractive
-
-{steps}
-
-%environment
-{environment}
-"""
+        recipes = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(Path(__file__).with_name("recipes")),
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            keep_trailing_newline=True,
+            autoescape=False,  # the recipes are shell, not HTML
+        )
+        return recipes.get_template(recipe).render(
+            comment=self._comment(),
+            base=self.base,
+            wheel=self.wheel.name,
+            steps=self._steps(),
+            environment=self._environment(),
+        )
 
     def _comment(self) -> str:
         p = self.pinned

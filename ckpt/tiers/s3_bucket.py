@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +10,6 @@ from contextlib import suppress
 from typing import Any
 
 from ckpt.errors import ConfigError, CorruptError
-from ckpt.tiers.crc32 import crc32_header
 from ckpt.tiers.parallel import in_parallel
 from ckpt.tiers.s3_client import LazyClient, S3Options, broke_off, connections, telling
 from ckpt.tiers.throttle import Throttle
@@ -71,7 +71,7 @@ class Bucket:
                 body = bodies.pop() if nbytes == part_bytes else bytearray(nbytes)
             except IndexError:
                 body = bytearray(nbytes)
-            sum32 = crc32_header(_cut(pieces, start, body))
+            sum32 = _crc32_header(_cut(pieces, start, body))
             self._throttle.take(nbytes)
             with telling(f"{self._url(key)} part {number}"):
                 answer = self._client.upload_part(
@@ -194,6 +194,13 @@ class Bucket:
 
     def _url(self, key: str) -> str:
         return f"s3://{self._name}/{key}"
+
+
+def _crc32_header(body: bytearray) -> str:
+    """The CRC-32 with which S3 compares a part before it keeps it. botocore would use zlib, and read the body twice."""
+    from isal import isal_zlib
+
+    return base64.b64encode(isal_zlib.crc32(body).to_bytes(4, "big")).decode()
 
 
 def _cut(pieces: Iterable[Piece], start: int, body: bytearray) -> bytearray:

@@ -8,10 +8,11 @@ import hashlib
 import logging
 import shlex
 import shutil
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from lifecycle.provision.site import SITE_FILE, Site
 from lifecycle.provision.step import StepError
@@ -20,6 +21,9 @@ from lifecycle.versions import PinnedFile, pinned_file
 CACHE_DIRECTORY = "/var/cache/holdfast"
 _CHUNK_BYTES = 1 << 20
 _TIMEOUT_S = 60.0
+_TRIES = 5
+_REDIRECTS = 5
+_TRY_AGAIN = (429, 500, 502, 503, 504)
 _log = logging.getLogger(__name__)
 
 
@@ -104,12 +108,54 @@ class Fetch:
             return _S3Object(source)
         if source.startswith("/"):
             return Path(source).open("rb")
-        answer: _Reader = urllib.request.urlopen(source, timeout=_TIMEOUT_S)
-        return answer
+        return _WebFile(source)
 
     def _advice(self) -> str:
         where = f"put the right file into the mirror {self._site.mirror}" if self._site.mirror else "name a mirror"
         return f"{where}, or check the network, then run `holdfast node provision` again"
+
+
+class _WebFile:
+    """A URL's bytes, through the environment's proxy. Failed requests are tried again; every error is an OSError."""
+
+    def __init__(self, url: str) -> None:
+        import urllib3
+
+        retries = urllib3.Retry(
+            total=_TRIES - 1,
+            backoff_factor=0.5,
+            status_forcelist=_TRY_AGAIN,
+            raise_on_status=False,
+            redirect=_REDIRECTS,
+        )
+        options: Any = {"retries": retries, "timeout": _TIMEOUT_S}
+        parts = urlsplit(url)
+        proxy = None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
+        self._pool = urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
+        self._error = urllib3.exceptions.HTTPError
+        with self._as_os_error():
+            self._answer = self._pool.request("GET", url, preload_content=False)
+        if self._answer.status != 200:
+            self.__exit__()
+            raise OSError(f"HTTP status {self._answer.status} {self._answer.reason}")
+
+    def __enter__(self) -> _WebFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._answer.close()
+        self._pool.clear()
+
+    def read(self, size: int = -1, /) -> bytes:
+        with self._as_os_error():
+            return self._answer.read(None if size < 0 else size)
+
+    @contextlib.contextmanager
+    def _as_os_error(self) -> Iterator[None]:
+        try:
+            yield
+        except self._error as error:
+            raise OSError(" ".join(str(error).split())) from None
 
 
 class _S3Object:

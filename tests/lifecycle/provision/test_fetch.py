@@ -130,9 +130,15 @@ def test_a_disk_that_is_full_is_named_and_nothing_half_is_left(tmp_path: Path) -
 
 
 class _Server(BaseHTTPRequestHandler):
-    """Serves the file; below /cut only half of it, though it announces all."""
+    """Serves the file; below /cut only half of it, though it announces all; below /busy at the third request."""
+
+    requests = 0
 
     def do_GET(self) -> None:
+        type(self).requests += 1
+        if self.path.startswith("/busy") and self.requests < 3:
+            self.send_error(503)
+            return
         self.send_response(200)
         self.send_header("Content-Length", str(len(_BODY)))
         self.end_headers()
@@ -144,6 +150,7 @@ class _Server(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
+    _Server.requests = 0
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Server)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -162,3 +169,11 @@ def test_from_its_url_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(StepError, match=f"over {len(_BODY) // 2} bytes|cannot be fetched"):
         _fetch(tmp_path)("efa", "1.42.0", _SHA256)
     assert not list((tmp_path / "cache").glob("*"))
+
+
+def test_a_server_that_is_busy_for_a_moment_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setitem(versions.table()["artifacts"], "efa", {"url": f"{url}/busy/{{version}}.tar.gz"})
+    assert _fetch(tmp_path)("efa", "1.42.0", _SHA256).read_bytes() == _BODY
+    assert _Server.requests == 3
