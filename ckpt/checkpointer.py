@@ -25,6 +25,7 @@ from ckpt.trainer.replicas import World
 from ckpt.trainer.restore import Restoration
 from ckpt.trainer.saved import SavedStep
 from ckpt.trainer.session import Identity, Session, Stage
+from ckpt.trainer.sigterm import leave_sigterm_to_the_stop
 from ckpt.trainer.solo import SoloAgent
 from ckpt.trainer.staging import Stager
 from ckpt.trainer.state import Piece, take_apart
@@ -207,7 +208,12 @@ class Checkpointer:
         return self._boundaries().due(step)
 
     def stop_requested(self) -> bool:
-        """Whether all ranks stop at this step (resize, preemption, time limit). Call once a step, after `due`."""
+        """Whether all ranks stop at this step (resize, preemption, time limit). Call once a step, after `due`.
+
+        Under the launcher this sets aside a SIGTERM handler of the script's own.
+        """
+        if self._own is None:
+            leave_sigterm_to_the_stop()
         return self._boundaries().stop_requested()
 
     def save(self, step: int, state: dict[str, Any], *, drain: bool = False) -> None:

@@ -27,6 +27,7 @@ Messages (JSON objects on launcher.channel), runner -> supervisor:
         furthest of the node's ranks; slowest: of those still training; activity: grows while they do anything that can
         be seen; rank_ended: whether one of them has ended; port: free for the next rendezvous
     network {attempt, problem, required}     NCCL does not use the node's fabric
+    problem {attempt, what}                  for people
     started {attempt, pids}                  the workers run
     first_step {attempt, step, time}         the first step boundary beyond the restored step
     monitor {attempt, event}                 what the ckpt agent told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from launcher.runner.activity import Activity
 from launcher.runner.config import RunnerConfig
 from launcher.runner.network import NetworkWatch, nccl_log_pattern
 from launcher.runner.port import free_port
-from launcher.runner.processes import end_all, environment_of, pids_with_environment
+from launcher.runner.processes import end_all, environment_of, handles, pids_with_environment
 from launcher.runner.stacks import Worker, dump
 from launcher.runner.variables import worker_environment
 from launcher.runner.watch import Patience, Watch
@@ -59,6 +60,7 @@ class NodeAttempt:
         self._network: NetworkWatch | None = None
         self._nccl_logs: str | None = None  # the pattern of their names
         self._activity = Activity()
+        self._handler_told = False
         self.number: int | None = None
         self.final_step: int | None = None
 
@@ -70,6 +72,7 @@ class NodeAttempt:
         """Begins an attempt, as the supervisor's `start` says. The one before must have ended."""
         self._spec = spec
         self.number = attempt = message["attempt"]
+        self._handler_told = False
         self._first_rank = message["node_rank"] * spec.workers_per_node
         log_dir = self._log_dir(attempt)
         nodes = list(expand(message["nodes"]))
@@ -84,6 +87,7 @@ class NodeAttempt:
         self._workers.start(
             {
                 "attempt": attempt,
+                "max_restarts": spec.restart.max_restarts,
                 "env": env,
                 "script": str(spec.script),
                 "args": list(spec.args),
@@ -127,8 +131,20 @@ class NodeAttempt:
 
     def stop(self) -> None:
         """Asks all ranks to stop at one step boundary."""
+        self.look_at_handlers()
         if self._watch is not None:
             self._watch.stop()
+
+    def look_at_handlers(self) -> None:
+        """Tells once if rank 0 handles SIGTERM itself, and so may not stop where all do. All have the same script."""
+        pid = self._pids.get(0)
+        if pid is not None and self._watch is not None and not self._handler_told and handles(pid, signal.SIGTERM):
+            self._handler_told = True
+            what = (
+                "the script handles SIGTERM itself and does not ask stop_requested(): its ranks may end at different "
+                "steps, without a save of the last ones"
+            )
+            self._send({"op": "problem", "attempt": self.number, "what": what})
 
     def release_agent(self) -> None:
         """Training is over: the agent may finish its work and end."""

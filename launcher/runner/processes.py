@@ -56,6 +56,11 @@ def status_of(pid: int) -> dict[str, str]:
     return {name: " ".join(value.split()) for name, value in fields.items()}
 
 
+def handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    return bool(int(status_of(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
+
+
 def cpu_ticks(pid: int) -> int | None:
     """CPU time that a process has used, in clock ticks (100 a second); None when it has ended."""
     try:

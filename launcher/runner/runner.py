@@ -61,8 +61,8 @@ class Runner:
     async def run(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._on_sigterm)
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
-        for warning in WARNINGS:
-            signal.signal(warning, signal.SIG_IGN)
+        for unheard in (signal.SIGHUP, *WARNINGS):  # `scancel --signal` sends them to every process
+            signal.signal(unheard, signal.SIG_IGN)
         self._preflight()
         warm = asyncio.create_task(self._attempt.run())
         looking = asyncio.create_task(self._look())
@@ -239,6 +239,7 @@ class Runner:
         """Slurm is about to end the step (requeue, preemption): all ranks stop at one boundary and save."""
         self._is_terminated = True
         self._tell_of_sigterm()
+        self._attempt.look_at_handlers()
         if self._channel is None:
             self._attempt.stop()
 

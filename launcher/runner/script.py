@@ -35,14 +35,21 @@ def run_script(task: dict[str, Any], agent_pid: int, last_words: Sequence[LastWo
     """
     die_with_parent(agent_pid)
     # Slurm sends SIGTERM to every process of a step when it requeues the job: the agreed stop ends us, not the signal.
+    # Nothing is left of torch elastic's handlers: a script's own handler may call the one that it finds.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
     leave_signals_to_the_rank()
     answer_stack_requests()
     _redirect_output(
         Path(task["log_dir"]) / f"rank-{os.environ['RANK']}.log", last_words[int(os.environ["LOCAL_RANK"])]
     )
+    os.environ |= {  # torch elastic restarts nothing itself
+        "TORCHELASTIC_RESTART_COUNT": str(task["attempt"]),
+        "TORCHELASTIC_MAX_RESTARTS": str(task["max_restarts"]),
+    }
     script = task["script"]
     sys.argv = [script, *task["args"]]
     sys.path.insert(0, os.path.dirname(script))
@@ -52,8 +59,12 @@ def run_script(task: dict[str, Any], agent_pid: int, last_words: Sequence[LastWo
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
-    except Exception:
+    except (Exception, KeyboardInterrupt) as error:
         print(script_traceback(traceback.format_exc(), script), file=sys.stderr, end="")
+        if isinstance(error, KeyboardInterrupt):  # above us it would pass for a good end
+            _finish()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGINT)
         raise
     finally:
         _finish()

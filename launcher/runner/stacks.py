@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.runner.processes import state_of, status_of
+from launcher.runner.processes import handles, state_of, status_of
 from slurm import SlurmError
 from slurm.command import run
 
@@ -108,7 +108,7 @@ def main_thread(text: str) -> list[str]:
 
 async def _ask(pid: int) -> str:
     """What the worker's handler prints; nothing where it cannot."""
-    if state_of(pid) in ("", "T", "t", "Z") or not _handles(pid):
+    if state_of(pid) in ("", "T", "t", "Z") or not handles(pid, STACK_SIGNAL):  # unhandled it would end it
         return ""
     memory = _open_memory(pid)
     if memory is None:
@@ -127,11 +127,6 @@ async def _ask(pid: int) -> str:
         return os.pread(memory, min(seen - before, _DUMP_BYTES), before).decode(errors="replace")
     finally:
         os.close(memory)
-
-
-def _handles(pid: int) -> bool:
-    """Whether the process handles STACK_SIGNAL; unhandled it would end it."""
-    return bool(int(status_of(pid).get("SigCgt", "0"), 16) >> (STACK_SIGNAL - 1) & 1)
 
 
 def _open_memory(pid: int) -> int | None:

@@ -122,6 +122,11 @@ class Attempt:
             what = f"not all ranks reached a common step boundary in time ({self._host.requests.stop}); they were ended"
             self._host.record("problem", attempt=self._number, what=what)
         await self._clear(ending)
+        reached = self._host.see_step(None) or 0
+        if self._host.requests.stop and self._agents.are_wanted and reached > evidence.committed_step:
+            saved = f"the newest step committed is {evidence.committed_step or 'none'}"
+            what = f"ranks ended in the stop without the save that all agree on: step {reached} was reached, {saved}"
+            self._host.record("problem", attempt=self._number, what=what)
         for fault in ending.faults + tuple(f for f in evidence.faults if f not in ending.faults):
             self._record_fault(fault)
         return ending

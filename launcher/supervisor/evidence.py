@@ -42,6 +42,7 @@ class Evidence:
         faults: what else ends the attempt, in the order it was heard.
         fault_time_s: when the first of it was noticed (epoch); 0 before that.
         restored: whether the agents have come up and agreed from where to go on.
+        committed_step: the newest step committed in the attempt, in any tier; 0 before the first.
         returned: nodes whose runners have come (back) during the attempt.
         agents_ended: whether the agents' launcher has ended, or, with nobody to tell that, every node's agent.
         stacks: what nodes have told of their workers' stacks.
@@ -61,6 +62,7 @@ class Evidence:
         self._agents_back = 0  # the newest generation that came up
         self.generation = 0
         self.restored = False
+        self.committed_step = 0
         self.started: set[str] = set()
         self.ended: set[str] = set()
         self.killed: set[str] = set()
@@ -111,6 +113,7 @@ class Evidence:
             self.restored |= name == "restore"
             self._first_step_seen |= name == "first_step"
             if name == "commit":
+                self.committed_step = max(self.committed_step, event["step"])
                 self._committed[event.get("tier")] = event["step"]
             if name == "agents_lost":  # that supervisor may have started the next ones; ours are the ones after
                 self.generation, self._agents_lost_s = event["generation"] + 1, event["time"]
@@ -186,6 +189,8 @@ class Evidence:
             self._take_killed(node, body)
         elif kind == "network":
             self._take_network(node, body["problem"], required=body["required"])
+        elif kind == "problem":
+            self._host.record("problem", attempt=self._number, node=node, what=body["what"])
         elif kind == "stacks":
             self.stacks[node] = [RankStack.from_report(node, rank) for rank in body["ranks"]]
 
@@ -232,7 +237,8 @@ class Evidence:
         elif name == "commit":
             if event["step"] <= self._committed.get(event.get("tier"), -1):
                 return  # told again
-            self._host.see_step(event.get("step"))
+            self.committed_step = max(self.committed_step, event["step"])
+            self._host.see_step(event["step"])
             self._host.record("commit", **fields)
         elif name in ("problem", "rebuilt", "stop_agreed"):
             self._host.record(name, **fields, node=node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 from launcher.runner.script import script_traceback
 
 RUN = """
-import multiprocessing, os, sys
+import multiprocessing, os, signal, sys
 from launcher.runner.last_words import LastWords
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # as torch elastic's agent has it
+    signal.signal(number, lambda *_: sys.exit("torch's handler"))
 from launcher.runner.script import run_script
 words = LastWords()
 rank = multiprocessing.get_context("fork").Process(target=run_script, args=({task!r}, os.getpid(), [words]))
@@ -34,7 +37,7 @@ def rank_that_ran(folder: Path, script: str) -> subprocess.CompletedProcess[str]
     """Runs a script as rank 0; its last words are the stdout."""
     path = folder / "script.py"
     path.write_text(script)
-    task = {"script": str(path), "args": ["x"], "log_dir": str(folder)}
+    task = {"script": str(path), "args": ["x"], "log_dir": str(folder), "attempt": 2, "max_restarts": 5}
     argv = [sys.executable, "-c", RUN.format(task=task)]
     env = os.environ | {"RANK": "0", "LOCAL_RANK": "0"}
     return subprocess.run(argv, check=False, timeout=120, env=env, stdout=subprocess.PIPE, text=True)
@@ -70,6 +73,30 @@ print("done")
 def test_the_end_of_stderr_survives_a_script(tmp_path: Path, end: str, code: int, words: str) -> None:
     done = rank_that_ran(tmp_path, f"import os, sys\n{end}")
     assert (done.returncode, done.stdout) == (code, words)
+
+
+def test_a_script_that_is_interrupted_has_not_ended_well(tmp_path: Path) -> None:
+    """As by `scancel --signal=INT`."""
+    script = """
+import atexit, os, signal
+atexit.register(print, "atexit")
+os.kill(os.getpid(), signal.SIGINT)
+"""
+    done = rank_that_ran(tmp_path, script)
+    assert done.returncode == 256 - signal.SIGINT
+    assert done.stdout.endswith("KeyboardInterrupt") and "script.py" in done.stdout and "runpy" not in done.stdout
+    assert (tmp_path / "rank-0.log").read_text().endswith("KeyboardInterrupt\natexit\n")
+
+
+def test_a_script_finds_no_handlers_of_torch_elastics_and_the_number_of_restarts(tmp_path: Path) -> None:
+    script = """
+import os, signal
+for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT"):
+    print(name, signal.getsignal(getattr(signal, name)) in (signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler))
+print(os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"])
+"""
+    named = [f"{name} True" for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT")]
+    assert run_as_rank(tmp_path, script) == (0, [*named, "2 5"])
 
 
 def test_threads_of_a_script_end_before_it_does(tmp_path: Path) -> None:

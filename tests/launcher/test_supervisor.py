@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -323,6 +324,34 @@ def test_stopped_job_goes_on_with_the_next_attempt_in_the_same_folder(make_job: 
     assert [event["reason"] for event in job.events("stop_requested")] == ["requeue"]
 
 
+def test_the_agreed_stop_wins_over_a_scripts_sigterm_handler_where_the_script_asks_for_it(
+    make_job: Callable[..., Job],
+) -> None:
+    """Slurm sends SIGTERM to every process of a job that it requeues."""
+    job = make_job(HANDLES_SIGTERM, spares=0, checkpoint=CHECKPOINT)
+
+    def requeue(attempt: int) -> None:
+        job.wait_for(f"up-{attempt}-0", f"up-{attempt}-1")
+        ranks = {int((job.dir / f"pid-{attempt}-{rank}").read_text()) for rank in (0, 1)}
+        for pid in set(pids_with_environment({"HOLDFAST_RUN_ID": local_run_id(job.dir)})) - ranks:
+            os.kill(pid, signal.SIGTERM)
+        if attempt == 0:
+            job.wait_for_event("problem", lambda event: event["what"].startswith("the script handles SIGTERM itself"))
+        for pid in ranks:
+            os.kill(pid, signal.SIGTERM)
+
+    job.meanwhile(lambda: requeue(0))
+    assert job.supervise().name == "stopped"
+    assert job.events("problem")[-1]["what"].startswith("ranks ended in the stop without the save that all agree on")
+    problems = len(job.events("problem"))
+    job.meanwhile(lambda: requeue(1))
+    assert job.supervise().name == "stopped"
+    assert len(job.events("problem")) == problems and job.events("stop_agreed")
+    last = {job.log(1, rank).splitlines()[-1] for rank in (0, 1)}
+    assert len(last) == 1 and last.pop().startswith("stopped at"), "both ranks, at one step"
+    shutil.rmtree(memory_dir(local_run_id(job.dir)))  # a third start would go on from there
+
+
 def test_killed_supervisor_takes_everything_along(tmp_path: Path) -> None:
     job = Job(tmp_path, WAIT, spares=0)
     code = (
@@ -396,6 +425,26 @@ with Checkpointer.from_env() as ckpt:
             ckpt.save(step, state)
         time.sleep(0.01)
 assert state["x"][0] == step
+"""
+HANDLES_SIGTERM = """
+import os, pathlib, signal, sys, time
+import torch
+from ckpt import Checkpointer
+job, attempt, rank = pathlib.Path(os.environ["HOLDFAST_JOB_DIR"]), os.environ["HOLDFAST_ATTEMPT"], os.environ["RANK"]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+(job / f"pid-{attempt}-{rank}").write_text(str(os.getpid()))
+state = {"x": torch.zeros(1)}
+with Checkpointer.from_env() as ckpt:
+    step = ckpt.load(state)
+    while True:
+        step += 1
+        if ckpt.due(step):
+            ckpt.save(step, state)
+        if attempt != "0" and ckpt.stop_requested():
+            break
+        (job / f"up-{attempt}-{rank}").touch()
+        time.sleep(0.01)
+print("stopped at", step)
 """
 UNSAVED = """
 import json, os, pathlib, time, torch
