@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from slurm import command
 from slurm.command import CommandError, Runner
 from slurm.errors import SlurmError
 from slurm.hostlist import compress
-from slurm.records import Job, Node, Partition
+from slurm.records import Job, Node, Partition, T, read_all
 from slurm.topology import Topology
 
 _CONNECT_TIMEOUT_S = 2.0
+_JOBS = re.compile(r"^JobId=.*?\sNumNodes=.*?(?=^JobId=|\Z)", re.DOTALL | re.MULTILINE)  # a job's name may have lines
 
 JobId = int | str  # a task of a job array is "42_3": its own number may be the array's, which names all its tasks
 
@@ -45,13 +46,13 @@ class Slurm:
             if "Invalid job id" in error.result.stderr:
                 return None
             raise
-        records = re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)  # of all tasks where it is an array's number too
+        records = _JOBS.findall(text)  # of all tasks where it is an array's number too
         own = (record for record in records if record.startswith(f"JobId={job_id} "))
         return Job.parse(next(own, text))
 
     def nodes(self) -> tuple[Node, ...]:
-        """All nodes of the cluster."""
-        return tuple(Node.parse(line) for line in self._scontrol("show", "node", "--oneliner").splitlines() if line)
+        """All nodes of the cluster, without those whose record cannot be read: these are logged."""
+        return self._list("node", "NodeName", Node.parse)
 
     def slurmd_port(self) -> int:
         """Where the nodes' slurmd listen, but for a node with a port of its own."""
@@ -68,9 +69,8 @@ class Slurm:
         return Partition.parse(self._scontrol("show", "partition", "--oneliner", name))
 
     def partitions(self) -> tuple[Partition, ...]:
-        """All partitions of the cluster."""
-        text = self._scontrol("show", "partition", "--oneliner")
-        return tuple(Partition.parse(line) for line in text.splitlines() if line)
+        """All partitions of the cluster, as `nodes`."""
+        return self._list("partition", "PartitionName", Partition.parse)
 
     def topology(self) -> Topology:
         """The cluster's switches; none where the site has configured no topology."""
@@ -155,6 +155,15 @@ class Slurm:
         if not number.isdigit():
             raise SlurmError(f"sbatch --parsable: got {said.strip()!r}, expected the job's number")
         return int(number)
+
+    def _list(self, kind: str, first: str, parse: Callable[[str], T]) -> tuple[T, ...]:
+        found, errors = read_all(self._scontrol("show", kind, "--oneliner"), first, parse)
+        if errors:
+            import logging  # hooks run for every job, and seldom need it
+
+            for error in errors:
+                logging.getLogger(__name__).warning("a %s is left out: %s", kind, error)
+        return found
 
     def _scontrol(self, *arguments: str) -> str:
         return self._run(["scontrol", *arguments], env=self._env).stdout

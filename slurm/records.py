@@ -1,23 +1,36 @@
 """What Slurm knows about a job, a node, a partition: read from `scontrol show ... --oneliner`.
 
 Slurm adds fields with every release and leaves out those that do not apply; only the few used here are read.
+
+Some fields hold what a person wrote (JobName, Comment, SubmitLine, Features, a node's Reason). It may look like other
+fields, as Slurm quotes nothing. A record is therefore read from the first to the last of the fields that Slurm itself
+writes; all of them lie between. If one stands there twice, or not in Slurm's order, the record is refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from slurm.errors import SlurmError
 from slurm.hostlist import expand
 
+T = TypeVar("T")
+
 _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z0-9_:/]*)=")
+# A node's reason ends with who gave it and when; what people may write follows it.
+_AFTER_REASON = r"\s+(?:Comment|Extra|Instance\w+|ReservationName|TLS\w+|Topology|Parameters)="
+_REASON = re.compile(rf"\sReason=(.*?\s\[[^\s@\]]+@[^\]]*\]|.*?)(?=\s*\Z|{_AFTER_REASON})", re.DOTALL)
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 # What Slurm says in place of RUNNING for a moment: each of its flags hides the state below it. A job that is preempted
 # gets a SIGCONT before its SIGTERM, and is SIGNALING until every node has answered to that.
 _STILL_RUNNING = frozenset(("RESIZING", "SIGNALING", "STOPPED"))
-_SCRIPT_LOST = ("JobLaunchFailure", "NonZeroExitCode")  # the latter where a shell outlived what it ran
+# NonZeroExitCode where a shell outlived what it ran. Of a script that a signal ended, releases since 23.02 say
+# RaisedSignal:9(Killed).
+_SCRIPT_LOST = ("JobLaunchFailure", "NonZeroExitCode", "RaisedSignal")
 _ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
@@ -33,8 +46,40 @@ class RecordError(SlurmError):
     def __init__(self, text: str, problem: str) -> None:
         self.text = text
         super().__init__(
-            f"scontrol printed {text[:120]!r}: {problem}; is this Slurm older than 22.05 or newer than 25.11?"
+            f"scontrol printed {text[:120]!r}: {problem}; is this Slurm older than 22.05 or newer than 26.05?"
         )
+
+
+def read_all(text: str, first: str, parse: Callable[[str], T]) -> tuple[tuple[T, ...], tuple[SlurmError, ...]]:
+    """Reads a listing, of which a record that cannot be read costs that record.
+
+    Args:
+        text: what `scontrol show node --oneliner` printed, say.
+        first: the field with which each record begins. Of several records with one name none is believed: the text
+            of another may have line breaks and imitate it.
+        parse: reads one record.
+
+    Returns:
+        The records, and what is wrong with the others.
+
+    Raises:
+        SlurmError: there are records, and none can be read.
+    """
+    records = [record for record in re.split(rf"^(?={first}=)", text, flags=re.MULTILINE) if record.strip()]
+    names = [record.split(maxsplit=1)[0] for record in records]
+    times = Counter(names)
+    read: list[T] = []
+    errors: list[SlurmError] = []
+    for name, record in zip(names, records, strict=True):
+        try:
+            if times[name] > 1:
+                raise RecordError(record, f"{name} stands there {times[name]} times")
+            read.append(parse(record))
+        except SlurmError as error:
+            errors.append(error)
+    if errors and not read:
+        raise errors[0]
+    return tuple(read), tuple(errors)
 
 
 def state_below(word: str) -> str:
@@ -83,12 +128,12 @@ class Job:
         that was DOWN and is back, as that is not the job's any more. Its steps get a SIGTERM, and KillWait later a
         SIGKILL; until they are gone, and after, it can be requeued (on 22.05).
         """
-        return self.state in ("COMPLETING", "FAILED") and self.reason in _SCRIPT_LOST
+        return self.state in ("COMPLETING", "FAILED") and self.reason.partition(":")[0] in _SCRIPT_LOST
 
     @classmethod
     def parse(cls, line: str) -> Job:
         """Read all of `scontrol show job --oneliner JOBID`; one line, unless the job's name has several."""
-        fields = _Fields(line)
+        fields = _Fields(line, "JobId", _OF_JOB)
         return cls(
             id=fields.number("JobId"),
             user=fields.text("UserId").split("(")[0],
@@ -143,7 +188,7 @@ class Node:
     @classmethod
     def parse(cls, line: str) -> Node:
         """Read one line of `scontrol show node --oneliner`."""
-        fields = _Fields(line)
+        fields = _Fields(line, "NodeName", _OF_NODE)
         state, *flags = fields.text("State").split("+")
         if state.endswith("*"):  # the short form of NOT_RESPONDING
             state, flags = state[:-1], [*flags, "NOT_RESPONDING"]
@@ -152,7 +197,7 @@ class Node:
             address=fields.optional("NodeAddr"),
             state=state,
             flags=frozenset(flag.rstrip("*") for flag in flags),
-            reason=fields.optional("Reason"),
+            reason=reason[1].strip() if (reason := _REASON.search(fields.rest)) else "",
             partitions=tuple(fields.optional("Partitions").split(",")) if fields.optional("Partitions") else (),
             cpus=fields.number("CPUTot"),
             port=fields.number("Port", 0) or None,
@@ -179,7 +224,7 @@ class Partition:
     @classmethod
     def parse(cls, line: str) -> Partition:
         """Read one line of `scontrol show partition --oneliner`."""
-        fields = _Fields(line)
+        fields = _Fields(line, "PartitionName", _OF_PARTITION)
         return cls(
             name=fields.text("PartitionName"),
             state=fields.text("State"),
@@ -188,18 +233,46 @@ class Partition:
         )
 
 
-class _Fields:
-    """The KEY=VALUE fields of a line. Values may hold spaces, so a value ends where the next key begins.
+# The fields that Slurm itself writes, as far as they are read here, in its order; the last is always there.
+_OF_JOB = (
+    *("UserId", "JobState", "Reason", "Restarts", "ExitCode", "RunTime", "TimeLimit", "Partition", "ExcNodeList"),
+    *("NodeList", "BatchHost", "NumNodes"),
+)
+_OF_NODE = ("CPUTot", "NodeAddr", "Port", "State", "Partitions", "SlurmdStartTime")
+_OF_PARTITION = ("Default", "Nodes", "State")
 
-    A job's name or comment is whatever its user wrote, perhaps `x JobState=COMPLETED`: a field that we read must
-    stand there exactly once.
+
+class _Fields:
+    """The KEY=VALUE fields of a record. A value may hold spaces: it ends where the next key begins.
+
+    Attributes:
+        rest: what follows the last key of `keys`.
     """
 
-    def __init__(self, line: str) -> None:
+    def __init__(self, line: str, first: str, keys: Sequence[str]) -> None:
+        """
+        Args:
+            line: the record.
+            first: the field with which it begins.
+            keys: other fields that are read: those that Slurm writes itself, in its order, the last always there.
+
+        Raises:
+            RecordError: this is no such record, or a person's text in it looks like one of these fields.
+        """
         self._line = line.strip()
-        self._values: dict[str, list[str]] = {}
-        for key, value in _pairs(self._line):
-            self._values.setdefault(key, []).append(value)
+        found = list(_FIELD.finditer(self._line))
+        names = [key[1] for key in found]
+        if names[:1] != [first] or found[0].start() or keys[0] not in names or keys[-1] not in names:
+            raise RecordError(self._line, f"expected {first}= at its start, then {keys[0]}= and {keys[-1]}=")
+        last = len(names) - 1 - names[::-1].index(keys[-1])
+        own = [index for index in range(names.index(keys[0]), last + 1) if names[index] in keys]
+        order = [keys.index(names[index]) for index in own]
+        if order != sorted(set(order)):
+            seen = " ".join(f"{names[index]}=" for index in own)
+            raise RecordError(self._line, f"{seen} expected each once and in Slurm's order; a text looks like them")
+        ends = [*(key.start() for key in found[1:]), len(self._line)]
+        self._values = {names[index]: self._line[found[index].end() : ends[index]].strip() for index in (0, *own)}
+        self.rest = self._line[found[last].end() :]
 
     def text(self, key: str) -> str:
         value = self.optional(key)
@@ -208,10 +281,8 @@ class _Fields:
         return value
 
     def optional(self, key: str) -> str:
-        values = self._values.get(key, [""])
-        if len(values) > 1:
-            raise RecordError(self._line, f"{key}= stands there {len(values)} times, once in a name or comment")
-        return "" if values[0] in ("(null)", "None", "N/A") else values[0]
+        value = self._values.get(key, "")
+        return "" if value in ("(null)", "None", "N/A") else value
 
     def number(self, key: str, default: int | None = None) -> int:
         value = self.optional(key)
@@ -235,10 +306,3 @@ def _seconds(duration: str) -> float | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds
-
-
-def _pairs(line: str) -> Iterator[tuple[str, str]]:
-    keys = list(_FIELD.finditer(line))
-    ends = [*(key.start() for key in keys[1:]), len(line)]
-    for key, end in zip(keys, ends, strict=False):  # no key: one end too many
-        yield key[1], line[key.end() : end].strip()

@@ -113,7 +113,8 @@ def _locked_memory(node: Node) -> str:
     """The limit that jobs inherit from slurmd; where none runs, our own."""
     for path in node.path("/proc").glob("[0-9]*/comm"):
         try:
-            if path.read_text().strip() == "slurmd" and (hit := _LOCKED.search((path.parent / "limits").read_text())):
+            is_slurmd = path.read_text().strip() in ("slurmd", "slurmd-wlm")  # Debian's, after a reconfiguration
+            if is_slurmd and (hit := _LOCKED.search((path.parent / "limits").read_text())):
                 return f"{_size(hit[1])} (slurmd)"
         except OSError:  # it ended
             continue

@@ -13,7 +13,7 @@ from slurm import command
 from slurm.client import Slurm
 from slurm.command import CommandError, Result, Runner
 from slurm.testbed import host, namespaces
-from slurm.testbed.daemons import SYSTEM_PATH, slurm_daemon, write_configuration
+from slurm.testbed.daemons import SYSTEM_PATH, write_configuration
 from slurm.testbed.hooks import write_settings
 from slurm.testbed.namespaces import last_lines, wait_until
 from slurm.testbed.plan import (
@@ -24,6 +24,7 @@ from slurm.testbed.plan import (
     TestbedError,
     check_name,
     check_size,
+    daemon_name,
     load_plan,
 )
 
@@ -233,15 +234,15 @@ class TestCluster:
         namespaces.set_link(self._plan, self._known(node), True, self._run)
         if self._daemon_runs(node):
             self._wait_for_slurmd(node)
-            self.run_on_node(node, ["pkill", "-HUP", "-x", "slurmd"])
+            self.run_on_node(node, ["pkill", "-HUP", "-x", daemon_name(node)])
 
     def kill_daemon(self, machine: str) -> None:
         """Kill a node's slurmd, or the controller's slurmctld (`ctl`), and nothing else."""
-        self._run_on(machine, ["pkill", "-KILL", "-x", slurm_daemon(self._plan, machine)[0]])
+        self._run_on(machine, ["pkill", "-KILL", "-x", daemon_name(machine)])
 
     def freeze_daemon(self, machine: str) -> None:
         """Stop a node's slurmd, or the controller's slurmctld: its kernel takes calls on, and nobody answers them."""
-        self._run_on(machine, ["pkill", "-STOP", "-x", slurm_daemon(self._plan, machine)[0]])
+        self._run_on(machine, ["pkill", "-STOP", "-x", daemon_name(machine)])
 
     def thaw_daemon(self, machine: str) -> None:
         """Let a daemon go on that was frozen."""
@@ -281,7 +282,7 @@ class TestCluster:
             if not links.get(self._plan.link(node), True):
                 self.node_up(node)
             if self._daemon_runs(node):
-                self.run_on_node(node, ["pkill", "-CONT", "-x", "slurmd"])  # it may be frozen
+                self.run_on_node(node, ["pkill", "-CONT", "-x", daemon_name(node)])  # it may be frozen
             else:
                 self.start_daemon(node)
         for node in self.nodes:  # scancel alone would give those that ignore SIGTERM their 30 s of KillWait
@@ -333,8 +334,7 @@ class TestCluster:
         return pid
 
     def _daemon_runs(self, machine: str) -> bool:
-        name = slurm_daemon(self._plan, machine)[0]
-        return self._run_on(machine, ["pgrep", "-x", name], check=False).returncode == 0
+        return self._run_on(machine, ["pgrep", "-x", daemon_name(machine)], check=False).returncode == 0
 
     def _controller_answers(self) -> bool:
         with contextlib.suppress(CommandError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from slurm.conf import hook_lines
 from slurm.hooks.entry import scripts
 from slurm.hooks.places import Places
-from slurm.testbed.plan import Plan
+from slurm.testbed.plan import Plan, daemon_name
 
 HEALTH_INTERVAL_S = 5
 """Seconds; real clusters check every few minutes."""
@@ -22,8 +22,8 @@ _REBOOT = """\
 # The testbed's RebootProgram: slurmd of this machine ends and starts again as after a boot.
 exec </dev/null >>{logs}/"$(uname -n)".log 2>&1
 setsid bash -c '
-pkill -KILL -x slurmd
-while pgrep -x slurmd >/dev/null; do sleep 0.05; done
+pkill -KILL -x "{slurmd}"
+while pgrep -x "{slurmd}" >/dev/null; do sleep 0.05; done
 ordered=$SECONDS
 until (( SECONDS > ordered + 1 )); do sleep 0.05; done
 exec slurmd -D -b -N "$(uname -n)"
@@ -37,7 +37,7 @@ def install_hooks(plan: Plan) -> list[str]:
         return []
     plan.hooks_dir.mkdir()
     texts = scripts(root=str(plan.hooks_root("%n")), slurm_conf=plan.slurm_conf)
-    reboot = _REBOOT.format(logs=shlex.quote(str(plan.log_dir)))
+    reboot = _REBOOT.format(logs=shlex.quote(str(plan.log_dir)), slurmd=daemon_name(plan.nodes[0]))
     for name, text in (texts | {_reboot_script(plan).name: reboot}).items():
         script = plan.hooks_dir / name
         script.write_text(text)

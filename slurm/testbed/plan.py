@@ -202,3 +202,11 @@ def account(user: str) -> pwd.struct_passwd:
     if found.pw_uid == 0:
         raise TestbedError("user of the cluster: got root, expected an ordinary user; name one")
     return found
+
+
+def daemon_name(machine: str) -> str:
+    """What `pgrep -x` finds a machine's Slurm daemon by.
+
+    At a reconfiguration newer releases execute themselves again, by the file's own name: on Debian slurmd-wlm.
+    """
+    return f"{'slurmctld' if machine == CONTROLLER else 'slurmd'}(-wlm)?"

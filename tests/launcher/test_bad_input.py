@@ -21,7 +21,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     answers = {
         "sbatch": f'echo sbatch "$@" >> {tmp_path}/submitted; echo Submitted batch job 42',
         "srun": "true",
-        "scontrol": "echo PartitionName=train State=UP Default=YES Nodes=n[1-2] PriorityTier=1",
+        "scontrol": "echo PartitionName=train Default=YES Nodes=n[1-2] PriorityTier=1 State=UP",
     }
     for name, answer in answers.items():
         (commands / name).write_text(f"#!/bin/sh\n{answer}\n")

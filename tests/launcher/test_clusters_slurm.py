@@ -36,7 +36,7 @@ def spec(tmp_path: Path) -> JobSpec:
     return JobSpec.from_mapping({"script": "s.py", "nodes": 2, "spares": 1}, tmp_path)
 
 
-PARTITION = "PartitionName=train State=UP Default=YES Nodes=n[1-5] PriorityTier=1"
+PARTITION = "PartitionName=train Default=YES Nodes=n[1-5] PriorityTier=1 State=UP"
 
 
 class Scontrol:
@@ -51,7 +51,7 @@ class Scontrol:
         answer = self._answers.pop(0)
         state, restarts = ("", 0) if answer is None or isinstance(answer, str) else answer
         job = f"JobId=7 JobName=j UserId=u(1) JobState={state} Restarts={restarts} Partition=train "
-        text = answer if isinstance(answer, str) else f"{job} NodeList=n[1-3] ExcNodeList=n5"
+        text = answer if isinstance(answer, str) else f"{job} ExcNodeList=n5 NodeList=n[1-3] NumNodes=3"
         result = Result(argv=tuple(argv), returncode=0, stdout=text, stderr="", seconds=0.0)
         if answer is None:
             raise CommandError(result, "signal SIGTERM")
@@ -100,10 +100,10 @@ def test_state_of_the_job_tells_why_it_is_terminated(spec: JobSpec, state: str, 
 
 
 def test_a_job_that_ends_because_its_batch_script_was_killed_can_be_requeued(spec: JobSpec) -> None:
-    record = "JobId=7 JobName=j UserId=u(1) JobState=COMPLETING Reason={} Restarts=2 Partition=train NodeList=n[1-3]"
-    reasons = ("JobLaunchFailure", "NonZeroExitCode", "TimeLimit")
+    record = "JobId=7 JobName=j UserId=u(1) JobState=COMPLETING Reason={} Restarts=2 Partition=train NumNodes=3"
+    reasons = ("JobLaunchFailure", "NonZeroExitCode", "RaisedSignal:9(Killed)", "TimeLimit")
     why = [cluster(spec, Scontrol(record.format(reason))).why_terminated() for reason in reasons]
-    assert why == ["batch_script_lost", "batch_script_lost", "cancel"]
+    assert why == ["batch_script_lost", "batch_script_lost", "batch_script_lost", "cancel"]
 
 
 def test_scontrol_that_was_terminated_too_is_asked_again(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,8 @@ def test_steps_run_in_the_jobs_container(tmp_path: Path, monkeypatch: pytest.Mon
 
 def node_line(name: str, state: str, port: int) -> str:
     return (
-        f"NodeName={name} NodeAddr=127.0.0.1 Port={port} State={state} CPUTot=8 Partitions=train Reason=Not responding"
+        f"NodeName={name} CPUTot=8 NodeAddr=127.0.0.1 Port={port} State={state} Partitions=train SlurmdStartTime=None "
+        "Reason=Not responding"
     )
 
 

@@ -24,7 +24,7 @@ from launcher.submission import inside
 from launcher.submission.process import Process
 from launcher.submission.slurm import SlurmWatcher, cancel
 
-PARTITIONS = "PartitionName=train State=UP Default=YES Nodes=n[1-16]"
+PARTITIONS = "PartitionName=train Default=YES Nodes=n[1-16] State=UP"
 
 
 @pytest.fixture(autouse=True)

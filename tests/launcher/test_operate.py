@@ -34,7 +34,7 @@ def test_a_held_job_is_told_from_one_that_waits_its_turn(reason: str, held: bool
 )
 def test_a_job_that_waits_for_drained_nodes_names_them_and_why(reason: str, named: bool) -> None:
     job = Job.parse(PENDING.read_text().replace("Reason=Resources", f"Reason={reason}"))
-    line = "NodeName=gpu_{} CPUTot=8 State=IDLE{} Partitions={} Reason={}"
+    line = "NodeName=gpu_{} CPUTot=8 State=IDLE{} Partitions={} SlurmdStartTime=None Reason={}"
     epilog = "Epilog error [root@2026-11-22T00:38:29]"
     lines = [line.format(1, "", "train", ""), line.format(2, "+DRAIN", "train", epilog)]
     lines.append(line.format(3, "+DRAIN", "other", "of no concern"))

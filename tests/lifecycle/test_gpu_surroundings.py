@@ -293,11 +293,11 @@ def test_the_open_driver_shares_gpu_memory_without_a_module_since_linux_5_12(
     assert efa.efa_modules.run(node_of(tmp_path)).status is status
 
 
-@pytest.mark.parametrize(("plugged", "driven"), [(1, 0), (0, 1)])
+@pytest.mark.parametrize(("plugged", "driven", "slurmd"), [(1, 0, "slurmd"), (0, 1, "slurmd-wlm")])
 def test_locked_memory_matters_where_there_is_rdma_with_a_driver_or_without(
-    tmp_path: Path, plugged: int, driven: int
+    tmp_path: Path, plugged: int, driven: int, slurmd: str
 ) -> None:
-    put(tmp_path, "/proc/17/comm", "slurmd\n")
+    put(tmp_path, "/proc/17/comm", f"{slurmd}\n")
     put(tmp_path, "/proc/17/limits", "Max locked memory         65536                65536                bytes     \n")
     assert efa.locked_memory.run(node_of(tmp_path)).status is Status.OK
     plug_efa(tmp_path, plugged, driven)

@@ -57,7 +57,7 @@ class TenNodes:
         text = ""
         if argv[:2] == ["scontrol", "show"]:
             flags = {name: "+DRAIN" if name in self.drained else "" for name in (f"n{n}" for n in range(1, 11))}
-            line = "NodeName={} CPUTot=8 State=IDLE{} Reason={} [root@2026-11-20T23:19:59]\n"
+            line = "NodeName={} CPUTot=8 State=IDLE{} SlurmdStartTime=None Reason={} [root@2026-11-20T23:19:59]\n"
             text = "".join(line.format(*item, self.reason) for item in flags.items())
         elif "State=DRAIN" in argv:
             self.drained |= {argv[2].removeprefix("NodeName="), *self.meanwhile}

@@ -234,7 +234,7 @@ class TestDepartureWithoutAnEpilog:
 
 
 def record(job: HookJob, state: str, nodes: str) -> str:
-    return f"JobId={job.job_id} UserId=nobody({USER}) JobState={state} Partition=train NodeList={nodes}\n"
+    return f"JobId={job.job_id} UserId=nobody({USER}) JobState={state} Partition=train NodeList={nodes} NumNodes=1\n"
 
 
 @pytest.mark.timeout(30)  # a read that waits for the kernel's next message ends here

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from slurm.records import Job, Node, Partition, RecordError
+from slurm.records import Job, Node, Partition, RecordError, read_all
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -62,15 +65,81 @@ def test_the_time_left_is_told_by_durations_alone() -> None:
 
 
 def test_an_ended_job_has_ended() -> None:
-    job = Job.parse("JobId=1 UserId=a(1) JobState=NODE_FAIL Partition=p ExitCode=1:0")
+    job = Job.parse("JobId=1 UserId=a(1) JobState=NODE_FAIL ExitCode=1:0 Partition=p NumNodes=1")
     assert job.has_ended and job.exit_code == 1
 
 
-@pytest.mark.parametrize("name", ["x JobState=COMPLETED", "x\n   JobState=COMPLETED"])
-def test_a_job_name_that_imitates_a_field_is_refused_not_believed(name: str) -> None:
-    text = recorded("job_running.txt").replace("two words", name)
-    with pytest.raises(RecordError, match="JobState= stands there 2 times"):
-        Job.parse(text)
+@pytest.mark.parametrize("name", ["x JobState=COMPLETED", "x\n   JobState=COMPLETED NumNodes=2"])
+def test_a_job_name_that_imitates_a_field_changes_nothing(name: str) -> None:
+    text = recorded("job_running.txt")
+    assert Job.parse(text.replace("two words", name)) == Job.parse(text)
+
+
+def test_a_job_name_that_imitates_a_whole_record_is_refused_not_believed() -> None:
+    text = recorded("job_running.txt")
+    whole = text.replace("two words", "x")
+    with pytest.raises(RecordError, match="a text looks like them"):
+        Job.parse(text.replace("two words", whole))
+
+
+_JOB = recorded("job_running.txt").replace("Network=(null)", "Network=(null) SubmitLine=sbatch x.sh")
+_NODE = recorded("nodes.txt").splitlines()[3] + " Comment=of an admin Extra=more"
+_WORDS = st.sampled_from(
+    [
+        *("JobState=FAILED", "Reason=None", "UserId=root(0)", "Restarts=9", "NodeList=n9", "BatchHost=n9"),
+        *("NumNodes=9", "\nJobId=9", "\nNodeName=n9", "CPUTot=1", "NodeAddr=n9", "Port=1", "State=DOWN", "Comment=y"),
+        *("SlurmdStartTime=x", "ReservationName=r", "down", "=", "(null)", "[root@2026-11-20T19:12:08]", "[", "]", "@"),
+    ]
+)
+hostile = st.lists(_WORDS | st.text(max_size=8), max_size=12).map(" ".join)
+
+
+@given(name=hostile, account=hostile, features=hostile, submit_line=hostile, comment=hostile)
+def test_what_a_user_writes_into_a_job_is_never_taken_for_slurms_words(
+    name: str, account: str, features: str, submit_line: str, comment: str
+) -> None:
+    text = _JOB.replace("JobName=two words", f"JobName={name}").replace("Account=(null)", f"Account={account}")
+    text = text.replace("Features=(null)", f"Features={features}").replace("Comment=a b", f"Comment={comment}")
+    text = text.replace("SubmitLine=sbatch x.sh", f"SubmitLine={submit_line}")
+    own = "UserId=" not in name and "=" not in account and "NumNodes=" not in features + submit_line + comment
+    try:
+        assert Job.parse(text) == Job.parse(_JOB)
+    except RecordError:
+        assert not own
+
+
+@given(features=hostile, reason=hostile, comment=hostile, extra=hostile)
+def test_what_people_write_about_a_node_is_never_taken_for_slurms_words(
+    features: str, reason: str, comment: str, extra: str
+) -> None:
+    text = _NODE.replace("AvailableFeatures=(null)", f"AvailableFeatures={features}")
+    text = text.replace("Reason=gpu 3: row remap failed", f"Reason={reason}").replace("of an admin", comment)
+    text = text.replace("Extra=more", f"Extra={extra}")
+    own = "=" not in features and "SlurmdStartTime=" not in reason + comment + extra
+    try:
+        node, clean = Node.parse(text), Node.parse(_NODE)
+    except RecordError:
+        assert not own
+    else:
+        assert dataclasses.replace(node, reason="") == dataclasses.replace(clean, reason="")
+        assert node.reason.startswith(reason.strip()) or "[" in reason
+        assert node.reason == f"{reason} [root@2026-11-20T19:12:08]".strip() or "@" in reason + comment + extra
+
+
+@given(hostile)
+def test_a_node_that_cannot_be_read_costs_no_other_node(reason: str) -> None:
+    lines = recorded("nodes.txt").splitlines()
+    text = "\n".join([*lines[:3], lines[3].replace("gpu 3: row remap failed", reason)])
+    nodes, errors = read_all(text, "NodeName", Node.parse)
+    assert nodes[:3] == tuple(map(Node.parse, lines[:3])) and len(nodes) + len(errors) >= 4
+    nodes, errors = read_all(text + "\nNodeName=n1 State=DOWN", "NodeName", Node.parse)
+    assert [node.name for node in nodes[:2]] == ["n2", "n3"] and len(errors) >= 2, "which n1 is true is not known"
+
+
+def test_a_listing_of_which_nothing_can_be_read_is_an_error() -> None:
+    with pytest.raises(RecordError, match="expected NodeName= at its start"):
+        read_all("NodeName=n1 Status=IDLE\nNodeName=n2 Status=IDLE\n", "NodeName", Node.parse)
+    assert read_all("", "NodeName", Node.parse) == ((), ())
 
 
 @pytest.mark.parametrize("word", ["SIGNALING", "RESIZING", "STOPPED"])
@@ -108,7 +177,7 @@ def test_reads_nodes() -> None:
     ],
 )
 def test_reads_every_way_to_write_a_nodes_state(written: str, state: str, flags: set[str], responds: bool) -> None:
-    node = Node.parse(f"NodeName=a CPUTot=1 State={written} Reason=(null)")
+    node = Node.parse(f"NodeName=a CPUTot=1 State={written} SlurmdStartTime=None")
     assert (node.state, node.flags, node.responds, node.reason) == (state, flags, responds, "")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from waiting import until
 
-from slurm import CommandError, Slurm, SlurmError
+from slurm import CommandError, Slurm, SlurmError, command
 from slurm.command import Result
 from slurm.testbed import TestCluster
 
@@ -73,6 +73,34 @@ def test_reads_nodes_and_partitions() -> None:
         ("base", 4),
         ("urgent", 4),
     ]
+
+
+@pytest.mark.slurm
+def test_what_people_write_blinds_nobody(slurm_cluster: TestCluster) -> None:
+    """Reasons, comments, a job's name and its line as a real Slurm prints them."""
+    slurm, text = Slurm(env=os.environ | slurm_cluster.env), "mlx5_0 Port=1 down\nNodeName=n2 State=DOWN Comment=x"
+    slurm.drain("n1", text)
+    scontrol = ["scontrol", "update", "NodeName=n3", f"Comment=Reason=x [root@y]\n{text}"]
+    command.run(scontrol, env=os.environ | slurm_cluster.env)
+    nodes = {node.name: node for node in slurm.nodes()}
+    assert list(nodes) == ["n1", "n3", "n4"], "one name, two records: neither n2 is believed"
+    assert nodes["n1"].flags == {"DRAIN"} and nodes["n3"].is_idle and nodes["n3"].reason == ""
+    assert nodes["n1"].reason.startswith("mlx5_0 Port=1 down [root@"), nodes["n1"].reason
+    command.run([*scontrol[:3], "Comment="], env=os.environ | slurm_cluster.env)
+    assert len(slurm.nodes()) == 4
+    name = "a\nJobId=1 JobState=FAILED NodeList=n9"
+    submit = [
+        "sbatch",
+        "--parsable",
+        "--hold",
+        f"--job-name={name}",
+        f"--comment={name} UserId=root(0)",
+        "--wrap",
+        name,
+    ]
+    job = slurm.job(int(slurm_cluster.run_as_user(submit).stdout))
+    assert job is not None
+    assert (job.state, job.user, job.nodes) == ("PENDING", slurm_cluster.user, ())
 
 
 def test_asks_slurm_to_cancel_requeue_and_drain() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,6 +133,17 @@ def test_a_node_that_is_cut_off_goes_on_unheard_and_comes_back(slurm_cluster: Te
     until(lambda: not node_of(slurm_cluster, "n2").responds)
     slurm_cluster.node_up("n2")
     until(lambda: node_of(slurm_cluster, "n2").responds)
+
+
+@pytest.mark.skipif(shutil.which("slurmd-wlm") is None, reason="Debian's name")
+def test_a_daemon_that_has_executed_itself_again_is_found_by_its_files_name(slurm_cluster: TestCluster) -> None:
+    slurm_cluster.kill_daemon("n2")
+    slurm_cluster.run_on_node("n2", ["slurmd-wlm", "-N", "n2"])
+    slurm_cluster.freeze_daemon("n2")
+    slurm_cluster.restore()
+    slurm_cluster.run_on_node("n2", ["pgrep", "-x", "slurmd-wlm"])
+    slurm_cluster.kill_daemon("n2")
+    assert slurm_cluster.run_on_node("n2", ["pgrep", "-f", "^slurmd"], check=False).returncode == 1
 
 
 def test_a_crash_takes_all_processes_and_the_memory_but_not_the_disk(slurm_cluster: TestCluster) -> None:
