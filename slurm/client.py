@@ -81,6 +81,11 @@ class Slurm:
                 return Topology()
             raise
 
+    def mpi_types(self) -> tuple[str, ...]:
+        """What srun's --mpi takes here."""
+        said = self._run(["srun", "--mpi=list"], env=self._env)
+        return tuple(re.findall(r"^\s+(\w+)\s*$", said.stdout + said.stderr, re.MULTILINE))
+
     def cancel(self, job_id: JobId) -> None:
         """End a job for good."""
         self._run(["scancel", str(job_id)], env=self._env)

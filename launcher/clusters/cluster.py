@@ -50,6 +50,13 @@ class Cluster(Protocol):
     def topology(self) -> Topology:
         """Which of the nodes hang on one switch."""
 
+    def require_mpi(self) -> None:
+        """Says at once that no agents can be started here, rather than in every attempt.
+
+        Raises:
+            UsageError: the cluster has no MPI for them.
+        """
+
     async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
         """Starts `python -m launcher.runner` on the given nodes, all that can be given a process.
 

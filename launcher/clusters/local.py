@@ -48,6 +48,9 @@ class LocalCluster:
         self._runners: list[Spawned] = []
         self._mpi_dir = memory_dir(self.run_id) / ".mpi"
 
+    def require_mpi(self) -> None:
+        _mpirun()
+
     async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
         for node in nodes:
             own = self._node_environment(node) | {"HOLDFAST_SUPERVISOR_PID": str(os.getpid())}

@@ -88,6 +88,18 @@ class SlurmCluster:
             log.warning("the network's switches are not known, all nodes count as equally near: %s", error)
             return Topology()
 
+    def require_mpi(self) -> None:
+        try:
+            types = self._slurm.mpi_types()
+        except SlurmError as error:  # the runners' srun will fail likewise, and say of which node
+            log.warning("whether srun knows pmix is not known: %s", error)
+            return
+        if "pmix" not in types:
+            raise UsageError(
+                f"srun --mpi=list: got {', '.join(types) or 'nothing'}, expected pmix, by which agents start; "
+                "install Slurm's PMIx plugin, or leave `checkpoint` out of the job file"
+            )
+
     async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
         output = self._job_dir / "log" / "runner-%N.log"
         argv = self._srun(nodes, "--mpi=none", f"--output={output}", "--open-mode=append")

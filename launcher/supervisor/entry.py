@@ -29,10 +29,12 @@ def supervise(spec: JobSpec, job_dir: Path, cluster: str) -> Outcome:
         LauncherError, SlurmError: the job could not be begun; nothing was started.
     """
     job_dir = job_dir.absolute()
+    opened = open_cluster(cluster, spec, job_dir)  # raises here what it has to
+    if spec.checkpoint is not None:
+        opened.require_mpi()
     make_folders(job_dir)
     if cluster != "slurm":
         return supervise_here(spec, job_dir, cluster)
-    open_cluster(cluster, spec, job_dir)  # raises here what it has to
     return Keeper(lambda after: supervise_here(spec, job_dir, cluster, take_over=after), job_dir).run()
 
 

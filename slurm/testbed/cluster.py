@@ -246,7 +246,7 @@ class TestCluster:
 
     def thaw_daemon(self, machine: str) -> None:
         """Let a daemon go on that was frozen."""
-        self._run_on(machine, ["pkill", "-CONT", "-x", slurm_daemon(self._plan, machine)[0]], check=False)
+        self._run_on(machine, ["pkill", "-CONT", "-x", daemon_name(machine)], check=False)
 
     def start_daemon(self, machine: str) -> None:
         """Start a Slurm daemon that was killed, and wait until it answers."""

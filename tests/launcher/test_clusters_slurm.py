@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from launcher.clusters import slurm as slurm_cluster
 from launcher.clusters.slurm import SlurmCluster
 from launcher.errors import UsageError
 from launcher.jobfile import Elastic, JobSpec
+from launcher.supervisor import supervise
 from slurm import CommandError, Slurm, SlurmError
 from slurm.command import Result
 
@@ -70,6 +72,25 @@ def test_run_is_named_after_the_job_and_knows_its_requeues(spec: JobSpec) -> Non
 def test_allocation_smaller_than_the_job_is_refused(spec: JobSpec) -> None:
     with pytest.raises(UsageError, match=r"got 2 nodes, expected 3 .*--nodes=3"):
         SlurmCluster(spec, Path("/job"), env=ENV | {"SLURM_JOB_NODELIST": "n[1-2]"})
+
+
+def test_a_slurm_without_pmix_is_refused_at_once_in_its_own_words(spec: JobSpec) -> None:
+    listed = "MPI plugin types are...\n\tnone\n\tpmi2\n"
+    with pytest.raises(UsageError, match="srun --mpi=list: got none, pmi2, expected pmix"):
+        cluster(spec, Scontrol(listed)).require_mpi()
+    cluster(spec, Scontrol(listed + "\tpmix\nspecific pmix plugin versions available: pmix_v4\n")).require_mpi()
+    cluster(spec, Scontrol(None)).require_mpi()
+
+
+def test_a_job_whose_agents_no_mpi_can_start_is_refused_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = JobSpec.from_mapping({"script": __file__, "checkpoint": {}}, tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(UsageError, match="mpirun: not found"):
+        supervise(job, tmp_path / "job", "local")
+    assert not (tmp_path / "job").exists()
 
 
 def test_outside_a_job_the_error_says_so(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,20 @@ def test_what_people_write_blinds_nobody(slurm_cluster: TestCluster) -> None:
     assert (job.state, job.user, job.nodes) == ("PENDING", slurm_cluster.user, ())
 
 
+@pytest.mark.slurm
+def test_srun_says_whether_it_knows_pmix(slurm_cluster: TestCluster, tmp_path: Path) -> None:
+    assert "pmix" in Slurm(env=os.environ | slurm_cluster.env).mpi_types()
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    for plugin in Path("/usr/lib/x86_64-linux-gnu/slurm-wlm").iterdir():
+        if "pmix" not in plugin.name:
+            (plugins / plugin.name).symlink_to(plugin)
+    conf = tmp_path / "slurm.conf"
+    conf.write_text(f"{Path(slurm_cluster.env['SLURM_CONF']).read_text()}\nPluginDir={plugins}\n")
+    assert set(Slurm(env=os.environ | slurm_cluster.env | {"SLURM_CONF": str(conf)}).mpi_types()) >= {"none", "pmi2"}
+    assert "pmix" not in Slurm(env=os.environ | slurm_cluster.env | {"SLURM_CONF": str(conf)}).mpi_types()
+
+
 def test_asks_slurm_to_cancel_requeue_and_drain() -> None:
     run = Answers()
     slurm = Slurm(run=run)
