@@ -61,12 +61,21 @@ class CannotObserve(Exception):
     """The check could not look; nothing is known."""
 
 
+def _import_nvml() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        raise CannotObserve("nvidia-ml-py is not installed; pip install nvidia-ml-py") from None
+    return pynvml
+
+
 @dataclass(kw_only=True)
 class Node:
     """What a check may look at.
 
     Attributes:
         run: runs programs; prefer `command`, which keeps the check's deadline.
+        nvml: the module of NVIDIA's management library.
         root: the file system's root; another one in tests.
         settings: what the site configured.
         expected: what this machine type should have; None when unknown.
@@ -78,6 +87,7 @@ class Node:
     """
 
     run: Runner = run
+    nvml: Callable[[], Any] = _import_nvml
     root: Path = Path("/")
     settings: Settings = field(default_factory=Settings)
     expected: Expected | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from lifecycle.health.check import CannotObserve, Level, Node, NotHere, check
@@ -10,7 +11,11 @@ from lifecycle.health.pci import nvidia_gpus
 
 _GPU = re.compile(r"^GPU (\d+):")
 _LINK = re.compile(r"^\s*Link (\d+): (?:<inactive>|([\d.]+) GB/s)\s*$")
-_ERRORS = re.compile(r"^\s*Link (\d+): (Replay|Recovery|CRC) Errors: (\d+)\s*$")
+_COUNTERS = {  # what NVML calls it -> what a finding does
+    "NVML_NVLINK_ERROR_DL_REPLAY": "replay",
+    "NVML_NVLINK_ERROR_DL_RECOVERY": "recovery",
+    "NVML_NVLINK_ERROR_DL_CRC_FLIT": "crc",
+}
 _FABRIC_MANAGER = "nvidia-fabricmanager"
 
 
@@ -43,15 +48,10 @@ def nvlink_state(node: Node) -> Finding:
 @check("nvlink_errors", Level.QUICK, limit_s=15.0)
 def nvlink_errors(node: Node) -> Finding:
     """No NVLink has counted an error."""
-    counters = _by_gpu(_ask(node, "-e"), _ERRORS)
-    if not any(counters.values()):
+    counts = _error_counts(node)
+    if not counts:
         raise NotHere("no NVLink error counters")
-    bad = [
-        f"GPU {gpu} link {link}: {count} {kind.lower()}"
-        for gpu, found in counters.items()
-        for link, kind, count in found
-        if int(count)
-    ]
+    bad = [f"GPU {gpu} link {link}: {count} {kind}" for gpu, link, kind, count in counts if count]
     if bad:
         more = f" and {len(bad) - 4} more" if len(bad) > 4 else ""
         return weak(", ".join(bad[:4]) + more, "0", "run the check again under load; replace the node if they grow")
@@ -75,6 +75,27 @@ def _ask(node: Node, option: str) -> str:
     if not nvidia_gpus(node):
         raise NotHere("no NVIDIA GPU")
     return node.tool("nvidia-smi", "nvlink", option, timeout_s=12.0).stdout
+
+
+def _error_counts(node: Node) -> list[tuple[int, int, str, int]]:
+    """GPU, link, kind and count of every error counter, by NVML; none where no GPU has NVLink."""
+    if not nvidia_gpus(node):
+        raise NotHere("no NVIDIA GPU")
+    nvml = node.nvml()
+    found = []
+    try:
+        nvml.nvmlInit()
+        for gpu in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(gpu)
+            for link, (name, kind) in itertools.product(range(nvml.NVML_NVLINK_MAX_LINKS), _COUNTERS.items()):
+                try:
+                    count = nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, getattr(nvml, name))
+                except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):  # there is no such link
+                    continue
+                found.append((gpu, link, kind, int(count)))
+    except nvml.NVMLError as error:
+        raise CannotObserve(f"NVML: {error}") from None
+    return found
 
 
 def _by_gpu(text: str, line: re.Pattern[str]) -> dict[str, list[tuple[str, ...]]]:

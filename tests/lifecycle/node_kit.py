@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pynvml
+
 from lifecycle.health import gpu
 from lifecycle.health.check import Check, Node
 from slurm.command import CommandError, Result
@@ -36,6 +38,33 @@ class Answers:
 def node_of(root: Path, answers: Mapping[str, str | tuple[int, str]] | None = None, **facts: Any) -> Node:
     """A node whose files lie below `root` and whose programs answer from `answers`."""
     return Node(root=root, run=Answers(answers or {}), **facts)
+
+
+class Nvml:
+    """NVML with one GPU of 18 links, whose error counters are given; its errors are the real ones."""
+
+    def __init__(self, counters: Mapping[tuple[int, str], int] | None = None, links: int = 18, fails: int = 0) -> None:
+        self._counters, self._links, self._fails = counters or {}, links, fails
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(pynvml, name)
+
+    def nvmlInit(self) -> None:
+        if self._fails:
+            raise pynvml.NVMLError(self._fails)
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, gpu: int) -> int:
+        return gpu
+
+    def nvmlDeviceGetNvLinkErrorCounter(self, handle: int, link: int, counter: int) -> int:
+        if link >= self._links:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return next(
+            (n for (at, name), n in self._counters.items() if (at, getattr(pynvml, name)) == (link, counter)), 0
+        )
 
 
 def put(root: Path, name: str, text: str = "") -> Path:

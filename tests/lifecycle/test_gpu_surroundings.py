@@ -6,9 +6,11 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import pynvml
 import pytest
-from node_kit import RECORDED, node_of, plug, plug_gpus, put
+from node_kit import RECORDED, Nvml, node_of, plug, plug_gpus, put
 
 from lifecycle.health import dcgm, efa, kernel_log, loopback, nvlink
 from lifecycle.health.check import Node
@@ -17,18 +19,12 @@ from lifecycle.instance import expected
 from slurm.command import CommandError, Result
 
 STATUS = (RECORDED / "nvlink-status-h100.txt").read_text()
-ERRORS = (
-    STATUS.splitlines()[0]
-    + "\n"
-    + "".join(f"\t Link {link}: {kind} Errors: 0\n" for link in range(18) for kind in ("Replay", "Recovery", "CRC"))
-)
 
 
-def ask_nvlink(root: Path, status: str, errors: str = ERRORS) -> tuple[Finding, Finding]:
+def ask_nvlink(root: Path, status: str, **nvml: Any) -> tuple[Finding, Finding]:
     plug_gpus(root, 1)
-    node = node_of(
-        root, {"nvidia-smi nvlink -s": status, "nvidia-smi nvlink -e": errors}, expected=expected("p5.48xlarge")
-    )
+    facts = {"expected": expected("p5.48xlarge"), "nvml": lambda: Nvml(**nvml)}
+    node = node_of(root, {"nvidia-smi nvlink -s": status}, **facts)
     return nvlink.nvlink_state.run(node), nvlink.nvlink_errors.run(node)
 
 
@@ -53,10 +49,14 @@ def test_no_link_up_at_all_is_critical_only_where_links_are_expected(tmp_path: P
 
 
 def test_a_link_that_errs_is_named(tmp_path: Path) -> None:
-    _, finding = ask_nvlink(
-        tmp_path, STATUS, ERRORS.replace("Link 3: Recovery Errors: 0", "Link 3: Recovery Errors: 7")
-    )
+    _, finding = ask_nvlink(tmp_path, STATUS, counters={(3, "NVML_NVLINK_ERROR_DL_RECOVERY"): 7})
     assert finding.status is Status.WARNING and finding.measured == "GPU 0 link 3: 7 recovery"
+
+
+def test_a_gpu_without_nvlink_has_no_counters_and_a_driver_that_does_not_answer_says_nothing(tmp_path: Path) -> None:
+    assert ask_nvlink(tmp_path, STATUS, links=0)[1].status is Status.SKIPPED
+    _, finding = ask_nvlink(tmp_path, STATUS, fails=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    assert finding.status is Status.UNKNOWN and "Driver Not Loaded" in finding.measured
 
 
 @pytest.mark.parametrize(("said", "status"), [("active\n", Status.OK), ((3, "failed\n"), Status.CRITICAL)])

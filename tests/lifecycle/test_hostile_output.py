@@ -32,7 +32,6 @@ NOISE = [
 TOOLS: dict[str, tuple[tuple[Check, ...], str]] = {
     "nvidia-smi -q -x": (ON_NVIDIA_SMI, LOGS["nvidia-smi-a100x4.xml"]),
     "nvidia-smi nvlink -s": ((nvlink.nvlink_state,), LINKS),
-    "nvidia-smi nvlink -e": ((nvlink.nvlink_errors,), "GPU 0: H100\n\t Link 0: Replay Errors: 0\n"),
     "dcgmi diag -r 1 -j": ((dcgm.dcgm_short,), DIAGNOSTIC),
 }
 
