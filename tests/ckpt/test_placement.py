@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
-from world_kit import World
+from world_kit import World, placed, split
 
 from ckpt import Checkpointer
 from ckpt.adapters.stored import read_stored
@@ -45,14 +45,6 @@ def layouts(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], tuple[An
     return shape, mesh, tuple(draw(st.tuples(*[placement] * len(mesh)), "placements"))
 
 
-def torchs(whole: torch.Tensor, mesh: tuple[int, ...], at: tuple[int, ...], placements: tuple[Any, ...]) -> Any:
-    """A local tensor, as torch splits a whole one."""
-    for size, i, placement in zip(mesh, at, placements, strict=True):
-        if not placement.is_replicate():
-            whole = placement._split_tensor(whole, size, with_padding=False)[0][i]
-    return whole
-
-
 @given(layouts())
 def test_the_parts_of_a_local_tensor_are_boxes_of_the_whole_one(layout: Any) -> None:
     shape, mesh, placements = layout
@@ -60,7 +52,7 @@ def test_the_parts_of_a_local_tensor_are_boxes_of_the_whole_one(layout: Any) -> 
     copies = math.prod(size for size, placement in zip(mesh, placements, strict=True) if placement.is_replicate())
     times = torch.zeros_like(whole)
     for at in itertools.product(*map(range, mesh)):
-        local, parts = torchs(whole, mesh, at, placements), cut(shape, mesh, at, placements)
+        local, parts = split(whole, mesh, at, placements), cut(shape, mesh, at, placements)
         sizes, offsets = _compute_local_shape_and_global_offset(shape, mesh, list(at), placements)
         assert tuple(local.shape) == sizes and sum(part.box.elements for part in parts) == local.numel()
         if local.numel():
@@ -81,14 +73,6 @@ def wanted(name: str) -> torch.Tensor:
     return {"few": WHOLE[:1], "scalar": torch.tensor(7.0)}.get(name, WHOLE)
 
 
-def local_of(name: str, mesh: DeviceMesh, placements: list[Any]) -> torch.Tensor:
-    """What this rank should hold."""
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        return torch.empty(0)
-    return torchs(wanted(name), tuple(mesh.shape), tuple(coordinate), tuple(placements)).contiguous()
-
-
 def state_of(size: int) -> dict[str, DTensor]:
     """Tensors on meshes of all ranks, and of some."""
     grid = init_device_mesh("cpu", (2, size // 2) if size % 2 == 0 else (1, size))
@@ -101,12 +85,7 @@ def state_of(size: int) -> dict[str, DTensor]:
         "few": (first, [Shard(0)]),
         "scalar": (last, [Replicate()]),
     }
-    return {
-        name: DTensor.from_local(
-            local_of(name, *layout), *layout, shape=wanted(name).shape, stride=wanted(name).stride()
-        )
-        for name, layout in layouts.items()
-    }
+    return {name: placed(wanted(name), *layout) for name, layout in layouts.items()}
 
 
 class Ragged(Shard):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from trainer_kit import FAST, LIMIT_S, Node, processes
 
 from ckpt import Checkpointer
@@ -50,6 +52,22 @@ class World(Node):
     @property
     def place(self) -> Place:
         return replace(super().place, ranks_per_node=self.ranks)
+
+
+def placed(whole: torch.Tensor, mesh: DeviceMesh, placements: list[Any]) -> DTensor:
+    """A DTensor made of what this rank should hold of a whole tensor."""
+    local = torch.empty(0)
+    if (coordinate := mesh.get_coordinate()) is not None:
+        local = split(whole, tuple(mesh.shape), tuple(coordinate), placements).contiguous()
+    return DTensor.from_local(local, mesh, placements, shape=whole.shape, stride=whole.stride())
+
+
+def split(whole: torch.Tensor, mesh: Sequence[int], at: Sequence[int], placements: Sequence[Any]) -> torch.Tensor:
+    """A local tensor, as torch splits a whole one."""
+    for size, i, placement in zip(mesh, at, placements, strict=True):
+        if not placement.is_replicate():
+            whole = placement._split_tensor(whole, size, with_padding=False)[0][i]
+    return whole
 
 
 def _rank(
