@@ -11,10 +11,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +22,13 @@ from submitit.core.core import Executor as BaseExecutor
 from submitit.core.core import Job
 from submitit.core.utils import DelayedSubmission, JobPaths
 
-from launcher.errors import JobFailed, UsageError
+from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
 from launcher.module_names import check_modules
 from launcher.registry import KnownJob, remember
-from launcher.submission.inside import run_here, settle
+from launcher.submission.inside import run_here
 from launcher.submission.local import SupervisedLocalExecutor
+from launcher.submission.request import make_folder
 from launcher.submission.slurm import SupervisedSlurmExecutor
 
 _EXECUTORS = {"slurm": SupervisedSlurmExecutor, "local": SupervisedLocalExecutor}
@@ -142,8 +141,7 @@ class Executor(submitit.AutoExecutor):
                 alike = [spec for _, spec in numbered]
                 self._executor.parameters = given
                 self._executor.use(alike[0])
-                supervised = [DelayedSubmission(Supervised(spec.to_mapping(), self.cluster)) for spec in alike]
-                submitted = self._executor._internal_process_submissions(supervised)
+                submitted = self._executor.launch(alike)
                 for job, spec in zip(submitted, alike, strict=True):
                     _remember(job, spec, self.cluster)
                 jobs += submitted
@@ -176,45 +174,6 @@ class Executor(submitit.AutoExecutor):
             _check_shared(shared["path"], spec.checkpoint["namespace"] if spec.checkpoint else "")
         if self.cluster == "slurm":
             check_partition(self._executor.partition(), spec)
-
-
-class Supervised:
-    """What submitit pickles and the batch host calls: it supervises the job to its end.
-
-    It holds nothing that changes. What a requeued job resumes from is in its folder, so an old pickle does no harm.
-    """
-
-    def __init__(self, job: Mapping[str, Any], cluster: str) -> None:
-        self.job = dict(job)
-        self.cluster = cluster
-
-    def __call__(self) -> dict[str, Any]:
-        """Returns the outcome as plain data.
-
-        Raises:
-            JobFailed: the job ended without finishing.
-            SystemExit: it stopped to go on after a requeue. submitit then writes no result, so the job is not done.
-        """
-        from launcher.supervisor import supervise
-
-        job_dir = submitit.JobEnvironment().paths.folder
-        spec = JobSpec.from_mapping(self.job, job_dir)
-        outcome = supervise(spec, job_dir, self.cluster)
-        try:
-            return settle(spec.name, dataclasses.asdict(outcome))
-        except JobFailed:
-            sys.excepthook = partial(_exit, outcome.exit_code)
-            raise
-
-    def checkpoint(self) -> DelayedSubmission:
-        """What submitit is to run after a requeue that comes before the supervisor has taken the signals: the same."""
-        return DelayedSubmission(self)
-
-
-def _exit(code: int, *error: Any) -> None:
-    """The last word of a process that an exception ends: submitit raises ours again, and Python would exit with 1."""
-    sys.__excepthook__(*error)
-    raise SystemExit(code)
 
 
 def sbatch_script(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> tuple[str, list[str]]:
@@ -273,7 +232,7 @@ def _with_job_id(folder: Path | str) -> Path:
 def _check_writable(folder: Path) -> None:
     """Tries a file in the folder that all jobs share: permissions alone do not tell (read-only mounts, quotas)."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

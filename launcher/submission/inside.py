@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
 import socket
 import time
@@ -21,8 +20,9 @@ from submitit.core.utils import JobPaths
 
 from ckpt.patience import within
 from launcher.channel import ChannelError, connect
-from launcher.errors import JobFailed, LauncherError
+from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec
+from launcher.submission.outcome import read_result, settle
 from launcher.terms import newest
 from slurm import JobEnvironment
 
@@ -87,7 +87,7 @@ def run_here(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
     spec = JobSpec.from_mapping({"nodes": nodes, **mapping}, Path.cwd(), source)
     stem = place.job_id or time.strftime("%Y%m%d-%H%M%S")
     job_dir = place.folder / f"{stem}_torchrun-{next(_calls)}"
-    earlier = _result(job_dir)
+    earlier = read_result(job_dir)
     if earlier is not None and earlier["name"] in ("done", "halted"):
         return earlier  # ended before the job that we are in was requeued
     if place.task > 0:
@@ -98,26 +98,10 @@ def run_here(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
     return settle(spec.name, vars(outcome))
 
 
-def settle(name: str, outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the outcome of a job that is done.
-
-    Raises:
-        JobFailed: it ended without finishing.
-        SystemExit: it stopped to go on after a requeue. submitit then writes no result, so the job is not done.
-    """
-    if outcome["name"] == "stopped":
-        raise SystemExit(0)
-    if outcome["exit_code"]:
-        at_step = "" if outcome["step"] is None else f" at step {outcome['step']}"
-        because = f": {outcome['reason']}" if outcome["reason"] else ""
-        raise JobFailed(f"job {name}: {outcome['name']}{at_step}{because}")
-    return dict(outcome)
-
-
 def _follow(job_dir: Path, earlier: dict[str, Any] | None) -> dict[str, Any]:
     """Stays with task 0's supervisor until it has ended; returns the outcome that it left."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
-    while (result := _result(job_dir)) in (None, earlier):
+    while (result := read_result(job_dir)) in (None, earlier):
         if asyncio.run(_stay(job_dir)):
             deadline_s = time.monotonic() + START_TIMEOUT_S
         elif time.monotonic() > deadline_s:
@@ -150,10 +134,3 @@ async def _stay(job_dir: Path) -> bool:
         return True
     finally:
         await channel.close()
-
-
-def _result(job_dir: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads((job_dir / "result.json").read_text()))
-    except (OSError, ValueError):
-        return None

@@ -12,26 +12,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from submitit.core.utils import DelayedSubmission, JobPaths
+from submitit.core.utils import JobPaths
 from submitit.local.local import LocalExecutor, LocalJob
 
 from ckpt.agent.launch import PYTHON
 from launcher.clusters.local import require_mpirun
 from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec
+from launcher.submission.outcome import SupervisedJob
 from launcher.submission.process import Process
+from launcher.submission.request import make_folder, write_request
 
-_NO_TIMEOUT_MIN = 60 * 24 * 365
 
-
-class SupervisedLocalJob(LocalJob):
+class SupervisedLocalJob(SupervisedJob, LocalJob):
     """A job on the local cluster. Its state and cancel() work from any process on the machine."""
 
     def get_info(self, mode: str = "force") -> dict[str, str]:
         process = Process.read(self.paths.folder)
         if self._process is None and process is not None and process.alive():
             return {"jobState": "RUNNING"}
+        if self._process is None and self._outcome() is not None:
+            return {"jobState": "FINISHED"}
         return dict(super().get_info(mode))
+
+    def done(self, force_check: bool = False) -> bool:
+        """Whether its supervisor has ended."""
+        return bool(LocalJob.done(self))
 
     def cancel(self, check: bool = True) -> None:
         """Asks the supervisor to end the job at once, as Ctrl-C does.
@@ -69,14 +75,14 @@ class SupervisedLocalExecutor(LocalExecutor):
         """What of the job a scheduler is asked: there is none."""
         return ""
 
-    def _internal_process_submissions(self, delayed_submissions: Sequence[DelayedSubmission]) -> list[LocalJob]:
-        return [self._start(delayed) for delayed in delayed_submissions]
+    def launch(self, specs: Sequence[JobSpec]) -> list[LocalJob]:
+        """Starts each."""
+        return [self._start(spec) for spec in specs]
 
-    def _start(self, delayed: DelayedSubmission) -> LocalJob:
+    def _start(self, spec: JobSpec) -> LocalJob:
         paths = self._new_job_paths()
         try:
-            delayed.set_timeout(_NO_TIMEOUT_MIN, 0)
-            delayed.dump(paths.submitted_pickle)
+            write_request(paths.folder, spec.to_mapping())
             process = self._spawn(paths)
             Process.of_pid(process.pid).save(paths.folder)
         except OSError as error:
@@ -88,7 +94,7 @@ class SupervisedLocalExecutor(LocalExecutor):
         """Takes a job id that no other job on this machine has, by making its folder."""
         while True:
             paths = JobPaths(self.folder, job_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}", task_id=0)
-            paths.folder.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(paths.folder.parent)
             try:
                 paths.folder.mkdir(mode=0o700)
             except FileExistsError:
@@ -108,7 +114,7 @@ class SupervisedLocalExecutor(LocalExecutor):
         }
         with paths.stdout.open("ab") as stdout, paths.stderr.open("ab") as stderr:
             return subprocess.Popen(
-                [*shlex.split(self.python), "-u", "-m", "submitit.core._submit", str(self.folder)],
+                [*shlex.split(self.python), "-u", "-m", "launcher.submission.batch", "local", str(self.folder)],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr if self.parameters.get("stderr_to_stdout") else stdout,
                 stderr=stderr,

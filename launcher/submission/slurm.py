@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import shlex
 import shutil
@@ -14,18 +13,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from submitit.core.utils import DelayedSubmission, JobPaths
+from submitit.core.utils import JobPaths
 from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
 
+from ckpt import durable_write
 from ckpt.agent.launch import PYTHON
 from launcher.containers import of_the_batch
 from launcher.errors import LauncherError, UsageError
 from launcher.jobfile import JobSpec, check_sbatch_option, gpus_of_gres
+from launcher.submission.outcome import SupervisedJob
+from launcher.submission.request import make_folder, write_request
 from slurm import state_below
 from slurm.command import CommandError, run
-from slurm.time_limit import time_limit_min
 
-_NO_TIMEOUT_MIN = 60 * 24 * 365
 _NEXT_STEPS = {  # by words of sbatch's
     "establish a configuration source": "name the cluster's slurm.conf in SLURM_CONF",
     "Invalid generic resource": "gpus_per_node: no node has such GPUs; `sinfo -o '%P %G'` lists theirs",
@@ -96,7 +96,7 @@ class SlurmWatcher(SlurmInfoWatcher):
         return ended | self.read_info(result.stdout) if result.returncode == 0 else ended
 
 
-class SupervisedSlurmJob(SlurmJob):
+class SupervisedSlurmJob(SupervisedJob, SlurmJob):
     """A supervised job in Slurm."""
 
     watcher = SlurmWatcher(delay_s=60)
@@ -107,19 +107,6 @@ class SupervisedSlurmJob(SlurmJob):
         deadline_s = time.monotonic() + _RELEASE_DEADLINE_S
         while not self.watcher.is_done(self.job_id, mode="force") and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
-
-    def _get_outcome_and_result(self) -> tuple[str, Any]:
-        """A job whose batch host was lost left no pickle; its outcome is in the folder all the same."""
-        if not self.paths.result_pickle.exists():
-            try:
-                outcome = json.loads((self.paths.folder / "result.json").read_text())
-            except FileNotFoundError:
-                return super()._get_outcome_and_result()
-            del outcome["run_id"]
-            if outcome["exit_code"]:
-                return "error", f"{outcome['name']}: {outcome['reason']}"
-            return "success", outcome
-        return super()._get_outcome_and_result()
 
     def cancel(self, check: bool = True) -> None:
         """Ends the job at once; a supervisor that runs notes the outcome first.
@@ -238,46 +225,40 @@ class SupervisedSlurmExecutor(SlurmExecutor):
                 raise LauncherError(f"sbatch would refuse the job: {_refusal(error)}") from error
         return " ".join(line.removeprefix("sbatch: ") for line in (said.stdout + said.stderr).splitlines())
 
-    def _timeout_min(self) -> int:
-        limit = self.parameters["additional_parameters"].get("time") or self.parameters.get("time") or "UNLIMITED"
-        return time_limit_min(str(limit)) or _NO_TIMEOUT_MIN
-
     def _num_tasks(self) -> int:
         return 1  # what submitit runs is the supervisor, on the batch host alone
 
-    def _internal_process_submissions(self, delayed_submissions: Sequence[DelayedSubmission]) -> list[SlurmJob]:
+    @property
+    def _submitit_command_str(self) -> str:
+        return f"{self.python} -u -m launcher.submission.batch slurm {shlex.quote(str(self.folder))}"
+
+    def launch(self, specs: Sequence[JobSpec]) -> list[SlurmJob]:
         """One sbatch: of a job, or of an array of jobs."""
         _require_sbatch()
         folder = JobPaths.get_first_id_independent_folder(self.folder)
-        draft = uuid.uuid4().hex
-        script = folder / f".{draft}.sh"
-        pickles = [folder / f".{draft}-{index}.pkl" for index in range(len(delayed_submissions))]
+        make_folder(folder)
         self._throttle()
         self._last_job_submitted = time.time()
+        draft, script = folder / f".{uuid.uuid4().hex}.sh", self.script(len(specs)).encode()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for delayed, pickle in zip(delayed_submissions, pickles, strict=True):
-                delayed.set_timeout(self._timeout_min(), self.max_num_timeout)
-                delayed.dump(pickle)
-            script.write_text(self.script(len(pickles)))
-            said = run(self.sbatch_command(script), timeout_s=_SBATCH_TIMEOUT_S).stdout
-            return self._settle(self._get_job_id_from_submission_command(said), script, pickles)
+            durable_write(draft, script)
+            said = run(self.sbatch_command(draft), timeout_s=_SBATCH_TIMEOUT_S).stdout
+            return self._settle(self._get_job_id_from_submission_command(said), script, specs)
         except CommandError as error:
             raise LauncherError(f"sbatch refused the job: {_refusal(error)}; nothing was submitted") from error
         finally:
-            for left in (script, *pickles):
-                left.unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
 
-    def _settle(self, submitted_id: str, script: Path, pickles: Sequence[Path]) -> list[SlurmJob]:
-        """Moves the drafts into the folders of the jobs, which wait there for their pickles."""
-        ids = [submitted_id] if len(pickles) == 1 else [f"{submitted_id}_{index}" for index in range(len(pickles))]
+    def _settle(self, submitted_id: str, script: bytes, specs: Sequence[JobSpec]) -> list[SlurmJob]:
+        """Makes the folders of the jobs, which wait for their options there."""
+        ids = [submitted_id] if len(specs) == 1 else [f"{submitted_id}_{index}" for index in range(len(specs))]
         jobs = [self.job_class(folder=self.folder, job_id=job_id) for job_id in ids]
         try:
-            for job, pickle in zip(jobs, pickles, strict=True):
-                job.paths.folder.mkdir(parents=True, exist_ok=True)
+            for job, spec in zip(jobs, specs, strict=True):
+                job.paths.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 job.paths.folder.chmod(0o700)
-                shutil.copyfile(script, job.paths.submission_file)
-                job.paths.move_temporary_file(pickle, "submitted_pickle")
+                durable_write(job.paths.submission_file, script)
+                write_request(job.paths.folder, spec.to_mapping())
         except OSError as error:
             with contextlib.suppress(CommandError):
                 run(["scancel", submitted_id])

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import pwd
-import stat
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm.errors import SlurmError
+from slurm.trust import Trust, TrustError
 
-_MOST_LINKS = 40  # the kernel's own limit for one path
-
-
-class TrustError(SlurmError):
-    """A hook would run as root what others can change."""
+_ADVICE = (
+    "others could change what Slurm runs as root; install holdfast where only root can write, for example in "
+    "/opt/holdfast"
+)
 
 
 def installation(interpreter: Path, package: Path) -> list[Path]:
@@ -34,53 +31,22 @@ def installation(interpreter: Path, package: Path) -> list[Path]:
 def check_trusted(*paths: Path) -> None:
     """Root will run what lies there: only root may be able to change it.
 
-    Looks at each file, at all that is below a directory, and at every directory and link on the way from `/`. A
-    directory that others may write is accepted where its sticky bit protects root's entries. Slurm's own user, which
-    owns slurm.conf at many sites, may own directories.
+    Looks at each file, at all that is below a directory, and at every directory and link on the way from `/`. Slurm's
+    own user, which owns slurm.conf at many sites, may own directories.
 
     Raises:
         TrustError: others can change it, or it is not there.
     """
-    seen: set[str] = set()
+    trust = Trust(owners=(0,), directory_owners=(0, _slurm_user()), advice=_ADVICE)
     for path in paths:
         try:
-            real = _check_way(os.path.abspath(path), seen)
+            real = trust.check_way(os.path.abspath(path))
             for below in _below(real):
-                _check(below, os.lstat(below))
+                trust.check(below, os.lstat(below))
                 if os.path.islink(below):
-                    _check_way(below, seen)
+                    trust.check_way(below)
         except OSError as error:
             raise TrustError(f"{path}: {error.filename}: {error.strerror}, expected files of root") from None
-
-
-def _check_way(path: str, seen: set[str]) -> str:
-    """Checks every level of a path as the kernel walks it; returns where it leads."""
-    here, names, links = "/", path.split("/")[::-1], 0
-    _check(here, os.lstat(here))
-    while names:
-        name = names.pop()
-        if name in ("", "."):
-            continue
-        if name == "..":
-            here = os.path.dirname(here)
-            continue
-        level = os.path.join(here, name)
-        if level in seen:
-            here = level
-            continue
-        facts = os.lstat(level)
-        _check(level, facts)
-        if stat.S_ISLNK(facts.st_mode):
-            links += 1
-            if links > _MOST_LINKS:
-                raise TrustError(f"{path}: more than {_MOST_LINKS} links, expected a file")
-            target = os.readlink(level)
-            names += target.split("/")[::-1]
-            here = "/" if target.startswith("/") else here
-        else:
-            seen.add(level)
-            here = level
-    return here
 
 
 def _below(directory: str) -> Iterator[str]:
@@ -95,18 +61,6 @@ def _raise(error: OSError) -> None:
         raise error
 
 
-def _check(path: str, facts: os.stat_result) -> None:
-    is_directory = stat.S_ISDIR(facts.st_mode)
-    may_own = (0, _slurm_user()) if is_directory else (0,)
-    is_shared = facts.st_mode & 0o022 and not stat.S_ISLNK(facts.st_mode)
-    if facts.st_uid not in may_own or (is_shared and not (is_directory and facts.st_mode & stat.S_ISVTX)):
-        raise TrustError(
-            f"{path}: mode {facts.st_mode & 0o7777:o} of uid {facts.st_uid}: others could change what Slurm runs as "
-            "root; install holdfast where only root can write, for example in /opt/holdfast"
-        )
-
-
-@functools.cache
 def _slurm_user() -> int:
     try:
         return pwd.getpwnam("slurm").pw_uid

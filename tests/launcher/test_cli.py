@@ -74,7 +74,7 @@ GOLDEN_SCRIPT = """\
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-trap '' USR1 USR2; exec {python} -u -m submitit.core._submit {cwd}/runs/%j
+trap '' USR1 USR2; exec {python} -u -m launcher.submission.batch slurm {cwd}/runs/%j
 """
 
 

@@ -15,13 +15,14 @@ from submitit import DebugExecutor
 from submitit.core.utils import FailedJobError
 from waiting import until
 
-from launcher import Executor, JobSpec, Torchrun
+from launcher import Executor, Torchrun
 from launcher.containers import of_the_steps
 from launcher.errors import LauncherError, UsageError
-from launcher.executor import Supervised
 from launcher.registry import find_job, known_jobs
 from launcher.submission import inside
+from launcher.submission.batch import main
 from launcher.submission.process import Process
+from launcher.submission.request import write_request
 from launcher.submission.slurm import SlurmWatcher, cancel
 
 PARTITIONS = "PartitionName=train Default=YES Nodes=n[1-16] State=UP"
@@ -100,18 +101,15 @@ def test_gpus_by_submitits_gres_get_a_worker_each(home: Path, command: Any, opti
     executor = Executor(cluster="slurm")
     executor.update_parameters(slurm_gres="gpu:a100:8")
     job = executor.submit(Torchrun("train.py", **options))
-    supervised = job.submission().function
-    assert isinstance(supervised, Supervised) and supervised.job["workers_per_node"] == 8
+    assert job.submission().function.workers_per_node == 8
     assert "gres=gpu:a100:8" in asked(home) and not [line for line in asked(home) if line.startswith("gpus")]
 
 
-def test_what_is_pickled_is_the_job_alone(home: Path, command: Any) -> None:
+def test_what_the_batch_host_gets_is_the_job_alone(home: Path, command: Any) -> None:
     executor = Executor(cluster="slurm")
     executor.update_parameters(nodes=2, workers_per_node=3)
     job = executor.submit(Torchrun("train.py", "--lr", "3e-4", env={"A": "b"}))
-    supervised = job.submission().function
-    assert isinstance(supervised, Supervised) and supervised.cluster == "slurm"
-    spec = JobSpec.from_mapping(supervised.job, Path("/"))
+    spec = job.submission().function
     assert (spec.script, spec.args, spec.env) == (home / "train.py", ("--lr", "3e-4"), {"A": "b"})
     assert (spec.nodes, spec.workers_per_node) == (2, 3)
 
@@ -119,7 +117,7 @@ def test_what_is_pickled_is_the_job_alone(home: Path, command: Any) -> None:
 def test_the_jobs_folder_is_for_its_user_only_and_holds_its_script(home: Path, command: Any) -> None:
     job = Executor(cluster="slurm").submit(Torchrun("train.py"))
     assert job.paths.folder.stat().st_mode & 0o777 == 0o700
-    assert "submitit.core._submit" in job.paths.submission_file.read_text()
+    assert "launcher.submission.batch slurm" in job.paths.submission_file.read_text()
     assert [path.name for path in (home / "runs").iterdir()] == ["42"]
 
 
@@ -154,19 +152,12 @@ def test_jobs_of_a_batch_that_ask_slurm_for_the_same_become_one_array(home: Path
         jobs = [executor.submit(Torchrun("train.py", "--seed", str(seed))) for seed in range(3)]
         other = executor.submit(Torchrun("train.py", "--seed", "3", nodes=1))
     assert [job.job_id for job in (*jobs, other)] == ["42_0", "42_1", "42_2", "43"]
-    assert [job.submission().function.job["args"][1] for job in (*jobs, other)] == ["0", "1", "2", "3"]
+    assert [job.submission().function.args[1] for job in (*jobs, other)] == ["0", "1", "2", "3"]
     assert {"array=0-2%2", "nodes=2", f"output={home}/runs/%A_%a/%A_%a_0_log.out"} <= asked(home)
     assert not [option for option in asked(home, 1) if option.startswith("array")]
     assert sorted(path.name for path in (home / "runs").iterdir()) == ["42_0", "42_1", "42_2", "43"]
     assert {path.stat().st_mode & 0o777 for path in (home / "runs").iterdir()} == {0o700}
     assert {job.job_id for job in known_jobs()} == {"42_0", "42_1", "42_2", "43"}
-
-
-def test_what_runs_again_after_a_requeue_is_the_same_job(home: Path, command: Any) -> None:
-    """submitit asks for it when a signal comes before the supervisor has taken them."""
-    supervised = Executor(cluster="slurm").submit(Torchrun("train.py")).submission().function
-    again = supervised.checkpoint().function
-    assert again.job == supervised.job and again.cluster == "slurm"
 
 
 def test_pyxis_options_go_to_the_steps_and_all_others_to_sbatch(home: Path, command: Any) -> None:
@@ -179,7 +170,7 @@ def test_pyxis_options_go_to_the_steps_and_all_others_to_sbatch(home: Path, comm
     job = Executor(cluster="slurm").submit(Torchrun("train.py", slurm=slurm))
     assert asked(home) >= {"gres=lustre:1", "x11"}
     assert "container" not in job.paths.submission_file.read_text()
-    kept = JobSpec.from_mapping(job.submission().function.job, Path("/"))
+    kept = job.submission().function
     assert of_the_steps(kept.slurm, Path("/runs/42")) == [
         "--container-image=nvcr.io#torch:25.1",
         "--container-mounts=/data:/data,/runs/42:/runs/42",
@@ -188,7 +179,7 @@ def test_pyxis_options_go_to_the_steps_and_all_others_to_sbatch(home: Path, comm
 
 def test_map_array_appends_to_the_scripts_arguments(home: Path, command: Any) -> None:
     jobs = Executor(cluster="slurm").map_array(Torchrun("train.py", "--lr"), ["0.1", "0.2"])
-    assert [job.submission().function.job["args"] for job in jobs] == [["--lr", "0.1"], ["--lr", "0.2"]]
+    assert [job.submission().function.args for job in jobs] == [("--lr", "0.1"), ("--lr", "0.2")]
 
 
 def test_a_batch_with_one_bad_job_submits_none(home: Path, command: Any) -> None:
@@ -287,28 +278,39 @@ def test_a_requeued_job_is_not_done(home: Path, command: Any) -> None:
         assert not SlurmWatcher().is_done("42", mode="force")
 
 
-def test_a_stopped_job_has_no_result_yet(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    outcome(monkeypatch, home, name="stopped", exit_code=0)
-    with pytest.raises(SystemExit) as caught:
-        Supervised({"script": str(home / "train.py")}, "local")()
-    assert caught.value.code == 0
-
-
-def test_a_failed_job_raises_its_cause(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    outcome(monkeypatch, home, name="too_few_nodes", exit_code=12)
-    with pytest.raises(LauncherError, match=r"^job gpt: too_few_nodes at step 7: no spare left$"):
-        Supervised({"script": str(home / "train.py"), "name": "gpt"}, "local")()
-
-
-def outcome(monkeypatch: pytest.MonkeyPatch, home: Path, name: str, exit_code: int) -> None:
-    """Has the supervisor end a job so, as if run by submitit."""
+@pytest.mark.parametrize(
+    ("name", "exit_code", "said"),
+    [("stopped", 0, ""), ("too_few_nodes", 12, "holdfast: job gpt: too_few_nodes at step 7: no spare left\n")],
+)
+def test_the_batch_script_ends_as_its_job_does(
+    monkeypatch: pytest.MonkeyPatch,
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    exit_code: int,
+    said: str,
+) -> None:
     import launcher.supervisor as supervisor
 
     ended = supervisor.Outcome(name=name, step=7, exit_code=exit_code, reason="no spare left", seconds=1.0)
     monkeypatch.setattr(supervisor, "supervise", lambda *_: ended)
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
     monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "1")
-    monkeypatch.setenv("SUBMITIT_FOLDER", str(home))
+    monkeypatch.setenv("SUBMITIT_FOLDER", "set by main")
+    (home / "1").mkdir()
+    write_request(home / "1", {"script": str(home / "train.py"), "name": "gpt"})
+    assert main("local", str(home / "%j")) == exit_code
+    assert capsys.readouterr().err == said
+
+
+def test_a_job_that_was_stopped_has_no_result_yet(home: Path, command: Any) -> None:
+    command("squeue", "echo '42|PENDING|'")
+    job = Executor(cluster="slurm").submit(Torchrun("train.py"))
+    result = {"name": "stopped", "step": 7, "exit_code": 0, "reason": "", "seconds": 1.0, "run_id": "r"}
+    (job.paths.folder / "result.json").write_text(json.dumps(result))
+    assert not job.done(force_check=True)
+    (job.paths.folder / "result.json").write_text(json.dumps(result | {"name": "done"}))
+    assert job.done()
 
 
 # On the local cluster: real supervisors, runners and workers.

@@ -11,7 +11,8 @@ import pytest
 from hooks_kit import OTHER, as_root
 
 import slurm
-from slurm.hooks.trust import TrustError, check_trusted, installation
+from slurm.hooks.trust import check_trusted, installation
+from slurm.trust import TrustError
 
 pytestmark = as_root
 

@@ -1,0 +1,75 @@
+"""What became of a submitted job, read from its folder. submitit's pickles are neither written nor read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from submitit.core.core import Job
+from submitit.core.utils import DelayedSubmission, UncompletedJobError
+
+from launcher.errors import JobFailed
+from launcher.jobfile import JobSpec
+from launcher.plain_file import read_json
+from launcher.submission.request import read_request
+
+_POLL_S = 0.5
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """The outcome that a supervisor left in a job's folder; None where there is none."""
+    try:
+        return read_json(folder / "result.json")
+    except (OSError, ValueError):
+        return None
+
+
+def settle(name: str, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the outcome of a job that is done.
+
+    Raises:
+        JobFailed: it ended without finishing.
+        SystemExit: it stopped to go on after a requeue. submitit then writes no result, so the job is not done.
+    """
+    if outcome["name"] == "stopped":
+        raise SystemExit(0)
+    if outcome["exit_code"]:
+        at_step = "" if outcome["step"] is None else f" at step {outcome['step']}"
+        because = f": {outcome['reason']}" if outcome["reason"] else ""
+        raise JobFailed(f"job {name}: {outcome['name']}{at_step}{because}")
+    return dict(outcome)
+
+
+class SupervisedJob(Job[Any]):
+    """A job whose outcome is in its folder."""
+
+    def done(self, force_check: bool = False) -> bool:
+        """Whether the job has ended for good: a job that was stopped goes on after its requeue."""
+        return self._outcome() is not None or super().done(force_check)
+
+    def submission(self) -> DelayedSubmission:
+        """What was submitted; its `function` is the JobSpec."""
+        folder = self.paths.folder
+        return DelayedSubmission(JobSpec.from_mapping(read_request(folder), folder))
+
+    def _outcome(self) -> dict[str, Any] | None:
+        result = read_result(self.paths.folder)
+        return None if result is None or result.get("name") == "stopped" else result
+
+    def _get_outcome_and_result(self) -> tuple[str, Any]:
+        deadline_s = time.monotonic() + self._results_timeout_s  # a shared file system may be late
+        while (outcome := self._outcome()) is None:
+            if time.monotonic() > deadline_s:
+                log = self.stderr() or self.stdout() or ""
+                raise UncompletedJobError(
+                    f"Job {self.job_id}: no result in {self.paths.folder} (state: {self.state}). Its log ends with:\n"
+                    + "\n".join(log.splitlines()[-40:])
+                )
+            time.sleep(_POLL_S)
+        outcome.pop("run_id", None)
+        try:
+            return "success", settle(str(read_request(self.paths.folder)["name"]), outcome)
+        except JobFailed as error:
+            return "error", str(error)

@@ -1,0 +1,104 @@
+"""What a submission hands over to the batch host: the options, in a folder that nobody else can change."""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import pwd
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ckpt import durable_write
+from launcher.errors import LauncherError, UsageError
+from launcher.plain_file import read_json
+from slurm.trust import Trust, TrustError
+
+NAME = "submission.json"
+_WAIT_S = 60.0  # the job may start before its submitter has written the file
+_POLL_S = 0.5
+_ADVICE = "other users could put another job there; `chmod go-w` it, or choose a folder below directories of your own"
+
+
+def make_folder(folder: Path) -> None:
+    """Makes the folder that holds all jobs, and those above it, whatever the umask is.
+
+    Raises:
+        UsageError: others can change it or a directory above it.
+        OSError: it cannot be made.
+    """
+    for level in reversed((folder, *folder.parents)):
+        if not level.exists():
+            level.mkdir(mode=0o755, exist_ok=True)
+    try:
+        check_private(folder)
+    except LauncherError as error:
+        raise UsageError(str(error)) from None
+
+
+def check_private(folder: Path) -> None:
+    """Makes sure that only the job's user, and root, can change what lies at a path.
+
+    Raises:
+        LauncherError: others can.
+    """
+    trust = Trust(owners=_owners(), directory_owners=_owners(), groups=_own_groups(), advice=_ADVICE)
+    try:
+        trust.check_way(os.path.abspath(folder))
+    except TrustError as error:
+        raise LauncherError(str(error)) from None
+    except OSError as error:
+        raise LauncherError(f"{error.filename}: {error.strerror}, expected the job's folder") from None
+
+
+def write_request(folder: Path, job: Mapping[str, Any]) -> None:
+    """Leaves the job's options in its folder, for its user alone."""
+    durable_write(folder / NAME, json.dumps(job, indent=1).encode())
+
+
+def read_request(folder: Path) -> dict[str, Any]:
+    """The job's options.
+
+    Raises:
+        LauncherError: none, or none of the job's user.
+    """
+    path = folder / NAME
+    try:
+        if (owner := path.lstat().st_uid) != os.getuid():
+            raise LauncherError(f"{path}: of uid {owner}, expected a file of uid {os.getuid()}")
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        raise LauncherError(f"{path}: cannot be read ({error}); submit the job again") from None
+
+
+def wait_for_request(folder: Path) -> dict[str, Any]:
+    """The job's options, as soon as its submitter has written them.
+
+    Raises:
+        LauncherError: others could have written them, or there are none.
+    """
+    deadline_s = time.monotonic() + _WAIT_S
+    while not (folder / NAME).exists() and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+    check_private(folder)
+    return read_request(folder)
+
+
+def _owners() -> set[int]:
+    owners = {0, os.getuid()}
+    if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
+        owners.add(65534)  # in a container without root's ids the kernel gives its own files this owner
+    return owners
+
+
+def _own_groups() -> set[int]:
+    """The user's own group, where the site gives each user one: a umask of 002 then shares nothing."""
+    try:
+        user = pwd.getpwuid(os.getuid())
+        group = grp.getgrgid(user.pw_gid)
+    except KeyError:
+        return set()
+    is_own = group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+    return {group.gr_gid} if is_own else set()
