@@ -18,7 +18,9 @@ import torch
 from trainer_kit import LIMIT_S, Node
 
 from ckpt import Checkpointer
+from ckpt.record.boxes import Box
 from ckpt.trainer.overlap import Background
+from ckpt.trainer.placement import Part, parts_of
 from ckpt.trainer.staging import Stager
 
 
@@ -223,3 +225,21 @@ def test_work_in_the_background_is_done_in_order_and_survives_what_it_raises(cap
     assert background.settle(LIMIT_S) and done == [2]
     with caplog.at_level(logging.ERROR):
         assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_tensor_that_lies_in_several_boxes_is_copied_box_by_box(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a strided shard does; here the second half of a plain tensor comes before the first."""
+    swapped = (Part(Box((600,), (400,)), (slice(0, 400),)), Part(Box((0,), (600,)), (slice(400, 1000),)))
+    saved = torch.arange(1000.0)
+    ckpt, lane = start(node)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "ckpt.trainer.state.parts_of", lambda value, path: swapped if len(value) > 3 else parts_of(value, path)
+        )
+        ckpt.save(1, {"small": torch.ones(3), "x": saved})
+        ckpt.close()
+    assert lane.copied == [False, False], "nothing says that only an optimizer's step changes it"
+    state = {"small": torch.zeros(3), "x": torch.zeros(1000)}
+    with node.start() as ckpt:
+        assert ckpt.load(state) == 1
+    assert torch.equal(state["x"], saved.roll(600)) and state["small"].all()
