@@ -69,8 +69,12 @@ def outside_our_step(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def mpirun_options() -> list[str]:
-    """For Open MPI's mpirun on one machine: when an agent dies the others stay, and go on serving their workers."""
-    return ["--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none"]
+    """For Open MPI's mpirun on one machine: when an agent dies the others stay, and go on serving their workers.
+
+    Not `--with-ft ulfm`: it also has mpirun notify the others of the death, and Open MPI 5.0 takes every process named
+    in that notice for dead, the receiver's own name included: then it aborts ("I have been reported dead").
+    """
+    return ["--runtime-options", "recoverable", "--oversubscribe", "--bind-to", "none"]
 
 
 def environment(*, loopback: bool = False) -> dict[str, str]:
@@ -88,7 +92,11 @@ def environment(*, loopback: bool = False) -> dict[str, str]:
         # No shared memory between agents: its backing files would outlive one that is killed. Elsewhere MPI chooses the
         # fastest fabric it finds: fault tolerance would forbid it some, and Slurm's PMIx ends the step in any case.
         settings |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"}
-        settings |= {"OMPI_MCA_mpi_ft_enable": "1"}  # a lost agent is an error in the others, not their end
+        # A lost agent is an error in the others, not their end. They see it by their connections; heartbeats (the
+        # detector) would make a slow agent abort. Without "put": a survivor that is receiving a long message from an
+        # agent that dies spins in ob1 for ever.
+        settings |= {"OMPI_MCA_mpi_ft_enable": "1", "OMPI_MCA_mpi_ft_detector": "0"}
+        settings |= {"OMPI_MCA_btl_tcp_flags": "send,inplace"}
     if os.getuid() == 0:
         settings |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return settings

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_kit import NAMESPACE, RUN_ID, content, layout
+from waiting import until
 
 from ckpt.agent.client import AgentClient, Monitor
 from ckpt.agent.launch import command, environment, mpirun_options
@@ -63,6 +64,7 @@ class AgentProcesses:
         self._env = {
             **os.environ,
             **environment(loopback=True),
+            "OMPI_MCA_mpi_ft_verbose": "1",  # names in the log whom MPI takes for dead
             "HOLDFAST_RUN_ID": RUN_ID,
             "HOLDFAST_ATTEMPT": str(attempt),
             "HOLDFAST_GENERATION": str(generation),
@@ -96,12 +98,14 @@ class AgentProcesses:
     def __exit__(self, *_: object) -> None:
         for link in (*self.monitors, *self.workers):
             link.close()
-        for pid in self.pids().values():
+        pids = self.pids().values()
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(WAIT_S)
+        until(lambda: all(map(_has_ended, pids)), "the agents' end")  # before, their sockets take connections
 
     def pids(self) -> dict[str, int]:
         """The agents' processes by node."""
@@ -141,3 +145,10 @@ class AgentProcesses:
         reply = self.workers[worker].request("open", timeout_s=WAIT_S, rank=rank, blocks=None)
         data = Path(reply["path"]).read_bytes()[reply["base"] :]
         return data[: reply["record"]["layout"]["nbytes"]]
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process has closed all that it had open; nobody may have reaped it."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    return True

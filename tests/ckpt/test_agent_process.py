@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,6 +65,7 @@ def test_in_an_mpi_world_a_lost_node_is_rebuilt_from_its_partner(root):
             while (event := monitor.receive(WAIT_S)) is not None and event["event"] != "problem":
                 pass
             assert event is not None and event["what"] == "the other agents are lost", agents.log()
+        assert set(re.findall(r"Process \[\[\d+,1\],(\w+)\] failed", agents.log())) == {"1"}, agents.log()
         assert agents.workers[0].request("plan", timeout_s=WAIT_S)["step"] == 0
     lose(root, "b")
     with AgentProcesses(root, ["a", "x", "c"], 1) as agents:

@@ -7,6 +7,7 @@ import errno
 import gc
 import itertools
 import os
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -31,15 +32,15 @@ WARM, TIMES = 3, 20
 class Footprint:
     """What a process and its memory directories hold at one moment."""
 
-    descriptors: int
+    descriptors: tuple[str, ...]  # what each is of
     threads: int
     tasks: int
     files: tuple[tuple[str, int], ...]  # names and bytes
 
     def is_within(self, other: Footprint) -> bool:
         """Whether no more is held than `other` holds, which may have had something that was just ending."""
-        counts = (self.descriptors, self.threads, self.tasks)
-        at_most = (other.descriptors, other.threads, other.tasks)
+        counts = (len(self.descriptors), self.threads, self.tasks)
+        at_most = (len(other.descriptors), other.threads, other.tasks)
         return all(here <= there for here, there in zip(counts, at_most, strict=True)) and set(self.files) <= set(
             other.files
         )
@@ -54,11 +55,20 @@ def footprint(*ram_dirs: Path) -> Footprint:
     names = [thread.name for thread in threading.enumerate()]
     files = [path for ram_dir in ram_dirs for path in ram_dir.iterdir() if path.suffix != ".json"]
     return Footprint(
-        descriptors=len(os.listdir("/proc/self/fd")),
+        descriptors=descriptors(),
         threads=sum(not name.startswith("asyncio_") for name in names),  # a pool, which stays
         tasks=tasks,
         files=tuple(sorted((f"{path.parent.name}/{path.name}", path.stat().st_size) for path in files)),
     )
+
+
+def descriptors() -> tuple[str, ...]:
+    """What this process's descriptors are of."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the listing's own
+            found.append(re.sub(r"\d+", "N", os.readlink(f"/proc/self/fd/{number}")))
+    return tuple(sorted(found))
 
 
 # saves that fail, and drains that are cut off: all agents in this process

@@ -16,7 +16,7 @@ from ckpt.agent.lifetime import lock_memory
 
 HEAT = Path(__file__).resolve().parents[2] / "examples" / "heat_mpi" / "heat.py"
 MPIRUN = Path(sys.executable).with_name("mpirun")
-OPTIONS = [option for option in mpirun_options() if option not in ("--with-ft", "ulfm")]
+OPTIONS = [option for option in mpirun_options() if option not in ("--runtime-options", "recoverable")]
 
 
 def heat(namespace: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:

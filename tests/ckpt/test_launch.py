@@ -62,3 +62,14 @@ def test_open_mpi_knows_the_settings(tmp_path: Path) -> None:
     env = chosen | environment() | verbose
     done = subprocess.run([sys.executable, "-c", look], env=env, capture_output=True, text=True, check=True, timeout=60)
     assert "component tcp" in done.stderr and "component ofi" not in done.stderr
+
+
+def test_open_mpi_declares_no_slow_agent_dead(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    info = str(Path(sys.executable).with_name("ompi_info"))
+    env = {**os.environ, "OMPI_MCA_mpi_ft_detector": "1", **environment(loopback=True)}
+    shown = subprocess.run([info, "--all", "--parsable"], env=env, capture_output=True, text=True, check=True).stdout
+    values = dict(line.split(":value:") for line in shown.splitlines() if ":value:" in line and ":enum" not in line)
+    assert values["mca:mpi:ft:param:mpi_ft_enable"] == "true"
+    assert values["mca:mpi:ft:param:mpi_ft_detector"] == "false"
+    assert "put" not in values["mca:btl:tcp:param:btl_tcp_flags"]
