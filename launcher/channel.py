@@ -25,6 +25,7 @@ from typing import Any
 from ckpt.patience import within
 from launcher.errors import LauncherError
 from launcher.half_open import HalfOpen
+from launcher.listener import ACCEPTS_A_TURN, Listener, listen
 
 MAX_PAYLOAD_BYTES = 1 << 20
 HELLO_BYTES = 1 << 15  # the first frame from either side, before it has proved anything
@@ -166,7 +167,7 @@ async def serve(
     accept: Callable[[Channel, Message], Awaitable[None]],
     port: int = 0,
     max_half_open: int = MAX_HALF_OPEN,
-) -> asyncio.Server:
+) -> Listener:
     """Listens for clients.
 
     Args:
@@ -175,14 +176,18 @@ async def serve(
         accept: called with the channel and the first message of each client that proved the secret within
             HANDSHAKE_TIMEOUT_S; the connection ends when it returns. It must answer the first message.
         port: 0 lets the system choose.
-        max_half_open: connections that have not proved the secret; of more, the oldest are dropped.
+        max_half_open: connections that have not proved the secret; of more, the oldest of the host that has most are
+            dropped, or none is accepted where each host has few.
     """
     half_open = HalfOpen(max_half_open)
     refusals = _Refusals()
+    greeted = 0  # connections in their handshake, those that are being dropped among them
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal greeted
         peer = (writer.get_extra_info("peername") or ("unknown",))[0]
         number = half_open.add(peer, writer.transport.abort)
+        greeted += 1
         try:
             channel, hello = await within(HANDSHAKE_TIMEOUT_S, _greet(reader, writer, secret))
         except (ChannelError, OSError, EOFError, asyncio.TimeoutError) as error:
@@ -190,13 +195,17 @@ async def serve(
             writer.transport.abort()
             return
         finally:
+            greeted -= 1
             half_open.remove(peer, number)
         try:
             await accept(channel, hello)
         finally:
             await channel.close()
 
-    return await asyncio.start_server(handle, host, port, limit=HELLO_BYTES, backlog=_BACKLOG)
+    def is_full(starting: int) -> bool:
+        return half_open.is_full or greeted + starting >= max_half_open + ACCEPTS_A_TURN
+
+    return listen(host, port, handle, backlog=_BACKLOG, is_full=is_full, limit=HELLO_BYTES)
 
 
 class _Refusals:

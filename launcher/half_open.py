@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+_FAIR = 4  # connections of one host; more of them make way for others
+
 
 class HalfOpen:
     """Keeps at most `limit` of them; one more, and the oldest of the host that has most is dropped.
 
     So whoever opens connections and says nothing crowds out only themselves: a runner's host has one or two, for the
-    milliseconds of its handshake.
+    milliseconds of its handshake. Where each host has few, all may be runners: then there is no room for one more.
 
     Args:
         limit: connections at a time, at least 1.
@@ -23,6 +25,11 @@ class HalfOpen:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more would drop that of a host which has few."""
+        return self._count >= self._limit and max(map(len, self._hosts.values())) <= min(_FAIR, self._limit - 1)
 
     def add(self, host: str, drop: Callable[[], None]) -> int:
         """Takes a connection in; returns its number.

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from launcher.channel import MAX_HALF_OPEN, Channel, ChannelError, Message, serve
+from launcher.listener import Listener
 from launcher.terms import SUSPECT_S
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ RETURN_S = 6.0  # for a runner whose connection broke while we may have been at 
 _TICK_S = 0.1
 _ACK_EVERY_S = 0.9  # every other heartbeat
 _CLOSE_TIMEOUT_S = 3.0
+_FEWEST_HALF_OPEN = 16
 _OTHER_FILES = 256  # logs, pipes and sockets of the process beside the runners' connections
 
 
@@ -85,16 +87,17 @@ class Links:
         self._links: dict[str, _Link] = {}
         self._dismissed: dict[str, bool] = {}  # node -> whether it forgets its memory
         self.term = 0  # of the supervisor; told to every runner
-        self._server: asyncio.Server | None = None
+        self._server: Listener | None = None
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self, host: str) -> int:
         """Starts listening; returns the port."""
-        _allow_files(len(self._nodes) + MAX_HALF_OPEN + _OTHER_FILES)
-        at_once = len(self._nodes) + MAX_HALF_OPEN  # on the local cluster all runners come from one address
-        self._server = await serve(host, self._secret, self._accept, max_half_open=at_once)
+        kept = len(self._nodes) + _OTHER_FILES  # descriptors that no stranger gets
+        allowed = _allow_files(kept + MAX_HALF_OPEN)
+        half_open = max(_FEWEST_HALF_OPEN, min(MAX_HALF_OPEN, allowed - kept))
+        self._server = await serve(host, self._secret, self._accept, max_half_open=half_open)
         self._watching = asyncio.create_task(self._watch_silence())
-        return self._server.sockets[0].getsockname()[1]
+        return self._server.port
 
     def send(self, node: str, message: Message) -> None:
         """Sends to a node's runner, when it is back where its connection broke; to one that is lost, nothing."""
@@ -282,9 +285,10 @@ class Links:
             self._inbox.put_nowait(Notice(kind="lost", node=node, body=body))
 
 
-def _allow_files(count: int) -> None:
-    """Raises the soft limit on open files where the usual 1024 is too low; the hard limit stays."""
+def _allow_files(count: int) -> int:
+    """Raises the soft limit on open files where the usual 1024 is too low; the hard limit stays. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
-        allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        soft = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return count if soft == resource.RLIM_INFINITY else soft

@@ -52,7 +52,7 @@ class Server:
             await self._accept(channel, hello)
 
         self._server = await serve("127.0.0.1", SECRET, accept)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = self._server.port
         return self
 
     async def __aexit__(self, *_: object) -> None:

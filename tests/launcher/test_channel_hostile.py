@@ -7,6 +7,8 @@ import contextlib
 import hmac
 import json
 import logging
+import os
+import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from launcher import channel
 from launcher.channel import Channel, ChannelError, Message, connect, serve
 from launcher.half_open import HalfOpen
+from launcher.listener import ACCEPTS_A_TURN
 
 SECRET = b"s" * 32
 
@@ -32,7 +35,7 @@ class Door:
     async def open(self) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.crashes.append(context))
         self._server = await serve("127.0.0.1", SECRET, self._accept, **self._options)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = self._server.port
 
     def close(self) -> None:
         self._server.close()
@@ -177,6 +180,52 @@ def test_many_silent_connections_keep_nobody_out(loop: asyncio.AbstractEventLoop
         door.close()
 
     loop.run_until_complete(asyncio.wait_for(scenario(), channel.HANDSHAKE_TIMEOUT_S - 1))
+
+
+def test_a_runner_is_heard_while_a_flood_waits_at_the_door(loop: asyncio.AbstractEventLoop) -> None:
+    """Of a backlog that came in one turn of the loop only a few connections are accepted before it is answered, and
+    never more than the server keeps."""
+    limit, flood = 32, 400
+
+    async def scenario() -> None:
+        door = Door(max_half_open=limit)
+        await door.open()
+        client, _ = await connect("127.0.0.1", door.port, SECRET, {"op": "hello"})
+        with contextlib.ExitStack() as stack:
+            for _ in range(flood):  # in one turn: the kernel takes them
+                address = ("127.0.0.1", door.port)
+                stack.enter_context(socket.create_connection(address, source_address=("127.0.0.9", 0)))
+            before, most = _descriptors(), 0
+            for count in range(flood):
+                client.send({"beat": count})
+                assert await client.receive() == {"beat": count}
+                most = max(most, _descriptors() - before)
+                if count == 0:
+                    assert most <= 10 * ACCEPTS_A_TURN
+            assert limit <= most <= limit + 2 * ACCEPTS_A_TURN
+            assert await door.serves()
+        await client.close()
+        assert door.crashes == []
+        door.close()
+
+    loop.run_until_complete(asyncio.wait_for(scenario(), 30))
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_server_whose_guests_come_from_many_hosts_has_no_room_for_one_more() -> None:
+    """They may all be runners: none is dropped, the next waits in the kernel."""
+    half_open = HalfOpen(8)
+    numbers = [half_open.add(f"host{index}", lambda: pytest.fail("dropped")) for index in range(8)]
+    assert half_open.is_full
+    half_open.remove("host0", numbers[0])
+    assert not half_open.is_full
+    crowded = HalfOpen(8)
+    for _ in range(20):
+        crowded.add("crowd", lambda: None)
+    assert not crowded.is_full and len(crowded) == 8
 
 
 def test_refused_strangers_do_not_fill_the_log(

@@ -63,7 +63,7 @@ class Supervisor:
         """While it does; its port."""
         server = await serve("127.0.0.1", SECRET, self._accept)
         try:
-            yield server.sockets[0].getsockname()[1]
+            yield server.port
         finally:
             server.close()
 
