@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 from ckpt.agent.context import Context
 from ckpt.agent.threads import in_thread
 from ckpt.agent.verdict import has_ended
-from ckpt.errors import AgentError, CheckpointError
+from ckpt.errors import AgentError, CheckpointError, ConfigError, NamespaceError
 from ckpt.patience import within
 from ckpt.tiers.claim import Claim
+from ckpt.tiers.s3_client import AccessError
 from ckpt.tiers.tier import Tier
 
 T = TypeVar("T")
@@ -80,9 +81,12 @@ class Tenure:
                 await self._outlive(name, tier, found)
             await self._in_time(tier.write_claim, self._claim)
             self._held.add(name)
+        except Occupied:
+            raise
+        except (NamespaceError, ConfigError, PermissionError, AccessError) as error:
+            self._silent.add(name)
+            self._listener.problem(f"nothing can be saved to the {name} tier", str(error))
         except (CheckpointError, OSError) as error:
-            if isinstance(error, Occupied):
-                raise
             self._unanswered(name, error)
 
     async def _outlive(self, name: str, tier: Tier, found: Claim) -> None:

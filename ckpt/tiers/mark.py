@@ -20,15 +20,15 @@ class Mark:
     """What a folder says of itself."""
 
     namespace: object
-    uid: object  # of the user who may use it; None where the storage knows no such users
+    uid: object  # of the user who may use it
     node: str | None  # whose node-local tier it is
     created_s: float
 
 
-def new_mark(namespace: str, *, uid: int | None = None, node: str | None = None) -> bytes:
-    """The mark of a folder made now."""
-    optional = {key: value for key, value in (("uid", uid), ("node", node)) if value is not None}
-    return dump_json({"format": FORMAT, "namespace": namespace, **optional, "created": time.time()})
+def new_mark(namespace: str, *, node: str | None = None) -> bytes:
+    """The mark of a folder made now, by this process's user."""
+    optional = {} if node is None else {"node": node}
+    return dump_json({"format": FORMAT, "namespace": namespace, "uid": os.getuid(), **optional, "created": time.time()})
 
 
 def parse_mark(data: bytes, where: str) -> Mark:
@@ -48,11 +48,11 @@ def parse_mark(data: bytes, where: str) -> Mark:
     )
 
 
-def check_mark(mark: Mark, where: str, namespace: str, *, by_user: bool) -> None:
-    """Raises NamespaceError when the folder is of another namespace, or (`by_user`) of another user."""
+def check_mark(mark: Mark, where: str, namespace: str) -> None:
+    """Raises NamespaceError when the folder is of another namespace or of another user."""
     if mark.namespace != namespace:
         raise NamespaceError(
             f"{where}: belongs to namespace {mark.namespace!r:.100}, not {namespace!r}; choose another path"
         )
-    if by_user and mark.uid != os.getuid():
+    if mark.uid != os.getuid():
         raise NamespaceError(f"{where}: belongs to uid {mark.uid!r:.20}, we are uid {os.getuid()}; choose another path")

@@ -69,14 +69,17 @@ class SharedTier:
         """Makes the namespace's folder and marks it, or checks the mark; returns when it was made."""
         check_shared(self.path, self.namespace)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(self.folder)
         if not (self.folder / MARK).exists():
-            durable_write(self.folder / MARK, new_mark(self.namespace, uid=os.getuid(), node=self.node))
+            durable_write(self.folder / MARK, new_mark(self.namespace, node=self.node))
         return read_mark(self.folder).created_s
 
     def check(self) -> None:
-        """By the mark, and by who owns the folder."""
+        """By who owns the folder, and by the mark."""
+        if self.folder.is_dir():
+            _check_owner(self.folder)
         if (self.folder / MARK).exists():
-            _check_folder(self.folder, self.namespace)
+            check_mark(read_mark(self.folder), str(self.folder), self.namespace)
 
     def read_claim(self) -> Claim | None:
         """The claim beside the mark."""
@@ -260,9 +263,12 @@ def check_shared(path: Path | str, namespace: str) -> None:
         raise NamespaceError(
             f"{path}: is itself the folder of namespace {read_mark(path).namespace!r:.100}; give its parent"
         )
-    names = os.listdir(folder) if folder.is_dir() else []  # before the mark: another agent may just be making it
+    names = []
+    if folder.is_dir():
+        _check_owner(folder)
+        names = os.listdir(folder)  # before the mark: another agent may just be making it
     if (folder / MARK).exists():
-        _check_folder(folder, namespace)
+        check_mark(read_mark(folder), str(folder), namespace)
     elif any(not name.startswith(".") for name in names):
         raise NamespaceError(f"{folder}: holds other files and no {MARK}; choose another path or namespace")
     nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
@@ -272,9 +278,8 @@ def check_shared(path: Path | str, namespace: str) -> None:
         raise ConfigError(f"{nearest}: is not writable for uid {os.getuid()}; choose another checkpoint path")
 
 
-def _check_folder(folder: Path, namespace: str) -> None:
+def _check_owner(folder: Path) -> None:
     """Who may write above it can have made the folder, and its mark: the owner decides."""
-    check_mark(read_mark(folder), str(folder), namespace, by_user=True)
     owner, user = folder.stat().st_uid, os.getuid()
     if owner != user and not (user == 0 and owner == _SQUASHED):
         raise NamespaceError(f"{folder}: belongs to uid {owner}, we are uid {user}; choose another path")

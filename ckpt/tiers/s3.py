@@ -207,7 +207,7 @@ class S3Tier:
 
     def _check(self, mark_data: bytes) -> Mark:
         mark = parse_mark(mark_data, f"{self.url}/{MARK}")
-        check_mark(mark, self.url, self.namespace, by_user=False)
+        check_mark(mark, self.url, self.namespace)
         return mark
 
     def _reason(self, name: str) -> str:

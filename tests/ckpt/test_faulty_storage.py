@@ -165,6 +165,25 @@ def test_no_clock_of_the_wall_decides_what_is_newest_or_what_goes(
 
 
 @needs_root
+def test_an_empty_folder_planted_by_another_user_is_refused_before_it_is_marked(tmp_path: Path) -> None:
+    planted = tmp_path / "shared" / "test"
+    planted.mkdir(parents=True)
+    planted.chmod(0o777)
+    os.chown(planted, 12345, -1)
+
+    async def test() -> None:
+        with pytest.raises(NamespaceError, match="belongs to uid 12345"):
+            check_shared(planted.parent, "test")
+        async with World(tmp_path, ["a"], 0, config(planted.parent)) as world:
+            problem = await world.monitors[0].event("problem", what="nothing can be saved to the shared tier")
+            assert "shared/test: belongs to uid 12345" in problem["detail"]
+            assert "belongs to uid 12345" in (await world.workers[0].request("plan"))["error"]
+        assert not list(planted.iterdir())
+
+    run(test)
+
+
+@needs_root
 def test_a_folder_of_another_user_is_refused_by_name_and_nothing_in_it_is_restored(tmp_path: Path) -> None:
     """Whoever may write above it can have made it, with a mark that says whatever he likes."""
 

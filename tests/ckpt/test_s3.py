@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from s3_kit import BUCKET, KEY, SECRET, Answer, S3Server, answering, s3_server
 from tier_kit import save_id
 from urllib3.exceptions import SSLError
 
-from ckpt.errors import ConfigError, CorruptError
+from ckpt.errors import ConfigError, CorruptError, NamespaceError
 from ckpt.tiers import s3_bucket
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.mark import new_mark
@@ -110,6 +111,16 @@ def test_the_mark_that_another_agent_puts_while_we_look_is_ours_too(
 
     monkeypatch.setattr(Bucket, "anything", meanwhile)
     assert ours.prepare() == theirs.prepare()
+
+
+def test_the_keys_of_another_user_are_refused(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, user = server.fresh_url(), os.getuid()
+    S3Tier(url, "ns", server.options).prepare()
+    S3Tier(url, "ns", server.options).check()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    for look in (S3Tier.prepare, S3Tier.check):
+        with pytest.raises(NamespaceError, match=f"/ns: belongs to uid {user}, we are uid {user + 1}"):
+            look(S3Tier(url, "ns", server.options))
 
 
 def test_a_server_that_says_slow_down_is_asked_again(server: S3Server) -> None:
