@@ -6,6 +6,7 @@
 # make lock   the versions and hashes of what root installs on nodes, anew: lifecycle/requirements.lock
 # make bench  the benchmarks; each prints a table
 # make chaos ROUNDS=50 SEED=1   random faults into jobs on a real Slurm, a verdict for each round; needs root
+# make release   the sdist and, from it, the wheel into dist/, checked; tags the commit with the version
 # make man    the pages of the manual, from the command line's own help, into build/man
 # make bench-faults  what each fault of docs/faults.md costs, on a real Slurm; needs root
 #
@@ -19,7 +20,7 @@
 #   make demo TORCH=torch==2.9.1                  another version
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-faults provision-test chaos lint lock bench bench-faults man clean
+.PHONY: release demo test test-faults provision-test chaos lint lock bench bench-faults man clean
 SHELL := /bin/bash
 
 # A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
@@ -54,6 +55,15 @@ SEED ?= 1
 chaos: $(VENV)/.installed-dev
 	@tests/install_slurm.sh
 	@$(BIN)/python tests/chaos/campaign.py --rounds $(ROUNDS) --seed $(SEED) $(CHAOS_FLAGS)
+
+release: $(VENV)/.installed-dev
+	@version=$$($(BIN)/python -c 'import holdfast; print(holdfast.__version__)'); \
+	[ -z "$$(git status --porcelain)" ] || { echo "make release: uncommitted changes: commit or stash them"; exit 2; }; \
+	grep -q "^## \[*$$version\b" CHANGELOG.md || { echo "make release: CHANGELOG.md has no section $$version"; exit 2; }; \
+	! git rev-parse -q --verify "v$$version" >/dev/null || { echo "make release: v$$version is tagged already"; exit 2; }; \
+	rm -rf dist && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation >build.log 2>&1 || \
+		{ tail -20 build.log; exit 1; }; \
+	$(BIN)/python -m twine check --strict dist/* && git tag -a "v$$version" -m "Holdfast $$version" && sha256sum dist/*
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
@@ -119,4 +129,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info
+	rm -rf $(VENV) runs build build.log dist *.egg-info

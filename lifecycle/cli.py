@@ -6,6 +6,7 @@ import typer
 
 from lifecycle.heal.command import heal, lemons, return_
 from lifecycle.health.command import check
+from lifecycle.on_create import on_create
 from lifecycle.provision.command import provision
 from lifecycle.slurm_conf import slurm_conf
 from lifecycle.software import image, versions
@@ -15,6 +16,7 @@ app = typer.Typer(
 )
 app.command("check", short_help="Say whether this node is fit for training.")(check)
 app.command("provision", short_help="Make this node fit for training.")(provision)
+app.command("on-create", short_help="Print the script that makes a bare node fit.")(on_create)
 app.command("slurm-conf", short_help="Print or lint the lines of slurm.conf for the hooks.")(slurm_conf)
 app.command("versions", short_help="Say which software belongs together here.")(versions)
 app.command("image", short_help="Print the recipe of a training image with EFA.")(image)

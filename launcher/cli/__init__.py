@@ -1,6 +1,7 @@
 """The `holdfast` command. Each verb checks its words, calls the part that does the work, and prints the result.
 
     app       all verbs, and the entry point
+    init      init
     start     run, submit
     jobs      status, logs, stop, cancel
     cluster   up, down, status of a test cluster

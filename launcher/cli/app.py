@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from launcher.cli import cluster
 from launcher.cli.errors import Complaints
+from launcher.cli.init import init
 from launcher.cli.job_command import JobCommand, SubmitCommand
 from launcher.cli.jobs import cancel, logs, status, stop
 from launcher.cli.options import GROUP
@@ -78,6 +79,7 @@ def _holdfast(
     """Keeps PyTorch training on Slurm running through the nodes it loses."""
 
 
+app.command("init", short_help="Write an example job and batch scripts to copy and edit.")(init)
 app.command("run", short_help="Run a job here, in the foreground, on the local cluster.", cls=JobCommand)(run)
 app.command("submit", short_help="Submit a job to Slurm, or to the local cluster.", cls=SubmitCommand)(submit)
 app.command("status", short_help="Show how a job stands; without JOB, all jobs.")(status)

@@ -1,0 +1,54 @@
+"""`holdfast init`: an example job, its script and the batch scripts, to copy and edit."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.errors import UsageError
+
+_TREE = Path(__file__).parents[2]
+_SHARE = "share/holdfast"
+_EXAMPLE = "examples/gpt_stdlib"
+
+
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Made if missing.", show_default=".")] = Path(),
+) -> None:
+    """Write an example job (job.yaml, train.py) and the batch scripts (sbatch_templates/) into DIR.
+
+    A file that is there with another content is never overwritten.
+    """
+    share = shipped()
+    texts = {name: (share / _EXAMPLE / name).read_text() for name in ("job.yaml", "train.py")}
+    for template in sorted((share / "sbatch_templates").glob("*.sbatch")):
+        texts[f"sbatch_templates/{template.name}"] = template.read_text()
+    try:
+        for name, text in texts.items():
+            if (directory / name).exists() and (directory / name).read_text(errors="replace") != text:
+                raise UsageError(f"init: {directory / name} is there already; choose another directory")
+        (directory / "sbatch_templates").mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (directory / name).write_text(text)
+            typer.echo(directory / name)
+    except OSError as error:
+        raise UsageError(f"init: {error.filename}: {error.strerror}; choose another directory") from error
+    typer.echo(f"try it: holdfast run {directory / 'job.yaml'}")
+
+
+def shipped() -> Path:
+    """The folder that has examples/ and sbatch_templates/: the source tree, or what the wheel has installed.
+
+    Raises:
+        UsageError: neither is there.
+    """
+    if (_TREE / "pyproject.toml").is_file():
+        return _TREE
+    for file in metadata.files("holdfast-hpc") or []:
+        found, share, _ = str(file.locate()).partition(f"/{_SHARE}/")
+        if share:
+            return Path(found, _SHARE)
+    raise UsageError(f"init: the installation has no {_SHARE}; install the wheel of holdfast-hpc again")

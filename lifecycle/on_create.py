@@ -1,0 +1,15 @@
+"""`holdfast node on-create`: the script that makes a bare node fit, from an installation without the source tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def on_create() -> None:
+    """Print on_create.sh, which makes a bare node fit; it wants --source, a wheel of holdfast-hpc.
+
+    holdfast node on-create > on_create.sh
+    """
+    typer.echo(Path(__file__).with_name("on_create.sh").read_text(), nl=False)
