@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 PYTHON = (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()))
 
 UNTIL_UNUSED = "--until-unused"
+# In the memory directory, one for each agent: it is found without a look at every process of the node.
+PID_FILE = "agent-{pid}.pid"
 
 # For the srun of agents. Where one dies before MPI knows of it the others would wait for it: srun sends them a SIGTERM.
 # They see none of the job's GPUs.
@@ -37,15 +39,20 @@ def command(*, until_unused: bool = False) -> list[str]:
     Args:
         until_unused: nobody will tell the agents to end: they do so together when no process is connected any more.
     """
-    return unmoved([*PYTHON, "-m", "ckpt.agent", *([UNTIL_UNUSED] if until_unused else [])])
+    register = f'true 2>/dev/null >"$HOLDFAST_RAM_DIR/{PID_FILE.format(pid="$$")}"'
+    return unmoved([*PYTHON, "-m", "ckpt.agent", *([UNTIL_UNUSED] if until_unused else [])], register)
 
 
-def unmoved(argv: Sequence[str]) -> list[str]:
+def unmoved(argv: Sequence[str], before: str = ":") -> list[str]:
     """A program that no warning of the job's time limit ends before it has said that it ignores them.
 
     Without a B:, `--signal=USR1@N` reaches every process of the job's steps, up to a minute before its time.
+
+    Args:
+        argv: the program.
+        before: a shell command to run first, in the process that becomes the program.
     """
-    return ["sh", "-c", 'trap "" USR1 USR2; exec "$@"', "sh", *argv]
+    return ["sh", "-c", f'trap "" USR1 USR2; {before}; exec "$@"', "sh", *argv]
 
 
 def srun(job_id: int | str, nodes: Sequence[str], *options: str) -> list[str]:

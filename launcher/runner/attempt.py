@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ckpt.agent.launch import PID_FILE
 from launcher.channel import Message
 from launcher.fabric import fabric_environment
 from launcher.jobfile import JobSpec
@@ -17,7 +18,7 @@ from launcher.runner.activity import Activity
 from launcher.runner.config import RunnerConfig
 from launcher.runner.network import NetworkWatch, nccl_log_pattern
 from launcher.runner.port import free_port
-from launcher.runner.processes import end_all, environment_of, handles, pids_with_environment
+from launcher.runner.processes import end_all, environment_of, handles
 from launcher.runner.stacks import Worker, dump
 from launcher.runner.variables import worker_environment
 from launcher.runner.watch import Patience, Watch
@@ -225,14 +226,15 @@ class NodeAttempt:
     def _agent_pids(self, spared_attempt: int | None, spared_generation: int = 0) -> list[int]:
         """The node's ckpt agents, but for those of one generation of one attempt."""
         spared = (str(spared_attempt), str(spared_generation))
-        pids = pids_with_environment({"HOLDFAST_RUN_ID": self._config.run_id, "HOLDFAST_ROLE": "agent"})
-        environments = ((pid, environment_of(pid)) for pid in pids)
-        return [
-            pid
-            for pid, environment in environments
-            if (environment.get("HOLDFAST_NODE") or environment.get("SLURMD_NODENAME")) == self._config.node
-            and (environment.get("HOLDFAST_ATTEMPT"), environment.get("HOLDFAST_GENERATION", "0")) != spared
-        ]
+        found = []
+        for file in self._config.ram_dir.glob(PID_FILE.format(pid="[0-9]*")):
+            pid = int(file.stem.partition("-")[2])
+            environment = environment_of(pid)
+            if environment.get("HOLDFAST_RUN_ID") != self._config.run_id or environment.get("HOLDFAST_ROLE") != "agent":
+                file.unlink(missing_ok=True)  # it has ended
+            elif (environment.get("HOLDFAST_ATTEMPT"), environment.get("HOLDFAST_GENERATION", "0")) != spared:
+                found.append(pid)
+        return found
 
     def _log_dir(self, attempt: int) -> Path:
         return self._config.job_dir / "log" / f"attempt-{attempt}"

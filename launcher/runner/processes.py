@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -26,6 +27,32 @@ def die_with_parent(parent_pid: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """From now on, orphaned descendants of this process become its children: descendants() finds them all."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children(pid: int) -> list[int]:
+    """A process' children, zombies too. One may be missing while others end: ask again when they have."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Live processes below one (zombies are not); it costs what they are, not what the node has."""
+    found = []
+    left = children(pid)
+    while left:
+        child = left.pop()
+        left += children(child)
+        if state_of(child) not in ("", "Z", "X"):
+            found.append(child)
+    return found
 
 
 def session_pids(session: int) -> list[int]:
@@ -100,7 +127,7 @@ async def end_all(find: Callable[[], list[int]], timeout_s: float) -> list[int]:
         What still lives after `timeout_s` (uninterruptible sleep), normally empty.
     """
     deadline = time.monotonic() + timeout_s
-    while pids := find():
+    while pids := find() or find():
         if time.monotonic() > deadline:
             return pids
         for pid in pids:

@@ -37,7 +37,7 @@ except (ImportError, OSError) as error:  # a library of CUDA's that is missing i
 
 from launcher.runner.last_words import LastWords
 from launcher.runner.process_groups import keep_process_groups
-from launcher.runner.processes import die_with_parent
+from launcher.runner.processes import adopt_orphans, children, die_with_parent
 from launcher.runner.script import ENDING_SIGNALS, run_script, script_traceback
 from launcher.runner.step_signals import WARNINGS
 
@@ -76,6 +76,7 @@ def main() -> None:
             _write_line(reports, {"event": "unfit", "reason": told})
             raise
     keep_process_groups()
+    adopt_orphans()
     gc.collect()
     gc.freeze()  # what is loaded now stays shared with the forks
     _Warm(tasks, reports).serve()
@@ -87,6 +88,7 @@ class _Warm:
     def __init__(self, tasks: int, reports: int) -> None:
         self._tasks, self._reports = tasks, reports
         self._selector = selectors.DefaultSelector()
+        self._agents: set[int] = set()
 
     def serve(self) -> None:
         self._report({"event": "warm"})
@@ -120,6 +122,7 @@ class _Warm:
             finally:
                 os._exit(code)
         os.close(writes)
+        self._agents.add(pid)
         ended = os.pidfd_open(pid)
         lines = _Lines(reads, task["attempt"], self._report)
         self._selector.register(reads, selectors.EVENT_READ, lines.read)
@@ -127,6 +130,9 @@ class _Warm:
 
     def _reap(self, pid: int, ended: int, lines: _Lines) -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        self._agents.discard(pid)
+        for orphan in set(children(os.getpid())) - self._agents:
+            os.waitpid(orphan, os.WNOHANG)
         self._selector.unregister(ended)
         os.close(ended)
         lines.read()

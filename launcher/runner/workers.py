@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ckpt.agent.launch import PYTHON
-from launcher.runner.processes import end_all, session_pids
+from launcher.runner.processes import descendants, end_all, session_pids
 from launcher.runner.script import ENDING_SIGNALS
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,11 @@ class Workers:
         self._task = None
         leader = await self._session if self._session is not None else None
         self._session = None
-        return await end_all(lambda: session_pids(leader), timeout_s) if leader is not None else []
+        process = self._warm_process
+        if leader is None or process is None:
+            return []
+        is_there = process.returncode is None  # it adopts what its workers leave behind
+        return await end_all(lambda: descendants(process.pid) if is_there else session_pids(leader), timeout_s)
 
     async def close(self, timeout_s: float) -> None:
         """Ends the workers and the warm process."""

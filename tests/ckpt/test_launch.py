@@ -22,7 +22,19 @@ def test_the_warning_of_a_time_limit_does_not_end_a_program_that_is_still_import
     tell = "from signal import *; print([getsignal(number) is SIG_IGN for number in (SIGUSR1, SIGUSR2, SIGTERM)])"
     done = subprocess.run(unmoved([sys.executable, "-c", tell]), capture_output=True, text=True, check=True)
     assert done.stdout == "[True, True, False]\n"
-    assert command() == unmoved([*PYTHON, "-m", "ckpt.agent"])
+    assert command()[:2] == unmoved([])[:2] and command()[3:] == unmoved([*PYTHON, "-m", "ckpt.agent"])[3:]
+
+
+@pytest.mark.parametrize("folder", [".", "missing"])
+def test_an_agent_is_found_by_a_file_in_its_memory_directory_and_runs_without_it(tmp_path: Path, folder: str) -> None:
+    register = command()[2]
+    env = os.environ | {"HOLDFAST_RAM_DIR": str(tmp_path / folder)}
+    done = subprocess.run(
+        ["sh", "-c", register, "sh", "sh", "-c", "echo $$"], env=env, capture_output=True, text=True, check=False
+    )
+    found = [file.name for file in tmp_path.iterdir()]
+    assert found == ([f"agent-{done.stdout.strip()}.pid"] if folder == "." else []) and not done.stderr
+    assert done.returncode == 0
 
 
 WITHOUT_OFI = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ckpt.agent.launch import PYTHON
+from ckpt.agent.launch import PYTHON, command
 from launcher.clusters import ended, open_cluster
 from launcher.clusters import slurm as slurm_cluster
 from launcher.clusters.slurm import SlurmCluster
@@ -253,12 +253,12 @@ def test_steps_run_in_the_jobs_container(tmp_path: Path, monkeypatch: pytest.Mon
     common = "--no-kill --kill-on-bad-exit=0 --overlap --export=ALL --cpu-bind=none --wait=0 --quiet"
     container = "--container-image=/images/torch.sqsh --container-writable --container-mounts=/job:/job"
     python = " ".join(PYTHON)
-    unmoved = """sh -c trap "" USR1 USR2; exec "$@" sh"""
+    unmoved = """sh -c trap "" USR1 USR2; :; exec "$@" sh"""
     assert [" ".join(argv[argv.index("srun") :]) for argv in started] == [
         f"srun --jobid=7 --nodes=3 --ntasks=3 --ntasks-per-node=1 --nodelist=n1,n2,n3 {common} {container} --mpi=none "
         f"--output=/job/log/runner-%N.log --open-mode=append {unmoved} {python} -m launcher.runner",
         f"srun --jobid=7 --nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=n1,n3 {common} {container} --mpi=pmix "
-        f"--kill-on-bad-exit=1 --gres=none {unmoved} {python} -m ckpt.agent",
+        f"--kill-on-bad-exit=1 --gres=none {' '.join(command())}",
     ]
 
 

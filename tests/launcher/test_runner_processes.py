@@ -9,7 +9,14 @@ import sys
 import uuid
 from pathlib import Path
 
-from launcher.runner.processes import end_all, environment_of, pids_with_environment, session_pids
+from launcher.runner.processes import (
+    descendants,
+    end_all,
+    environment_of,
+    pids_with_environment,
+    session_pids,
+    state_of,
+)
 
 SLEEP = [sys.executable, "-c", "print(flush=True); import time; time.sleep(600)"]
 
@@ -43,6 +50,22 @@ def test_whole_session_is_found_children_included() -> None:
     assert len(session_pids(leader.pid)) == 2
     assert asyncio.run(end_all(lambda: session_pids(leader.pid), 5.0)) == []
     assert leader.wait(5) == -9
+
+
+def test_descendants_are_found_though_they_leave_their_session_and_lose_their_parents() -> None:
+    """A script's daemons, say. Others' processes cost nothing."""
+    daemon = f"import os, subprocess; os.setsid(); subprocess.Popen({SLEEP!r})"
+    code = (
+        "import subprocess, sys, time; from launcher.runner.processes import adopt_orphans; adopt_orphans();"
+        f"p = subprocess.run([sys.executable, '-c', {daemon!r}]); print('up', flush=True); time.sleep(600)"
+    )
+    top = started([sys.executable, "-c", code])
+    (orphan,) = descendants(top.pid)
+    assert os.getsid(orphan) not in (os.getsid(top.pid), os.getsid(0))
+    assert asyncio.run(end_all(lambda: descendants(top.pid), 5.0)) == []
+    assert state_of(orphan) in ("Z", "") and top.poll() is None
+    top.kill()
+    top.wait()
 
 
 def test_what_cannot_be_ended_is_named_after_the_deadline() -> None:

@@ -1,0 +1,49 @@
+"""What a runner ends of an attempt: the checkpoint agents of its own node, wherever they come from."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ckpt.agent.launch import PID_FILE
+from launcher.runner.attempt import NodeAttempt
+from launcher.runner.config import RunnerConfig
+
+
+def agent(ram_dir: Path, run_id: str = "run", role: str = "agent", attempt: int = 1) -> subprocess.Popen[bytes]:
+    """A process that has left its file as agents do."""
+    env = {"HOLDFAST_RUN_ID": run_id, "HOLDFAST_ROLE": role, "HOLDFAST_ATTEMPT": str(attempt)}
+    code = "print(flush=True); import time; time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | env, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    (ram_dir / PID_FILE.format(pid=process.pid)).touch()
+    return process
+
+
+def test_agents_of_other_attempts_end_and_what_else_has_their_numbers_lives(tmp_path: Path) -> None:
+    config = RunnerConfig(
+        run_id="run", node="n", ram_dir=tmp_path, job_dir=tmp_path, host="localhost", port=1, parent_pid=None
+    )
+    old, coming, others, script = (
+        agent(tmp_path),
+        agent(tmp_path, attempt=2),
+        agent(tmp_path, run_id="other"),
+        agent(tmp_path, role=""),
+    )
+    gone = tmp_path / PID_FILE.format(pid=2**22 + 1)
+    gone.touch()
+
+    async def end() -> list[int]:
+        return await NodeAttempt(config, print, lambda: None).end(next_attempt=2)
+
+    assert asyncio.run(end()) == []
+    assert old.wait(5) == -9
+    assert [process.poll() for process in (coming, others, script)] == [None] * 3
+    left = {PID_FILE.format(pid=pid) for pid in (old.pid, coming.pid)}
+    assert {file.name for file in tmp_path.iterdir()} <= left, "files of what is no agent of the run are removed"
+    for process in (coming, others, script):
+        process.kill()
+        process.communicate()
