@@ -4,10 +4,8 @@ Standard library only, and nothing of lifecycle: what its checks found is read f
 follows no symbolic link, trusts no name, path or environment value that a user can set, and ends within its limit
 whatever hangs. What stays on the node is described in docs/on_disk.md.
 
-Jobs wait for prologs and epilogs, and most find nothing to do: what runs for every job has paths as text, plain classes
-and a log of its own, and imports nothing of typing. Python starts in 10 ms; pathlib, dataclasses, logging, json and
-re take four times that, `os` alone two: `posix` has all of it but for os.path and makedirs. What only some jobs need is
-imported where it is needed; a test lists what may be for all.
+Jobs wait for prologs and epilogs, and most find nothing to do: what only some jobs need (json, Slurm's client) is
+imported where it is needed.
 
 hook.py          the frame: limit, environment
 log.py           what people read of them
@@ -20,6 +18,7 @@ drains.py        which drains are ours, and how many there may be
 verdict.py       what the checks last said of this node
 directories.py   a job's directories, made and removed as its user
 ledger.py        which jobs have memory on this node, and until when
+removal.py       removes trees of any depth and size, in small pieces
 usage.py         whose files fill the memory
 flush.py         memory of an ended job to its lower tiers, by a process of its user that the hook does not wait for
 strays.py        processes that outlived their job

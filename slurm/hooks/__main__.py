@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import posix
+import os
 import sys
+from typing import TYPE_CHECKING
 
 from slurm.hooks.hook import Hook, run_hook
 from slurm.hooks.places import Places
 
-TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -19,7 +19,7 @@ LIMITS_S = {"prolog": 20.0, "epilog": 50.0, "health": 55.0, "reboot": 50.0}
 def main(arguments: list[str]) -> int:
     """Runs one hook and returns its exit code."""
     name = arguments[0] if arguments else ""
-    places = Places(arguments[1].replace("%n", posix.uname().nodename)) if arguments[1:] else Places()
+    places = Places(arguments[1].replace("%n", os.uname().nodename)) if arguments[1:] else Places()
     if name not in LIMITS_S:
         print(f"slurm.hooks: got {name!r}, expected one of {', '.join(LIMITS_S)}", file=sys.stderr)
         return 2
@@ -33,7 +33,7 @@ def _body(name: str) -> Callable[[Hook], int]:
 
 
 def _environment() -> dict[str, str]:
-    return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in posix.environ.items()}
+    return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in os.environb.items()}
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ processes and memory would stay for good.
 
 from __future__ import annotations
 
-import posix
+import os
+from typing import TYPE_CHECKING
 
 from slurm.hooks.directories import holds_memory
 from slurm.hooks.hook import Hook, HookJob
@@ -14,7 +15,6 @@ from slurm.hooks.ledger import Ledger
 from slurm.hooks.log import log
 from slurm.hooks.strays import kill_strays
 
-TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from slurm.client import Slurm
 
@@ -30,7 +30,7 @@ def see_off(hook: Hook, job: HookJob) -> list[int]:
     """
     left = kill_strays(job, hook.left_s / 2)
     try:
-        posix.unlink(f"{hook.places.tasks}/{job.job_id}")
+        os.unlink(f"{hook.places.tasks}/{job.job_id}")
     except FileNotFoundError:
         pass
     ledger = Ledger(hook.places.ledger)
@@ -84,7 +84,7 @@ def see_off_forgotten(hook: Hook, slurm: Slurm) -> None:
 
 def _is_there(path: str) -> bool:
     try:
-        posix.stat(path)
+        os.stat(path)
     except OSError:
         return False
     return True

@@ -8,20 +8,26 @@ everything is done with the user's own rights: it can do no more than the user c
 
 from __future__ import annotations
 
-import posix
+import os
 import select
+import signal
 import stat
+import time
+from typing import TYPE_CHECKING
 
 from slurm.errors import SlurmError
 from slurm.hooks.hook import HookJob
 from slurm.hooks.log import log
+from slurm.hooks.removal import remove_tree
 
-TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SAID_NO = 3  # exit code of a child
-_DIRECTORY = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC  # to open one
+_NO_ACCOUNT = 0xFFFFFFFD
+_MOST_REMOVED = 500_000  # entries of one job's memory at once
+_ENDS_S = 0.5  # for a child that sees that its time is over
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # to open one
 
 
 class DirectoryError(SlurmError):
@@ -49,12 +55,12 @@ def make_user_dir(parent: str, job: HookJob) -> str:
     name = user_dir_name(job.uid)
     path = f"{parent}/{name}"
     try:
-        above = posix.open(parent, _DIRECTORY)
+        above = os.open(parent, _DIRECTORY)
     except OSError as error:
         raise DirectoryError(f"{parent}: {error.strerror}, expected a directory") from None
     try:
-        facts = posix.fstat(above)
-        if facts.st_uid != posix.geteuid() or (facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX):
+        facts = os.fstat(above)
+        if facts.st_uid != os.geteuid() or (facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX):
             raise DirectoryError(
                 f"{parent}: mode {facts.st_mode & 0o7777:o} of uid {facts.st_uid}, expected root's own, sticky where "
                 "others may write"
@@ -66,14 +72,14 @@ def make_user_dir(parent: str, job: HookJob) -> str:
             except FileExistsError:
                 if _is_private(name, above, job.uid):
                     return path
-            aside = f".holdfast-planted-{posix.urandom(4).hex()}"
-            posix.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)
+            aside = f".holdfast-planted-{os.urandom(4).hex()}"
+            os.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)
             log.warning("%s was not user %d's own: moved to %s", path, job.uid, aside)
         raise DirectoryError(f"{path}: planted again each time it was moved away")
     except OSError as error:
         raise DirectoryError(f"{path}: {error.strerror}") from None
     finally:
-        posix.close(above)
+        os.close(above)
 
 
 def make_job_dir(memory: str, job: HookJob) -> str:
@@ -86,10 +92,10 @@ def make_job_dir(memory: str, job: HookJob) -> str:
     rights = _Rights(job)
     try:
         try:
-            posix.mkdir(path, 0o700)
+            os.mkdir(path, 0o700)
         except FileExistsError:
             pass
-        facts = posix.lstat(path)
+        facts = os.lstat(path)
     except OSError as error:
         raise DirectoryError(f"{path}: {error.strerror}") from None
     finally:
@@ -99,24 +105,28 @@ def make_job_dir(memory: str, job: HookJob) -> str:
     return path
 
 
-def remove_job_dir(memory: str, job: HookJob, limit_s: float) -> None:
-    """Removes the job's memory directory, as its user, and the user's if that leaves it empty."""
-    import os  # with shutil, not for every job
-    import shutil
+def remove_job_dir(memory: str, job: HookJob, limit_s: float) -> bool:
+    """Removes the job's memory directory, as its user, and the user's if that leaves it empty.
 
+    Returns:
+        Whether it is gone; False where it has more than can be removed now.
+
+    Raises:
+        DirectoryError: something in it cannot be removed.
+    """
     path = job_dir(memory, job)
+    end_s = time.monotonic() + limit_s
 
-    def remove() -> None:
-        if os.path.islink(path):
-            posix.unlink(path)
-        elif os.path.exists(path):
-            shutil.rmtree(path)
+    def remove() -> bool:
+        return remove_tree(path, most=_MOST_REMOVED, end_s=end_s)
 
-    as_user(job, remove, limit_s, f"remove {path}")
+    if not as_user(job, remove, limit_s + _ENDS_S, f"remove {path}"):
+        return False
     try:
         os.rmdir(os.path.dirname(path))  # no link is followed: rmdir refuses one
     except OSError:
         pass
+    return True
 
 
 def holds_memory(memory: str, job: HookJob) -> bool:
@@ -126,19 +136,22 @@ def holds_memory(memory: str, job: HookJob) -> bool:
     path = job_dir(memory, job)
     rights = _Rights(job)
     try:
-        posix.rmdir(path)
+        os.rmdir(path)
     except OSError:
         pass
     finally:
         rights.back()
     try:
-        return stat.S_ISDIR(posix.lstat(path).st_mode)
+        return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:
         return False
 
 
 def as_user(job: HookJob, act: Callable[[], bool | None], limit_s: float, what: str) -> bool:
     """Does something in a child that has given up root for good, within a limit.
+
+    The user can neither stop nor trace the child: its real and saved user ids, which count for that (kill(2),
+    ptrace(2)), are those of no account.
 
     Returns:
         False where that is what it returned.
@@ -148,31 +161,29 @@ def as_user(job: HookJob, act: Callable[[], bool | None], limit_s: float, what: 
     """
     if job.uid == 0:
         raise DirectoryError(f"{what}: not done for jobs of root")
-    child = posix.fork()
+    child = os.fork()
     if child == 0:
         code = 1
         try:
-            posix.setgroups([])
-            posix.setgid(job.gid)
-            posix.setuid(job.uid)
+            os.setgroups([])
+            os.setresgid(job.gid, job.gid, job.gid)
+            os.setresuid(_NO_ACCOUNT, job.uid, _NO_ACCOUNT)
             code = _SAID_NO if act() is False else 0
         except (OSError, SlurmError) as error:
             log.error("%s: %s", what, error)
         finally:
-            posix._exit(code)
-    watch = posix.pidfd_open(child)
+            os._exit(code)
+    watch = os.pidfd_open(child)
     try:
         if not select.select([watch], [], [], limit_s)[0]:
-            import signal  # not for every job
-
             signal.pidfd_send_signal(watch, signal.SIGKILL)
             raise DirectoryError(f"{what}: not done within {limit_s:g} s")
-        status = posix.waitid(posix.P_PIDFD, watch, posix.WEXITED)
+        status = os.waitid(os.P_PIDFD, watch, os.WEXITED)
         if status is None or status.si_status not in (0, _SAID_NO):
             raise DirectoryError(f"{what}: failed, see the line above")
         return status.si_status == 0
     finally:
-        posix.close(watch)
+        os.close(watch)
 
 
 class _Rights:
@@ -185,33 +196,33 @@ class _Rights:
     def __init__(self, job: HookJob) -> None:
         if job.uid == 0:
             raise DirectoryError(f"job {job.job_id}: root has no directories of a job")
-        self._groups = posix.getgroups()
-        posix.setgroups([])
-        posix.setegid(job.gid)
-        posix.seteuid(job.uid)
+        self._groups = os.getgroups()
+        os.setgroups([])
+        os.setegid(job.gid)
+        os.seteuid(job.uid)
 
     def back(self) -> None:
-        posix.seteuid(0)
-        posix.setegid(0)
-        posix.setgroups(self._groups)
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(self._groups)
 
 
 def _make(name: str, above: int, job: HookJob) -> None:
     """Makes it under a name nobody can know, so that it has its owner before it has its name."""
-    fresh = f".holdfast-new-{posix.urandom(8).hex()}"
-    posix.mkdir(fresh, 0o700, dir_fd=above)
+    fresh = f".holdfast-new-{os.urandom(8).hex()}"
+    os.mkdir(fresh, 0o700, dir_fd=above)
     try:
-        descriptor = posix.open(fresh, _DIRECTORY, dir_fd=above)
+        descriptor = os.open(fresh, _DIRECTORY, dir_fd=above)
         try:
-            posix.fchown(descriptor, job.uid, job.gid)
+            os.fchown(descriptor, job.uid, job.gid)
         finally:
-            posix.close(descriptor)
+            os.close(descriptor)
         if _is_there(name, above):
             raise FileExistsError
-        posix.rename(fresh, name, src_dir_fd=above, dst_dir_fd=above)  # onto an empty one at most, never through it
+        os.rename(fresh, name, src_dir_fd=above, dst_dir_fd=above)  # onto an empty one at most, never through it
     except BaseException:
         try:
-            posix.rmdir(fresh, dir_fd=above)
+            os.rmdir(fresh, dir_fd=above)
         except OSError:
             pass
         raise
@@ -219,7 +230,7 @@ def _make(name: str, above: int, job: HookJob) -> None:
 
 def _is_there(name: str, above: int) -> bool:
     try:
-        posix.lstat(name, dir_fd=above)
+        os.lstat(name, dir_fd=above)
     except FileNotFoundError:
         return False
     return True
@@ -228,15 +239,15 @@ def _is_there(name: str, above: int) -> bool:
 def _is_private(name: str, above: int, uid: int) -> bool:
     """Whether it is the user's own directory that nobody else can enter; too wide a mode is mended."""
     try:
-        descriptor = posix.open(name, _DIRECTORY, dir_fd=above)
+        descriptor = os.open(name, _DIRECTORY, dir_fd=above)
     except OSError:
         return False
     try:
-        facts = posix.fstat(descriptor)
+        facts = os.fstat(descriptor)
         if facts.st_uid != uid:
             return False
         if facts.st_mode & 0o077:
-            posix.fchmod(descriptor, 0o700)
+            os.fchmod(descriptor, 0o700)
         return True
     finally:
-        posix.close(descriptor)
+        os.close(descriptor)

@@ -47,16 +47,16 @@ told={root}/run/holdfast/tasks/$SLURM_JOB_ID
 """
 
 _START = """
-import gc, posix, sys
+import gc, os, sys
 gc.disable()
 sys.path.append(sys.argv[1])
 try:
     from slurm.hooks.__main__ import main
     code = main(sys.argv[2:])
 except BaseException as error:
-    posix.write(2, f"holdfast: nothing was done: {error!r}\\n".encode())
+    os.write(2, f"holdfast: nothing was done: {error!r}\\n".encode())
     code = 0
-posix._exit(code)
+os._exit(code)
 """
 
 

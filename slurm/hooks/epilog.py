@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from slurm.hooks.departures import see_off
 from slurm.hooks.hook import FIT, UNFIT, Hook
 from slurm.hooks.log import log
 from slurm.hooks.prolog import free_memory, may_not_drain
 
-TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from slurm.client import Slurm
 
+_FREE_S = 5.0  # for the memory of other jobs: the next one waits
 HUNG = "processes of job"
 """How the reason of an epilog's drain begins: nothing but a reboot ends them."""
 
@@ -27,7 +29,7 @@ def epilog(hook: Hook, slurm: Slurm | None = None) -> int:
         prologs, only where the admin allows draining, within max_drained.
     """
     left = see_off(hook, hook.job)
-    free_memory(hook)
+    free_memory(hook, _FREE_S)
     if not left:
         return FIT
     why = f"{HUNG} {hook.job.job_id} hang in the kernel, reboot: {left[:20]}"

@@ -13,6 +13,7 @@ import pwd
 import resource
 import signal
 import sys
+from itertools import islice
 from pathlib import Path
 
 from slurm.hooks.directories import DirectoryError, as_user, job_dir
@@ -21,6 +22,7 @@ from slurm.hooks.log import log
 
 _REQUEST = "on_job_end.json"  # left by the job's checkpoint agents (ckpt/job_end/request.py)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_MOST_ENTRIES = 10_000  # of the job's directory that are looked at
 _NICE = 19  # the next job comes first
 _LAST_WORDS_S = 10  # for the process to say that it is late, before it is ended
 
@@ -40,7 +42,9 @@ def start_flush(memory: str, job: HookJob, within_s: float, limit_s: float) -> b
     path = Path(job_dir(memory, job))
 
     def is_asked() -> bool:
-        return (path / _REQUEST).is_file() or any((below / _REQUEST).is_file() for below in path.iterdir())
+        return (path / _REQUEST).is_file() or any(
+            (below / _REQUEST).is_file() for below in islice(path.iterdir(), _MOST_ENTRIES)
+        )
 
     try:
         if not as_user(job, is_asked, limit_s, f"look into {path}"):

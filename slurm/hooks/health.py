@@ -18,6 +18,7 @@ from slurm.hooks.log import log
 from slurm.hooks.prolog import against, free_memory
 from slurm.hooks.verdict import read_verdict
 
+_FREE_S = 15.0  # for the memory of jobs that have left
 _RESERVE_S = 6.0  # for Slurm's answers, and to free memory
 _START_S = 5.0  # until the checks begin: Python, on a node that is busy
 _HAS_LOOKED = (0, 1)  # exit codes of `holdfast node check`; others: it could not begin
@@ -32,7 +33,7 @@ def health(hook: Hook, slurm: Slurm | None = None) -> int:
         hook: this call.
         slurm: the cluster; None for the one of this node.
     """
-    free_memory(hook)
+    free_memory(hook, _FREE_S)
     slurm = slurm or Slurm()
     see_off_forgotten(hook, slurm)
     node = next((found for found in slurm.nodes() if found.name == hook.node), None)

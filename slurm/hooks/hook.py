@@ -6,16 +6,16 @@ behind where it is not, and the hook ends with the exit code that does no harm.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` imports enum and re
-import posix
+import os
 import select
+import signal
 import time
+from typing import TYPE_CHECKING
 
 from slurm.errors import SlurmError
 from slurm.hooks.log import log
 from slurm.hooks.places import Places, Settings, SettingsError
 
-TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -91,7 +91,7 @@ class Hook:
     @property
     def node(self) -> str:
         """The node's name in Slurm."""
-        name = self.env.get("SLURMD_NODENAME") or posix.uname().nodename.partition(".")[0]
+        name = self.env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
         if not _is_name(name):
             raise EnvironmentRefused(f"node name: got {name!r}, expected letters, digits, '.', '_' and '-'")
         return name
@@ -115,38 +115,38 @@ def run_hook(name: str, body: Callable[[Hook], int], *, places: Places, env: Map
         What the body returned; FIT where it failed or did not end: what could not be observed drains no node.
     """
     deadline_s = time.monotonic() + limit_s
-    said, says = posix.pipe2(posix.O_NONBLOCK | posix.O_CLOEXEC)
-    answer, answers = posix.pipe2(posix.O_CLOEXEC)
-    child = posix.fork()
+    said, says = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    answer, answers = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
     if child == 0:
         _hold_only(says)
         _be_child(name, body, places, env, deadline_s, answers)
-    posix.close(says)
-    posix.close(answers)
+    os.close(says)
+    os.close(answers)
     try:
         if select.select([answer], [], [], limit_s)[0]:  # sooner than its end: that takes the kernel a millisecond
-            code = posix.read(answer, 1)
+            code = os.read(answer, 1)
             return code[0] if code else FIT
         try:
-            posix.killpg(child, _signal.SIGKILL)
+            os.killpg(child, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        posix.write(2, f"holdfast {name}: did not end within {limit_s:g} s: given up\n".encode())
+        os.write(2, f"holdfast {name}: did not end within {limit_s:g} s: given up\n".encode())
         return FIT
     finally:
-        posix.close(answer)
+        os.close(answer)
         try:
-            posix.write(2, posix.read(said, 1 << 16))
+            os.write(2, os.read(said, 1 << 16))
         except OSError:
             pass  # it said nothing, or nobody listens
-        posix.close(said)
+        os.close(said)
 
 
 def _hold_only(says: int) -> None:
     """Lets go of slurmd's pipes: it would wait for a child that is left behind."""
-    null = posix.open("/dev/null", posix.O_RDONLY)
+    null = os.open("/dev/null", os.O_RDONLY)
     for descriptor, source in ((0, null), (1, says), (2, says)):
-        posix.dup2(source, descriptor)
+        os.dup2(source, descriptor)
 
 
 def _be_child(
@@ -154,9 +154,9 @@ def _be_child(
 ) -> None:
     code = FIT
     try:
-        posix.setsid()
-        _signal.setitimer(_signal.ITIMER_REAL, _ALONE_S + max(0.0, deadline_s - time.monotonic()))
-        posix.umask(0o022)
+        os.setsid()
+        signal.setitimer(signal.ITIMER_REAL, _ALONE_S + max(0.0, deadline_s - time.monotonic()))
+        os.umask(0o022)
         log.open(places.log, name)
         try:
             settings = places.settings()
@@ -170,10 +170,10 @@ def _be_child(
         log.exception("the hook itself failed")
     finally:
         try:
-            posix.write(answers, bytes((code,)))
+            os.write(answers, bytes((code,)))
         except OSError:
             pass  # slurmd killed who waited for it
-        posix._exit(code)
+        os._exit(code)
 
 
 def _is_name(text: str) -> bool:

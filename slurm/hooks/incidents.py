@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import posix
+import os
 import time
 
 from slurm.hooks.hook import HookJob
@@ -38,7 +38,6 @@ def record_incidents(path: str, node: str, job: HookJob, since_s: float, kmsg: s
     if not recent:
         return []
     import json  # with os and re, not for every job
-    import os
     import re
 
     found = list(dict.fromkeys(text for text in recent if re.match(_SPEAKS_OF, text)))[:_MAX_INCIDENTS]
@@ -65,7 +64,7 @@ def kernel_messages(kmsg: str = _KMSG, words: tuple[bytes, ...] = (b"",)) -> lis
         words: only records in which one of these is.
     """
     try:
-        descriptor = posix.open(kmsg, posix.O_RDONLY | posix.O_NONBLOCK | posix.O_CLOEXEC)
+        descriptor = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         log.info("%s cannot be read (%s): what the kernel says is not recorded", kmsg, error.strerror)
         return []
@@ -75,7 +74,7 @@ def kernel_messages(kmsg: str = _KMSG, words: tuple[bytes, ...] = (b"",)) -> lis
     try:
         for _ in range(_MAX_RECORDS):
             try:
-                size = posix.readv(descriptor, into)
+                size = os.readv(descriptor, into)
             except BrokenPipeError:  # overwritten while we read: the next read goes on after the gap
                 continue
             except BlockingIOError:  # no more for now
@@ -95,5 +94,5 @@ def kernel_messages(kmsg: str = _KMSG, words: tuple[bytes, ...] = (b"",)) -> lis
     except OSError as error:
         log.info("%s: %s", kmsg, error.strerror)
     finally:
-        posix.close(descriptor)
+        os.close(descriptor)
     return messages

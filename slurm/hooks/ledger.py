@@ -7,15 +7,15 @@ the clock that runs since boot: the files go with a reboot, as the memory does, 
 from __future__ import annotations
 
 import fcntl
-import posix
+import os
 import time
+from typing import TYPE_CHECKING
 
 from slurm.errors import SlurmError
 from slurm.hooks.hook import HookJob
 from slurm.hooks.log import log
 from slurm.hooks.places import SettingsError, read_of_root, write_of_root
 
-TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -67,10 +67,10 @@ class Ledger:
                 self._write(Entry(job, started_s=now_s()))
             finally:
                 if lock is not None:
-                    posix.close(lock)
+                    os.close(lock)
         finally:
             if free is not None:
-                posix.close(free)
+                os.close(free)
 
     def end(self, entry: Entry, keep_s: float) -> None:
         """The job has left the node; its memory stays for a while. Not if it is back since the entry was read.
@@ -86,7 +86,7 @@ class Ledger:
             if found is not None and found.started_s == entry.started_s:
                 self._write(Entry(entry.job, started_s=entry.started_s, keep_until_s=now_s() + keep_s))
         finally:
-            posix.close(lock)
+            os.close(lock)
 
     def due(self, entry: Entry) -> int | None:
         """Holds an entry whose memory may go, until `release`; None if it may not, or another process is at it."""
@@ -97,20 +97,20 @@ class Ledger:
         if held is None:
             return None
         found = self._read(entry.job.job_id)  # it may be back since the entry was read
-        if found is not None and found.is_due and posix.fstat(held).st_nlink:
+        if found is not None and found.is_due and os.fstat(held).st_nlink:
             return held
-        posix.close(held)
+        os.close(held)
         return None
 
     def release(self, held: int) -> None:
         """Lets go of an entry, also where a child that hangs in the kernel was left behind with it."""
         fcntl.flock(held, fcntl.LOCK_UN)
-        posix.close(held)
+        os.close(held)
 
     def forget(self, entry: Entry) -> None:
         """Nothing of the job is left."""
         try:
-            posix.unlink(self._path(entry.job.job_id))
+            os.unlink(self._path(entry.job.job_id))
         except FileNotFoundError:
             pass
 
@@ -121,7 +121,7 @@ class Ledger:
 
     def __iter__(self) -> Iterator[Entry]:
         try:
-            names = posix.listdir(self._directory)
+            names = os.listdir(self._directory)
         except FileNotFoundError:
             return
         for job_id in sorted(int(name) for name in names if name.isdigit()):
@@ -146,7 +146,7 @@ class Ledger:
 
     def _lock(self) -> int | None:
         """Held while an entry changes: a health check may look at a job whose prolog runs. None without any entry."""
-        return _locked(self._directory, _LOCK_S, posix.O_DIRECTORY)
+        return _locked(self._directory, _LOCK_S, os.O_DIRECTORY)
 
     def _write(self, entry: Entry) -> None:
         job = entry.job
@@ -162,7 +162,7 @@ def _locked(path: str, limit_s: float, flags: int = 0) -> int | None:
         LedgerBusy: another process has it and does not let go of it.
     """
     try:
-        descriptor = posix.open(path, posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_CLOEXEC | flags)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags)
     except FileNotFoundError:
         return None
     end_s = time.monotonic() + limit_s
@@ -173,7 +173,7 @@ def _locked(path: str, limit_s: float, flags: int = 0) -> int | None:
         except BlockingIOError:
             if time.monotonic() >= end_s:
                 holder = _holder(descriptor)
-                posix.close(descriptor)
+                os.close(descriptor)
                 raise LedgerBusy(
                     f"{path}: held by {holder} for over {limit_s:g} s; end that process, or see what it waits for"
                 ) from None
@@ -182,8 +182,8 @@ def _locked(path: str, limit_s: float, flags: int = 0) -> int | None:
 
 def _holder(descriptor: int) -> str:
     """The process that has a file locked, in words; as proc(5) has /proc/locks."""
-    facts = posix.fstat(descriptor)
-    file = f"{posix.major(facts.st_dev):02x}:{posix.minor(facts.st_dev):02x}:{facts.st_ino}"
+    facts = os.fstat(descriptor)
+    file = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
     with open("/proc/locks") as locks:
         held = [line.split() for line in locks]
     for words in held:  # "1: FLOCK ADVISORY WRITE <process> <file> 0 EOF"; who waits has "->" after the number

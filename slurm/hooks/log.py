@@ -5,7 +5,7 @@ Not `logging`: importing that takes longer than all of a prolog.
 
 from __future__ import annotations
 
-import posix
+import os
 import time
 
 _MOST_BYTES = 4 << 20
@@ -28,9 +28,9 @@ class HookLog:
         self._name = name
         try:
             self._file = _appended(path)
-            if posix.fstat(self._file).st_size > _MOST_BYTES:
-                posix.replace(path, f"{path}.1")
-                posix.close(self._file)
+            if os.fstat(self._file).st_size > _MOST_BYTES:
+                os.replace(path, f"{path}.1")
+                os.close(self._file)
                 self._file = _appended(path)
         except OSError as error:
             self.warning("%s cannot be written: %s", path, error.strerror)
@@ -54,23 +54,21 @@ class HookLog:
         now_s = time.time()
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now_s))
         said = text % values if values else text
-        line = f"{at},{int(now_s * 1000) % 1000:03} {self._name}[{posix.getpid()}] {level} {said}\n"
+        line = f"{at},{int(now_s * 1000) % 1000:03} {self._name}[{os.getpid()}] {level} {said}\n"
         for descriptor in (2, self._file):
             try:
-                posix.write(descriptor, line.encode(errors="replace"))
+                os.write(descriptor, line.encode(errors="replace"))
             except OSError:  # a disk or a pipe that is full
                 pass
 
 
 def _appended(path: str) -> int:
-    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_APPEND | posix.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     try:
-        return posix.open(path, flags, 0o644)
+        return os.open(path, flags, 0o644)
     except FileNotFoundError:
-        import os  # once
-
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        return posix.open(path, flags, 0o644)
+        return os.open(path, flags, 0o644)
 
 
 log = HookLog()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import posix
+import os
 import stat
+from typing import TYPE_CHECKING
 
 from slurm.errors import SlurmError
 
-TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from os import PathLike
     from typing import Any
@@ -65,9 +65,9 @@ class Places:
             root: everything but the memory lies below it. "/", but on a test cluster, whose nodes share one disk.
             memory: where nodes keep training state in memory.
         """
-        self.root = posix.fspath(root)
+        self.root = os.fspath(root)
         self._top = self.root.rstrip("/")
-        self.memory = posix.fspath(memory)
+        self.memory = os.fspath(memory)
 
     @property
     def verdict(self) -> str:
@@ -145,38 +145,36 @@ def read_of_root(path: str | PathLike[str], max_bytes: int) -> str:
         SettingsError: it is a link, no regular file, somebody else's, or others can write it.
     """
     try:
-        descriptor = posix.open(path, posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise SettingsError(f"{path}: cannot be opened: {error.strerror}") from None
     try:
-        facts = posix.fstat(descriptor)
+        facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
             raise SettingsError(f"{path}: not a regular file, expected one that only root can write")
-        if facts.st_uid not in (0, posix.geteuid()) or facts.st_mode & 0o022:
+        if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
             raise SettingsError(
                 f"{path}: mode {facts.st_mode & 0o7777:o} of uid {facts.st_uid}, "
                 "expected a file that only root can write"
             )
-        return posix.read(descriptor, max_bytes).decode(errors="replace")
+        return os.read(descriptor, max_bytes).decode(errors="replace")
     finally:
-        posix.close(descriptor)
+        os.close(descriptor)
 
 
 def write_of_root(path: str, text: str, mode: int, directory_mode: int = 0o755) -> None:
     """Leaves a file that is there whole or not at all; makes its directory if there is none."""
     fresh = f"{path}.new"
-    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW | posix.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = posix.open(fresh, flags, mode)
+        descriptor = os.open(fresh, flags, mode)
     except FileNotFoundError:
-        import os  # once
-
         os.makedirs(os.path.dirname(path), directory_mode, exist_ok=True)
-        descriptor = posix.open(fresh, flags, mode)
+        descriptor = os.open(fresh, flags, mode)
     try:
-        posix.write(descriptor, text.encode())
+        os.write(descriptor, text.encode())
     finally:
-        posix.close(descriptor)
-    posix.replace(fresh, path)
+        os.close(descriptor)
+    os.replace(fresh, path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import posix
+import os
 import stat
+import time
+from typing import TYPE_CHECKING
 
 from slurm.errors import SlurmError
 from slurm.hooks.directories import DirectoryError, make_job_dir, make_user_dir, remove_job_dir
@@ -11,13 +13,15 @@ from slurm.hooks.hook import FIT, UNFIT, Hook, HookJob
 from slurm.hooks.ledger import Ledger
 from slurm.hooks.log import log
 from slurm.hooks.places import write_of_root
+from slurm.hooks.strays import kill_strays
+from slurm.hooks.usage import usage
 from slurm.hooks.verdict import read_verdict
 
-TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from slurm.client import Slurm
 
 _ASK_S = 4.0  # for each of four commands: all of them within the prolog's limit
+_FREE_S = 2.0  # for the memory of other jobs: this one waits
 _LEAST_FREE = 0.02  # of the memory file system
 
 
@@ -34,7 +38,6 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
         return. What users did, as to fill the memory, keeps no job away: it is told to the job.
     """
     job = hook.job
-    free_memory(hook)
     reason = against(hook)
     if reason and job.uid != 0:  # root looks after the node
         log.error("job %d: this node is not fit: %s", job.job_id, reason)
@@ -42,33 +45,34 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
             return UNFIT
         log.warning("the job starts all the same: %s", held)
     ledger = Ledger(hook.places.ledger)
-    if (entry := ledger.entry(job)) is not None and entry.keep_until_s is not None:
-        from slurm.hooks.strays import kill_strays
-
-        kill_strays(job, hook.left_s / 4)  # it was requeued: what still flushes its memory is in its way
+    entry = ledger.entry(job)
     ledger.begin(job, hook.left_s / 2)
-    if job.uid == 0:
-        return FIT
-    told = _make_directories(hook, job)
-    write_of_root(f"{hook.places.tasks}/{job.job_id}", told, 0o644)  # for TaskProlog, which runs as the user
+    wrong = _prepare(hook, job) if job.uid != 0 else []
+    if entry is not None and entry.keep_until_s is not None:
+        kill_strays(job, hook.left_s / 4)  # it was requeued: what still flushes its memory is in its way
+    free_memory(hook, _FREE_S)
+    if wrong:
+        wrong = _prepare(hook, job)  # others' memory may have been in its way
+    for what in wrong:
+        log.warning("job %d: %s", job.job_id, what)
+    memory = hook.places.memory
+    if any(memory in what for what in wrong) and os.path.isdir(memory):
+        log.warning("%s is used by %s", memory, usage(memory))
     log.info("job %d of uid %d: ready", job.job_id, job.uid)
     return FIT
 
 
-def _make_directories(hook: Hook, job: HookJob) -> str:
-    """Makes the job's directories; the lines that its tasks are told, with what is wrong as Slurm has them print it."""
+def _prepare(hook: Hook, job: HookJob) -> list[str]:
+    """Makes the job's directories and the file for TaskProlog, which has Slurm print what is wrong; returns that."""
     memory, disk = hook.places.memory, hook.settings.local_disk
     exports, wrong = [], []
     try:
         make_user_dir(memory, job)
         exports.append(f"HOLDFAST_MEMORY_DIR={make_job_dir(memory, job)}")
-        room = posix.statvfs(memory)
+        room = os.statvfs(memory)
         if room.f_bavail < _LEAST_FREE * room.f_blocks:
-            from slurm.hooks.usage import usage
-
             free, whole = (blocks * room.f_frsize >> 20 for blocks in (room.f_bavail, room.f_blocks))
             wrong.append(f"{memory}: {free} of {whole} MiB free: checkpoints in memory may find no room")
-            log.warning("%s is used by %s", memory, usage(memory))
     except DirectoryError as error:
         wrong.append(f"no memory of this node for checkpoints: {error}")
     try:
@@ -76,10 +80,9 @@ def _make_directories(hook: Hook, job: HookJob) -> str:
             exports.append(f"HOLDFAST_DISK_DIR={make_user_dir(disk, job)}")
     except DirectoryError as error:
         wrong.append(f"no local disk of this node for checkpoints: {error}")
-    for what in wrong:
-        log.warning("job %d: %s", job.job_id, what)
     words = [f"export {path}" for path in exports] + [f"print holdfast: {hook.node}: {what}" for what in wrong]
-    return "".join(f"{line}\n" for line in words)
+    write_of_root(f"{hook.places.tasks}/{job.job_id}", "".join(f"{line}\n" for line in words), 0o644)
+    return wrong
 
 
 def may_not_drain(hook: Hook, why: str, slurm: Slurm | None) -> str:
@@ -100,19 +103,35 @@ def may_not_drain(hook: Hook, why: str, slurm: Slurm | None) -> str:
         return f"whether the node may be drained is not known: {error}"
 
 
-def free_memory(hook: Hook) -> None:
-    """Removes the memory of jobs that left the node and were not requeued onto it in time."""
-    ledger = Ledger(hook.places.ledger)
-    for entry in ledger:
-        if not entry.is_due or (held := ledger.due(entry)) is None:
-            continue
-        from slurm.hooks.strays import kill_strays
+def free_memory(hook: Hook, limit_s: float) -> None:
+    """Removes the memory of jobs that left the node and were not requeued onto it in time.
 
+    Users shape what they leave: one whose memory takes long to remove holds up no other, as each call begins with
+    another job and spends at most half of what is left of its time on it.
+
+    Args:
+        hook: this call.
+        limit_s: seconds; what is left by then is removed by later hooks.
+    """
+    end_s = time.monotonic() + min(limit_s, hook.left_s / 2)
+    ledger = Ledger(hook.places.ledger)
+    due = [entry for entry in ledger if entry.is_due]
+    first = os.getpid() % len(due) if due else 0
+    for entry in due[first:] + due[:first]:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            break
+        if (held := ledger.due(entry)) is None:
+            continue
         try:
-            kill_strays(entry.job, hook.left_s / 4)  # a flush that has not ended
-            remove_job_dir(hook.places.memory, entry.job, hook.left_s / 2)
-            ledger.forget(entry)
-            log.info("memory of job %d, uid %d: freed", entry.job.job_id, entry.job.uid)
+            kill_strays(entry.job, left_s / 4)  # a flush that has not ended
+            if end_s - time.monotonic() < 0.75 * left_s:
+                log.info("job %d, uid %d: more processes than can be ended now", entry.job.job_id, entry.job.uid)
+            elif remove_job_dir(hook.places.memory, entry.job, left_s / 4):
+                ledger.forget(entry)
+                log.info("memory of job %d, uid %d: freed", entry.job.job_id, entry.job.uid)
+            else:
+                log.info("memory of job %d, uid %d: a part is freed", entry.job.job_id, entry.job.uid)
         except DirectoryError as error:
             log.error("%s; tried again before the next job", error)
         finally:
@@ -131,7 +150,7 @@ def against(hook: Hook) -> str:
     disk = hook.settings.local_disk
     if disk and not is_mounted(disk):
         return f"{disk}: no file system is mounted there"
-    if disk and posix.statvfs(disk).f_flag & posix.ST_RDONLY:
+    if disk and os.statvfs(disk).f_flag & os.ST_RDONLY:
         return f"{disk}: read-only"
     return ""
 
@@ -139,7 +158,7 @@ def against(hook: Hook) -> str:
 def is_mounted(path: str) -> bool:
     """Whether a file system is mounted on this directory."""
     try:
-        here, above = posix.lstat(path), posix.lstat(f"{path}/..")
+        here, above = os.lstat(path), os.lstat(f"{path}/..")
     except OSError:
         return False
     return stat.S_ISDIR(here.st_mode) and (here.st_dev != above.st_dev or here.st_ino == above.st_ino)

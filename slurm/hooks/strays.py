@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import posix
+import os
 import select
+import signal
 import time
+from typing import TYPE_CHECKING
 
-from slurm.hooks.directories import as_user
+from slurm.hooks.directories import DirectoryError, as_user
 from slurm.hooks.hook import HookJob
 from slurm.hooks.log import log
 
-TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _PROC = "/proc"
+_Process = tuple[int, int]  # its number, and when /proc first had it: a number comes again
+_KILL_S = 1.0  # for one call of the kernel for each group
 _EMPTY_SCANS = 5  # one may miss a process that forks and ends while it is read
 
 
@@ -30,7 +33,8 @@ def kill_strays(job: HookJob, limit_s: float) -> list[int]:
     if job.uid == 0:
         return []
     end_s = time.monotonic() + limit_s
-    killed: dict[int, int] = {}
+    killed: dict[_Process, int] = {}
+    others: set[_Process] = set()  # looked at once: to read a large environment takes a millisecond
     empty_scans = 0
     try:
         while time.monotonic() < end_s:
@@ -38,10 +42,17 @@ def kill_strays(job: HookJob, limit_s: float) -> list[int]:
             mine = _processes_of(job.uid)
             if not mine and not killed and _youngest() == youngest:
                 break  # nothing began meanwhile that the scan can have missed
-            found = [pid for pid in mine if pid not in killed and _belongs(pid, job)]
-            for pid in found:
-                if (descriptor := _kill(pid, job)) is not None:
-                    killed[pid] = descriptor
+            found = []
+            for process in mine:
+                if process in killed or process in others:
+                    continue
+                if time.monotonic() > end_s:
+                    break
+                if (descriptor := _kill(process[0], job)) is None:
+                    others.add(process)
+                else:
+                    killed[process] = descriptor
+                    found.append(process[0])
             _kill_groups(found, job)
             ended = _ended(killed.values(), 0)
             alive = [descriptor for descriptor in killed.values() if descriptor not in ended]
@@ -51,10 +62,10 @@ def kill_strays(job: HookJob, limit_s: float) -> list[int]:
             if alive:
                 _ended(alive, 0.2)
         ended = _ended(killed.values(), 0)
-        left = [pid for pid, descriptor in killed.items() if descriptor not in ended]
+        left = [pid for (pid, _), descriptor in killed.items() if descriptor not in ended]
     finally:
         for descriptor in killed.values():
-            posix.close(descriptor)
+            os.close(descriptor)
     if killed:
         log.info("job %d left %d processes behind; killed, %d still live", job.job_id, len(killed), len(left))
     return left
@@ -66,16 +77,17 @@ def _youngest() -> int:
         return int(file.read(1 << 10).split()[-1])
 
 
-def _processes_of(uid: int) -> list[int]:
+def _processes_of(uid: int) -> list[_Process]:
     """Those with this effective user id: the owner of their directories, dumpable or not; their `status` takes long."""
     found = []
-    for entry in posix.scandir(_PROC):
+    for entry in os.scandir(_PROC):
         if entry.name.isdigit():
             try:
-                if entry.stat(follow_symlinks=False).st_uid == uid:
-                    found.append(int(entry.name))
+                facts = entry.stat(follow_symlinks=False)
             except OSError:
                 continue  # it has ended
+            if facts.st_uid == uid:
+                found.append((int(entry.name), facts.st_ctime_ns))
     return found
 
 
@@ -85,7 +97,7 @@ def _belongs(pid: int, job: HookJob) -> bool:
             if b"\nUid:" + b"\t%d" % job.uid * 4 + b"\n" not in file.read(1 << 14):
                 return False
         with open(f"{_PROC}/{pid}/environ", "rb") as file:
-            return b"SLURM_JOB_ID=%d" % job.job_id in file.read(1 << 21).split(b"\0")
+            return b"\0SLURM_JOB_ID=%d\0" % job.job_id in b"\0%b\0" % file.read(1 << 21)
     except OSError:
         return False  # it has ended
 
@@ -93,13 +105,12 @@ def _belongs(pid: int, job: HookJob) -> bool:
 def _kill(pid: int, job: HookJob) -> int | None:
     """Kills the process if it is still the one we mean; its descriptor, readable once it has ended."""
     try:
-        descriptor = posix.pidfd_open(pid)
+        descriptor = os.pidfd_open(pid)
     except OSError:
         return None
     if not _belongs(pid, job):
-        posix.close(descriptor)
+        os.close(descriptor)
         return None
-    import signal  # most jobs leave nothing behind
 
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
@@ -116,21 +127,23 @@ def _kill_groups(pids: Iterable[int], job: HookJob) -> None:
     groups = set()
     for pid in pids:
         try:
-            groups.add(posix.getpgid(pid))
+            groups.add(os.getpgid(pid))
         except OSError:
             continue
     if not groups:
         return
-    import signal
 
     def kill() -> None:
         for group in groups - {0, 1}:
             try:
-                posix.killpg(group, signal.SIGKILL)
+                os.killpg(group, signal.SIGKILL)
             except OSError:
                 continue
 
-    as_user(job, kill, 5.0, f"kill what job {job.job_id} left behind")
+    try:
+        as_user(job, kill, _KILL_S, f"kill what job {job.job_id} left behind")
+    except DirectoryError as error:
+        log.error("%s", error)
 
 
 def _ended(descriptors: Iterable[int], wait_s: float) -> set[int]:

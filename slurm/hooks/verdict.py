@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import posix
+import os
 import time
 
 from slurm.hooks.places import Places, SettingsError, read_of_root, write_of_root
@@ -69,7 +69,7 @@ def _parse(text: str, places: Places) -> Verdict:
 
 def _marks(path: str) -> str:
     """What tells a file from every other, and from itself before anything was written to it or its owner changed."""
-    facts = posix.lstat(path)
+    facts = os.lstat(path)
     return f"{facts.st_dev}:{facts.st_ino}:{facts.st_size}:{facts.st_mtime_ns}:{facts.st_ctime_ns}"
 
 

@@ -68,7 +68,7 @@ class TestEpilog:
     ) -> None:
         strays: list[subprocess.Popen[bytes]] = []
 
-        def scan(uid: int) -> list[int]:
+        def scan(uid: int) -> list[tuple[int, int]]:
             if strays:
                 return processes_of(uid)
             strays.append(as_user(USER, SLEEP, SLURM_JOB_ID=str(job.job_id)))

@@ -2,65 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from hooks_kit import (
     ROOT,
-    as_root,
-    environment,
-    memory_of,
-    verdict,
 )
 
 from slurm.hooks.entry import HOOKS, scripts
-from slurm.hooks.hook import HookJob
-from slurm.hooks.places import Places
-
-
-@as_root
-class TestQuickPath:
-    """Most jobs find a node that is fit and leave nothing behind: what their hooks import is time that they lose."""
-
-    PYTHON = frozenset(("__future__", "_stat", "fcntl", "gc", "select", "stat"))
-    OURS = frozenset(("__main__", "directories", "hook", "ledger", "log", "places", "prolog", "verdict"))
-    ALLOWED: ClassVar[dict[str, frozenset[str]]] = {
-        "prolog": OURS,
-        "epilog": OURS | {"departures", "epilog", "incidents", "strays"},
-    }
-
-    def test_nothing_is_imported_that_only_other_jobs_need(self, tmp_path: Path, job: HookJob) -> None:
-        places = Places(tmp_path)  # its memory is the machine's: the scripts know no other
-        job.cluster = f"test-{os.getpid()}"
-        verdict(places, "ok")
-        imported: dict[str, set[str]] = {}
-        for _ in range(2):  # the first one reads the verdict
-            for name in self.ALLOWED:
-                imported[name] = self.imported(name, places, job)
-        assert "ready" in Path(places.log).read_text()
-        for name, ours in self.ALLOWED.items():
-            allowed = self.PYTHON | {"slurm", "slurm.errors", "slurm.hooks"} | {f"slurm.hooks.{own}" for own in ours}
-            assert imported[name] <= allowed, name
-        with suppress(OSError):
-            memory_of(Places(), job).parent.rmdir()
-
-    def imported(self, name: str, places: Places, job: HookJob) -> set[str]:
-        """What the script's interpreter and its children import beyond what Python itself starts with."""
-        script = scripts(root=places.root)[f"{name}.sh"].replace(" -ISc ", " -X importtime -ISc ")
-        started = self.names([sys.executable, "-X", "importtime", "-ISc", ""], job)
-        return self.names(["bash", "-c", script], job) - started
-
-    @staticmethod
-    def names(argv: list[str], job: HookJob) -> set[str]:
-        """What a program that is run with -X importtime says it imports."""
-        told = subprocess.run(argv, env=environment(job), stderr=subprocess.PIPE, text=True, check=True).stderr
-        return {line.rpartition("|")[2].strip() for line in told.splitlines() if line.startswith("import time:")}
 
 
 def test_the_scripts_are_the_same_before_slurm_is_installed_and_after_it(

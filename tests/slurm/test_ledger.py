@@ -83,7 +83,7 @@ def slowly(*arguments):
     remove(*arguments)
 prolog.remove_job_dir = slowly
 places = Places(root=sys.argv[1], memory=sys.argv[2])
-prolog.free_memory(Hook(places=places, settings=Settings(), env={}, deadline_s=time.monotonic() + 55))
+prolog.free_memory(Hook(places=places, settings=Settings(), env={}, deadline_s=time.monotonic() + 55), 20)
 """
 
 
@@ -133,7 +133,7 @@ def test_a_child_that_hangs_while_it_frees_a_jobs_memory_is_not_waited_for_by_th
 ) -> None:
     begun, begins = os.pipe()
 
-    def hang(_: str) -> None:
+    def hang(*_: object, **__: object) -> None:
         os.write(begins, str(os.getpid()).encode())
         signal.pause()
 
@@ -142,7 +142,7 @@ def test_a_child_that_hangs_while_it_frees_a_jobs_memory_is_not_waited_for_by_th
         (freezer / "freezer.state").write_text("FROZEN")
         return [], [], []
 
-    monkeypatch.setattr("shutil.rmtree", hang)
+    monkeypatch.setattr("slurm.hooks.directories.remove_tree", hang)
     monkeypatch.setattr("slurm.hooks.directories.select", SimpleNamespace(select=wait))
     make_user_dir(places.memory, job)
     make_job_dir(places.memory, job)
@@ -150,7 +150,7 @@ def test_a_child_that_hangs_while_it_frees_a_jobs_memory_is_not_waited_for_by_th
     ledger.begin(job)
     for entry in ledger:
         ledger.end(entry, keep_s=0.0)
-    free_memory(Hook(places=places, settings=Settings(), env={}, deadline_s=time.monotonic() + 60.0))
+    free_memory(Hook(places=places, settings=Settings(), env={}, deadline_s=time.monotonic() + 60.0), 30.0)
     assert (freezer / "cgroup.procs").read_text(), "it was to hang"
     ledger.begin(job, limit_s=0.0)
     os.close(begun)
