@@ -11,8 +11,7 @@ from pathlib import Path
 from slurm.trust import Trust, TrustError
 
 _ADVICE = (
-    "others could change what Slurm runs as root; install holdfast where only root can write, for example in "
-    "/opt/holdfast"
+    "others could change what Slurm runs as root; put holdfast where only root can write, for example in /opt/holdfast"
 )
 
 
