@@ -55,6 +55,7 @@ CHECKS: tuple[Check, ...] = (
     collective.allreduce_pairs,
     host.memory_file_system,
     host.open_files,
+    host.remove_ipc,
     cpu.cpus,
     cpu.cpu_speed,
     cpu.memory_errors,

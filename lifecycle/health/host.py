@@ -7,11 +7,13 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
-from lifecycle.health.check import Level, Node, check
+from lifecycle.health.check import CannotObserve, Level, Node, NotHere, check
 from lifecycle.health.finding import Finding, fit, unfit, weak
 
 MIN_FREE_BYTES = 256 << 20
 MIN_OPEN_FILES = 1024
+_LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
+_FIX = "RemoveIPC=no in /etc/systemd/logind.conf; systemctl restart systemd-logind"
 
 
 @check("memory_file_system", Level.PROLOG, limit_s=1.0)
@@ -24,6 +26,21 @@ def memory_file_system(node: Node) -> Finding:
 def open_files(node: Node) -> Finding:
     """A process may hold enough file descriptors for its workers, peers and checkpoints."""
     return judge_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+@check("remove_ipc", Level.QUICK, limit_s=10.0)
+def remove_ipc(node: Node) -> Finding:
+    """systemd leaves the files of users in /dev/shm when they log out."""
+    if not node.path("/run/systemd/system").is_dir():
+        raise NotHere("systemd does not run here")
+    answer = node.tool("busctl", "get-property", *_LOGIND, "RemoveIPC", timeout_s=5.0).stdout.strip()
+    expected = "RemoveIPC=no"
+    if answer == "b false":
+        return fit("RemoveIPC=no", expected)
+    if answer == "b true":
+        # logind.conf(5): at the end of a user's last session. A job of Slurm is no session of logind's.
+        return weak("RemoveIPC=yes: a user's logout removes what jobs hold in memory", expected, _FIX)
+    raise CannotObserve(f"busctl: got {answer!r:.40}, expected b true or b false")
 
 
 def judge_memory(

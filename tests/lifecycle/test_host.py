@@ -8,10 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from node_kit import node_of
 
 from lifecycle import Status, preflight
 from lifecycle.health.check import Node
-from lifecycle.health.host import judge_memory, judge_open_files, memory_file_system
+from lifecycle.health.host import judge_memory, judge_open_files, memory_file_system, remove_ipc
 from slurm.command import run
 
 
@@ -59,3 +60,25 @@ def test_a_missing_memory_file_system_is_critical(tmp_path: Path) -> None:
 def test_few_file_descriptors_are_critical() -> None:
     assert judge_open_files(256).status is Status.CRITICAL
     assert judge_open_files(4096).status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        ("b true\n", Status.WARNING),
+        ("b false\n", Status.OK),
+        ("", Status.UNKNOWN),
+        ((1, "No such property"), Status.UNKNOWN),
+    ],
+)
+def test_systemd_that_removes_a_users_memory_at_logout_is_a_warning(
+    tmp_path: Path, answer: str | tuple[int, str], status: Status
+) -> None:
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    manager = "org.freedesktop.login1 /org/freedesktop/login1 org.freedesktop.login1.Manager"
+    node = node_of(tmp_path, {f"busctl get-property {manager} RemoveIPC": answer})
+    assert remove_ipc.run(node).status is status
+
+
+def test_without_systemd_nothing_removes_a_users_memory(tmp_path: Path) -> None:
+    assert remove_ipc.run(node_of(tmp_path)).status is Status.SKIPPED
