@@ -73,6 +73,7 @@ def _drain(directory: Path, deadline_s: float) -> None:
     with suppress(KeyError):
         os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
     os.environ.update(request.environment)
+    _start_no_program()
     Journal(request.config.namespace, os.environ)
     tiers = lower_tiers(request.config, node=None)
     work = [
@@ -85,6 +86,14 @@ def _drain(directory: Path, deadline_s: float) -> None:
         thread.join(max(0.0, deadline_s - time.monotonic()))
         if thread.is_alive():
             log.warning("node %s: the %s tier did not answer in time", request.node, name)
+
+
+def _start_no_program() -> None:
+    """Has AWS's library pass over `credential_process`: the job is over, and no program of its user starts any more."""
+    with suppress(ImportError):
+        from botocore import credentials
+
+        credentials.ProcessProvider.load = lambda self: None
 
 
 def _to_tier(directory: Path, request: Request, tier: Tier, deadline_s: float) -> None:

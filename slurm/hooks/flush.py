@@ -1,8 +1,9 @@
 """What an ended job has only in this node's memory goes to its lower tiers, where the job asked for it.
 
 Root starts that and does nothing of it: a process of the job's user does, with the Python of this installation, an
-environment of our own and no descriptor of ours. Nobody waits for it. It ends by itself; the job's prolog, should the
-job come back, and whoever frees its memory know it by SLURM_JOB_ID and kill it (strays.py).
+environment of our own and no descriptor of ours, in a control group of its own (scope.py). No hook waits for it. It
+ends by itself. The job's prolog, should the job come back, and whoever frees its memory end its scope; where a node has
+no control groups they know it by SLURM_JOB_ID (strays.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import os
 import pwd
 import resource
+import select
 import signal
 import sys
 from itertools import islice
@@ -19,11 +21,13 @@ from pathlib import Path
 from slurm.hooks.directories import DirectoryError, as_user, job_dir
 from slurm.hooks.hook import HookJob
 from slurm.hooks.log import log
+from slurm.hooks.scope import Scope
 
 _REQUEST = "on_job_end.json"  # left by the job's checkpoint agents (ckpt/job_end/request.py)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOST_ENTRIES = 10_000  # of the job's directory that are looked at
 _NICE = 19  # the next job comes first
+_END_S = 10.0  # for the kernel to end what is in a scope
 _LAST_WORDS_S = 10  # for the process to say that it is late, before it is ended
 
 
@@ -58,27 +62,52 @@ def start_flush(memory: str, job: HookJob, within_s: float, limit_s: float) -> b
 
 
 def _detach(job: HookJob, argv: list[str], within_s: float) -> None:
-    """Runs a program as the job's user, in a session of its own, as nobody's child."""
+    """Runs a program as the job's user, in a scope of its own that a process of root's ends with it.
+
+    That process is nobody's child and holds nothing of slurmd's: no hook waits for it.
+    """
     between = os.fork()
     if between == 0:
         with contextlib.suppress(BaseException):
             os.setsid()
             if os.fork() == 0:
-                _become(job, within_s)
-                os.execve(argv[0], argv, _environment(job))
+                _let_go()
+                _watch(job, argv, within_s)
         os._exit(0)
     os.waitpid(between, 0)
 
 
-def _become(job: HookJob, within_s: float) -> None:
-    """Gives up root for good, and everything that was root's."""
+def _watch(job: HookJob, argv: list[str], within_s: float) -> None:
+    """Starts the program, and ends what it has left in its scope when it is done or its time is over."""
+    scope = Scope(job)
+    scope.end(_END_S)  # of an earlier flush of this job
+    child = os.fork()
+    if child == 0:
+        try:
+            if not scope.enter():
+                log.warning("job %d: no control group here: its flush is known by its environment alone", job.job_id)
+            _become(job, within_s)
+            os.execve(argv[0], argv, _environment(job))
+        finally:
+            os._exit(1)
+    watch = os.pidfd_open(child)
+    select.select([watch], [], [], within_s + _LAST_WORDS_S)
+    scope.end(_END_S)
+
+
+def _let_go() -> None:
+    """Lets go of every descriptor of slurmd's and of the hook's, but for the hooks' log."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(null, descriptor)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:
+        if int(name) > 2 and int(name) != log.descriptor:
             with contextlib.suppress(OSError):
                 os.close(int(name))
+
+
+def _become(job: HookJob, within_s: float) -> None:
+    """Gives up root for good."""
     signal.alarm(int(within_s) + _LAST_WORDS_S)  # outlives the exec: a directory service may hang
     os.chdir("/")
     os.umask(0o077)

@@ -35,6 +35,11 @@ class HookLog:
         except OSError as error:
             self.warning("%s cannot be written: %s", path, error.strerror)
 
+    @property
+    def descriptor(self) -> int:
+        """Of the file; -1 where there is none."""
+        return self._file
+
     def info(self, text: str, *values: object) -> None:
         self._write("INFO", text, values)
 

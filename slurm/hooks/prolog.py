@@ -13,6 +13,7 @@ from slurm.hooks.hook import FIT, UNFIT, Hook, HookJob
 from slurm.hooks.ledger import Ledger
 from slurm.hooks.log import log
 from slurm.hooks.places import write_of_root
+from slurm.hooks.scope import Scope
 from slurm.hooks.strays import kill_strays
 from slurm.hooks.usage import usage
 from slurm.hooks.verdict import read_verdict
@@ -49,7 +50,8 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
     ledger.begin(job, hook.left_s / 2)
     wrong = _prepare(hook, job) if job.uid != 0 else []
     if entry is not None and entry.keep_until_s is not None:
-        kill_strays(job, hook.left_s / 4)  # it was requeued: what still flushes its memory is in its way
+        Scope(job).end(hook.left_s / 8)  # it was requeued: what still flushes its memory is in its way
+        kill_strays(job, hook.left_s / 8)
     free_memory(hook, _FREE_S)
     if wrong:
         wrong = _prepare(hook, job)  # others' memory may have been in its way
@@ -124,7 +126,8 @@ def free_memory(hook: Hook, limit_s: float) -> None:
         if (held := ledger.due(entry)) is None:
             continue
         try:
-            kill_strays(entry.job, left_s / 4)  # a flush that has not ended
+            Scope(entry.job).end(left_s / 8)  # a flush that has not ended
+            kill_strays(entry.job, left_s / 8)
             if end_s - time.monotonic() < 0.75 * left_s:
                 log.info("job %d, uid %d: more processes than can be ended now", entry.job.job_id, entry.job.uid)
             elif remove_job_dir(hook.places.memory, entry.job, left_s / 4):

@@ -24,6 +24,7 @@ from waiting import until
 from slurm.hooks.hook import FIT, HookJob
 from slurm.hooks.ledger import Ledger
 from slurm.hooks.places import Places
+from slurm.hooks.scope import MOST_PROCESSES
 from slurm.hooks.strays import kill_strays
 
 PROGRAM = """#!/bin/sh
@@ -32,6 +33,9 @@ PROGRAM = """#!/bin/sh
 mv {said}.new {said}
 exec sleep 60
 """
+
+
+NEXT = HookJob(job_id=78, uid=OTHER, gid=OTHER, cluster="c")
 
 
 @as_root
@@ -138,3 +142,42 @@ class TestFlush:
             memory_of(places, job).symlink_to(precious)
         assert run("epilog", places, environment(job)) == FIT
         assert self.flushing(job) == [] and not said.exists()
+
+    @pytest.mark.parametrize("end", ["by itself", "the job is back", "its memory is freed"])
+    def test_what_it_detached_ends_with_it_though_nothing_in_it_names_the_job(
+        self, places: Places, job: HookJob, said: Path, tmp_path: Path, end: str
+    ) -> None:
+        """A child without environment, session and parent: the neighbour would find it beside the next job."""
+        lasts = "exit 0" if end == "by itself" else "exec sleep 60"
+        program = f"env -i setsid sleep 61 & echo $! >{said}.new; mv {said}.new {said}; {lasts}\n"
+        (tmp_path / "python").write_text(f"#!/bin/sh\ncat /proc/self/cgroup >{said}.group\n{program}")
+        self.ask(places, job)
+        settings(places, "keep_memory_s: 0\n")
+        run("epilog", places, environment(job))
+        (detached,) = map(int, self.until_said(said))
+        if end != "by itself":
+            assert self.is_alive(detached)
+        if end == "its memory is freed":
+            ledger = Ledger(places.ledger)
+            ledger.end(next(entry for entry in ledger if entry.job.job_id == job.job_id), 0)
+        if end != "by itself":
+            run("prolog", places, environment(job) if end == "the job is back" else environment(NEXT))
+        until(lambda: not self.is_alive(detached), "the end of what it detached")
+        assert f"/holdfast-flush-{job.job_id}" in Path(f"{said}.group").read_text()
+        until(lambda: not list(Path("/sys/fs/cgroup").glob(f"*/holdfast-flush-{job.job_id}")), "the end of its scope")
+
+    @staticmethod
+    def is_alive(pid: int) -> bool:
+        return b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes() if Path(f"/proc/{pid}").exists() else False
+
+    def test_it_starts_a_bounded_number_of_processes_and_cannot_leave_its_scope(
+        self, places: Places, job: HookJob, said: Path, tmp_path: Path
+    ) -> None:
+        leave = "for group in /sys/fs/cgroup /sys/fs/cgroup/*; do echo $$ >$group/cgroup.procs && echo left; done"
+        scope = f"holdfast-flush-{job.job_id}/pids.max"
+        look = f"{leave}; cat /sys/fs/cgroup/pids/{scope} || cat /sys/fs/cgroup/{scope}"
+        program = f"#!/bin/sh\n{{ {look}; }} >{said}.new 2>/dev/null; mv {said}.new {said}"
+        (tmp_path / "python").write_text(f"{program}\n")
+        self.ask(places, job)
+        run("epilog", places, environment(job))
+        assert self.until_said(said) == [str(MOST_PROCESSES)]

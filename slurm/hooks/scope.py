@@ -1,0 +1,111 @@
+"""A control group for what runs on a node after a job: bounded, and ended as a whole.
+
+A process can drop its environment, its session and its parent, but leaves no control group of root's. Version 2 kills
+a group at once (`cgroup.kill`), also where version 1 has the controllers; version 1 alone is frozen and then killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from slurm.hooks.hook import HookJob
+from slurm.hooks.log import log
+
+ROOT = "/sys/fs/cgroup"
+MOST_PROCESSES = 512  # threads counted
+MOST_MEMORY_BYTES = 4 << 30  # what is read from the job's memory directory is not counted here
+
+_LIMITS: dict[str, dict[str, tuple[str, ...]]] = {
+    "pids": {"pids.max": (str(MOST_PROCESSES),)},
+    "memory": {"memory.max": (str(MOST_MEMORY_BYTES),), "memory.limit_in_bytes": (str(MOST_MEMORY_BYTES),)},
+    # null, zero, full, random and urandom; version 2 has no file for devices
+    "devices": {"devices.deny": ("a",), "devices.allow": tuple(f"c 1:{minor} rw" for minor in (3, 5, 7, 8, 9))},
+    "freezer": {},
+}
+_POLL_S = 0.02
+
+
+class Scope:
+    """The control group of one job's flush, in each hierarchy that this node has."""
+
+    def __init__(self, job: HookJob) -> None:
+        name = f"holdfast-flush-{job.job_id}"
+        v2 = [f"{root}/{name}" for root in (ROOT, f"{ROOT}/unified") if os.path.exists(f"{root}/cgroup.controllers")]
+        self._v2 = v2[0] if v2 else ""
+        self._v1 = [f"{ROOT}/{kind}/{name}" for kind in _LIMITS if os.path.exists(f"{ROOT}/{kind}/cgroup.procs")]
+
+    @property
+    def _groups(self) -> list[str]:
+        return [*filter(None, [self._v2]), *self._v1]
+
+    def enter(self) -> bool:
+        """Puts this process into the scope; whether that makes its processes known and killable as a whole."""
+        for group in self._groups:
+            try:
+                os.makedirs(group, exist_ok=True)
+                for files in _LIMITS.values():
+                    for file, values in files.items():
+                        self._limit(f"{group}/{file}", values)
+                _write(f"{group}/cgroup.procs", "0")
+            except OSError as error:
+                log.warning("%s: %s: what is flushed is not bounded by it", group, error.strerror)
+        return any(self._members(group) for group in self._groups)
+
+    def end(self, limit_s: float) -> bool:
+        """Kills all that is in the scope and removes it; whether nothing is left."""
+        end_s = time.monotonic() + limit_s
+        while any(self._members(group) for group in self._groups):
+            self._kill()
+            if time.monotonic() > end_s:
+                return False
+            time.sleep(_POLL_S)
+        for group in self._groups:
+            try:
+                os.rmdir(group)
+            except OSError:
+                continue  # it was never made, or its last process is not yet gone
+        return True
+
+    def _kill(self) -> None:
+        try:
+            _write(f"{self._v2}/cgroup.kill", "1")
+            return
+        except OSError:
+            pass  # older than Linux 5.14, or version 1 alone
+        frozen = next((group for group in self._v1 if "/freezer/" in group), "")
+        _try_write(f"{frozen}/freezer.state", "FROZEN")
+        for group in self._groups:
+            for pid in self._members(group):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+        _try_write(f"{frozen}/freezer.state", "THAWED")
+
+    @staticmethod
+    def _limit(path: str, values: tuple[str, ...]) -> None:
+        if os.path.exists(path):
+            for value in values:
+                _write(path, value)
+
+    @staticmethod
+    def _members(group: str) -> list[int]:
+        try:
+            with open(f"{group}/cgroup.procs") as file:
+                return [int(line) for line in file]
+        except OSError:
+            return []
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def _try_write(path: str, text: str) -> None:
+    try:
+        _write(path, text)
+    except OSError:
+        pass  # version 2 has none
