@@ -17,6 +17,7 @@ from ckpt.inventory import StoredShard, StoredStep, find_steps
 from ckpt.progress import Bar, counted
 from ckpt.reported import FAILED, UNREAD, end, print_json
 from ckpt.table import show_table
+from ckpt.tiers.probe import probe_bucket as probe_bucket
 from ckpt.tiers.reads import find_bad
 from ckpt.tiers.tier import Tier
 from ckpt.verbs import register

@@ -56,13 +56,17 @@ class Slurm:
 
     def slurmd_port(self) -> int:
         """Where the nodes' slurmd listen, but for a node with a port of its own."""
-        said = self._scontrol("show", "config")
-        found = re.search(r"^SlurmdPort\s*=\s*(\d+)\s*$", said, re.MULTILINE)
-        if found is None:
+        port = self.config().get("SlurmdPort", "")
+        if not port.isdecimal():
             raise SlurmError(
                 "scontrol show config: no SlurmdPort in what it printed; expected a line 'SlurmdPort = 6818'"
             )
-        return int(found[1])
+        return int(port)
+
+    def config(self) -> dict[str, str]:
+        """The controller's configuration: parameter -> value, as scontrol spells both."""
+        text = self._scontrol("show", "config")
+        return dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", text, re.MULTILINE))
 
     def partition(self, name: str) -> Partition:
         """A partition by its name."""

@@ -30,12 +30,13 @@ def lower_tiers(config: CheckpointConfig, node: str | None) -> dict[str, Tier]:
         )
     if bucket := config.s3:
         tiers["s3"] = s3.S3Tier(
-            bucket.url, config.namespace, _options(bucket), throttle=Throttle(bucket.rate_limit_bytes_s)
+            bucket.url, config.namespace, s3_options(bucket), throttle=Throttle(bucket.rate_limit_bytes_s)
         )
     return tiers
 
 
-def _options(section: S3Tier) -> S3Options:
+def s3_options(section: S3Tier) -> S3Options:
+    """How a bucket is reached, as the job file says."""
     return S3Options(
         endpoint_url=section.endpoint_url,
         region=section.region,

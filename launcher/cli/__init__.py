@@ -4,6 +4,7 @@
     init      init
     start     run, submit
     jobs      status, logs, stop, cancel
+    doctor    the verb of that name
     cluster   up, down, status of a test cluster
     options   what several verbs have in common
     job_command   which words of a command line are sbatch's or the script's

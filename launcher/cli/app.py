@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from launcher.cli import cluster
+from launcher.cli.doctor import doctor
 from launcher.cli.errors import Complaints
 from launcher.cli.init import init
 from launcher.cli.job_command import JobCommand, SubmitCommand
@@ -86,6 +87,7 @@ app.command("status", short_help="Show how a job stands; without JOB, all jobs."
 app.command("logs", short_help="Print what a job's workers wrote.")(logs)
 app.command("stop", short_help="Have all ranks save, then end a job for good.")(stop)
 app.command("cancel", short_help="End a job for good, at once.")(cancel)
+app.command("doctor", short_help="Say whether a job will run here.")(doctor)
 ckpt = typer.Typer(**GROUP, cls=_CheckpointVerbs, help="List, verify, rebuild, copy and plan checkpoints.")
 app.add_typer(ckpt, name="ckpt")
 node = typer.Typer(**GROUP, cls=_NodeVerbs, help="Check and provision this node; heal those of the cluster.")

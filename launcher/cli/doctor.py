@@ -1,0 +1,51 @@
+"""`holdfast doctor`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.cli.options import Folder, Json
+from lifecycle.blocks import print_block, print_json
+
+
+def doctor(
+    job_file: Annotated[
+        Path | None, typer.Argument(metavar="JOB.yaml", help="Judge for this job.", show_default=False)
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="slurm or local.  [default: slurm where srun is found]", metavar="NAME", show_default=False),
+    ] = None,
+    folder: Folder = "runs/%j",
+    as_json: Json = False,
+) -> None:
+    """Say whether a job will run here, and what to do where it will not.
+
+    On Slurm it reads the configuration and runs one step of a few minutes at most on one free node. Elsewhere it looks
+    at this machine, for the local cluster. It writes small files into the folder, and an object into the job's bucket,
+    and removes them.
+
+    Exit code 1: something is critical.
+    """
+    from launcher.doctor.examination import examine
+    from launcher.doctor.page import page, verdict
+    from launcher.errors import UsageError
+    from launcher.jobfile import load_job
+    from lifecycle import Status
+
+    if cluster not in (None, "slurm", "local"):
+        raise UsageError(f"--cluster: got {cluster!r}, expected slurm or local")
+    spec = None if job_file is None else load_job(job_file)
+    on_slurm = cluster == "slurm" if cluster else shutil.which("srun") is not None
+    place = Path(folder.partition("%")[0] or ".").absolute()
+    findings = examine(spec, place, on_slurm=on_slurm)
+    worst = verdict(findings)
+    if as_json:
+        print_json({"status": worst.word, "findings": [finding.to_mapping() for finding in findings]})
+    else:
+        print_block(page(findings))
+    raise typer.Exit(1 if worst is Status.CRITICAL else 0)

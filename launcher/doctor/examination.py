@@ -1,0 +1,193 @@
+"""All findings of `holdfast doctor`: of Slurm, of one node in one step, and of what the job needs."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckpt import CheckpointError, check_shared
+from launcher.clusters.local import require_mpirun
+from launcher.doctor.node import finding_of
+from launcher.doctor.slurm_settings import judge_settings
+from launcher.errors import LauncherError
+from launcher.jobfile import JobSpec
+from lifecycle import Finding, Status
+from slurm import Slurm, SlurmError
+from slurm.command import CommandError, Runner, run
+from slurm.conf import lint
+
+QUEUE_S = 60  # how long a node is waited for
+STEP_MIN = 5
+NODE_S = 240.0
+CLOCK_S = 0.5
+_SEEN_S = 5.0  # a network file system shows a new file late
+_OF_THE_STEP = ("partition", "account", "qos", "reservation", "constraint", "container-image", "container-mounts")
+
+Request = dict[str, Any]
+
+
+def examine(spec: JobSpec | None, folder: Path, *, on_slurm: bool, runner: Runner = run) -> list[Finding]:
+    """Looks at everything that a job needs.
+
+    Args:
+        spec: the job to judge; None for any.
+        folder: where jobs keep their folders.
+        on_slurm: whether jobs run on Slurm; else on the local cluster, and this machine is the node.
+        runner: starts programs.
+    """
+    section = None if spec is None or spec.checkpoint is None else dict(spec.checkpoint)
+    findings = [*_slurm(runner)] if on_slurm else [*_local(spec)]
+    places = {"job_folder": folder}
+    if section and section.get("shared"):
+        path = section["shared"]["path"]
+        try:
+            check_shared(path, section["namespace"])
+            places["shared_folder"] = Path(path)
+        except (CheckpointError, OSError) as error:
+            findings.append(_bad("shared_folder", str(error), "a directory that all nodes see", "see the message"))
+    request: Request = {"checkpoint": section, "markers": []}
+    if any(row.check == "slurm" for row in findings):
+        return findings  # no step can be run
+    with ExitStack() as stack:
+        markers = {}
+        for name, place in places.items():
+            try:
+                markers[name] = stack.enter_context(_marker(place))
+            except OSError as error:
+                advice = "choose another folder (--folder), or have it made"
+                findings.append(_bad(name, f"{place}: {error.strerror}", "writable from here", advice))
+        request["markers"] = [str(marker) for marker in markers.values()]
+        has_pmix = on_slurm and any(row.check == "pmix" and row.status is Status.OK for row in findings)
+        command = [*_step(spec, has_pmix), sys.executable, "-m", "launcher.doctor.node", json.dumps(request)]
+        findings += _on_node(command if on_slurm else command[-4:], markers, runner, expects_pmix=has_pmix)
+    return findings
+
+
+def _slurm(runner: Runner) -> Iterator[Finding]:
+    try:
+        config = Slurm(run=runner).config()
+    except SlurmError as error:
+        advice = "SLURM_CONF names the cluster's slurm.conf; is munge up? --cluster local judges this machine alone"
+        yield _bad("slurm", str(error), "an answer to scontrol show config", advice)
+        return
+    yield from judge_settings(config)
+    yield from _hooks(config)
+    plugins = runner(["srun", "--mpi=list"], check=False)
+    listed = (plugins.stdout + plugins.stderr).split()
+    if any(word.startswith("pmix") for word in listed):
+        yield Finding(check="pmix", status=Status.OK, measured="srun --mpi=list has pmix", expected="pmix")
+    else:
+        advice = "install Slurm's pmix plugin: checkpoint agents are one MPI world, which srun starts by it"
+        yield _bad("pmix", f"srun --mpi=list: {' '.join(listed)[:200]}", "pmix", advice)
+
+
+def _hooks(config: Mapping[str, str]) -> Iterator[Finding]:
+    path = Path(config.get("SLURM_CONF", "/etc/slurm/slurm.conf"))
+    try:
+        remarks = lint(path.read_text(errors="replace"))
+    except OSError as error:
+        why = f"{path}: {error.strerror}"
+        yield Finding(check="hooks", status=Status.UNKNOWN, measured=why, advice="ask an administrator")
+        return
+    needed = [remark.parameter for remark in remarks if remark.needed]
+    row = Finding(check="hooks", status=Status.OK, measured=f"{path} calls them", expected="Holdfast's hooks")
+    if needed:
+        advice = f"holdfast node slurm-conf --lint {path}; without hooks jobs run, but nothing looks after the nodes"
+        row = replace(row, status=Status.WARNING, measured=f"{path} lacks {', '.join(needed)}", advice=advice)
+    yield row
+
+
+def _local(spec: JobSpec | None) -> Iterator[Finding]:
+    if spec is not None and spec.checkpoint is None:
+        return
+    try:
+        if spec is not None:
+            require_mpirun(spec)
+        elif shutil.which("mpirun", path=str(Path(sys.executable).parent)) is None and shutil.which("mpirun") is None:
+            raise LauncherError("mpirun: not found")
+    except LauncherError as error:
+        yield _bad("mpirun", str(error), "mpirun, for checkpoint agents", "pip install 'holdfast-hpc[mpi]'")
+        return
+    yield Finding(check="mpirun", status=Status.OK, measured="found", expected="mpirun, for checkpoint agents")
+
+
+def _step(spec: JobSpec | None, has_pmix: bool) -> list[str]:
+    options = {} if spec is None else {name: spec.slurm[name] for name in _OF_THE_STEP if name in spec.slurm}
+    gpus = [f"--gpus-per-node={spec.gpus_per_node}"] if spec is not None and spec.gpus_per_node else []
+    return [
+        *("srun", "--nodes=1", "--ntasks=1", f"--immediate={QUEUE_S}", f"--time={STEP_MIN}", "--quiet"),
+        *("--job-name=holdfast-doctor", f"--mpi={'pmix' if has_pmix else 'none'}", *gpus),
+        *(f"--{name}={value}" if value is not True else f"--{name}" for name, value in options.items()),
+    ]
+
+
+def _on_node(
+    command: list[str], markers: Mapping[str, Path], runner: Runner, *, expects_pmix: bool
+) -> Iterator[Finding]:
+    begun_s = time.time()
+    try:
+        done = runner(command, timeout_s=NODE_S)
+        facts = json.loads(done.stdout.splitlines()[-1])
+    except (CommandError, ValueError, IndexError) as error:
+        words = error.result.stderr if isinstance(error, CommandError) else str(error)
+        reason = " ".join(words.split())[-300:] or str(error)
+        advice = f"`sinfo` shows free nodes; the step waits {QUEUE_S} s for one"
+        unknown = Finding(check="node", status=Status.UNKNOWN, measured=reason, expected="one step on one node")
+        yield replace(unknown, advice=advice)
+        return
+    host = facts["host"]
+    yield Finding(check="node", status=Status.OK, measured=f"{host}: a step ran in {done.seconds:.1f} s")
+    if expects_pmix:
+        status = Status.OK if facts["has_pmix"] else Status.CRITICAL
+        advice = "" if facts["has_pmix"] else "srun --mpi=pmix env | grep PMIX on a node; see slurmd's log there"
+        measured = "PMIX_RANK is set" if facts["has_pmix"] else "PMIX_RANK is not set"
+        yield Finding(check="pmix_step", status=status, measured=f"{host}: {measured}", advice=advice)
+    for name, marker in markers.items():
+        is_seen = str(marker) in facts["seen"] and _appears(marker.with_suffix(".seen"))
+        if is_seen:
+            yield Finding(check=name, status=Status.OK, measured=f"{marker.parent}: {host} reads and writes it")
+        else:
+            advice = "choose a folder on a file system that all nodes mount"
+            yield _bad(name, f"{marker.parent}: {host} does not read and write it", "seen from every node", advice)
+    ahead_s = max(begun_s - facts["time_s"], facts["time_s"] - time.time(), 0.0)
+    difference, most = f"{host}: {ahead_s:.1f} s", f"at most {CLOCK_S:g} s"
+    row = Finding(check="clock_difference", status=Status.OK, measured=difference, expected=most)
+    if ahead_s > CLOCK_S:
+        row = replace(row, status=Status.WARNING, advice="chrony or another time server, here and on the nodes")
+    yield row
+    yield from map(finding_of, facts["findings"])
+
+
+@contextmanager
+def _marker(folder: Path) -> Iterator[Path]:
+    """A file in a folder, or in the nearest one above it that is there; it goes at the end, and the answer to it."""
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    marker = nearest / f".holdfast-doctor-{secrets.token_hex(8)}.asked"
+    marker.touch(mode=0o600, exist_ok=False)
+    try:
+        yield marker
+    finally:
+        marker.unlink(missing_ok=True)
+        marker.with_suffix(".seen").unlink(missing_ok=True)
+
+
+def _appears(path: Path) -> bool:
+    deadline_s = time.monotonic() + _SEEN_S
+    while not path.exists():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _bad(check: str, measured: str, expected: str, advice: str) -> Finding:
+    measured = " ".join(measured.split())
+    return Finding(check=check, status=Status.CRITICAL, measured=measured, expected=expected, advice=advice)

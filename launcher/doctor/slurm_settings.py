@@ -1,0 +1,123 @@
+"""What Slurm's configuration, as `scontrol show config` prints it, means for a supervised job. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from lifecycle import Finding, Status
+
+OLDEST = (22, 5)
+KILL_WAIT_S = 30  # the ranks of a job that is preempted stop and save within that
+LONGEST_SILENCE_S = 600
+
+Config = Mapping[str, str]
+
+
+def judge_settings(config: Config) -> list[Finding]:
+    """A finding for each setting that matters.
+
+    Args:
+        config: parameter -> value, as Slurm spells both.
+    """
+    return [finding for rule in _RULES for finding in rule(config)]
+
+
+def _finding(name: str, measured: str, expected: str = "", advice: str = "") -> Finding:
+    """Ok without advice, else a warning."""
+    status = Status.WARNING if advice else Status.OK
+    return Finding(check=name, status=status, measured=measured, expected=expected, advice=advice)
+
+
+def _number(value: str | None) -> int | None:
+    found = re.match(r"\d+", value or "")
+    return int(found[0]) if found else None
+
+
+def _version(config: Config) -> Iterator[Finding]:
+    value = config.get("SLURM_VERSION", "")
+    found = re.match(r"(\d+)\.(\d+)", value)
+    expected = f"{OLDEST[0]}.{OLDEST[1]:02} or newer"
+    if found is None:
+        yield Finding(check="slurm_version", status=Status.UNKNOWN, measured=value or "not said", expected=expected)
+    else:
+        is_old = (int(found[1]), int(found[2])) < OLDEST
+        yield _finding("slurm_version", value, expected, "upgrade Slurm: older ones are not tried" if is_old else "")
+
+
+def _kill_wait(config: Config) -> Iterator[Finding]:
+    seconds = _number(config.get("KillWait"))
+    if seconds is not None:
+        advice = f"KillWait={KILL_WAIT_S} in slurm.conf: a preempted job has no time to save"
+        yield _finding(
+            "kill_wait", f"{seconds} s", f"at least {KILL_WAIT_S} s", advice if seconds < KILL_WAIT_S else ""
+        )
+
+
+def _node_loss(config: Config) -> Iterator[Finding]:
+    returns = config.get("ReturnToService", "")
+    advice = "ReturnToService=2 in slurm.conf: a node that was lost stays DOWN until an administrator resumes it"
+    yield _finding("return_to_service", returns or "not said", "1 or 2", advice if returns == "0" else "")
+    seconds = _number(config.get("SlurmdTimeout"))
+    if seconds is not None:
+        advice = "SlurmdTimeout=300 in slurm.conf: Slurm gives lost nodes to jobs until it sets them DOWN"
+        is_wrong = seconds == 0 or seconds > LONGEST_SILENCE_S
+        yield _finding("slurmd_timeout", f"{seconds} s", f"1 to {LONGEST_SILENCE_S} s", advice if is_wrong else "")
+
+
+def _requeue(config: Config) -> Iterator[Finding]:
+    value = config.get("JobRequeue", "not said")
+    yield _finding("requeue", f"JobRequeue={value}", "any: jobs are submitted with --requeue")
+
+
+def _preemption(config: Config) -> Iterator[Finding]:
+    mode = config.get("PreemptMode", "OFF").upper()
+    advice = "PreemptMode=REQUEUE in slurm.conf: ranks that are suspended look as if they hang"
+    yield _finding("preempt_mode", mode, "OFF, REQUEUE or CANCEL", advice if "SUSPEND" in mode else "")
+
+
+def _processes(config: Config) -> Iterator[Finding]:
+    kills = config.get("KillOnBadExit", "0")
+    yield _finding("kill_on_bad_exit", kills, "any: Holdfast's steps set it themselves")
+    track = config.get("ProctrackType", "")
+    advice = "ProctrackType=proctrack/cgroup: else processes that leave their session outlive the job"
+    yield _finding("proctrack", track or "not said", "proctrack/cgroup", "" if "cgroup" in track else advice)
+    plugins = config.get("TaskPlugin", "")
+    advice = "TaskPlugin=task/affinity,task/cgroup: else workers share all cores, and memory has no limit"
+    is_bound = "affinity" in plugins or "cgroup" in plugins
+    yield _finding("task_plugin", plugins or "not said", "task/affinity,task/cgroup", "" if is_bound else advice)
+
+
+def _selection(config: Config) -> Iterator[Finding]:
+    value = config.get("SelectType", "")
+    advice = "SelectType=select/cons_tres: else GPUs cannot be asked for"
+    yield _finding("select_type", value or "not said", "select/cons_tres", "" if "cons_tres" in value else advice)
+
+
+def _launch(config: Config) -> Iterator[Finding]:
+    yield _finding("launch_parameters", config.get("LaunchParameters", "(null)"), "any")
+    seconds = _number(config.get("InactiveLimit")) or 0
+    advice = "InactiveLimit=0 in slurm.conf: else Slurm ends a job whose srun is silent"
+    yield _finding("inactive_limit", f"{seconds} s", "0", advice if seconds else "")
+
+
+def _prolog(config: Config) -> Iterator[Finding]:
+    has_prolog = config.get("Prolog", "(null)") not in ("(null)", "")
+    flags = config.get("PrologFlags", "(null)")
+    is_early = any(flag in flags.lower() for flag in ("alloc", "contain", "x11"))
+    advice = "PrologFlags=Alloc in slurm.conf: else the prolog runs at a job's first step, too late to start elsewhere"
+    advice = advice if has_prolog and not is_early else ""
+    yield _finding("prolog_flags", flags, "Alloc, where there is a prolog", advice)
+
+
+_RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
+    _version,
+    _kill_wait,
+    _node_loss,
+    _requeue,
+    _preemption,
+    _processes,
+    _selection,
+    _launch,
+    _prolog,
+)

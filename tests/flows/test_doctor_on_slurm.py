@@ -1,0 +1,32 @@
+"""`holdfast doctor` on a real Slurm: one step on a node, as an ordinary user."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from slurm_kit import HOLDFAST, write_job
+
+pytestmark = pytest.mark.slurm
+
+
+def test_a_page_for_a_job_on_a_cluster_that_can_run_it(slurm_cluster: Any) -> None:
+    folder = slurm_cluster.home / "doctor"
+    shared = {"path": "checkpoints", "every_steps": 1000}
+    job = {"script": "train.py", "nodes": 2, "checkpoint": {"memory": {"every_steps": 5}, "shared": shared}}
+    write_job(slurm_cluster, folder, job)
+    script = ["sh", "-c", "touch train.py"]
+    slurm_cluster.run_as_user(script, cwd=folder)
+    words = [*HOLDFAST, "doctor", "job.yaml", "--json"]
+    done = slurm_cluster.run_as_user(words, cwd=folder, timeout_s=170, check=False)
+    facts = json.loads(done.stdout)
+    rows = {row["name"]: row for row in facts["findings"]}
+    story = yaml.safe_dump(facts)
+    for name in ("slurm_version", "pmix", "node", "pmix_step", "job_folder", "shared_folder", "clock_difference"):
+        assert rows[name]["status"] == "ok", story
+    assert rows["proctrack"]["status"] == "warning" and "proctrack/cgroup" in rows["proctrack"]["advice"], story
+    assert {"memory_file_system", "locked_memory", "versions", "environment", "hooks"} <= rows.keys(), story
+    assert done.returncode == (facts["status"] == "critical"), story
+    assert sorted(path.name for path in folder.iterdir()) == ["job.yaml", "train.py"]

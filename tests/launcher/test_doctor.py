@@ -1,0 +1,195 @@
+"""`holdfast doctor`: what it says of settings, of a node's answer, and of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from launcher.cli import main
+from launcher.doctor.examination import examine
+from launcher.doctor.node import finding_of
+from launcher.doctor.page import page, verdict
+from launcher.doctor.slurm_settings import judge_settings
+from launcher.jobfile import JobSpec
+from lifecycle import Finding, Status
+from slurm import Slurm
+from slurm.command import CommandError, Result
+
+RECORDED = Path(__file__).parents[1] / "slurm" / "recorded" / "config.txt"
+
+
+class FakeSlurm:
+    """Answers as Slurm's commands do; the step's program answers as `node` says.
+
+    Args:
+        config: what `scontrol show config` prints.
+        mpi: what `srun --mpi=list` prints.
+        node: changes to the node's answer; None has no node free.
+    """
+
+    def __init__(self, config: str, mpi: str = "MPI plugin types are...\n\tpmix\n", node: Any = ()) -> None:
+        self.config, self.mpi, self.node = config, mpi, node
+        self.steps: list[list[str]] = []
+
+    def __call__(self, argv: Sequence[str], **options: Any) -> Result:
+        argv = [str(word) for word in argv]
+        result = Result(argv=tuple(argv), returncode=0, stdout="", stderr="", seconds=1.0)
+        if argv[0] == "scontrol":
+            return self._with(result, stdout=self.config)
+        if argv == ["srun", "--mpi=list"]:
+            return self._with(result, stderr=self.mpi)
+        self.steps.append(argv)
+        if self.node is None:
+            failed = self._with(result, returncode=1, stderr="srun: error: Unable to allocate resources: busy")
+            raise CommandError(failed, "exit code 1")
+        request = json.loads(argv[-1])
+        facts = {"host": "n1", "time_s": time.time(), "seen": request["markers"], "has_pmix": True, "findings": []}
+        for marker in request["markers"]:
+            Path(marker).with_suffix(".seen").touch()
+        return self._with(result, stdout=f"a site's banner\n{json.dumps(facts | dict(self.node))}\n")
+
+    @staticmethod
+    def _with(result: Result, **changes: Any) -> Result:
+        return Result(**{**vars(result), **changes})
+
+
+def config(**changes: str) -> str:
+    text = RECORDED.read_text()
+    for name, value in changes.items():
+        text, count = re.subn(rf"^{name}\s*=.*$", f"{name} = {value}", text, flags=re.MULTILINE)
+        assert count == 1, name
+    return text
+
+
+def settings(**changes: str) -> dict[str, Finding]:
+    found = judge_settings(Slurm(run=FakeSlurm(config(**changes))).config())
+    return {finding.check: finding for finding in found}
+
+
+def of(findings: Sequence[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "check", "status"),
+    [
+        ("SLURM_VERSION", "22.05.8", "slurm_version", "ok"),
+        ("SLURM_VERSION", "25.11.0-0rc1", "slurm_version", "ok"),
+        ("SLURM_VERSION", "21.08.5", "slurm_version", "warning"),
+        ("SLURM_VERSION", "devel", "slurm_version", "unknown"),
+        ("KillWait", "30 sec", "kill_wait", "ok"),
+        ("KillWait", "5 sec", "kill_wait", "warning"),
+        ("ReturnToService", "0", "return_to_service", "warning"),
+        ("ReturnToService", "1", "return_to_service", "ok"),
+        ("SlurmdTimeout", "300 sec", "slurmd_timeout", "ok"),
+        ("SlurmdTimeout", "0 sec", "slurmd_timeout", "warning"),
+        ("SlurmdTimeout", "3600 sec", "slurmd_timeout", "warning"),
+        ("JobRequeue", "0", "requeue", "ok"),
+        ("PreemptMode", "OFF", "preempt_mode", "ok"),
+        ("PreemptMode", "GANG,SUSPEND", "preempt_mode", "warning"),
+        ("KillOnBadExit", "1", "kill_on_bad_exit", "ok"),
+        ("ProctrackType", "proctrack/cgroup", "proctrack", "ok"),
+        ("ProctrackType", "proctrack/linuxproc", "proctrack", "warning"),
+        ("TaskPlugin", "task/affinity,task/cgroup", "task_plugin", "ok"),
+        ("TaskPlugin", "task/none", "task_plugin", "warning"),
+        ("SelectType", "select/cons_tres", "select_type", "ok"),
+        ("SelectType", "select/linear", "select_type", "warning"),
+        ("InactiveLimit", "60 sec", "inactive_limit", "warning"),
+    ],
+)
+def test_a_setting_that_harms_a_job_has_a_next_step(parameter: str, value: str, check: str, status: str) -> None:
+    finding = settings(**{parameter: value})[check]
+    assert finding.status.word == status
+    assert bool(finding.advice) is (status == "warning")
+
+
+def test_a_prolog_has_to_run_before_the_first_step() -> None:
+    for flags, status in (("Alloc", "ok"), ("Contain,X11", "ok"), ("(null)", "warning"), ("Serial", "warning")):
+        assert settings(Prolog="/x/prolog.sh", PrologFlags=flags)["prolog_flags"].status.word == status
+    assert settings(Prolog="(null)", PrologFlags="(null)")["prolog_flags"].status is Status.OK
+
+
+def test_settings_that_slurm_does_not_print_are_no_crash() -> None:
+    assert {finding.status for finding in judge_settings({})} <= {Status.OK, Status.WARNING, Status.UNKNOWN}
+
+
+def test_one_step_on_one_node_is_asked_with_the_jobs_own_options(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    job = {"script": "train.py", "gpus_per_node": 4, "slurm": {"partition": "train", "exclusive": True}}
+    slurm = FakeSlurm(config())
+    rows = of(examine(JobSpec.from_mapping(job, tmp_path), tmp_path / "runs", on_slurm=True, runner=slurm))
+    (step,) = slurm.steps
+    assert {"--partition=train", "--gpus-per-node=4", "--mpi=pmix", "--immediate=60"} <= {*step}
+    fine = ("pmix", "pmix_step", "node", "job_folder", "clock_difference")
+    assert {rows[name].status for name in fine} == {Status.OK}
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "check", "status"),
+    [
+        ({"seen": []}, "job_folder", "critical"),
+        ({"has_pmix": False}, "pmix_step", "critical"),
+        ({"time_s": 0.0}, "clock_difference", "warning"),
+        ({"findings": [{"name": "versions", "status": "critical", "measured": "no torch"}]}, "versions", "critical"),
+    ],
+)
+def test_what_the_node_says_is_judged(answer: dict[str, Any], check: str, status: str, tmp_path: Path) -> None:
+    rows = of(examine(None, tmp_path, on_slurm=True, runner=FakeSlurm(config(), node=answer)))
+    assert rows[check].status.word == status and (rows[check].advice or check == "versions")
+
+
+def test_no_free_node_and_no_plugin_are_said(tmp_path: Path) -> None:
+    rows = of(examine(None, tmp_path, on_slurm=True, runner=FakeSlurm(config(), mpi="\tnone pmi2\n", node=None)))
+    assert rows["node"].status is Status.UNKNOWN and "Unable to allocate resources" in rows["node"].measured
+    assert rows["pmix"].status is Status.CRITICAL and "pmi2" in rows["pmix"].measured
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    job = {"script": "train.py", "checkpoint": {"memory": {}, "shared": {"path": "taken"}}}
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "taken").write_text("a file")
+    slurm = FakeSlurm(config())
+    spec = JobSpec.from_mapping(job, tmp_path)
+    rows = of(examine(spec, Path("/proc/no"), on_slurm=True, runner=slurm))
+    assert rows["shared_folder"].status is Status.CRITICAL and "taken: is a file" in rows["shared_folder"].measured
+    assert rows["job_folder"].status is Status.CRITICAL
+
+
+def test_this_machine_is_judged_without_slurm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NCCL_PROTO", "simple")
+    code = main(["doctor", "--cluster", "local", "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in facts["findings"]}
+    assert {rows[name]["status"] for name in ("mpirun", "node", "job_folder", "clock_difference")} == {"ok"}
+    assert {"memory_file_system", "open_files", "node_check", "versions"} <= rows.keys()
+    assert rows["environment"]["status"] != "ok" and "NCCL_PROTO=simple" in rows["environment"]["measured"]
+    assert code == (facts["status"] == "critical")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_has_the_worst_first_and_the_next_step() -> None:
+    rows = [("a", "ok", ""), ("b", "unknown", "ask"), ("c", "critical", "mend [it]"), ("d", "warning", "look")]
+    findings = [
+        finding_of({"name": name, "status": status, "measured": "m" * 90, "advice": advice})
+        for name, status, advice in rows
+    ]
+    console = Console(width=80, record=True, markup=False, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(page(findings))
+    lines = console.export_text().splitlines()
+    assert [line.split()[0] for line in lines if re.match(r"[a-z]", line)] == [
+        "critical", "warning", "unknown", "ok", "critical:",
+    ]  # fmt: skip
+    assert any(line.strip() == "next: mend [it]" for line in lines) and max(map(len, lines)) <= 80
+    assert verdict(findings) is Status.CRITICAL and verdict([]) is Status.OK
