@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
+from trainer_kit import settle
 from world_kit import World, placed
 
 from ckpt import Checkpointer
@@ -39,7 +40,7 @@ EVERYTHING = 50  # the step that Checkpointer saves
 
 def reader(ckpt: Checkpointer, step: int) -> Any:
     """Of a step that is in the shared tier by now."""
-    ckpt._connect().flush()
+    settle(ckpt)
     return ckpt.dcp_reader(step)
 
 
@@ -243,10 +244,14 @@ def save_all(ckpt: Checkpointer, rank: int) -> Trained:
         state = flat(*model_of(kind, seed=1))
         trained[kind] = {part: whole(values) for part, values in state.items()}
         dcp.save(state, storage_writer=ckpt.dcp_writer(step, drain=True))
-        ckpt._connect().flush()
+        settle(ckpt)
     assert ckpt.failed_saves == 0
     check_failures(ckpt, rank)
+    settle(ckpt)
+    failed = ckpt.failed_saves  # step 20, which one rank could not store
     ckpt.save(EVERYTHING, {"tensors": tensors_in(saved=True, fill=True), "rank": rank})
+    settle(ckpt)
+    assert ckpt.failed_saves == failed == 1
     load_all(ckpt, rank, trained)
     return trained
 
