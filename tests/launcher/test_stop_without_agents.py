@@ -42,7 +42,9 @@ class Stops(Talkers):
             self._lose_agents(channel)
         elif message["op"] == "renew_agents":
             back = {"event": "rejoined", "step": 7, "generation": message["generation"]}
-            channel.send({"op": "monitor", "event": back} | self._attempt)
+            saved = {"event": "commit", "tier": "memory", "step": 7, "seconds": 0.1}
+            for event in (back, saved):
+                channel.send({"op": "monitor", "event": event} | self._attempt)
             channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": ""} | self._attempt)
 
         elif message["op"] == "release_agent":
