@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import glob
 import importlib.util
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -105,6 +107,7 @@ class JobSpec:
         slurm: further sbatch options by long name with dashes; True stands for a flag without value.
         fabric: on nodes with EFA: "require" stops the job where NCCL does not use it, "prefer" tells of it, "any"
             leaves NCCL alone.
+        progress: pattern of the script's own checkpoint files: an attempt that writes a newer one has made progress.
         time: Slurm's time limit, as sbatch's --time takes it; None leaves it to the partition. The local cluster has no
             limit.
     """
@@ -122,6 +125,7 @@ class JobSpec:
     checkpoint: Mapping[str, Any] | None = None
     slurm: Mapping[str, str | Literal[True]] = field(default_factory=dict)
     fabric: str = "prefer"
+    progress: str | None = None
     time: str | None = None
 
     @classmethod
@@ -262,6 +266,7 @@ class _Reader:
             checkpoint=self._checkpoint(name),
             slurm=options,
             fabric=self._fabric(),
+            progress=self._progress(),
             time=self._time(options.get("time")),
         )
 
@@ -398,6 +403,14 @@ class _Reader:
         if value not in MODES:
             raise self._wrong("fabric", value, f"one of {', '.join(MODES)}")
         return str(value)
+
+    def _progress(self) -> str | None:
+        pattern = self._mapping.get("progress")
+        if pattern is None:
+            return None
+        if not isinstance(pattern, str) or not pattern or "\0" in pattern:
+            raise self._wrong("progress", pattern, "a pattern of files, such as out/ckpt*.pt")
+        return os.path.join(glob.escape(str(self._base_dir)), pattern)
 
     def _section(self, value: Any, where: str, known: tuple[str, ...] = ()) -> Mapping[str, Any]:
         """A (sub-)mapping, absent if null; with `known`, only those keys may appear."""

@@ -12,7 +12,7 @@ Event = Mapping[str, Any]
 
 _LAST_EVENTS = 8
 _RATE_WINDOW = 8
-_QUIET = ("commit", "progress", "node_ready")  # too many of them to be news
+_QUIET = ("commit", "progress", "own_checkpoint", "node_ready")  # too many of them to be news
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,6 +112,8 @@ def describe(event: Event) -> str:
             )
         case "agents_back":
             return f"checkpoint agents are back{taking} (generation {event.get('generation')})"
+        case "own_checkpoint":
+            return f"the script's newest checkpoint: {event.get('file') or 'none yet'}"
         case "problem":
             detail = " ".join(str(event.get("detail") or "").split())
             return f"problem: {event.get('what')}{at_step}{f': {detail}' if detail else ''}"

@@ -13,6 +13,7 @@
     evidence.py     what has been heard of an attempt
     clearing.py     leaves nothing of an attempt running
     ladder.py       after a fault: which rung
+    own_checkpoints.py  progress of a script that keeps its own checkpoints
     roster.py       which nodes are ready, train, are out
     returns.py      nodes that were lost and come back
     hang.py         whether the workers hang, and which rank is at fault

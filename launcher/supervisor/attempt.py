@@ -122,6 +122,8 @@ class Attempt:
             what = f"not all ranks reached a common step boundary in time ({self._host.requests.stop}); they were ended"
             self._host.record("problem", attempt=self._number, what=what)
         await self._clear(ending)
+        if ending.faults:
+            await self._host.look_at_own_checkpoints()
         reached = self._host.see_step(None) or 0
         if self._host.requests.stop and self._agents.are_wanted and reached > evidence.committed_step:
             saved = f"the newest step committed is {evidence.committed_step or 'none'}"

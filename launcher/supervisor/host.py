@@ -26,6 +26,9 @@ class Host(Protocol):
     def see_step(self, step: int | None) -> int | None:
         """Takes note of a finished step; returns the newest of this attempt."""
 
+    async def look_at_own_checkpoints(self) -> None:
+        """Records whether the script has written a newer file of those that `progress` names."""
+
     def put_out(self, node: str, reason: str) -> None:
         """Excludes a node from the job for its life."""
 

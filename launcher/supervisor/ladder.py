@@ -1,7 +1,8 @@
 """The recovery ladder: after a fault, the lowest rung that serves. Pure: it knows what the job's events say, no more.
 
 An attempt gains something when a step newer than any before it is committed. Attempts that gain nothing are counted,
-whatever ended them: a job that only ever loses nodes is going nowhere either.
+whatever ended them: a job that only ever loses nodes is going nowhere either. A script that keeps its own checkpoints
+gains by a newer file of those that `progress` names, and where nothing is named by training for RAN_S.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ SUSPECT_AFTER = 2  # attempts that failed on one node
 # Before the second restart after faults of one kind, or the third after any; twice as long before each further one.
 FIRST_DELAY_S = 2.0
 MAX_DELAY_S = 60.0
+RAN_S = 300.0  # longer than a start takes; a job that does this again and again is bounded by max_restarts alone
 _NOT_THE_NODES = (AGENT_LOST, NODE_LOST)  # the first has a limit of its own, after the second the node is out
 _NOT_THE_JOBS = (PREFLIGHT, SCHEDULER_LOST)  # faults that say nothing about whether the job gains steps
 
@@ -48,10 +50,15 @@ class Ladder:
     Args:
         restart: the job's limits.
         can_requeue: whether the scheduler could give us other nodes.
+        tells_steps: whether the job has a `checkpoint` section.
     """
 
-    def __init__(self, restart: Restart, can_requeue: bool) -> None:
+    def __init__(self, restart: Restart, can_requeue: bool, *, tells_steps: bool = True) -> None:
         self._restart = restart
+        self._tells_steps = tells_steps
+        self._trains_since_s: float | None = None  # epoch; None until the attempt's workers run
+        self._newest_file_s: float | None = None  # of the script's own checkpoints; None: none are named
+        self._newest_file_at_fault_s = 0.0
         self._can_requeue = can_requeue
         self._newest_step = 0
         self._newest_step_at_fault = 0
@@ -74,18 +81,27 @@ class Ladder:
         elif event["event"] == "job_start":
             self._judged = False
             self._agentless = 0
+        elif event["event"] == "own_checkpoint":
+            if self._newest_file_s is None:  # as it was before the first attempt
+                self._newest_file_at_fault_s = event["modified"]
+            self._newest_file_s = max(self._newest_file_s or 0.0, event["modified"])
+        elif event["event"] == "workers_started":
+            self._trains_since_s = event["time"]
         elif event["event"] == "attempt_start":
+            self._trains_since_s = None
             self._judged = False
             self._restarts += bool(event.get("attempt"))
         elif event["event"] == "fault" and event.get("kind") not in _NOT_THE_JOBS and not self._judged:
             self._judged = True
             self._is_fabric = event.get("kind") == FABRIC
-            gained = self._newest_step > self._newest_step_at_fault
+            gained = self._newest_step > self._newest_step_at_fault or self._has_newer_file
+            has_run = not self._tells_steps and self._newest_file_s is None and self._has_run_until(event)
+            self._newest_file_at_fault_s = self._newest_file_s or 0.0
             self._agentless = self._agentless + 1 if event.get("kind") == AGENT_LOST else 0
             self._newest_step_at_fault = self._newest_step
-            self._fruitless = 0 if gained else self._fruitless + 1
+            self._fruitless = 0 if gained or has_run else self._fruitless + 1
             self._kind = str(event.get("kind"))
-            if gained:
+            if gained or has_run:
                 self._repeats.clear()
                 self._failed_on.clear()
             self._repeats[self._kind] += 1
@@ -96,6 +112,21 @@ class Ladder:
             error = signature(trace) if trace else None
             self._error_repeats = error is not None and error == self._error and not gained
             self._error = error
+
+    @property
+    def _has_newer_file(self) -> bool:
+        return self._newest_file_s is not None and self._newest_file_s > self._newest_file_at_fault_s
+
+    @property
+    def _nothing_gained(self) -> str:
+        if self._newest_file_s is not None:
+            return "wrote no newer file that `progress` matches"
+        if not self._tells_steps:
+            return f"ran for less than {RAN_S:g} s (`progress` may name the script's own checkpoints)"
+        return "committed no new step"
+
+    def _has_run_until(self, fault: Mapping[str, Any]) -> bool:
+        return self._trains_since_s is not None and fault["time"] - self._trains_since_s >= RAN_S
 
     @property
     def suspects(self) -> set[str]:
@@ -120,7 +151,7 @@ class Ladder:
         if self._is_new_suspect and spare_left and self._restarts < self._restart.max_restarts:
             return Decision(action="restart", rung="spare", reason=reason, delay_s=self._delay_s())
         if self._fruitless >= self._restart.max_without_progress:
-            attempts = f"{self._fruitless} attempts in a row committed no new step (restart.max_without_progress)"
+            attempts = f"{self._fruitless} attempts in a row {self._nothing_gained} (restart.max_without_progress)"
             return Decision(action="stop", outcome="no_progress", reason=f"{attempts}; the last fault: {reason}")
         if self._restarts >= self._restart.max_restarts:
             restarts = f"{self._restarts} restarts (restart.max_restarts)"

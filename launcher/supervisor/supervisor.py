@@ -33,6 +33,7 @@ from launcher.supervisor.launch import Launch
 from launcher.supervisor.links import Links, Notice
 from launcher.supervisor.office import FolderRemoved, Office, Superseded
 from launcher.supervisor.outcome import EXIT_CODES, REASONS, Ending, Outcome, kept, unsaved
+from launcher.supervisor.own_checkpoints import OwnCheckpoints
 from launcher.supervisor.past import Past
 from launcher.supervisor.readiness import Readiness
 from launcher.supervisor.recorder import Recorder
@@ -79,7 +80,8 @@ class Supervisor:
         successors = [node for node in cluster.nodes if node != cluster.node] if cluster.node is not None else []
         successors.sort(key=lambda node: node == self._predecessor)  # last: it may be lost, or frozen
         self._links = Links(cluster.nodes, read_secret(job_dir), self._inbox, successors)
-        self._ladder = Ladder(spec.restart, cluster.can_requeue)
+        self._ladder = Ladder(spec.restart, cluster.can_requeue, tells_steps=spec.checkpoint is not None)
+        self._own_checkpoints = OwnCheckpoints(spec.progress) if spec.progress is not None else None
         self._hang = HangDetector(spec.restart.hang_timeout_s, has_checkpoint=spec.checkpoint is not None)
         self._history = History()
         self._past = Past((), take_over=take_over is not None)
@@ -177,6 +179,10 @@ class Supervisor:
             self._attempt_step = max(step, self._attempt_step or 0)
             self._step = max(step, self._step or 0)
         return self._attempt_step
+
+    async def look_at_own_checkpoints(self) -> None:
+        if self._own_checkpoints is not None and (newest := await self._own_checkpoints.look()):
+            self.record("own_checkpoint", file=newest.file, modified=newest.modified_s)
 
     def put_out(self, node: str, reason: str, *, environment: bool = False) -> None:
         if environment:
@@ -392,6 +398,7 @@ class Supervisor:
         number, self._number = self._number, self._number + 1
         rung = "shrink" if self._roster.has_shrunk else rung
         self._attempt_step = None
+        await self.look_at_own_checkpoints()
         self.record("attempt_start", attempt=number, nodes=list(nodes), spares=self._roster.spares, rung=rung)
         await self._recorder.settled()  # the number must not be given twice
         self._check_rule()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,18 @@ def test_relative_paths_count_from_the_job_files_folder(tmp_path: Path, monkeypa
     spec = load_job(path)
     assert spec.script == tmp_path / "train.py"
     assert spec.checkpoint and spec.checkpoint["shared"]["path"] == str(tmp_path / "ckpt")
+
+
+def test_a_progress_pattern_counts_from_the_job_files_folder_whatever_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "run [1]"
+    folder.mkdir()
+    spec = load_job(write(folder, "script: train.py\nprogress: out/*.pt\n"))
+    (folder / "out").mkdir()
+    (folder / "out" / "1.pt").touch()
+    assert glob.glob(spec.progress or "") == [str(folder / "out" / "1.pt")]
+    assert JobSpec.from_mapping(spec.to_mapping(), Path("/")) == spec
+    with pytest.raises(UsageError, match=r"progress: got .*expected a pattern of files"):
+        job(progress=["a"])
 
 
 def test_s3_without_boto3_is_refused_before_anything_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:

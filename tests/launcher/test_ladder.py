@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.jobfile import Restart
-from launcher.supervisor.ladder import Decision, Ladder
+from launcher.supervisor.ladder import RAN_S, Decision, Ladder
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/j/t.py", line 3, in <module>\nValueError: 1\n'
 
@@ -15,20 +15,25 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "/j/t.py", line 3, in <m
 class Job:
     """Tells a ladder a job's story."""
 
-    def __init__(self, can_requeue: bool = True, **limits: int) -> None:
-        self.ladder = Ladder(Restart(**limits), can_requeue)
+    def __init__(self, can_requeue: bool = True, tells_steps: bool = True, **limits: int) -> None:
+        self.ladder = Ladder(Restart(**limits), can_requeue, tells_steps=tells_steps)
         self._attempt = -1
         self.node: str | None = None  # on which attempts fail
 
     def event(self, event: str, **fields: Any) -> None:
         self.ladder.observe({"event": event, **fields})
 
-    def attempt(self, fault: str, committed: int | None = None, trace: str | None = None, **nodes: bool) -> Decision:
+    def attempt(
+        self, fault: str, committed: int | None = None, trace: str | None = None, trained_s: float = 0.0, **nodes: bool
+    ) -> Decision:
         self._attempt += 1
         self.event("attempt_start", attempt=self._attempt)
         if committed is not None:
             self.event("commit", step=committed)
-        self.event("fault", attempt=self._attempt, kind=fault, traceback=trace, node=self.node)
+        if trained_s:
+            self.event("workers_started", time=1000.0)
+        ended = {"kind": fault, "traceback": trace, "node": self.node, "time": 1000.0 + trained_s}
+        self.event("fault", attempt=self._attempt, **ended)
         return self.ladder.decide("why", **{"nodes_suffice": True, "nodes_changed": False} | nodes)
 
 
@@ -170,6 +175,31 @@ def test_a_silent_scheduler_is_not_held_against_the_job() -> None:
     for _ in range(5):
         assert job.attempt("scheduler_lost").action == "restart"
     assert job.attempt("process_exit").outcome == "no_progress"
+
+
+def test_a_job_that_keeps_its_own_checkpoints_gains_by_newer_files() -> None:
+    job = Job(tells_steps=False)
+    job.event("own_checkpoint", file="out/7.pt", modified=500.0)  # of a run before
+    for modified in (510.0, 520.0, 530.0, 540.0):
+        job.event("own_checkpoint", file="out/8.pt", modified=modified)
+        assert job.attempt("process_exit", trained_s=5.0).action == "restart"
+    assert [job.attempt("process_exit", trained_s=9000.0).action for _ in range(3)] == ["restart", "restart", "stop"]
+    ended = job.attempt("process_exit")
+    assert ended.outcome == "no_progress" and "wrote no newer file that `progress` matches" in ended.reason
+
+
+def test_a_job_that_tells_nothing_of_its_progress_gains_by_the_time_it_trained() -> None:
+    job = Job(tells_steps=False)
+    assert [job.attempt("node_lost", trained_s=RAN_S).action for _ in range(5)] == ["restart"] * 5
+    assert [job.attempt("node_lost", trained_s=RAN_S - 1).action for _ in range(3)] == ["restart", "restart", "stop"]
+    assert "ran for less than" in job.attempt("node_lost").reason
+    assert [Job(max_without_progress=1).attempt("node_lost", trained_s=RAN_S).action] == ["stop"], "it commits steps"
+
+
+def test_the_same_error_twice_is_the_scripts_however_long_it_trained() -> None:
+    job = Job(tells_steps=False)
+    job.attempt("user_error", trace=TRACEBACK, trained_s=RAN_S)
+    assert job.attempt("user_error", trace=TRACEBACK, trained_s=RAN_S).outcome == "user_error"
 
 
 def test_where_no_checkpoint_agents_come_up_the_job_is_requeued_once_then_given_up() -> None:

@@ -190,6 +190,26 @@ def test_same_last_words_twice_end_the_job_with_them(make_job: Callable[..., Job
     assert "rank 0 on node0 exited with code 1: no file" in first and words.startswith("no file ")
 
 
+def test_a_script_that_resumes_from_its_own_checkpoints_outlives_more_faults_than_attempts_without_progress(
+    make_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    script = """
+import os, pathlib
+out = pathlib.Path(__file__).with_name("out")
+out.mkdir(exist_ok=True)
+step = max((int(file.stem) for file in out.glob("*.pt")), default=0)
+while step < 40:
+    step += 1
+    (out / f"{step}.pt").touch()
+    if step % 10 == 0 and step < 40:
+        os._exit(9)
+"""
+    job = make_job(script, nodes=1, spares=0, progress="out/*.pt", restart={"max_without_progress": 2})
+    assert job.supervise().name == "done"
+    assert len(job.events("fault")) == 3 and not job.events("backoff")
+    assert [bool(event["file"]) for event in job.events("own_checkpoint")] == [False, True, True, True]
+
+
 def test_exit_codes_and_limits_are_named(make_job: Callable[..., Job]) -> None:
     job = make_job("import sys; sys.exit(3)", spares=0, nodes=1, restart={"max_without_progress": 3})
     outcome = job.supervise()

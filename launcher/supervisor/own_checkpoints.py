@@ -1,0 +1,55 @@
+"""Progress of a script that keeps its own checkpoints: the newest file that matches the job file's `progress`."""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import os
+from dataclasses import dataclass
+
+from ckpt.patience import within
+
+_LOOK_S = 10.0  # a shared file system may hang
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newest:
+    """The newest file, and when it was modified (s since the epoch); "" and 0 where there is none."""
+
+    file: str
+    modified_s: float
+
+
+class OwnCheckpoints:
+    """Looks for the newest file.
+
+    Args:
+        pattern: of absolute paths, as glob has it; ** stands for any number of folders.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._seen: Newest | None = None
+
+    async def look(self) -> Newest | None:
+        """The newest file, when it is another than at the look before or none has looked; None also after _LOOK_S."""
+        try:
+            newest = await within(_LOOK_S, asyncio.to_thread(_newest, self._pattern))
+        except asyncio.TimeoutError:
+            return None
+        if newest == self._seen:
+            return None
+        self._seen = newest
+        return newest
+
+
+def _newest(pattern: str) -> Newest:
+    newest = Newest(file="", modified_s=0.0)
+    for file in glob.iglob(pattern, recursive=True):
+        try:
+            modified_s = os.stat(file).st_mtime
+        except OSError:
+            continue  # removed meanwhile: scripts keep a few
+        if modified_s > newest.modified_s:
+            newest = Newest(file=file, modified_s=modified_s)
+    return newest

@@ -1,0 +1,33 @@
+"""The newest of a script's own checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from launcher.supervisor.own_checkpoints import Newest, OwnCheckpoints
+
+
+def test_the_newest_file_is_found_once_for_each_change(tmp_path: Path) -> None:
+    found = OwnCheckpoints(f"{tmp_path}/out/**/ckpt-*.pt")
+
+    def look() -> Newest | None:
+        return asyncio.run(found.look())
+
+    def write(name: str, modified_s: float) -> str:
+        path = tmp_path / "out" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (modified_s, modified_s))
+        return str(path)
+
+    assert [look(), look()] == [Newest(file="", modified_s=0.0), None]
+    write("log.txt", 900.0)
+    (tmp_path / "out" / "ckpt-0.pt").symlink_to("nowhere")
+    second = write("a/ckpt-2.pt", 200.0)
+    write("ckpt-1.pt", 100.0)
+    assert [look(), look()] == [Newest(file=second, modified_s=200.0), None]
+    assert look() is None
+    write("a/ckpt-2.pt", 300.0)
+    assert look() == Newest(file=second, modified_s=300.0)
