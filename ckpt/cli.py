@@ -40,7 +40,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def list_all(
     path: PathArgument,
     newest: Annotated[
-        int | None, typer.Option("--newest", "-n", min=1, help="Only so many steps of each namespace.")
+        int | None, typer.Option("--newest", "-n", metavar="N", min=1, help="Only so many steps of each namespace.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -56,7 +56,7 @@ def list_all(
 @app.command("verify")
 def verify(
     path: PathArgument,
-    step: Annotated[int | None, typer.Option("--step", help="Only this step.")] = None,
+    step: Annotated[int | None, typer.Option("--step", metavar="N", help="Only this step.")] = None,
     set_aside: Annotated[
         bool, typer.Option("--quarantine", help="Set bad steps of a tier aside, so that none is restored.")
     ] = False,

@@ -23,8 +23,12 @@ def rebuild_lost(
     directories: Annotated[
         list[str], typer.Argument(metavar="DIR", help="Memory directories of the nodes that are left.")
     ],
-    into: Annotated[str, typer.Option("--into", help="Directory for what is made again; may be one of the others.")],
-    step: Annotated[int | None, typer.Option("--step", help="This step; else the newest that is whole then.")] = None,
+    into: Annotated[
+        str, typer.Option("--into", metavar="DIR", help="Directory for what is made again; may be one of the others.")
+    ],
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="This step; else the newest that is whole then.")
+    ] = None,
     commit_to: Annotated[
         str | None,
         typer.Option(

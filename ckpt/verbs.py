@@ -43,8 +43,10 @@ def bench(
             help="Directory on the storage to drain to; or s3://bucket/prefix, and only S3 is measured, there.",
         ),
     ] = "/var/tmp",
-    size_mib: Annotated[int, typer.Option("--size-mib", min=16, help="Of the state.")] = 512,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Times each figure is taken; the median counts.")] = 7,
+    size_mib: Annotated[int, typer.Option("--size-mib", metavar="N", min=16, help="Of the state.")] = 512,
+    repeat: Annotated[
+        int, typer.Option("--repeat", metavar="N", min=1, help="Times each figure is taken; the median counts.")
+    ] = 7,
     as_json: JsonOption = False,
 ) -> None:
     """Measure saves, loads and drains on this machine, beside plain copies and torch's own checkpoints.
@@ -72,7 +74,7 @@ def copy(
     source: Source,
     destination: Annotated[str, typer.Argument(metavar="DST", help="Another such directory or URL.")],
     step: Annotated[
-        int | None, typer.Option("--step", help="Only this step; all committed ones when left out.")
+        int | None, typer.Option("--step", metavar="N", help="Only this step; all committed ones when left out.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -95,7 +97,7 @@ def copy(
 
 def collect(
     path: Source,
-    keep: Annotated[int, typer.Option("--keep", min=1, help="Newest committed steps that stay.")],
+    keep: Annotated[int, typer.Option("--keep", metavar="N", min=1, help="Newest committed steps that stay.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -124,10 +126,16 @@ def collect(
 
 def export(
     path: Source,
-    step: Annotated[int | None, typer.Option("--step", help="Which step; the newest when left out.")] = None,
-    dcp: Annotated[Path | None, typer.Option("--dcp", help="Make a torch DCP directory here.")] = None,
-    safetensors: Annotated[Path | None, typer.Option("--safetensors", help="Make one safetensors file here.")] = None,
-    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose plain tensors and values; DTensors: of all.")] = 0,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="Which step; the newest when left out.")
+    ] = None,
+    dcp: Annotated[Path | None, typer.Option("--dcp", metavar="DIR", help="Make a torch DCP directory here.")] = None,
+    safetensors: Annotated[
+        Path | None, typer.Option("--safetensors", metavar="FILE", help="Make one safetensors file here.")
+    ] = None,
+    rank: Annotated[
+        int, typer.Option("--rank", metavar="R", min=0, help="Whose plain tensors and values; DTensors: of all.")
+    ] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Give a step away in a format of torch's own; every byte is verified first."""
@@ -159,8 +167,10 @@ def export(
 def import_step(
     source: Annotated[Path, typer.Argument(metavar="DCP_DIR", help="A torch DCP directory that you trust.")],
     path: Annotated[str, typer.Argument(metavar="PATH", help=f"{_PLACE.capitalize()}, or a namespace's folder there.")],
-    step: Annotated[int, typer.Option("--step", min=1, help="The step it becomes.")],
-    namespace: Annotated[str | None, typer.Option("--namespace", help="Where PATH is no namespace's folder.")] = None,
+    step: Annotated[int, typer.Option("--step", metavar="N", min=1, help="The step it becomes.")],
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", metavar="NAME", help="Where PATH is no namespace's folder.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Take a torch DCP directory in as a step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`."""

@@ -13,19 +13,25 @@ app = typer.Typer(rich_markup_mode=None)
 
 
 def _gb_s(of: str) -> Any:
-    return typer.Option(min=0.001, help=f"GB/s of {of}, for the time it takes.", show_default=False)
+    return typer.Option(min=0.001, metavar="X", help=f"GB/s of {of}, for the time it takes.", show_default=False)
 
 
 @app.command("plan", short_help="What a job's checkpoints take of memory, disks and wire, and what they survive.")
 def plan(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)],
     state: Annotated[
-        str | None, typer.Option("--state-bytes", help="Of the whole state, over all ranks: 140GB, 1.5TiB.")
+        str | None,
+        typer.Option("--state-bytes", metavar="SIZE", help="Of the whole state, over all ranks: 140GB, 1.5TiB."),
     ] = None,
-    shard: Annotated[str | None, typer.Option("--shard-bytes", help="Of each rank's part instead.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Instead of the job file's.", show_default=False)] = None,
+    shard: Annotated[
+        str | None, typer.Option("--shard-bytes", metavar="SIZE", help="Of each rank's part instead.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Instead of the job file's.", show_default=False)
+    ] = None,
     nodes_per_switch: Annotated[
-        int | None, typer.Option(min=1, help="Neighbours in the node list that share a switch.", show_default=False)
+        int | None,
+        typer.Option(min=1, metavar="N", help="Neighbours in the node list that share a switch.", show_default=False),
     ] = None,
     wire_gb_s: Annotated[float | None, _gb_s("each node's link to its peers")] = None,
     nvme_gb_s: Annotated[float | None, _gb_s("each node's disk")] = None,
