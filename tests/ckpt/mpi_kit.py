@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -87,9 +88,9 @@ class AgentProcesses:
         self.workers: list[AgentClient] = []
         try:
             for rank, ram_dir in enumerate(self.ram_dirs):
-                socket = ram_dir / f"agent-{self.attempt}.sock"
+                path = ram_dir / f"agent-{self.attempt}.sock"
                 self.monitors.append(Monitor.connect(ram_dir, self.attempt, WAIT_S))
-                self.workers.append(AgentClient.connect(socket, rank=rank, local_rank=0, timeout_s=WAIT_S))
+                self.workers.append(AgentClient.connect(path, rank=rank, local_rank=0, timeout_s=WAIT_S))
         except AgentError as error:
             self.__exit__()
             raise AssertionError(f"{error}:\n{self.log()}") from None
@@ -98,14 +99,17 @@ class AgentProcesses:
     def __exit__(self, *_: object) -> None:
         for link in (*self.monitors, *self.workers):
             link.close()
-        pids = self.pids().values()
-        for pid in pids:
+        for pid in self.pids().values():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(WAIT_S)
-        until(lambda: all(map(_has_ended, pids)), "the agents' end")  # before, their sockets take connections
+        # An agent that is dying still takes connections, as long as any of its threads is there.
+        until(
+            lambda: all(_is_closed(ram_dir / f"agent-{self.attempt}.sock") for ram_dir in self.ram_dirs),
+            "the agents' end",
+        )
 
     def pids(self) -> dict[str, int]:
         """The agents' processes by node."""
@@ -147,8 +151,11 @@ class AgentProcesses:
         return data[: reply["record"]["layout"]["nbytes"]]
 
 
-def _has_ended(pid: int) -> bool:
-    """Whether a process has closed all that it had open; nobody may have reaped it."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    return True
+def _is_closed(path: Path) -> bool:
+    """Whether nobody listens on a socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return True
+    return False
