@@ -35,6 +35,8 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check install -qq $(PIP_FLAGS)
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 CONSTRAINTS = -c $(VENV)/constraints.txt
 
+AZURITE := azurite@3.35.0   # Microsoft's emulator of Azure Blob Storage
+
 demo: $(VENV)/.installed
 	@$(BIN)/python examples/gpt_stdlib/demo.py
 
@@ -126,6 +128,8 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml holdfast/__init__.py
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing what the tests need"
 	@$(PIP) $(CONSTRAINTS) -e '.[dev]'
+	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite $(AZURITE); \
+	else echo "make: no npm: the tests of az:// will be skipped"; fi
 	@touch $@
 
 clean:

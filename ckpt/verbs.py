@@ -21,7 +21,7 @@ from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
 from ckpt.tiers.tier import Tier
 
-_PLACE = "a shared checkpoint directory, or s3://bucket/prefix"
+_PLACE = "a shared checkpoint directory, or s3://bucket/prefix (also gs:// and az://)"
 Source = Annotated[str, typer.Argument(metavar="PATH", help=f"A namespace's folder in {_PLACE}.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

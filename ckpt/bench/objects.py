@@ -21,10 +21,11 @@ from ckpt.errors import ConfigError
 from ckpt.record.blocks import checksums
 from ckpt.record.layout import Layout
 from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.tiers.buckets import split_url
 from ckpt.tiers.parallel import in_parallel
 from ckpt.tiers.reads import read_whole, reader
 from ckpt.tiers.s3 import S3Tier
-from ckpt.tiers.s3_bucket import PART_BYTES, RANGE_BYTES, Bucket, split_url
+from ckpt.tiers.s3_bucket import PART_BYTES, RANGE_BYTES, Bucket
 from ckpt.tiers.s3_client import S3Options, connections
 from ckpt.tiers.throttle import Throttle
 
@@ -112,7 +113,8 @@ def objects_at(url: str, nbytes: int, repeat: int, advance: Advance, options: S3
         ConfigError: it is no URL of S3, or boto3 is not installed.
         OSError: the server refuses or fails us; a peer that it refuses is missing from the figure, with the reason.
     """
-    split_url(url)
+    if split_url(url)[0] != "s3":
+        raise ConfigError(f"{url}: expected s3://bucket/prefix; other services are not measured")
     if find_spec("boto3") is None:
         raise ConfigError("s3: boto3 is not installed; pip install 'holdfast-hpc[s3]'")
     data, into = memoryview(mmap.mmap(-1, nbytes)), memoryview(mmap.mmap(-1, nbytes))
@@ -139,7 +141,7 @@ def objects_at(url: str, nbytes: int, repeat: int, advance: Advance, options: S3
 @contextmanager
 def _room(url: str, options: S3Options) -> Iterator[str]:
     """A prefix of our own, emptied at the end."""
-    name, prefix = split_url(url)
+    _, name, prefix = split_url(url)
     inside = "/".join(filter(None, (prefix, f"{_PREFIX}{secrets.token_hex(4)}")))
     bucket = Bucket(name, options, Throttle(None))
     bucket.anything(f"{inside}/")  # a wrong bucket or credential shows here, before anything is made
@@ -230,7 +232,7 @@ class _Boto3:
         self.client = boto3.session.Session().client(  # the default one keeps another server's credentials
             "s3", endpoint_url=options.endpoint_url, region_name=options.region, config=config
         )
-        self._bucket, prefix = split_url(url)
+        _, self._bucket, prefix = split_url(url)
         self._key = f"{prefix}/boto3"
 
     def put(self, data: memoryview) -> None:
@@ -248,7 +250,7 @@ class _Obstore:
     def __init__(self, url: str, options: S3Options) -> None:
         from obstore.store import S3Store
 
-        bucket, self._prefix = split_url(url)
+        _, bucket, self._prefix = split_url(url)
         client = {"allow_http": True, "timeout": "120s"}
         given = {"endpoint": options.endpoint_url, "region": options.region}
         config: Any = {key: value for key, value in given.items() if value}

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 from ckpt.errors import ConfigError
+from ckpt.tiers.buckets import SCHEMES, open_bucket, split_url
 from ckpt.tiers.mark import MARK, parse_mark
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier, read_mark
 from ckpt.tiers.s3 import S3Tier
-from ckpt.tiers.s3_bucket import Bucket, split_url
 from ckpt.tiers.s3_client import S3Options
 from ckpt.tiers.throttle import Throttle
 
@@ -24,8 +24,8 @@ def is_url(where: str) -> bool:
         ConfigError: it is a URL of another kind.
     """
     scheme = _SCHEME.match(where)
-    if scheme is not None and scheme[0] != "s3://":
-        raise ConfigError(f"{where}: got a URL of kind {scheme[0]}, expected a path or s3://bucket/prefix")
+    if scheme is not None and scheme[0].removesuffix("://") not in SCHEMES:
+        raise ConfigError(f"{where}: got a URL of kind {scheme[0]}, expected a path, or s3://, gs:// or az://")
     return scheme is not None
 
 
@@ -54,9 +54,10 @@ def s3_tiers(url: str, options: S3Options | None = None) -> list[S3Tier]:
         NamespaceError: a mark cannot be read.
         OSError: the server cannot be asked.
     """
-    name, prefix = split_url(url)
+    scheme, name, prefix = split_url(url)
     options = options or S3Options()
-    bucket = Bucket(name, options, Throttle(None))
+    bucket = open_bucket(url, options, Throttle(None))
+    root = f"{scheme}://{name}"
     inside = f"{prefix}/" if prefix else ""
     places = [prefix] if prefix and bucket.exists(f"{inside}{MARK}") else []
     if not places:
@@ -66,11 +67,11 @@ def s3_tiers(url: str, options: S3Options | None = None) -> list[S3Tier]:
         raise ConfigError(f"{url}: no namespace there ({MARK} at that prefix or one level below)")
     tiers = []
     for place in places:
-        mark = parse_mark(bucket.get(f"{place}/{MARK}"), f"s3://{name}/{place}/{MARK}")
+        mark = parse_mark(bucket.get(f"{place}/{MARK}"), f"{root}/{place}/{MARK}")
         parent, _, namespace = place.rpartition("/")
         if mark.namespace != namespace:
-            raise ConfigError(f"s3://{name}/{place}: is marked as namespace {mark.namespace!r:.100}; move it back")
-        tiers.append(S3Tier(f"s3://{name}/{parent}", namespace, options))
+            raise ConfigError(f"{root}/{place}: is marked as namespace {mark.namespace!r:.100}; move it back")
+        tiers.append(S3Tier(f"{root}/{parent}", namespace, options))
     return tiers
 
 

@@ -6,7 +6,7 @@ import secrets
 
 from ckpt.config import CheckpointConfig
 from ckpt.errors import ConfigError, CorruptError
-from ckpt.tiers.s3_bucket import Bucket, split_url
+from ckpt.tiers.buckets import open_bucket, split_url
 from ckpt.tiers.throttle import Throttle
 from ckpt.tiers.wiring import s3_options
 
@@ -23,13 +23,13 @@ def probe_bucket(config: CheckpointConfig) -> None:
     """
     if config.s3 is None:
         raise ConfigError("checkpoint.s3: missing; there is no bucket to try")
-    name, prefix = split_url(config.s3.url)
-    bucket = Bucket(name, s3_options(config.s3), Throttle(None))
+    scheme, name, prefix = split_url(config.s3.url)
+    bucket = open_bucket(config.s3.url, s3_options(config.s3), Throttle(None))
     data = secrets.token_hex(16).encode()
     key = "/".join(filter(None, (prefix, config.namespace, f".holdfast-doctor-{data[:8].decode()}")))
     bucket.put(key, data)
     try:
         if bucket.get(key) != data:
-            raise CorruptError(f"s3://{name}/{key}: other bytes came back than were put")
+            raise CorruptError(f"{scheme}://{name}/{key}: other bytes came back than were put")
     finally:
         bucket.delete([key])

@@ -15,13 +15,13 @@ from collections.abc import Collection, Iterator, Sequence
 from ckpt.errors import CheckpointError, CorruptError, NamespaceError
 from ckpt.record.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, parse_manifest
 from ckpt.record.shard import SaveId, ShardRecord, seal_json
+from ckpt.tiers.buckets import open_bucket, split_url
 from ckpt.tiers.catalog import Entry, committed, directory_name, entries_of, steps_since
 from ckpt.tiers.claim import CLAIM, Claim, parse_claim
 from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.posix import node_places
 from ckpt.tiers.quarantine import ASIDE, REASON, aside_name, parse_reason, reason_json
 from ckpt.tiers.retention import superfluous
-from ckpt.tiers.s3_bucket import Bucket, split_url
 from ckpt.tiers.s3_client import S3Options, connections
 from ckpt.tiers.throttle import Throttle
 from ckpt.tiers.tier import Removed
@@ -46,8 +46,8 @@ class S3Tier:
         """
         self.namespace = namespace
         self.url = f"{url.rstrip('/')}/{namespace}"
-        bucket, self._prefix = split_url(self.url)
-        self._bucket = Bucket(bucket, options or S3Options(), throttle or Throttle(None))
+        _, _, self._prefix = split_url(self.url)
+        self._bucket = open_bucket(self.url, options or S3Options(), throttle or Throttle(None))
         self._created_s: float | None = None
 
     @property

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import logging
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ckpt.errors import ConfigError, CorruptError
+from ckpt.errors import CorruptError
 from ckpt.tiers.parallel import in_parallel
 from ckpt.tiers.s3_client import LazyClient, S3Options, broke_off, connections, telling
 from ckpt.tiers.throttle import Throttle
@@ -17,21 +16,12 @@ from ckpt.tiers.throttle import Throttle
 PART_BYTES = 16 << 20  # one for each connection is in memory at once
 RANGE_BYTES = 8 << 20  # of one GET
 _MAX_PARTS = 10_000
-_MAX_SMALL_BYTES = 1 << 20
+MAX_SMALL_BYTES = 1 << 20
 _DELETE_KEYS = 1000  # of one request
-_URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?")
 
 Piece = tuple[int, memoryview]  # where in the object, and its bytes
 
 log = logging.getLogger(__name__)
-
-
-def split_url(url: str) -> tuple[str, str]:
-    """Bucket and key prefix, without slashes at its ends; raises ConfigError."""
-    match = _URL.fullmatch(url)
-    if match is None or not url.isprintable():
-        raise ConfigError(f"{url!r:.200}: expected s3://bucket/prefix")
-    return match[1], (match[2] or "").strip("/")
 
 
 class Bucket:
@@ -53,9 +43,9 @@ class Bucket:
         """Makes an object of pieces of memory; between them are zeros. It is there whole, or not at all."""
         pieces = sorted(pieces, key=lambda piece: piece[0])
         size = max((offset + len(data) for offset, data in pieces), default=0)
-        part_bytes = max(PART_BYTES, -(-size // _MAX_PARTS))
+        part_bytes = part_bytes_of(size)
         if size <= part_bytes:
-            self.put(key, _cut(pieces, 0, bytearray(size)))
+            self.put(key, cut(pieces, 0, bytearray(size)))
             return
         with telling(self._url(key)):
             upload = self._client.create_multipart_upload(
@@ -71,7 +61,7 @@ class Bucket:
                 body = bodies.pop() if nbytes == part_bytes else bytearray(nbytes)
             except IndexError:
                 body = bytearray(nbytes)
-            sum32 = _crc32_header(_cut(pieces, start, body))
+            sum32 = _crc32_header(cut(pieces, start, body))
             self._throttle.take(nbytes)
             with telling(f"{self._url(key)} part {number}"):
                 answer = self._client.upload_part(
@@ -98,7 +88,7 @@ class Bucket:
         with telling(self._url(key)):
             self._client.copy(source, self._name, new_key, ExtraArgs=self._options.encryption)
 
-    def get(self, key: str, max_bytes: int = _MAX_SMALL_BYTES) -> bytes:
+    def get(self, key: str, max_bytes: int = MAX_SMALL_BYTES) -> bytes:
         """A whole object; raises CorruptError when it is larger than `max_bytes`."""
         with telling(self._url(key)):
             return self._body(key, max_bytes)
@@ -203,7 +193,12 @@ def _crc32_header(body: bytearray) -> str:
     return base64.b64encode(isal_zlib.crc32(body).to_bytes(4, "big")).decode()
 
 
-def _cut(pieces: Iterable[Piece], start: int, body: bytearray) -> bytearray:
+def part_bytes_of(size: int) -> int:
+    """The size of an object's parts: no service takes more than 10,000 of them."""
+    return max(PART_BYTES, -(-size // _MAX_PARTS))
+
+
+def cut(pieces: Iterable[Piece], start: int, body: bytearray) -> bytearray:
     """Fills a body with the object's bytes from `start` on; pieces in order."""
     end, done = start + len(body), start
     with memoryview(body) as into:  # an assignment to a bytearray's own slice makes a copy first

@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def bucket(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stored:
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint_url)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    place = stored("s3", tmp_path, server)
+    place = stored("s3", tmp_path, server.options)
     place.commit(save_id(3))
     place.commit(save_id(4, attempt=1))
     place.write(save_id(5))
@@ -177,7 +177,7 @@ def test_a_step_that_cannot_be_read_is_never_set_aside(
 def test_a_nodes_disk_is_listed_and_verified_and_whether_a_step_is_whole_is_not_for_it_to_say(
     tmp_path: Path, server: S3Server, below: str
 ) -> None:
-    place = stored("nvme", tmp_path, server)
+    place = stored("nvme", tmp_path, server.options)
     place.commit(save_id(3))
     place.write(save_id(4))
     rows = facts("ls", tmp_path / below)

@@ -19,10 +19,11 @@ from urllib3.exceptions import SSLError
 
 from ckpt.errors import ConfigError, CorruptError, NamespaceError
 from ckpt.tiers import s3_bucket
+from ckpt.tiers.buckets import split_url
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.mark import new_mark
 from ckpt.tiers.s3 import S3Tier
-from ckpt.tiers.s3_bucket import Bucket, split_url
+from ckpt.tiers.s3_bucket import Bucket
 from ckpt.tiers.s3_client import S3Options, telling
 from ckpt.tiers.throttle import Throttle
 

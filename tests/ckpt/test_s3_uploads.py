@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 def test_a_large_file_goes_up_in_parts_that_may_span_shards(server: S3Server, monkeypatch) -> None:
     monkeypatch.setattr(s3_bucket, "PART_BYTES", 5 << 20)
-    place = stored("s3", Path(), server)
+    place = stored("s3", Path(), server.options)
     place.commit(save_id(1), 2 * BLOCK_BYTES + 77)
     for entry in place.tier.read_manifest(save_id(1)).shards:
         data = memoryview(bytearray(2 * BLOCK_BYTES + 77))

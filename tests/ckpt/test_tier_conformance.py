@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from s3_kit import S3Server, s3_server
-from tier_kit import KINDS, WORLD, Stored, path_of, save_id, shard, stored
+from cloud_kit import azure_server, google_server
+from s3_kit import s3_server
+from tier_kit import BUCKETS, KINDS, WORLD, Stored, path_of, save_id, shard, stored
 
 from ckpt.errors import CheckpointError, CorruptError, NamespaceError
 from ckpt.record.blocks import BLOCK_BYTES
@@ -17,17 +18,25 @@ from ckpt.record.manifest import NAME
 from ckpt.tiers import reads
 from ckpt.tiers.claim import Claim
 from ckpt.tiers.reads import read_blocks, read_whole, reader, verify
+from ckpt.tiers.s3_client import S3Options
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as running:
-        yield running
+@pytest.fixture(scope="module", params=KINDS)
+def options(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Options]:
+    """How to reach the server of a kind of bucket, which runs meanwhile."""
+    if request.param == "s3":
+        with s3_server(tmp_path_factory.mktemp("s3")) as running:
+            yield running.options
+    elif request.param in BUCKETS:
+        with google_server() if request.param == "gs" else azure_server() as options:
+            yield options
+    else:
+        yield S3Options()
 
 
-@pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path, server: S3Server) -> Stored:
-    return stored(request.param, tmp_path, server)
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path, options: S3Options) -> Stored:
+    return stored(request.node.callspec.params["options"], tmp_path, options)
 
 
 def test_a_committed_step_reads_back_byte_for_byte_in_another_process(place: Stored) -> None:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from s3_kit import BUCKET, S3Server
+from s3_kit import BUCKET
 
 from ckpt.record.blocks import checksums
 from ckpt.record.layout import Layout
 from ckpt.record.manifest import ShardPlace
 from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.tiers.buckets import open_bucket
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.s3 import S3Tier
-from ckpt.tiers.s3_bucket import Bucket, split_url
+from ckpt.tiers.s3_client import S3Options
 from ckpt.tiers.throttle import Throttle
 from ckpt.tiers.tier import Tier
 
 WORLD = 4
-KINDS = ("shared", "nvme", "s3")
+KINDS = ("shared", "nvme", "s3", "gs", "az")
+BUCKETS = ("s3", "gs", "az")
 
 
 def save_id(step: int, attempt: int = 0, run_id: str = "run") -> SaveId:
@@ -68,16 +71,16 @@ class Stored:
         self.tier.commit(save, WORLD, self.write(save, nbytes))
 
 
-def stored(kind: str, root: Path, server: S3Server) -> Stored:
-    """A fresh place of that kind, prepared for the namespace `ns`."""
-    if kind == "s3":
-        url = server.fresh_url()
-        _, prefix = split_url(url)
-        bucket = Bucket(BUCKET, server.options, Throttle(None))
+def stored(kind: str, root: Path, options: S3Options) -> Stored:
+    """A fresh place of that kind, prepared for the namespace `ns`; `options` reach the server of a bucket."""
+    if kind in BUCKETS:
+        prefix = secrets.token_hex(4)
+        url = f"{kind}://{BUCKET}/{prefix}"
+        bucket = open_bucket(url, options, Throttle(None))
         found = Stored(
             kind=kind,
-            tier=S3Tier(url, "ns", server.options),
-            again=lambda namespace: S3Tier(url, namespace, server.options),
+            tier=S3Tier(url, "ns", options),
+            again=lambda namespace: S3Tier(url, namespace, options),
             get=lambda path: bucket.get(f"{prefix}/{path}", 1 << 30),
             put=lambda path, data: bucket.put(f"{prefix}/{path}", data),
             remove=lambda path: bucket.delete([f"{prefix}/{path}"]),

@@ -1,0 +1,35 @@
+"""A URL of a bucket, and the bucket itself: S3 by boto3, Google Cloud Storage and Azure Blob Storage by obstore.
+
+docs/adr/object-stores.md has the figures by which S3 stays with boto3.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ckpt.errors import ConfigError
+from ckpt.tiers.cloud_bucket import CloudBucket
+from ckpt.tiers.s3_bucket import Bucket
+from ckpt.tiers.s3_client import S3Options
+from ckpt.tiers.throttle import Throttle
+
+SCHEMES = ("s3", "gs", "az")
+
+_URL = re.compile(
+    r"(?:(s3|az)://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])|(gs)://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9]))(?:/(.*))?"
+)
+
+
+def split_url(url: str) -> tuple[str, str, str]:
+    """Scheme, bucket and key prefix, without slashes at its ends; raises ConfigError."""
+    match = _URL.fullmatch(url)
+    if match is None or not url.isprintable():
+        raise ConfigError(f"{url!r:.200}: expected s3://bucket/prefix, gs://bucket/prefix or az://container/prefix")
+    scheme, name = (match[1], match[2]) if match[1] else (match[3], match[4])
+    return scheme, name, (match[5] or "").strip("/")
+
+
+def open_bucket(url: str, options: S3Options, throttle: Throttle) -> Bucket | CloudBucket:
+    """The bucket that a URL names; nothing is asked of it yet."""
+    scheme, name, _ = split_url(url)
+    return Bucket(name, options, throttle) if scheme == "s3" else CloudBucket(scheme, name, options, throttle)
