@@ -107,6 +107,7 @@ class JobSpec:
         slurm: further sbatch options by long name with dashes; True stands for a flag without value.
         fabric: on nodes with EFA: "require" stops the job where NCCL does not use it, "prefer" tells of it, "any"
             leaves NCCL alone.
+        preload: modules that are loaded once on each node, before the script: a restart need not load them again.
         progress: pattern of the script's own checkpoint files: an attempt that writes a newer one has made progress.
         time: Slurm's time limit, as sbatch's --time takes it; None leaves it to the partition. The local cluster has no
             limit.
@@ -125,6 +126,7 @@ class JobSpec:
     checkpoint: Mapping[str, Any] | None = None
     slurm: Mapping[str, str | Literal[True]] = field(default_factory=dict)
     fabric: str = "prefer"
+    preload: tuple[str, ...] = ()
     progress: str | None = None
     time: str | None = None
 
@@ -165,6 +167,7 @@ class JobSpec:
         mapping.update(
             script=str(self.script),
             args=list(self.args),
+            preload=list(self.preload),
             env=dict(self.env),
             restart=dataclasses.asdict(self.restart),
             elastic=None if self.elastic is None else dataclasses.asdict(self.elastic),
@@ -266,6 +269,7 @@ class _Reader:
             checkpoint=self._checkpoint(name),
             slurm=options,
             fabric=self._fabric(),
+            preload=self._preload(),
             progress=self._progress(),
             time=self._time(options.get("time")),
         )
@@ -403,6 +407,15 @@ class _Reader:
         if value not in MODES:
             raise self._wrong("fabric", value, f"one of {', '.join(MODES)}")
         return str(value)
+
+    def _preload(self) -> tuple[str, ...]:
+        names = self._mapping.get("preload") or []
+        if not isinstance(names, list | tuple):
+            raise self._wrong("preload", names, "a list of modules, such as [transformers]")
+        for index, name in enumerate(names):
+            if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+                raise self._wrong(f"preload[{index}]", name, "a module's name, such as torch.nn")
+        return tuple(names)
 
     def _progress(self) -> str | None:
         pattern = self._mapping.get("progress")

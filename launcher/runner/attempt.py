@@ -65,9 +65,9 @@ class NodeAttempt:
         self.number: int | None = None
         self.final_step: int | None = None
 
-    async def run(self) -> None:
-        """Keeps a warm process for the workers to come."""
-        await self._workers.run()
+    async def run(self, spec: JobSpec | None) -> None:
+        """Keeps a warm process for the workers to come; without a job it loads torch alone."""
+        await self._workers.run(() if spec is None else (str(spec.script.parent), *spec.preload))
 
     def start(self, spec: JobSpec, message: Message) -> None:
         """Begins an attempt, as the supervisor's `start` says. The one before must have ended."""

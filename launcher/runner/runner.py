@@ -64,7 +64,7 @@ class Runner:
         for unheard in (signal.SIGHUP, *WARNINGS):  # `scancel --signal` sends them to every process
             signal.signal(unheard, signal.SIG_IGN)
         self._preflight()
-        warm = asyncio.create_task(self._attempt.run())
+        warm = asyncio.create_task(self._attempt.run(self._spec))
         looking = asyncio.create_task(self._look())
         heard_s = time.monotonic()
         try:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 try:
+    import torch
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
@@ -75,11 +76,28 @@ def main() -> None:
             told = f"{sys.executable} cannot load {module}: {type(error).__name__}: {error}"
             _write_line(reports, {"event": "unfit", "reason": told})
             raise
+    if reason := _preload(*sys.argv[1:]):
+        _write_line(reports, {"event": "unfit", "reason": reason})
+        sys.exit(1)
     keep_process_groups()
     adopt_orphans()
     gc.collect()
     gc.freeze()  # what is loaded now stays shared with the forks
     _Warm(tasks, reports).serve()
+
+
+def _preload(folder: str = "", *modules: str) -> str | None:
+    """Loads the job's own modules as its script would; why the warm process cannot go on with them, if so."""
+    sys.path.insert(0, folder)
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # the script meets it as well, or does without
+            print(f"preload: {module}: {type(error).__name__}: {error}", file=sys.stderr)
+        if torch.cuda.is_initialized():
+            return f"preload: {module} uses the GPU when it is imported, which no fork survives; take it out of preload"
+    del sys.path[0]
+    return None
 
 
 class _Warm:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ckpt.agent.launch import PYTHON
@@ -40,15 +40,19 @@ class Workers:
         self._unfit = ""  # why the warm process cannot be one, by its own word
         self.warm = False
 
-    async def run(self) -> None:
-        """Keeps a warm process; returns only when none can be had, after reporting "broken"."""
+    async def run(self, preload: Sequence[str] = ()) -> None:
+        """Keeps a warm process; returns only when none can be had, after reporting "broken".
+
+        Args:
+            preload: the script's folder, and modules to load beside torch.
+        """
         while True:
             environment = os.environ | {"HOLDFAST_RUNNER_PID": str(os.getpid())}
             environment.setdefault("OMP_NUM_THREADS", "1")
             before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)  # until it ignores them
             try:
                 self._warm_process = process = await asyncio.create_subprocess_exec(
-                    *(*PYTHON, "-m", "launcher.runner.warm"),
+                    *(*PYTHON, "-m", "launcher.runner.warm", *preload),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     env=environment,

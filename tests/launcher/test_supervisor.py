@@ -146,6 +146,21 @@ sys.exit()
     assert [path.stat().st_mode & 0o077 for path in private] == [0] * len(private)
 
 
+def test_preloaded_modules_are_loaded_once_for_all_attempts(make_job: Callable[..., Job], tmp_path: Path) -> None:
+    script = """
+import os, sys
+print("slow" in sys.modules, "missing" in sys.modules)
+import slow
+print(slow.PID == os.getpid(), sys.path.count(os.path.dirname(__file__)))
+if os.environ["HOLDFAST_ATTEMPT"] == "0":
+    os._exit(9)
+"""
+    (tmp_path / "slow.py").write_text("import os\nPID = os.getpid()")
+    job = make_job(script, nodes=1, spares=0, preload=["missing", "slow"])
+    assert job.supervise().name == "done"
+    assert [job.log(attempt, 0) for attempt in (0, 1)] == ["True False\nFalse 1\n"] * 2
+
+
 def test_a_scripts_own_modules_win_over_those_of_the_same_name(
     make_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
