@@ -47,7 +47,7 @@ def export_dcp(stored: Stored, directory: Path, advance: Advance = lambda nbytes
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory}: is not empty; choose another directory")
     with _alone():
-        dcp.save({}, storage_writer=FileSystemWriter(directory), planner=_Planner(stored, advance), no_dist=True)
+        dcp.save({}, storage_writer=FileSystemWriter(directory), planner=_Planner(stored, advance))
 
 
 def export_safetensors(stored: Stored, file: Path) -> None:
@@ -99,7 +99,7 @@ def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda
     state.update({name: None for name in metadata.state_dict_metadata if name not in tensors})
     try:
         with _alone():
-            dcp.load(state, storage_reader=reader, planner=_Loader(advance), no_dist=True)
+            dcp.load(state, storage_reader=reader, planner=_Loader(advance))
     except CheckpointException as error:  # torch's, which is no Exception
         raise next(iter(error.failures.values()))[0] from None
     objects = [[name, encode(value, (name,))] for name, value in state.items() if name not in tensors]
@@ -119,7 +119,7 @@ def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Without torch's warning that it assumes a single process: `no_dist` has told it so."""
+    """Without torch's warning that it assumes a single process: it is one. `no_dist` says so since 2.7 only."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         yield

@@ -29,6 +29,21 @@ from ckpt.tiers.posix import SharedTier
 SAVE = SaveId(step=7, attempt=0, run_id="run")
 
 
+@pytest.fixture(autouse=True)
+def _arguments_of_the_oldest_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.6 has no `no_dist`."""
+    save, load = dcp.save, dcp.load
+
+    def save_2_6(state_dict: Any, *, checkpoint_id: Any = None, storage_writer: Any = None, planner: Any = None) -> Any:
+        return save(state_dict, checkpoint_id=checkpoint_id, storage_writer=storage_writer, planner=planner)
+
+    def load_2_6(state_dict: Any, *, checkpoint_id: Any = None, storage_reader: Any = None, planner: Any = None) -> Any:
+        return load(state_dict, checkpoint_id=checkpoint_id, storage_reader=storage_reader, planner=planner)
+
+    monkeypatch.setattr(dcp, "save", save_2_6)
+    monkeypatch.setattr(dcp, "load", load_2_6)
+
+
 def run(*arguments: str | Path) -> Printed:
     return ckpt(*arguments)
 
@@ -86,7 +101,7 @@ def test_torch_loads_the_exported_directory_by_itself(saved: Any, tmp_path: Path
     state = {"model": fresh.state_dict(), "optimizer": fresh_optimizer.state_dict(), "epoch": 0, "pair": pair}
     for tensor in state["model"].values():
         tensor.zero_()
-    dcp.load(state, storage_reader=dcp.FileSystemReader(tmp_path / "out"), no_dist=True)
+    dcp.load(state, storage_reader=dcp.FileSystemReader(tmp_path / "out"))
     assert state["epoch"] == 9 and pair[0].tolist() == [1, 1] and pair[1][0].tolist() == [2, 2, 2]
     assert all(torch.equal(state["model"][name], value) for name, value in model.state_dict().items())
     fresh_optimizer.load_state_dict(state["optimizer"])
@@ -116,14 +131,14 @@ def test_dtensors_are_put_together_and_the_rest_is_one_ranks(tmp_path: Path, ran
     assert torch.equal(found["w"], whole) and found["p"].tolist() == [rank] * 8
     assert run("export", tmp_path, "--dcp", tmp_path / "d", "--rank", rank).exit_code == 0
     state = {"w": torch.zeros(7, 5), "p": torch.zeros(8, dtype=torch.uint8), "seed": -1}
-    dcp.load(state, checkpoint_id=tmp_path / "d", no_dist=True)
+    dcp.load(state, checkpoint_id=tmp_path / "d")
     assert torch.equal(state["w"], whole) and state["p"].tolist() == [rank] * 8 and state["seed"] == rank
 
 
 def test_a_torch_directory_comes_in_and_goes_out_again(tmp_path: Path) -> None:
     model, optimizer = training()
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "note": "hello"}
-    dcp.save(state, checkpoint_id=tmp_path / "in", no_dist=True)
+    dcp.save(state, checkpoint_id=tmp_path / "in")
     with solo_namespace() as namespace:
         result = run("import", tmp_path / "in", tmp_path / "shared", "--namespace", namespace, "--step", 5)
         assert result.exit_code == 0, result.output
@@ -131,12 +146,12 @@ def test_a_torch_directory_comes_in_and_goes_out_again(tmp_path: Path) -> None:
         target = {"model": {k: torch.zeros_like(v) for k, v in state["model"].items()}, "note": ""}
         with Checkpointer(namespace=namespace, shared=tmp_path / "shared") as ckpt:
             assert ckpt.newest_step == 5
-            dcp.load(target, storage_reader=ckpt.dcp_reader(), no_dist=True)
+            dcp.load(target, storage_reader=ckpt.dcp_reader())
     assert target["note"] == "hello"
     assert all(torch.equal(target["model"][name], value) for name, value in state["model"].items())
     assert run("export", tmp_path / "shared", "--dcp", tmp_path / "out").exit_code == 0
     again = {"model": {k: torch.zeros_like(v) for k, v in state["model"].items()}, "note": ""}
-    dcp.load(again, checkpoint_id=tmp_path / "out", no_dist=True)
+    dcp.load(again, checkpoint_id=tmp_path / "out")
     assert all(torch.equal(again["model"][name], value) for name, value in state["model"].items())
 
 
@@ -153,7 +168,7 @@ def test_a_program_reads_what_was_exported_and_imported(tmp_path: Path) -> None:
 
 
 def test_a_step_is_imported_once(tmp_path: Path) -> None:
-    dcp.save({"x": torch.ones(3)}, checkpoint_id=tmp_path / "in", no_dist=True)
+    dcp.save({"x": torch.ones(3)}, checkpoint_id=tmp_path / "in")
     arguments = ("import", tmp_path / "in", tmp_path / "shared", "--namespace", "ns", "--step", 5)
     assert run(*arguments).exit_code == 0
     result = run(*arguments)
@@ -176,7 +191,7 @@ def test_an_import_runs_nothing_of_what_is_in_the_directory(tmp_path: Path, kind
     stored = {"metadata": None, "attribute": None, "object": Runs(os.mkdir, str(mark)), "other": SimpleNamespace(a=1)}[
         kind
     ]
-    dcp.save({"x": torch.ones(3), "o": {"stored": stored}}, checkpoint_id=source, no_dist=True)
+    dcp.save({"x": torch.ones(3), "o": {"stored": stored}}, checkpoint_id=source)
     if kind in ("metadata", "attribute"):
         call = Runs(os.mkdir, str(mark)) if kind == "metadata" else Runs(getattr, Path, "home")
         (source / ".metadata").write_bytes(pickle.dumps(call))
@@ -203,7 +218,7 @@ def test_what_torch_stores_of_layouts_dtypes_and_values_is_imported(tmp_path: Pa
     }
     state = {"x": torch.ones(2, 3, dtype=torch.complex64), "y": torch.ones(1, 2, 3, 4), "values": values}
     state["y"] = state["y"].to(memory_format=torch.channels_last)
-    dcp.save(state, checkpoint_id=tmp_path / "in", no_dist=True)
+    dcp.save(state, checkpoint_id=tmp_path / "in")
     result = run("import", tmp_path / "in", tmp_path / "shared", "--namespace", "ns", "--step", 5)
     assert result.exit_code == 0, result.output
     (save,) = SharedTier(tmp_path / "shared", "ns").steps()
@@ -222,7 +237,7 @@ def test_torch_does_not_warn_of_what_was_meant(tmp_path: Path) -> None:
 
 
 def test_an_import_into_a_directory_that_is_not_there_says_how_it_is_made(tmp_path: Path) -> None:
-    dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "in", no_dist=True)
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "in")
     result = run("import", tmp_path / "in", tmp_path / "new", "--step", "3")
     assert result.exit_code == 2 and "--namespace NAME makes it" in result.stderr
     assert run("import", tmp_path / "in", tmp_path / "new", "--step", "3", "--namespace", "a").exit_code == 0
