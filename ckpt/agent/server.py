@@ -14,6 +14,7 @@ from ckpt.agent.deadlines import Deadlines
 from ckpt.agent.drain import DrainLead, DrainPart
 from ckpt.agent.exchange import Exchange
 from ckpt.agent.holdings import Holdings
+from ckpt.agent.launch import PID_FILE
 from ckpt.agent.lifetime import leave_within
 from ckpt.agent.listener import Client, Listener
 from ckpt.agent.loading import Loading
@@ -102,6 +103,9 @@ class Agent:
         """
         for stale in self._place.ram_dir.glob("agent-*.sock"):
             stale.unlink()  # of agents that were killed
+        for file in self._place.ram_dir.glob(PID_FILE.format(pid="[0-9]*")):
+            if not os.path.exists(f"/proc/{file.stem.removeprefix('agent-')}"):
+                file.unlink(missing_ok=True)
         await self._listener.start()
         log.info("node %s listens on %s", self._place.node, self._place.socket_path)
         follow = (self._follow_peers(), self._follow_parent(), self._follow_board())

@@ -35,12 +35,13 @@ class Footprint:
     descriptors: tuple[str, ...]  # what each is of
     threads: int
     tasks: int
+    pid_files: int
     files: tuple[tuple[str, int], ...]  # names and bytes
 
     def is_within(self, other: Footprint) -> bool:
         """Whether no more is held than `other` holds, which may have had something that was just ending."""
-        counts = (len(self.descriptors), self.threads, self.tasks)
-        at_most = (len(other.descriptors), other.threads, other.tasks)
+        counts = (len(self.descriptors), self.threads, self.tasks, self.pid_files)
+        at_most = (len(other.descriptors), other.threads, other.tasks, other.pid_files)
         return all(here <= there for here, there in zip(counts, at_most, strict=True)) and set(self.files) <= set(
             other.files
         )
@@ -53,11 +54,13 @@ def footprint(*ram_dirs: Path) -> Footprint:
     with suppress(RuntimeError):  # no loop runs
         tasks = len(asyncio.all_tasks())
     names = [thread.name for thread in threading.enumerate()]
-    files = [path for ram_dir in ram_dirs for path in ram_dir.iterdir() if path.suffix != ".json"]
+    files = [path for ram_dir in ram_dirs for path in ram_dir.iterdir() if path.suffix not in (".json", ".pid")]
+    pid_files = sum(len(list(ram_dir.glob("*.pid"))) for ram_dir in ram_dirs)  # each has a name of its own
     return Footprint(
         descriptors=descriptors(),
         threads=sum(not name.startswith("asyncio_") for name in names),  # a pool, which stays
         tasks=tasks,
+        pid_files=pid_files,
         files=tuple(sorted((f"{path.parent.name}/{path.name}", path.stat().st_size) for path in files)),
     )
 
