@@ -26,7 +26,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "flows"))
 
-from main_job import SCRIPT, Watch, main_job  # noqa: E402  the flow tests' own job
+from main_job import SCRIPT, Watch, main_job, main_job_file  # noqa: E402  the flow tests' own job
 
 from launcher import Executor  # noqa: E402
 from launcher.clusters.local import kill_node  # noqa: E402
@@ -102,7 +102,7 @@ def on_slurm(shape: list[str]) -> list[Row]:
 def slurm_row(cluster: Any, way: str, break_node: Callable[[str], None], shape: list[str]) -> Row:
     folder = cluster.home / "bench" / way.replace(" ", "-")
     folder.mkdir(parents=True)
-    (folder / "job.yaml").write_text(json.dumps(main_job(args=shape).to_mapping()))
+    (folder / "job.yaml").write_text(json.dumps(main_job_file(args=shape)))
     for path in (folder.parent, folder):
         shutil.chown(path, cluster.user)
     submitted_at = time.time()

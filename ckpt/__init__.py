@@ -17,7 +17,7 @@
     awaiting       what the verbs say of storage that keeps silent
     patience       waits with a deadline, the launcher's too
     forked         what a process forked from a training process lets go of
-    config, errors
+    config, errors; sections: the models of the `checkpoint:` section
 
 Public names:
     Checkpointer     load, due, save, stop_requested for a training script

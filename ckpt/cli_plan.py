@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import typer
 from rich.filesize import decimal
@@ -32,13 +30,13 @@ def parse_size(text: str, where: str) -> int:
 
 
 def show_plan(
-    section: Mapping[str, Any], *, nodes: int, ranks_per_node: int, state: str | None, shard: str | None,
+    config: CheckpointConfig, *, nodes: int, ranks_per_node: int, state: str | None, shard: str | None,
     nodes_per_switch: int | None, as_json: bool, **gb_per_s: float | None,
 ) -> None:  # fmt: skip
     """Prints the account.
 
     Args:
-        section: the job's `checkpoint:` section.
+        config: what the job keeps where.
         nodes, ranks_per_node: its size.
         state, shard: bytes of the whole state or of each rank's part, as text; one of them.
         nodes_per_switch: which nodes share a switch; None when that is not known.
@@ -56,7 +54,7 @@ def show_plan(
         shard_bytes = -(-parse_size(state or "", "--state-bytes") // (nodes * ranks_per_node))
     domains = [f"switch{node // nodes_per_switch}" for node in range(nodes)] if nodes_per_switch else []
     plan = make_plan(
-        CheckpointConfig.from_mapping(section), nodes=nodes, ranks_per_node=ranks_per_node, shard_bytes=shard_bytes,
+        config, nodes=nodes, ranks_per_node=ranks_per_node, shard_bytes=shard_bytes,
         rates=Rates(**gb_per_s), domains=domains,
     )  # fmt: skip
     print_json(plan.to_json()) if as_json else typer.echo("\n".join(_lines(plan)))

@@ -4,146 +4,86 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ckpt.errors import ConfigError
+from ckpt.sections import LowerTier, MemoryTier, NvmeTier, Redundancy, S3Tier, SharedTier
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _RUN_ID = re.compile(r"[A-Za-z0-9_.-]+")
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _POSITIVE = re.compile(r"[1-9][0-9]{0,5}")
 _ABSOLUTE = re.compile(r"/.+")
-_S3_URL = re.compile(r"(s3|gs|az)://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[!-~]*)?")
-SCHEMES = ("none", "partner", "xor", "rs")
-FAILURE_DOMAINS = ("node", "switch")
-_MAX_GROUP = 32  # nodes: bounds an agent's buffers, a few MiB for each member
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryTier:
-    """Memory: a save every `every_steps` steps; `keep` slots, one of them in flight."""
-
-    every_steps: int = 10
-    keep: int = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Redundancy:
-    """Redundancy between nodes' memories: in sets of about `group_size` nodes cut across failure domains."""
-
-    scheme: str = "partner"
-    group_size: int = 8
-    copies: int = 1  # of each shard, on other nodes; for partner
-    parity: int = 2  # nodes of a set that may be lost at once; for rs
-    failure_domain: str = "node"
-
-    def check(self, where: str) -> None:
-        """Raises ConfigError naming the key."""
-        for key, value, known in (
-            ("scheme", self.scheme, SCHEMES),
-            ("failure_domain", self.failure_domain, FAILURE_DOMAINS),
-        ):
-            if value not in known:
-                raise ConfigError(f"{where}.{key}: got {value!r}, expected one of {', '.join(known)}")
-        if not 2 <= self.group_size <= _MAX_GROUP:
-            raise ConfigError(f"{where}.group_size: got {self.group_size}, expected 2 to {_MAX_GROUP} nodes")
-        for scheme, key, count in (("partner", "copies", self.copies), ("rs", "parity", self.parity)):
-            if self.scheme == scheme and count >= self.group_size:
-                raise ConfigError(f"{where}.{key}: got {count}, expected less than group_size, {self.group_size}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LowerTier:
-    """A place below memory: which committed saves go there, and how many stay."""
-
-    every_steps: int = 500
-    every_s: int | None = None  # also the first save once so many seconds have passed since the last that went there
-    keep: int = 3
-    rate_limit_bytes_s: int | None = None  # of what each node writes there
-
-
-@dataclass(frozen=True, kw_only=True)
-class NvmeTier(LowerTier):
-    """A disk of each node's own: `path` names a directory on every node."""
-
-    path: str
-    every_steps: int = 50
-    keep: int = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedTier(LowerTier):
-    """A directory that all nodes see (Lustre, NFS)."""
-
-    path: str
-    stripe_count: int | None = None  # storage targets of a node's file, on Lustre; -1 is all
-    on_job_end: bool = False  # Slurm's epilog brings what a job that died has only in memory
-
-
-@dataclass(frozen=True, kw_only=True)
-class S3Tier(LowerTier):
-    """A bucket: AWS, S3 Express, or another server at `endpoint_url`. Credentials come from boto3's standard chain."""
-
-    url: str  # s3://bucket/prefix
-    every_steps: int = 1000
-    endpoint_url: str | None = None
-    region: str | None = None
-    path_style: bool | None = None  # the bucket in the path or in the host; None: as boto3 does by itself
-    sse: str | None = None
-    sse_kms_key_id: str | None = None
-    on_job_end: bool = False  # as in the shared tier
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """The validated `checkpoint:` section of a job file."""
+    """What is kept where: the `checkpoint:` section of a job file."""
 
-    namespace: str
-    memory: MemoryTier = MemoryTier()
-    redundancy: Redundancy = Redundancy()
-    nvme: NvmeTier | None = None
-    shared: SharedTier | None = None
-    s3: S3Tier | None = None
+    namespace: str = field(
+        metadata={
+            "description": "Name of the series of checkpoints.",
+            "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$",
+            "expected": "letters, digits, '_', '.', '-' (128 at most)",
+            "derived": "the job's name",
+            "example": "gpt",
+        }
+    )
+    memory: MemoryTier = field(default=MemoryTier(), metadata={"description": "Saves in memory."})
+    redundancy: Redundancy = field(default=Redundancy(), metadata={"description": "Redundancy of saves in memory."})
+    nvme: NvmeTier | None = field(default=None, metadata={"description": "Saves on each node's disk."})
+    shared: SharedTier | None = field(default=None, metadata={"description": "Saves in a shared directory."})
+    s3: S3Tier | None = field(default=None, metadata={"description": "Saves in a bucket."})
 
     @classmethod
     def from_mapping(cls, section: Mapping[str, Any], where: str = "checkpoint") -> CheckpointConfig:
-        """Validates a section.
+        """Validates what a script gives. The launcher validates a job file's section by itself, with the rest of it.
 
         Args:
-            section: keys namespace, memory, redundancy, nvme, shared, s3.
-            where: prefix for error messages.
+            section: the keys.
+            where: what to call it in errors.
 
         Raises:
-            ConfigError: unknown key (names the nearest), wrong type or value.
+            ConfigError: unknown or missing keys, wrong types or values.
         """
-        _known(section, tuple(field.name for field in fields(cls)), where)
-        namespace = section.get("namespace")
-        if not isinstance(namespace, str) or not _NAME.fullmatch(namespace):
-            raise ConfigError(
-                f"{where}.namespace: got {namespace!r}, expected letters, digits, '_', '.', '-' (128 at most)"
-            )
-        lower = {
-            name: _build(kind, section[name], f"{where}.{name}")
-            for name, kind in _LOWER.items()
-            if section.get(name) is not None
-        }
-        config = cls(
-            namespace=namespace,
-            memory=_build(MemoryTier, section.get("memory") or {}, f"{where}.memory"),
-            redundancy=_build(Redundancy, section.get("redundancy") or {}, f"{where}.redundancy"),
-            **lower,
-        )
-        _check_values(config, where)
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            data = {name: value for name, value in section.items() if value is not None}
+            text = json.dumps(data, default=os.fspath)
+            config: CheckpointConfig = TypeAdapter(cls).validate_json(text, strict=True, extra="forbid")
+        except ValidationError as error:
+            problems = [_problem(each) for each in error.errors(include_url=False)]
+        except (AttributeError, TypeError, ValueError, RecursionError):
+            problems = [("", f"got {section!r:.60}, expected a mapping of plain values")]
+        else:
+            problems = list(_broken_rules(config, data))
+        if problems:
+            lines = (f"{where}.{key}: {problem}" if key else f"{where}: {problem}" for key, problem in problems)
+            raise ConfigError("; ".join(lines))
         return config
+
+    @classmethod
+    def from_json(cls, data: Any) -> CheckpointConfig:
+        """The configuration that dataclasses.asdict() has made JSON of. It was validated then, and is not again.
+
+        Raises:
+            ConfigError: asdict() cannot have made that.
+        """
+        try:
+            sections = {name: _SECTIONS[name](**data[name]) for name in _SECTIONS if data.get(name) is not None}
+            return cls(**{**data, **sections})
+        except (AttributeError, TypeError) as error:
+            raise ConfigError(f"checkpoint: not a configuration as JSON: {error}") from None
 
     @property
     def lower(self) -> dict[str, LowerTier]:
         """The configured tiers below memory by name, nearest first."""
-        return {name: tier for name in _LOWER if (tier := getattr(self, name)) is not None}
+        return {name: tier for name in ("nvme", "shared", "s3") if (tier := getattr(self, name)) is not None}
 
     @property
     def on_job_end(self) -> tuple[str, ...]:
@@ -156,7 +96,30 @@ class CheckpointConfig:
         return self.memory.keep + len(self.lower)
 
 
-_LOWER: dict[str, type[LowerTier]] = {"nvme": NvmeTier, "shared": SharedTier, "s3": S3Tier}
+_SECTIONS: dict[str, Any] = {
+    "memory": MemoryTier, "redundancy": Redundancy, "nvme": NvmeTier, "shared": SharedTier, "s3": S3Tier
+}  # fmt: skip
+
+
+def _problem(error: Any) -> tuple[str, str]:
+    """The key, and what is wrong with it, of one of pydantic's errors."""
+    place = [str(part) for part in error["loc"]]
+    model = _SECTIONS[place[0]] if len(place) > 1 else CheckpointConfig
+    keys: dict[str, Any] = {each.name: each.metadata for each in fields(model)}
+    name, where = "".join(place[-1:]), ".".join(place)
+    if error["type"] == "unexpected_keyword_argument":
+        near = difflib.get_close_matches(name, keys, n=1)
+        return where, f"unknown key, {f'did you mean {near[0]}?' if near else 'known keys: ' + ', '.join(keys)}"
+    expected = keys.get(name, {}).get("expected") or error["msg"].removeprefix("Input should be ")
+    got = "missing" if error["type"] == "missing" else f"got {error['input']!r:.200}"
+    return where, f"{got}, expected {expected}"
+
+
+def _broken_rules(config: CheckpointConfig, data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name in data.keys() & _SECTIONS.keys():
+        section = getattr(config, name)
+        for key, problem in section.problems(data[name]) if hasattr(section, "problems") else ():
+            yield f"{name}.{key}", problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,55 +218,10 @@ def config_from_env(env: Mapping[str, str]) -> CheckpointConfig:
         ) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"environment: HOLDFAST_CHECKPOINT is not JSON: {error}") from None
-    return CheckpointConfig.from_mapping(section)
+    return CheckpointConfig.from_json(section)
 
 
 def _matching(env: Mapping[str, str], name: str, pattern: re.Pattern[str], expected: str) -> str:
     if not pattern.fullmatch(env[name]):
         raise ConfigError(f"environment: {name}={env[name]!r:.200}, expected {expected}")
     return env[name]
-
-
-def _known(section: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> None:
-    if not isinstance(section, Mapping):
-        raise ConfigError(f"{where}: got {section!r:.60}, expected a mapping")
-    for key in section:
-        if key not in allowed:
-            near = difflib.get_close_matches(str(key), allowed, n=1)
-            hint = f", did you mean {near[0]}?" if near else f"; known keys: {', '.join(allowed)}"
-            raise ConfigError(f"{where}.{key}: unknown key{hint}")
-
-
-def _check_values(config: CheckpointConfig, where: str) -> None:
-    config.redundancy.check(f"{where}.redundancy")
-    if config.memory.keep < 2:
-        raise ConfigError(
-            f"{where}.memory.keep: got {config.memory.keep}, expected at least 2 (one committed, one in flight)"
-        )
-    if config.nvme and not _ABSOLUTE.fullmatch(config.nvme.path):
-        raise ConfigError(
-            f"{where}.nvme.path: got {config.nvme.path!r}, expected an absolute path, the same on all nodes"
-        )
-    if config.s3 and not _S3_URL.fullmatch(config.s3.url):
-        raise ConfigError(f"{where}.s3.url: got {config.s3.url!r:.200}, expected s3://bucket/prefix")
-
-
-def _build(kind: type, section: Mapping[str, Any], where: str) -> Any:
-    """One tier's dataclass from its mapping: positive ints, non-empty strings, true and false; None where optional."""
-    types = {field.name: str(field.type) for field in fields(kind)}
-    _known(section, tuple(types), where)
-    for key, value in section.items():
-        expected, _, optional = types[key].partition(" | ")
-        if optional and value is None:
-            continue
-        least = -1 if key == "stripe_count" else 1
-        if expected == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < least or not value):
-            raise ConfigError(f"{where}.{key}: got {value!r}, expected a whole number of at least 1")
-        if expected == "str" and (not isinstance(value, str) or not value or not value.isprintable()):
-            raise ConfigError(f"{where}.{key}: got {value!r:.200}, expected a string of printable characters")
-        if expected == "bool" and not isinstance(value, bool):
-            raise ConfigError(f"{where}.{key}: got {value!r}, expected true or false")
-    missing = [field.name for field in fields(kind) if field.default is MISSING and field.name not in section]
-    if missing:
-        raise ConfigError(f"{where}.{missing[0]}: missing")
-    return kind(**section)

@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from ckpt.config import CheckpointConfig, LowerTier
+from ckpt.config import CheckpointConfig
 from ckpt.record.layout import Layout
 from ckpt.record.shard import SaveId, ShardRecord
 from ckpt.redundancy import Scheme, scheme_of, sets_over
 from ckpt.redundancy.sets import Members
 from ckpt.redundancy.stripes import Stripes
+from ckpt.sections import LowerTier
 from ckpt.tiers.posix import node_places
 
 _GB = 1e9

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
+from ckpt import CheckpointConfig
 from slurm import Topology
 from slurm.hostlist import compress, expand
 
@@ -31,14 +31,13 @@ def from_environment(env: Mapping[str, str]) -> dict[str, str]:
     return {node: switch for switch, hostlist in below.items() for node in expand(hostlist)}
 
 
-def for_ckpt(checkpoint: Mapping[str, Any] | None, nodes: Sequence[str], switches: Mapping[str, str]) -> dict[str, str]:
+def for_ckpt(checkpoint: CheckpointConfig | None, nodes: Sequence[str], switches: Mapping[str, str]) -> dict[str, str]:
     """ckpt's variable, where the job wants sets across switches and every node's is known."""
     if not wants_switches(checkpoint) or not all(node in switches for node in nodes):
         return {}
     return {"HOLDFAST_DOMAINS": ",".join(switches[node] for node in nodes)}
 
 
-def wants_switches(checkpoint: Mapping[str, Any] | None) -> bool:
+def wants_switches(checkpoint: CheckpointConfig | None) -> bool:
     """Whether the job's redundancy is to survive the loss of a switch."""
-    redundancy = (checkpoint or {}).get("redundancy") or {}
-    return bool(redundancy.get("failure_domain") == "switch")
+    return checkpoint is not None and checkpoint.redundancy.failure_domain == "switch"

@@ -153,8 +153,7 @@ class Executor(submitit.AutoExecutor):
         job = delayed.function
         gres = {"gres": self._executor.parameters["gres"]} if self._executor.parameters.get("gres") else {}
         if isinstance(job, JobSpec):
-            mapping = job.to_mapping()
-            return JobSpec.from_mapping(mapping | {"slurm": gres | mapping["slurm"]}, Path.cwd(), job.name)
+            return dataclasses.replace(job, slurm=gres | dict(job.slurm))
         if not isinstance(job, Torchrun) or delayed.kwargs:
             got = f"{delayed.kwargs}" if isinstance(job, Torchrun) else f"{job!r}"
             raise UsageError(
@@ -169,9 +168,8 @@ class Executor(submitit.AutoExecutor):
     def _check(self, spec: JobSpec) -> None:
         """Refuses what cannot work, before anything is submitted."""
         check_modules(spec, os.environ)
-        shared = (spec.checkpoint or {}).get("shared")
-        if shared:
-            _check_shared(shared["path"], spec.checkpoint["namespace"] if spec.checkpoint else "")
+        if spec.checkpoint and spec.checkpoint.shared:
+            _check_shared(spec.checkpoint.shared.path, spec.checkpoint.namespace)
         if self.cluster == "slurm":
             check_partition(self._executor.partition(), spec)
 

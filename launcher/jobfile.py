@@ -7,142 +7,218 @@ it is submitted from.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import glob
 import importlib.util
-import math
+import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.errors import UsageError
-from launcher.fabric import MODES
+from ckpt import CheckpointConfig, CheckpointError
+from launcher.errors import LauncherError, UsageError
+from launcher.gpus import EXPECTED, MAX_PER_NODE, gpu_count, gpus_of_gres, requested
+from launcher.sbatch_options import normal_options, option_problems
 from lifecycle import LifecycleError
-from lifecycle.settings.yaml_file import read_yaml
+from lifecycle.settings.keys import key
 from slurm import SlurmError
 from slurm.time_limit import NOTATIONS, time_limit_min
 
 MAX_NODES = 1 << 16  # Slurm has no more in one cluster
-MAX_WORKERS_PER_NODE = 64  # rows of a node's board, where workers post their steps
 MIN_HANG_TIMEOUT_S = 2.0  # runners report twice a second
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SBATCH_OPTION = re.compile(r"[a-z][a-z0-9]+(-[a-z0-9]+)*")
-_GPUS = re.compile(r"(?:(?P<type>[A-Za-z0-9_.-]+):)?(?P<count>\d+)")
-_GRES_GPUS = re.compile(r"gpu(?::(?!\d+$)(?P<type>[^:]+))?(?::(?P<count>\d+))?")
-_TIME_LIMIT_SIGNAL = re.compile(r"(B:)?((SIG)?USR[12]|10|12)(@\d+)?")
-
-# What the job file has a word of its own for, or what a supervised job cannot do without.
-OWNED_SBATCH_OPTIONS = {
-    "nodes": "set `nodes` and `spares` in the job file",
-    "ntasks": "set `workers_per_node` in the job file",
-    "ntasks-per-node": "set `workers_per_node` in the job file",
-    "gpus-per-node": "set `gpus_per_node` in the job file",
-    "gpus": "every node needs as many: set `gpus_per_node` in the job file",
-    "gpus-per-task": "a node's workers share its GPUs: set `gpus_per_node` in the job file",
-    "job-name": "set `name` in the job file",
-    "array": "submit one job per configuration",
-    "output": "logs are kept in the job's folder",
-    "error": "logs are kept in the job's folder",
-    "open-mode": "logs are kept in the job's folder",
-    "wrap": "the job file names the script",
-    "no-requeue": "set `restart.max_restarts: 0` to give up at the first fault",
-}
-_NOT_YET = {
-    f"elastic.{key}": "leave it out: a job shrinks when it loses nodes, and has all its nodes again after a requeue"
-    for key in ("max_nodes", "scaling_timeout_s", "graceful_shutdown_timeout_s", "faulty_scale_down_timeout_s")
-}
+_NOT_YET = ("max_nodes", "scaling_timeout_s", "graceful_shutdown_timeout_s", "faulty_scale_down_timeout_s")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """When to start again, and when to give up.
+    """When to start again, and when to give up."""
 
-    Attributes:
-        max_without_progress: give up after so many attempts in a row that gained no step.
-        max_restarts: give up after so many restarts in all.
-        hang_timeout_s: workers that make no step for so long hang; 0 never takes them for hung, None goes by the steps
-            measured (`launcher.supervisor.hang`).
-    """
+    max_without_progress: int = key(
+        "Give up after this number of attempts in a row that gained no step.", default=3, ge=1, unit="attempts",
+        example=5,
+    )  # fmt: skip
+    max_restarts: int = key(
+        "Give up after this number of restarts in all.", default=100, ge=0, unit="restarts", example=10
+    )
+    hang_timeout_s: float | None = key(
+        "Workers that make no step for this time hang; 0 never takes them for hung.",
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        expected=f"seconds, at least {MIN_HANG_TIMEOUT_S:g}; 0 for never; or nothing: by the steps measured",
+        derived="by the steps measured",
+        unit="s",
+        example=300,
+    )
 
-    max_without_progress: int = 3
-    max_restarts: int = 100
-    hang_timeout_s: float | None = None
+    def problems(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """The rules beyond types; see `lifecycle.settings.keys`."""
+        if self.hang_timeout_s and self.hang_timeout_s < MIN_HANG_TIMEOUT_S:
+            yield (
+                "hang_timeout_s",
+                (
+                    f"got {given['hang_timeout_s']}, expected seconds, at least {MIN_HANG_TIMEOUT_S:g}; 0 for never; "
+                    "or nothing: by the steps measured"
+                ),
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Elastic:
-    """How far a job may shrink where nodes are lost and no spare is left.
+    """How far a job may shrink where nodes are lost and no spare is left."""
 
-    Attributes:
-        min_nodes: it trains on no fewer nodes.
-        step: it gives up so many nodes at a time (a model that is cut over two nodes shrinks by two).
-    """
-
-    min_nodes: int
-    step: int = 1
+    min_nodes: int = key("It trains on no fewer nodes.", ge=1, unit="nodes", example=2)
+    step: int = key(
+        "Nodes that it gives up at a time (a model that is cut over two nodes shrinks by two).", default=1, ge=1,
+        unit="nodes", example=2,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """One validated job.
+    """One validated job."""
 
-    Attributes:
-        name: the job's name, also the default checkpoint namespace.
-        script: absolute path of the training script.
-        args: the script's arguments.
-        nodes: nodes that train.
-        spares: further nodes, kept warm to replace lost ones.
-        gpus_per_node: GPUs to ask for on each node, of one type where that is said (a100:8), as the site's gres says
-            where `slurm` has one; 0 trains on CPU.
-        workers_per_node: processes of the script on each node; one per GPU unless told, at least 1.
-        env: variables added to the workers' environment.
-        restart: when to give up.
-        elastic: how far it may shrink; None keeps its size.
-        checkpoint: the section that ckpt reads, with its defaults filled in; None keeps no checkpoint.
-        slurm: further sbatch options by long name with dashes; True stands for a flag without value.
-        fabric: on nodes with EFA: "require" stops the job where NCCL does not use it, "prefer" tells of it, "any"
-            leaves NCCL alone.
-        preload: modules that are loaded once on each node, before the script: a restart need not load them again.
-        progress: pattern of the script's own checkpoint files: an attempt that writes a newer one has made progress.
-        time: Slurm's time limit, as sbatch's --time takes it; None leaves it to the partition. The local cluster has no
-            limit.
-    """
-
-    name: str
-    script: Path
-    args: tuple[str, ...] = ()
-    nodes: int = 1
-    spares: int = 0
-    gpus_per_node: int | str = 0
-    workers_per_node: int = 1
-    env: Mapping[str, str] = field(default_factory=dict)
-    restart: Restart = Restart()
-    elastic: Elastic | None = None
-    checkpoint: Mapping[str, Any] | None = None
-    slurm: Mapping[str, str | Literal[True]] = field(default_factory=dict)
-    fabric: str = "prefer"
-    preload: tuple[str, ...] = ()
-    progress: str | None = None
-    time: str | None = None
+    name: str = key(
+        "The job's name, also the default checkpoint namespace.",
+        pattern=_NAME,
+        expected="letters, digits, '_', '.', '-' (128 at most)",
+        derived="the script's name",
+        example="gpt",
+    )
+    script: Path = key(
+        "The training script; a relative path counts from the job file's folder.",
+        expected="the path of a Python script",
+        example="train.py",
+    )
+    args: tuple[str, ...] = key(
+        "Arguments of the script.",
+        default=(),
+        free_text=True,
+        expected="a string or a number; put it in quotes",
+        example="[--lr, 3e-4]",
+    )
+    nodes: int = key("Nodes that train.", default=1, ge=1, le=MAX_NODES, unit="nodes", example=4)
+    spares: int = key(
+        "Further nodes, kept warm to replace lost ones.", default=0, ge=0, le=MAX_NODES, unit="nodes", example=1
+    )
+    gpus_per_node: int | str = key(
+        "GPUs of each node, of one type where it is named; 0 trains on the CPU.",
+        default=0,
+        expected=EXPECTED,
+        derived="those of `slurm.gres`, else 0",
+        unit="GPUs",
+        example="a100:8",
+    )
+    workers_per_node: int = key(
+        "Processes of the script on each node.",
+        default=1,
+        ge=1,
+        le=MAX_PER_NODE,
+        derived="one for each GPU, at least 1",
+        unit="processes",
+        example=8,
+    )
+    env: Mapping[str, str] = key(
+        "Variables added to the workers' environment.",
+        default={},
+        free_text=True,
+        expected="a string or a number; put it in quotes",
+        example="{OMP_NUM_THREADS: 8}",
+    )
+    restart: Restart = key("When to start again, and when to give up.", default=Restart())
+    elastic: Elastic | None = key("How far the job may shrink; without it, it keeps its size.", default=None)
+    checkpoint: CheckpointConfig | None = key("What is kept where; without it, nothing.", default=None)
+    slurm: Mapping[str, str | Literal[True]] = key(
+        "Further sbatch options by long name; true is a flag without value.",
+        default={},
+        expected="a string, a number or true",
+        example="{partition: train, mem: 64G, exclusive: true}",
+    )
+    fabric: Literal["require", "prefer", "any"] = key(
+        "On nodes with EFA: require stops the job where NCCL does not use it, prefer reports it, any does nothing.",
+        default="prefer",
+        example="require",
+    )
+    preload: tuple[str, ...] = key(
+        "Modules that are loaded once on each node, before the script: a restart need not load them again.",
+        default=(),
+        expected="a module's name, such as torch.nn",
+        example="[transformers]",
+    )
+    progress: str | None = key(
+        "Pattern of the script's own checkpoint files: an attempt that writes a newer one has made progress.",
+        default=None,
+        pattern="^.+$",
+        expected="a pattern of files, such as out/ckpt*.pt",
+        example="out/ckpt*.pt",
+    )
+    time: str | None = key(
+        "Slurm's time limit, as sbatch's --time takes it. The local cluster has no limit.",
+        default=None,
+        expected=NOTATIONS,
+        derived="the partition's",
+        unit="minutes",
+        example="1-12:00:00",
+    )
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any], base_dir: Path, source: str = "job") -> JobSpec:
+    def from_mapping(
+        cls, mapping: Any, base_dir: Path, source: str = "job", overrides: Mapping[str, Any] | None = None
+    ) -> JobSpec:
         """Validates a job given as plain data.
 
         Args:
-            mapping: the job file's keys; to_mapping() of a JobSpec is one.
+            mapping: the job file's keys.
             base_dir: folder that relative paths count from.
             source: what to call the mapping in errors, usually the job file's name.
+            overrides: keys that the command line gives, over the mapping's; of `slurm`, option by option.
 
         Raises:
-            UsageError: an unknown key (the nearest known one is named), a wrong type or value, a missing script.
+            UsageError: one line for each unknown key (which names the nearest), wrong type or value, missing script.
         """
-        return _Reader(mapping, base_dir.absolute(), source).job()
+        from lifecycle.settings.validation import validated
+
+        data, found = _filled_in(_overridden(mapping, overrides or {}), base_dir)
+        sources = {name: "command line" for name in overrides or {} if name != "slurm"}
+        try:
+            spec = validated(cls, data, found, source=source, sources=sources)
+        except LifecycleError as error:
+            raise UsageError(str(error)) from None
+        checkpoint = spec.checkpoint
+        if checkpoint and checkpoint.shared:
+            path = str(base_dir.absolute() / checkpoint.shared.path)
+            checkpoint = dataclasses.replace(checkpoint, shared=dataclasses.replace(checkpoint.shared, path=path))
+        progress = spec.progress and os.path.join(glob.escape(str(base_dir.absolute())), spec.progress)
+        script = base_dir.absolute() / spec.script
+        return dataclasses.replace(spec, script=script, checkpoint=checkpoint, progress=progress)
+
+    def problems(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """The rules between keys; see `lifecycle.settings.keys`."""
+        if self.elastic and max(self.elastic.min_nodes, self.elastic.step) > self.nodes:
+            name = "min_nodes" if self.elastic.min_nodes > self.nodes else "step"
+            value = getattr(self.elastic, name)
+            yield f"elastic.{name}", f"got {value}, expected a whole number, from 1 to {self.nodes}"
+        for name in self.env:
+            if not _ENV_NAME.fullmatch(name):
+                yield f"env.{name}", "not a variable's name; expected letters, digits and '_'"
+            elif name.startswith("HOLDFAST_"):
+                yield f"env.{name}", "HOLDFAST_ variables are set by the launcher; choose another name"
+        for name in self.preload:
+            if not all(part.isidentifier() for part in name.split(".")):
+                yield "preload", f"got {name!r:.80}, expected a module's name, such as torch.nn"
+        of_slurm = self.slurm.get("time")
+        if self.time is not None and of_slurm is not None:
+            yield "time", "slurm.time is given too; leave one of them out"
+        for where, limit in (("time", self.time), ("slurm.time", of_slurm)):
+            try:
+                time_limit_min("0" if limit is None else str(limit))
+            except SlurmError as error:
+                yield where, str(error)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -161,322 +237,116 @@ class JobSpec:
         """Nodes with which it can start."""
         return self.most_nodes if self.elastic is None else self.sizes[-1]
 
-    def to_mapping(self) -> dict[str, Any]:
-        """The job as JSON data; from_mapping() of it gives an equal JobSpec on any host that sees the same files."""
-        mapping = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        mapping.update(
-            script=str(self.script),
-            args=list(self.args),
-            preload=list(self.preload),
-            env=dict(self.env),
-            restart=dataclasses.asdict(self.restart),
-            elastic=None if self.elastic is None else dataclasses.asdict(self.elastic),
-            checkpoint=None if self.checkpoint is None else dict(self.checkpoint),
-            slurm=dict(self.slurm),
-        )
-        return mapping
+    def to_json(self) -> dict[str, Any]:
+        """The job as JSON data; from_json() of it gives an equal JobSpec on any host that sees the same files."""
+        return {
+            **dataclasses.asdict(self),
+            "script": str(self.script),
+            "args": list(self.args),
+            "preload": list(self.preload),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> JobSpec:
+        """The job that to_json() has made JSON of. It was validated then, and is not again.
+
+        Raises:
+            LauncherError: to_json() cannot have made that.
+        """
+        try:
+            optional = {"elastic": lambda given: Elastic(**given), "checkpoint": CheckpointConfig.from_json}
+            sections: dict[str, Any] = {
+                name: None if data[name] is None else made(data[name]) for name, made in optional.items()
+            }
+            sections |= {"restart": Restart(**data["restart"])}
+            sections |= {name: tuple(data[name]) for name in ("args", "preload")}
+            return cls(**{**data, **sections, "script": Path(data["script"])})
+        except (AttributeError, KeyError, TypeError, CheckpointError) as error:
+            raise LauncherError(f"not a job as holdfast writes it: {error!r:.200}; submit the job again") from None
 
 
-def load_job(path: Path | str) -> JobSpec:
+def load_job(path: Path | str, overrides: Mapping[str, Any] | None = None) -> JobSpec:
     """Reads and validates a job file.
+
+    Args:
+        path: the file.
+        overrides: keys that the command line gives, over the file's.
 
     Raises:
         UsageError: the file cannot be read, is not YAML, or does not describe a job.
     """
+    from lifecycle.settings.yaml_file import read_yaml
+
     path = Path(path)
-    return JobSpec.from_mapping(read_job(path), path.absolute().parent, str(path))
-
-
-def read_job(path: Path) -> Any:
-    """Reads a job file, which is not yet validated.
-
-    Raises:
-        UsageError: the file cannot be read, or is not YAML.
-    """
     try:
-        return read_yaml(path, "a job file")
+        found = read_yaml(path, "a job file")
     except LifecycleError as error:
         raise UsageError(str(error)) from None
+    return JobSpec.from_mapping(found, path.absolute().parent, str(path), overrides)
 
 
-def check_sbatch_option(option: str, value: Any, where: str, nodes: int) -> None:
-    """Refuses an sbatch option that would undo what a supervised job rests on.
-
-    Args:
-        option: long name with dashes.
-        value: its value; True for a flag.
-        where: how to name it in the error.
-        nodes: that are to train.
+def read_job(job_dir: Path) -> JobSpec:
+    """The job of a folder, as its supervisor has written it.
 
     Raises:
-        UsageError: the option is one that the job file sets in another way.
+        LauncherError: the folder's job.json cannot be read, or is not what a supervisor writes.
     """
-    if option in OWNED_SBATCH_OPTIONS:
-        instead = OWNED_SBATCH_OPTIONS[option]
-        kind, colon, gpus = str(value).rpartition(":")  # of one type, say: a100:16
-        if option == "gpus" and gpus.isdecimal() and int(gpus) % nodes == 0:
-            each = f"{kind}{colon}{int(gpus) // nodes}"
-            instead = f"set `gpus_per_node: {each}` in the job file, or submit with --gpus-per-node {each}"
-        raise UsageError(f"{where}: not an option to pass on; {instead}")
-    if option == "signal" and not _TIME_LIMIT_SIGNAL.fullmatch(str(value)):
-        raise UsageError(f"{where}: got {value!r}, expected USR1@SECONDS or USR2@SECONDS, B: before it")
-
-
-def gpu_count(gpus: int | str) -> int:
-    """How many GPUs `gpus_per_node` says: 8 of a100:8."""
-    return int(str(gpus).rpartition(":")[2])
-
-
-def gpus_of_gres(gres: Any) -> int | str | None:
-    """What of a --gres is GPUs, as `gpus_per_node` would say it; None where it asks for none.
-
-    A --gres counts for each node, as `gpus_per_node` does: gpu:8, or gpu:a100:8,lustre:1.
-    """
-    found = [_GRES_GPUS.fullmatch(item.strip()) for item in str(gres or "").split(",")]
-    gpus = [(each["type"], int(each["count"] or 1)) for each in found if each]
-    if len(gpus) == 1 and gpus[0][0] and gpus[0][1]:
-        return f"{gpus[0][0]}:{gpus[0][1]}"
-    return sum(count for _, count in gpus) if gpus else None
-
-
-class _Reader:
-    """Takes one mapping apart, key by key."""
-
-    def __init__(self, mapping: Mapping[str, Any], base_dir: Path, source: str) -> None:
-        self._source = source
-        self._base_dir = base_dir
-        self._mapping = self._section(mapping, "", tuple(f.name for f in dataclasses.fields(JobSpec)))
-
-    def job(self) -> JobSpec:
-        script = self._script()
-        name = self._name(script)
-        nodes = self._count("nodes", 1, minimum=1, maximum=MAX_NODES)
-        options = self._slurm(nodes)
-        gpus_per_node = self._gpus(options.get("gres"))
-        return JobSpec(
-            name=name,
-            script=script,
-            args=self._args(),
-            nodes=nodes,
-            spares=self._count("spares", 0, minimum=0, maximum=MAX_NODES),
-            gpus_per_node=gpus_per_node,
-            workers_per_node=self._count(
-                "workers_per_node", max(1, gpu_count(gpus_per_node)), minimum=1, maximum=MAX_WORKERS_PER_NODE
-            ),
-            env=self._env(),
-            restart=self._restart(),
-            elastic=self._elastic(nodes),
-            checkpoint=self._checkpoint(name),
-            slurm=options,
-            fabric=self._fabric(),
-            preload=self._preload(),
-            progress=self._progress(),
-            time=self._time(options.get("time")),
-        )
-
-    def _gpus(self, gres: Any) -> int | str:
-        """As `gpus_per_node` says, or a --gres among Slurm's options; where both speak of GPUs they have to agree."""
-        asked = gpus_of_gres(gres)
-        value = self._mapping.get("gpus_per_node", 0 if asked is None else asked)
-        if isinstance(value, str) and value.isdecimal():  # a command line's
-            value = int(value)
-        found = None if isinstance(value, bool) else _GPUS.fullmatch(str(value))
-        if not found or int(found["count"]) > MAX_WORKERS_PER_NODE or (found["type"] and not int(found["count"])):
-            where = "slurm.gres" if value is asked else "gpus_per_node"
-            expected = f"a whole number, from 0 to {MAX_WORKERS_PER_NODE}, or a type and a number such as a100:8"
-            raise self._wrong(where, value, expected)
-        if asked not in (None, value):
-            raise self._error("gpus_per_node", f"got {value}, and slurm.gres asks for {gres}; leave one of them out")
-        return value
-
-    def _time(self, of_slurm: str | Literal[True] | None) -> str | None:
-        """The time limit by `time`; `slurm.time` is passed on as any option is, and then `time` has to be absent."""
-        value = self._mapping.get("time")
-        if value is not None and of_slurm is not None:
-            raise self._error("time", "slurm.time is given too; leave one of them out")
-        for where, limit in (("time", value), ("slurm.time", of_slurm)):
-            if limit is None:
-                continue
-            try:
-                if isinstance(limit, bool):
-                    raise SlurmError(f"got {limit}, expected {NOTATIONS}")
-                time_limit_min(str(limit))
-            except SlurmError as error:
-                raise self._error(where, str(error)) from None
-        return None if value is None else str(value)
-
-    def _script(self) -> Path:
-        value = self._mapping.get("script")
-        if not isinstance(value, str) or not value:
-            raise self._wrong("script", value, "the path of a Python script")
-        script = self._base_dir / value
-        if not script.is_file():
-            raise self._error("script", f"no file {script}; relative paths count from the job file's folder")
-        return script
-
-    def _name(self, script: Path) -> str:
-        value = self._mapping.get("name", re.sub(r"[^A-Za-z0-9_.-]|^[^A-Za-z0-9]", "x", script.stem)[:128])
-        if not isinstance(value, str) or not _NAME.fullmatch(value):
-            raise self._wrong("name", value, "letters, digits, '_', '.', '-' (128 at most)")
-        return value
-
-    def _args(self) -> tuple[str, ...]:
-        values = self._mapping.get("args", [])
-        if not isinstance(values, list | tuple):
-            raise self._wrong("args", values, "a list")
-        for index, value in enumerate(values):
-            if not _is_word(value):
-                raise self._wrong(f"args[{index}]", value, "a string or a number; put it in quotes")
-        return tuple(str(value) for value in values)
-
-    def _env(self) -> dict[str, str]:
-        env = {}
-        for name, value in self._section(self._mapping.get("env"), "env").items():
-            if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
-                raise self._error(f"env.{name}", "not a variable's name; expected letters, digits and '_'")
-            if name.startswith("HOLDFAST_"):
-                raise self._error(f"env.{name}", "HOLDFAST_ variables are set by the launcher; choose another name")
-            if not _is_word(value):
-                raise self._wrong(f"env.{name}", value, "a string or a number; put it in quotes")
-            env[name] = str(value)
-        return env
-
-    def _restart(self) -> Restart:
-        known = tuple(f.name for f in dataclasses.fields(Restart))
-        section = self._section(self._mapping.get("restart"), "restart", known)
-        default = Restart()
-        return Restart(
-            max_without_progress=self._count("restart.max_without_progress", default.max_without_progress, 1, section),
-            max_restarts=self._count("restart.max_restarts", default.max_restarts, 0, section),
-            hang_timeout_s=self._hang_timeout_s(section.get("hang_timeout_s")),
-        )
-
-    def _elastic(self, nodes: int) -> Elastic | None:
-        if self._mapping.get("elastic") is None:
-            return None
-        section = self._section(self._mapping["elastic"], "elastic", tuple(f.name for f in dataclasses.fields(Elastic)))
-        return Elastic(
-            min_nodes=self._count("elastic.min_nodes", 0, 1, section, maximum=nodes),
-            step=self._count("elastic.step", Elastic.step, 1, section, maximum=nodes),
-        )
-
-    def _hang_timeout_s(self, value: Any) -> float | None:
-        if value is None:
-            return None
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not (value == 0 or MIN_HANG_TIMEOUT_S <= value < math.inf):
-            expected = f"seconds, at least {MIN_HANG_TIMEOUT_S:g}; 0 for never; or nothing: by the steps measured"
-            raise self._wrong("restart.hang_timeout_s", value, expected)
-        return value
-
-    def _checkpoint(self, name: str) -> dict[str, Any] | None:
-        if self._mapping.get("checkpoint") is None:
-            return None
-        from ckpt import CheckpointConfig, CheckpointError
-
-        section = {"namespace": name, **self._section(self._mapping["checkpoint"], "checkpoint")}
-        for key in section:
-            self._refuse_planned(f"checkpoint.{key}")
-        try:
-            config = dataclasses.asdict(CheckpointConfig.from_mapping(section, f"{self._source}: checkpoint"))
-        except CheckpointError as error:
-            raise UsageError(_one_line(str(error))) from None
-        if config["s3"] and importlib.util.find_spec("boto3") is None:
-            raise self._error("checkpoint.s3", "needs boto3, which is not installed; pip install 'holdfast-hpc[s3]'")
-        if config["shared"]:
-            config["shared"]["path"] = str(self._base_dir / config["shared"]["path"])
-        return config
-
-    def _slurm(self, nodes: int) -> dict[str, str | Literal[True]]:
-        options: dict[str, str | Literal[True]] = {}
-        for key, value in self._section(self._mapping.get("slurm"), "slurm").items():
-            where = f"slurm.{key}"
-            option = str(key).replace("_", "-")
-            if not _SBATCH_OPTION.fullmatch(option):
-                raise self._error(where, "not a long sbatch option; expected a name such as partition or mem-per-cpu")
-            if not isinstance(value, str | int | float) or (isinstance(value, str) and not value.isprintable()):
-                raise self._wrong(where, value, "a string, a number or true")
-            if value is False:
-                continue
-            check_sbatch_option(option, value, f"{self._source}: {where}", nodes)
-            options[option] = True if value is True else str(value)
-        return options
-
-    def _fabric(self) -> str:
-        value = self._mapping.get("fabric", "prefer")
-        if value not in MODES:
-            raise self._wrong("fabric", value, f"one of {', '.join(MODES)}")
-        return str(value)
-
-    def _preload(self) -> tuple[str, ...]:
-        names = self._mapping.get("preload") or []
-        if not isinstance(names, list | tuple):
-            raise self._wrong("preload", names, "a list of modules, such as [transformers]")
-        for index, name in enumerate(names):
-            if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
-                raise self._wrong(f"preload[{index}]", name, "a module's name, such as torch.nn")
-        return tuple(names)
-
-    def _progress(self) -> str | None:
-        pattern = self._mapping.get("progress")
-        if pattern is None:
-            return None
-        if not isinstance(pattern, str) or not pattern or "\0" in pattern:
-            raise self._wrong("progress", pattern, "a pattern of files, such as out/ckpt*.pt")
-        return os.path.join(glob.escape(str(self._base_dir)), pattern)
-
-    def _section(self, value: Any, where: str, known: tuple[str, ...] = ()) -> Mapping[str, Any]:
-        """A (sub-)mapping, absent if null; with `known`, only those keys may appear."""
-        if value is None and where:
-            return {}
-        if not isinstance(value, Mapping):
-            raise self._wrong(where, value, "a mapping (key: value)")
-        for key in value if known else ():
-            dotted = f"{where}.{key}" if where else str(key)
-            self._refuse_planned(dotted)
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                raise self._error(
-                    dotted, f"unknown key, {f'did you mean {near[0]}?' if near else 'known keys: ' + ', '.join(known)}"
-                )
-        return value
-
-    def _count(
-        self,
-        where: str,
-        default: int,
-        minimum: int,
-        section: Mapping[str, Any] | None = None,
-        maximum: int | None = None,
-    ) -> int:
-        value = (self._mapping if section is None else section).get(where.rpartition(".")[2], default)
-        too_large = maximum is not None and isinstance(value, int) and value > maximum
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum or too_large:
-            limit = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-            raise self._wrong(where, value, f"a whole number, {limit}")
-        return value
-
-    def _refuse_planned(self, where: str) -> None:
-        if where in _NOT_YET:
-            raise self._error(where, f"not supported yet; {_NOT_YET[where]}")
-
-    def _wrong(self, where: str, value: Any, expected: str) -> UsageError:
-        shown = "nothing" if value is None else repr(value)
-        return self._error(where, f"got {shown if len(shown) <= 80 else shown[:77] + '...'}, expected {expected}")
-
-    def _error(self, where: str, message: str) -> UsageError:
-        return UsageError(_one_line(f"{self._source}: {where}: {message}" if where else f"{self._source}: {message}"))
-
-
-def _is_word(value: Any) -> bool:
-    """Whether a program can be given this as an argument or in its environment."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return False
+    path = job_dir / "job.json"
     try:
-        return b"\0" not in str(value).encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which YAML lets pass
-        return False
+        return JobSpec.from_json(json.loads(path.read_text()))
+    except OSError as error:
+        raise LauncherError(f"{path}: cannot be read ({error.strerror}); submit the job again") from None
+    except (ValueError, RecursionError) as error:
+        raise LauncherError(f"{path}: not JSON ({error}); submit the job again") from None
+    except LauncherError as error:
+        raise LauncherError(f"{path}: {error}") from None
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _overridden(mapping: Any, overrides: Mapping[str, Any]) -> Any:
+    """A job file's keys with the command line's over them. GPUs in the command line's --gres replace the file's."""
+    if not isinstance(mapping, Mapping):
+        return mapping
+    data, options = {**mapping, **overrides}, mapping.get("slurm") or {}
+    if "slurm" in overrides and isinstance(options, Mapping):
+        data["slurm"] = {**options, **overrides["slurm"]}
+        if gpus_of_gres(overrides["slurm"].get("gres")) is not None and "gpus_per_node" not in overrides:
+            data.pop("gpus_per_node", None)
+    return data
+
+
+def _filled_in(mapping: Any, base_dir: Path) -> tuple[Any, Any]:
+    """The job file's keys with the defaults that other keys decide, and what is wrong with those."""
+    if not isinstance(mapping, Mapping):
+        return mapping, {}
+    data = dict(mapping)
+    found: dict[tuple[str | int, ...], str] = {}
+    script = data.get("script")
+    if isinstance(script, str | os.PathLike) and script:
+        path = base_dir.absolute() / script
+        data.setdefault("name", re.sub(r"[^A-Za-z0-9_.-]|^[^A-Za-z0-9]", "x", path.stem)[:128])
+        if str(path).isprintable() and not path.is_file():
+            found["script",] = f"no file {path}; relative paths count from the job file's folder"
+    else:
+        data.setdefault("name", "x")
+    if isinstance(options := data.get("slurm"), Mapping):
+        nodes = data.get("nodes", 1)
+        problems = option_problems(options, nodes if isinstance(nodes, int) and nodes > 0 else 1)
+        found |= {("slurm", name): problem for name, problem in problems}
+        data["slurm"] = normal_options(options)
+    try:
+        gres = data["slurm"].get("gres") if isinstance(options, Mapping) else None
+        data["gpus_per_node"] = requested(data.get("gpus_per_node"), gres)
+        data.setdefault("workers_per_node", max(1, gpu_count(data["gpus_per_node"])))
+    except ValueError as error:
+        where, _, problem = str(error).partition(": ")
+        found[tuple(where.split("."))] = problem
+        data.pop("gpus_per_node", None)
+    if isinstance(elastic := data.get("elastic"), Mapping):
+        instead = "leave it out: a job shrinks when it loses nodes, and has all its nodes again after a requeue"
+        found |= {("elastic", name): f"not supported yet; {instead}" for name in _NOT_YET if name in elastic}
+    if isinstance(checkpoint := data.get("checkpoint"), Mapping):
+        name = str(data["name"])
+        data["checkpoint"] = {"namespace": name if re.fullmatch(_NAME, name) else "x", **checkpoint}
+        if checkpoint.get("s3") and importlib.util.find_spec("boto3") is None:
+            found["checkpoint", "s3"] = "needs boto3, which is not installed; pip install 'holdfast-hpc[s3]'"
+    return data, found

@@ -112,7 +112,9 @@ def _tiers(folder: Path) -> set[str] | None:
         section = read_json(folder / "job.json")["checkpoint"]
     except (OSError, ValueError, KeyError):
         return None
-    return {"memory", *({"nvme", "shared", "s3"} & {*section})} if isinstance(section, dict) else set()
+    if not isinstance(section, dict):
+        return set()
+    return {"memory", *(name for name in ("nvme", "shared", "s3") if section.get(name))}
 
 
 def _leave_queue(job: KnownJob) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import select
@@ -125,10 +124,10 @@ def main() -> int:
         os._exit(0)  # at once, whatever is being loaded: our runner may need the next one
     decided.set()
     loading.join()
-    from launcher.jobfile import JobSpec
+    from launcher.jobfile import read_job
     from launcher.supervisor.entry import supervise_here
 
-    spec = JobSpec.from_mapping(json.loads((job_dir / "job.json").read_text()), job_dir)
+    spec = read_job(job_dir)
     is_silent = absence is not None and absence.is_silent
     return supervise_here(spec, job_dir, "slurm", take_over=term, predecessor_is_silent=is_silent).exit_code
 

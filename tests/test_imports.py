@@ -108,6 +108,20 @@ def test_importing_a_package_loads_neither_torch_nor_mpi(package: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+# Imported while a job starts or recovers: they take a job that was validated at its submission as it is.
+STARTS = (
+    *("ckpt.config", "ckpt.agent.__main__", "ckpt.checkpointer", "launcher.jobfile", "launcher.runner.runner"),
+    *("launcher.runner.script", "launcher.standby", "launcher.supervisor.entry"),
+)
+
+
+def test_nothing_that_starts_or_recovers_a_job_loads_what_validates_files() -> None:
+    validators = ("pydantic", "yaml", "lifecycle.settings.validation")
+    code = f"import sys, {', '.join(STARTS)}; print([m for m in {validators!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
 def test_what_the_epilog_starts_needs_no_more_than_a_node_has() -> None:
     """`lifecycle/on_create.sh` installs no torch, MPI or NumPy; the bucket's client is imported when one is used."""
     code = "import sys, ckpt.job_end.__main__; print(*{name.partition('.')[0] for name in sys.modules})"

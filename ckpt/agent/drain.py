@@ -18,11 +18,11 @@ from ckpt.agent.saves import Saves
 from ckpt.agent.stock import Stock
 from ckpt.agent.tenure import Tenure
 from ckpt.agent.threads import in_thread
-from ckpt.config import LowerTier
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.patience import within
 from ckpt.record.manifest import ShardPlace, merge, pack
 from ckpt.record.shard import SaveId
+from ckpt.sections import LowerTier
 from ckpt.tiers import reads
 from ckpt.tiers.tier import Tier
 

@@ -71,7 +71,7 @@ def read_request(directory: Path) -> Request:
         environment = {name: str(value["environment"][name]) for name in _KEPT if name in value["environment"]}
         request = Request(
             run_id=str(value["run_id"]), attempt=int(value["attempt"]), node=str(value["node"]),
-            nodes=int(value["nodes"]), config=CheckpointConfig.from_mapping(value["checkpoint"]),
+            nodes=int(value["nodes"]), config=CheckpointConfig.from_json(value["checkpoint"]),
             environment=environment,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, RecursionError) as error:

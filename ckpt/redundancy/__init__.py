@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckpt.config import Place, Redundancy
+from ckpt.config import Place
 from ckpt.redundancy.erasure import Erasure
 from ckpt.redundancy.partner import Partner
 from ckpt.redundancy.scheme import NoScheme, Scheme
 from ckpt.redundancy.sets import Members, redundancy_sets, set_of
+from ckpt.sections import Redundancy
 
 __all__ = ["Scheme", "members_at", "scheme_of", "sets_over"]
 

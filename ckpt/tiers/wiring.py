@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ckpt.config import CheckpointConfig, S3Tier
+from ckpt.config import CheckpointConfig
+from ckpt.sections import S3Tier
 from ckpt.tiers import nvme, posix, s3
 from ckpt.tiers.s3_client import S3Options
 from ckpt.tiers.throttle import Throttle

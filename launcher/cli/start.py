@@ -96,19 +96,12 @@ def submit(
 
 def _load(job_file: Path, flags: Sequence[str] = (), **changes: Any) -> JobSpec:
     """The job file with what the command line gives in place of its own keys, sizes of sbatch's --gres among them."""
-    from launcher.jobfile import JobSpec, gpus_of_gres, load_job, read_job
+    from launcher.jobfile import load_job
 
-    spec = load_job(job_file)
     given = {name: value for name, value in changes.items() if value is not None}
-    gres = _gres(flags)
-    if not given and gres is None:
-        return spec
-    mapping = {**read_job(job_file), **given}
-    if gres is not None:
-        mapping["slurm"] = {**spec.slurm, "gres": gres}
-        if gpus_of_gres(gres) is not None and "gpus_per_node" not in given:
-            mapping.pop("gpus_per_node", None)
-    return JobSpec.from_mapping(mapping, job_file.absolute().parent, "command line")
+    if gres := _gres(flags):
+        given["slurm"] = {"gres": gres}
+    return load_job(job_file, given)
 
 
 def _gres(flags: Sequence[str]) -> str | None:

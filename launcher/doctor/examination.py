@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def examine(spec: JobSpec | None, folder: Path, *, on_slurm: bool, runner: Runne
         on_slurm: whether jobs run on Slurm; else on the local cluster, and this machine is the node.
         runner: starts programs.
     """
-    section = None if spec is None or spec.checkpoint is None else dict(spec.checkpoint)
+    section = None if spec is None or spec.checkpoint is None else asdict(spec.checkpoint)
     findings = [*_slurm(runner)] if on_slurm else [*_local(spec)]
     places = {"job_folder": folder}
     if section and section.get("shared"):

@@ -111,7 +111,7 @@ def _bucket(section: Mapping[str, Any] | None) -> Iterator[Finding]:
         return
     row = Finding(check="s3_rights", status=Status.OK, measured=section["s3"]["url"], expected="put, get, delete")
     try:
-        probe_bucket(CheckpointConfig.from_mapping(section, "checkpoint"))
+        probe_bucket(CheckpointConfig.from_json(section))
     except (CheckpointError, OSError) as error:
         advice = "rights s3:PutObject, s3:GetObject, s3:DeleteObject; credentials; AWS_ENDPOINT_URL"
         row = replace(row, status=Status.CRITICAL, measured=" ".join(str(error).split()), advice=advice)

@@ -10,7 +10,6 @@ listed in the package's docstring.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -20,7 +19,7 @@ from collections.abc import Coroutine
 
 from launcher.channel import Channel, ChannelError, Message, connect
 from launcher.errors import LauncherError, UsageError
-from launcher.jobfile import JobSpec
+from launcher.jobfile import JobSpec, read_job
 from launcher.runner.attempt import NodeAttempt
 from launcher.runner.config import RunnerConfig
 from launcher.runner.memo import Memo
@@ -98,8 +97,7 @@ class Runner:
             if sick:
                 raise LauncherError("; ".join(map(str, sick)))
             make_memory_dir(self._config.ram_dir)
-            job = json.loads((self._config.job_dir / "job.json").read_text())
-            self._spec = JobSpec.from_mapping(job, self._config.job_dir)
+            self._spec = read_job(self._config.job_dir)
             with self._spec.script.open("rb"):
                 pass
         except (LauncherError, OSError, ValueError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from launcher import domains
@@ -30,5 +31,5 @@ def attempt_environment(
         "HOLDFAST_JOB_DIR": str(job_dir),
     }
     if spec.checkpoint is not None:
-        environment["HOLDFAST_CHECKPOINT"] = json.dumps(dict(spec.checkpoint))
+        environment["HOLDFAST_CHECKPOINT"] = json.dumps(asdict(spec.checkpoint))
     return environment | domains.for_ckpt(spec.checkpoint, nodes, switches)

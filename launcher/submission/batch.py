@@ -20,7 +20,7 @@ def main(cluster: str, folder: str) -> int:
     os.environ["SUBMITIT_FOLDER"] = folder  # for JobEnvironment, and for what the job submits by submitit itself
     try:
         job_dir = submitit.JobEnvironment().paths.folder
-        spec = JobSpec.from_mapping(wait_for_request(job_dir), job_dir)
+        spec = JobSpec.from_json(wait_for_request(job_dir))
         from launcher.supervisor import supervise
 
         outcome = supervise(spec, job_dir, cluster)

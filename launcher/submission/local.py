@@ -82,7 +82,7 @@ class SupervisedLocalExecutor(LocalExecutor):
     def _start(self, spec: JobSpec) -> LocalJob:
         paths = self._new_job_paths()
         try:
-            write_request(paths.folder, spec.to_mapping())
+            write_request(paths.folder, spec.to_json())
             process = self._spawn(paths)
             Process.of_pid(process.pid).save(paths.folder)
         except OSError as error:

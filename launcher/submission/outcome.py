@@ -52,7 +52,7 @@ class SupervisedJob(Job[Any]):
     def submission(self) -> DelayedSubmission:
         """What was submitted; its `function` is the JobSpec."""
         folder = self.paths.folder
-        return DelayedSubmission(JobSpec.from_mapping(read_request(folder), folder))
+        return DelayedSubmission(JobSpec.from_json(read_request(folder)))
 
     def _outcome(self) -> dict[str, Any] | None:
         result = read_result(self.paths.folder)

@@ -20,7 +20,9 @@ from ckpt import durable_write
 from ckpt.agent.launch import PYTHON
 from launcher.containers import of_the_batch
 from launcher.errors import LauncherError, UsageError
-from launcher.jobfile import JobSpec, check_sbatch_option, gpus_of_gres
+from launcher.gpus import gpus_of_gres
+from launcher.jobfile import JobSpec
+from launcher.sbatch_options import check_sbatch_option
 from launcher.submission.outcome import SupervisedJob
 from launcher.submission.request import make_folder, write_request
 from slurm import state_below
@@ -258,7 +260,7 @@ class SupervisedSlurmExecutor(SlurmExecutor):
                 job.paths.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 job.paths.folder.chmod(0o700)
                 durable_write(job.paths.submission_file, script)
-                write_request(job.paths.folder, spec.to_mapping())
+                write_request(job.paths.folder, spec.to_json())
         except OSError as error:
             with contextlib.suppress(CommandError):
                 run(["scancel", submitted_id])

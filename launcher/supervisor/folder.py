@@ -41,7 +41,7 @@ def prepare(spec: JobSpec, job_dir: Path) -> None:
     """Writes what runners need to know; a secret that is there already stays, a result does not."""
     if not (job_dir / "secret").exists():
         durable_write(job_dir / "secret", os.urandom(32).hex().encode())
-    write_json(job_dir / "job.json", spec.to_mapping())
+    write_json(job_dir / "job.json", spec.to_json())
     (job_dir / "result.json").unlink(missing_ok=True)
 
 

@@ -138,4 +138,4 @@ class HealSettings:
             return cls()
         except SettingsError as error:
             raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
-        return validated(cls, settings_of(parse_yaml(data, str(path)), str(path)), str(path))
+        return validated(cls, settings_of(parse_yaml(data, str(path)), str(path)), source=str(path))

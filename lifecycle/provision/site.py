@@ -164,7 +164,7 @@ class Site:
         Raises:
             UsageError: one line for each unknown or missing key, wrong type or value.
         """
-        return validated(cls, found, where)
+        return validated(cls, found, source=where)
 
     def problems(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """The rules between keys; see `lifecycle.settings.keys`."""

@@ -18,7 +18,14 @@ _Model = TypeVar("_Model")
 _SHOWN = 80  # characters of a value
 
 
-def validated(model: type[_Model], given: Any, source: str, found: Iterable[tuple[Path, str]] = ()) -> _Model:
+def validated(
+    model: type[_Model],
+    given: Any,
+    found: Mapping[Path, str] | None = None,
+    *,
+    source: str,
+    sources: Mapping[str, str] | None = None,
+) -> _Model:
     """The instance of a model that plain data describes.
 
     Text takes a number as it is spelt, a list or section takes nothing (`key:`) as an empty one, and no other value is
@@ -27,8 +34,8 @@ def validated(model: type[_Model], given: Any, source: str, found: Iterable[tupl
     Args:
         model: see `keys`.
         given: keys and values, as a file or a caller has them.
-        source: what to call them in errors.
         found: problems that the caller has found by itself, to be reported with the others.
+        source: what to call them in errors; sources: the same for some keys.
 
     Raises:
         UsageError: one line for each problem.
@@ -37,9 +44,11 @@ def validated(model: type[_Model], given: Any, source: str, found: Iterable[tupl
     data = _plain(model, given, problems)
     instance = _checked(model, data, problems)
     problems |= dict(_broken_rules(model, data, (), frozenset(problems)))
-    problems |= dict(found)
+    problems |= found or {}
     if problems:
-        raise UsageError("\n".join(_line(source, path, problem) for path, problem in problems.items()))
+        named: dict[Path, str] = {(): source, **{(name,): other for name, other in (sources or {}).items()}}
+        lines = (_line(named.get(path[:1], source), path, problem) for path, problem in problems.items())
+        raise UsageError("\n".join(lines))
     return instance
 
 
@@ -70,13 +79,15 @@ def _plain(model: Any, given: Any, problems: dict[Path, str], path: Path = ()) -
 
 
 def _plain_value(key: Key, of: Any, value: Any, problems: dict[Path, str], path: Path) -> Any:
-    if isinstance(value, Mapping):
-        if dataclasses.is_dataclass(of):
-            return _plain(of, value, problems, path)
-        return {str(name): _plain_value(key, item_type(of), item, problems, (*path, str(name)))
-                for name, item in value.items()}  # fmt: skip
-    if isinstance(value, list | tuple):
-        return [_plain_value(key, item_type(of), item, problems, (*path, at)) for at, item in enumerate(value)]
+    if isinstance(value, Mapping) and dataclasses.is_dataclass(of):
+        return _plain(of, value, problems, path)
+    if isinstance(value, Mapping | list | tuple):
+        inside = item_type(of)
+        if inside is of:  # a plain value's place
+            return value
+        if isinstance(value, Mapping):
+            return {str(at): _plain_value(key, inside, item, problems, (*path, str(at))) for at, item in value.items()}
+        return [_plain_value(key, inside, item, problems, (*path, at)) for at, item in enumerate(value)]
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value) if str in members(of) and not {int, float} & {*members(of)} else value
     if isinstance(value, os.PathLike):

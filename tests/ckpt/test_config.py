@@ -38,8 +38,8 @@ def test_a_full_section() -> None:
 def test_tiers_that_all_nodes_see_may_ask_for_what_a_dead_job_leaves() -> None:
     section = {"namespace": "gpt", "shared": {"path": "/fsx"}, "s3": {"url": "s3://bucket/x", "on_job_end": True}}
     config = CheckpointConfig.from_mapping(section)
-    assert config.on_job_end == ("s3",) and CheckpointConfig.from_mapping(asdict(config)) == config
-    with pytest.raises(ConfigError, match=r"shared.on_job_end: got 'yes', expected true or false"):
+    assert config.on_job_end == ("s3",)
+    with pytest.raises(ConfigError, match=r"shared.on_job_end: got 'yes', expected a valid boolean"):
         CheckpointConfig.from_mapping(section | {"shared": {"path": "/fsx", "on_job_end": "yes"}})
     with pytest.raises(ConfigError, match=r"nvme.on_job_end: unknown key"):
         CheckpointConfig.from_mapping(section | {"nvme": {"path": "/nvme", "on_job_end": True}})
@@ -57,7 +57,7 @@ def test_lower_tiers_nearest_first_each_with_a_slot_of_its_own() -> None:
         ("nvme", 50, 2), ("shared", 500, 3), ("s3", 1000, 3)
     ]  # fmt: skip
     assert config.slots == 2 + 3
-    assert CheckpointConfig.from_mapping(json.loads(json.dumps(asdict(config)))) == config
+    assert CheckpointConfig.from_json(json.loads(json.dumps(asdict(config)))) == config
 
 
 def test_defaults() -> None:
@@ -74,22 +74,25 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({}, "checkpoint.namespace: got None"),
+        ({}, "checkpoint.namespace: missing, expected letters"),
         ({"namespace": "../x"}, "checkpoint.namespace: got '../x'"),
         ({"namespace": ".x"}, "checkpoint.namespace"),
         ({"namespace": "x" * 129}, "128 at most"),
         ({"namespace": "x", "memry": {}}, r"checkpoint.memry: unknown key, did you mean memory\?"),
-        ({"namespace": "x", "zzz": {}}, "checkpoint.zzz: unknown key; known keys: namespace, memory"),
+        ({"namespace": "x", "zzz": {}}, "checkpoint.zzz: unknown key, known keys: namespace, memory"),
         (
             {"namespace": "x", "memory": {"every_step": 1}},
             r"checkpoint.memory.every_step: unknown key, did you mean every_steps",
         ),
-        ({"namespace": "x", "memory": {"every_steps": 0}}, "got 0, expected a whole number of at least 1"),
+        ({"namespace": "x", "memory": {"every_steps": 0}}, "got 0, expected greater than or equal to 1"),
         ({"namespace": "x", "memory": {"every_steps": True}}, "got True"),
         ({"namespace": "x", "memory": {"every_steps": 1.5}}, "got 1.5"),
-        ({"namespace": "x", "memory": {"keep": 1}}, "checkpoint.memory.keep: got 1, expected at least 2"),
-        ({"namespace": "x", "memory": 5}, "checkpoint.memory: got 5, expected a mapping"),
-        ({"namespace": "x", "redundancy": {"scheme": "raid"}}, "expected one of none, partner, xor, rs"),
+        (
+            {"namespace": "x", "memory": {"keep": 1}},
+            "checkpoint.memory.keep: got 1, expected a whole number, at least 2",
+        ),
+        ({"namespace": "x", "memory": 5}, "checkpoint.memory: got 5, expected an object"),
+        ({"namespace": "x", "redundancy": {"scheme": "raid"}}, "got 'raid', expected 'none', 'partner', 'xor' or 'rs'"),
         ({"namespace": "x", "redundancy": {"group_size": 1}}, "redundancy.group_size: got 1, expected 2 to 32 nodes"),
         ({"namespace": "x", "redundancy": {"group_size": 33}}, "redundancy.group_size: got 33"),
         (
@@ -103,10 +106,14 @@ def test_defaults() -> None:
         ),
         (
             {"namespace": "x", "redundancy": {"failure_domain": "rack"}},
-            "failure_domain: got 'rack', expected one of node, s",
+            "failure_domain: got 'rack', expected 'node' or 'switch'",
         ),
         ({"namespace": "x", "shared": {}}, "checkpoint.shared.path: missing"),
         ({"namespace": "x", "shared": {"path": ""}}, "expected a string of printable characters"),
+        ({"namespace": "x", "redundancy": {"scheme": "xor", "parity": 1}}, "parity: has no effect with scheme xor"),
+        ({"namespace": "x", "redundancy": {"copies": 1, "parity": 1}}, "parity: has no effect with scheme partner"),
+        ({"namespace": "x", "redundancy": {"scheme": "none", "group_size": 4}}, "group_size: has no effect with"),
+        ({"namespace": "a b", "memry": 1}, "checkpoint.namespace: .*; checkpoint.memry: unknown key"),
         ({"namespace": "x", "shared": {"path": "/x", "keep": "3"}}, "checkpoint.shared.keep: got '3'"),
         ({"namespace": "x", "shared": {"path": "/x", "stripe_count": 0}}, "stripe_count: got 0"),
         ({"namespace": "x", "shared": {"path": "/x", "every_s": 0}}, "every_s: got 0"),
@@ -114,8 +121,8 @@ def test_defaults() -> None:
         ({"namespace": "x", "nvme": {"path": "local"}}, "checkpoint.nvme.path: got 'local', expected an absolute path"),
         ({"namespace": "x", "s3": {"url": "bucket/x"}}, "checkpoint.s3.url: got 'bucket/x', expected s3://bucket"),
         ({"namespace": "x", "s3": {"url": "s3://b u"}}, "checkpoint.s3.url"),
-        ({"namespace": "x", "s3": {"url": "s3://bkt", "path_style": "yes"}}, "got 'yes', expected true or false"),
-        ([], r"checkpoint: got \[\], expected a mapping"),
+        ({"namespace": "x", "s3": {"url": "s3://bkt", "path_style": "yes"}}, "got 'yes', expected a valid boolean"),
+        ([], r"checkpoint: got \[\], expected a mapping of plain values"),
     ],
 )
 def test_a_wrong_section_names_the_key(section: Any, message: str) -> None:
@@ -158,8 +165,10 @@ def test_a_wrong_environment_names_the_variable(change: dict[str, str | None], m
     [
         (None, "HOLDFAST_CHECKPOINT is not set"),
         ("{", "HOLDFAST_CHECKPOINT is not JSON"),
-        ("[]", "expected a mapping"),
-        (json.dumps({"namespace": "x", "memory": {"keep": 0}}), "checkpoint.memory.keep"),
+        ("[]", "checkpoint: not a configuration as JSON"),
+        ("{}", "checkpoint: not a configuration as JSON: .*namespace"),
+        (json.dumps({"namespace": "x", "memory": {"kept": 0}}), "checkpoint: not a configuration as JSON: .*kept"),
+        (json.dumps({"namespace": "x", "memory": [1]}), "checkpoint: not a configuration as JSON"),
     ],
 )
 def test_a_wrong_section_in_the_environment(text: str | None, message: str) -> None:

@@ -324,7 +324,7 @@ class TestRequest:
         ask(tmp_path, asking(tmp_path), "a")
         path = tmp_path / "a" / NAME
         value = json.loads(path.read_text())
-        changes = {"path": {"node": "../x"}, "other section": {"checkpoint": {"namespace": "../x"}}}
+        changes = {"path": {"node": "../x"}, "other section": {"checkpoint": {"names": "x"}}}
         if kind == "link":
             path.rename(tmp_path / "elsewhere")
             path.symlink_to(tmp_path / "elsewhere")

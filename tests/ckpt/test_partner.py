@@ -6,8 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from ckpt.config import Redundancy
 from ckpt.redundancy import scheme_of
+from ckpt.sections import Redundancy
 
 SCHEMES = {
     "none": Redundancy(scheme="none"), "partner": Redundancy(scheme="partner"),

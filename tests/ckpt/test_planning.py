@@ -76,7 +76,8 @@ def test_agents_take_the_memory_the_wire_and_the_disk_that_were_planned(
 def test_any_loss_that_is_promised_is_survived_and_one_node_more_is_not_always(
     nodes: int, redundancy: dict[str, object]
 ) -> None:
-    checkpoint = config(group_size=4, **redundancy)  # type: ignore[arg-type]
+    sets_of = {} if redundancy["scheme"] == "none" else {"group_size": 4}
+    checkpoint = config(**sets_of, **redundancy)  # type: ignore[arg-type]
     promised = plan_of(checkpoint, nodes).losses.any_nodes
     scheme, sets = scheme_of(checkpoint.redundancy), sets_over(nodes, checkpoint.redundancy, ())
     assert all(survives(scheme, sets, lost) for lost in combinations(range(nodes), promised))

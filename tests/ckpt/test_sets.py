@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt.config import Place, Redundancy
+from ckpt.config import Place
 from ckpt.redundancy import members_at
 from ckpt.redundancy.sets import most_in_one_domain, redundancy_sets, set_of
+from ckpt.sections import Redundancy
 
 
 @given(st.integers(1, 80), st.integers(2, 12), st.integers(2, 5), st.lists(st.integers(0, 5), min_size=80, max_size=80))

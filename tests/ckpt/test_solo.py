@@ -75,7 +75,7 @@ def test_several_nodes_without_a_launcher_are_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "env", "message"),
     [
-        ({}, {}, r"Checkpointer.namespace: got None"),
+        ({}, {}, r"Checkpointer.namespace: missing"),
         ({"namespace": "a/b"}, {}, r"Checkpointer.namespace"),
         ({"namespace": "ns", "every_steps": 0}, {}, r"Checkpointer.memory.every_steps: got 0"),
         ({"namespace": "ns"}, {"RANK": "x"}, r"RANK='x'"),

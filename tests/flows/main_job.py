@@ -66,8 +66,13 @@ def _matches(event: Event, fields: dict[str, Any]) -> bool:
     return all(value(event.get(key)) if callable(value) else event.get(key) == value for key, value in fields.items())
 
 
-def main_job(**changes: Any) -> JobSpec:
-    """The main job of these tests: 3 nodes, 1 spare, memory and partner copies every 5 steps."""
+def main_job_file(**changes: Any) -> dict[str, Any]:
+    """The keys of the main job of these tests: 3 nodes, 1 spare, memory and partner copies every 5 steps."""
     checkpoint = {"namespace": "flow", "memory": {"every_steps": 5, "keep": 2}, "redundancy": {"scheme": "partner"}}
     mapping = {"name": "flow", "script": str(SCRIPT), "args": ARGS, "nodes": 3, "spares": 1, "checkpoint": checkpoint}
-    return JobSpec.from_mapping(mapping | changes, SCRIPT.parent, "flow test")
+    return mapping | changes
+
+
+def main_job(**changes: Any) -> JobSpec:
+    """The same, validated."""
+    return JobSpec.from_mapping(main_job_file(**changes), SCRIPT.parent, "flow test")

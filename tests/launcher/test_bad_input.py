@@ -83,10 +83,10 @@ BAD_JOBS = [
     ({"restart": {"hang_timeout_s": True}}, "restart.hang_timeout_s: got True, expected seconds"),
     ({"restart": {"hang_timeout_s": float("nan")}}, "restart.hang_timeout_s: got nan, expected seconds"),
     ({"elastic": 2}, "elastic: got 2, expected a mapping"),
-    ({"elastic": {}}, "elastic.min_nodes: got 0, expected a whole number, from 1 to 1"),
+    ({"elastic": {}}, "elastic.min_nodes: missing, expected a whole number, at least 1"),
     ({"nodes": 2, "elastic": {"min_nodes": 3}}, "elastic.min_nodes: got 3, expected a whole number, from 1 to 2"),
     ({"elastic": {"min_nodes": 1, "max_nodes": 8}}, "elastic.max_nodes: not supported yet; leave it out"),
-    ({"elastic": {"min_node": 1}}, "elastic.min_node: unknown key, did you mean min_nodes?"),
+    ({"elastic": {"min_nodes": 1, "min_node": 1}}, "elastic.min_node: unknown key, did you mean min_nodes?"),
     ({"checkpoint": 5}, "checkpoint: got 5, expected a mapping"),
     ({"checkpoint": {"memry": {}}}, "checkpoint.memry: unknown key, did you mean memory?"),
     (
@@ -107,7 +107,7 @@ BAD_JOBS = [
     ({"checkpoint": {"s3": {"url": "s3://bkt", "path_style": 1}}}, "s3.path_style: got 1, expected true or false"),
     ({"checkpoint": {"s3": {"url": "s3://bkt", "rate_limit": 1}}}, "did you mean rate_limit_bytes_s?"),
     ({"checkpoint": {"shared": {}}}, "checkpoint.shared"),
-    ({"checkpoint": {"shared": {"path": 3}}}, "checkpoint.shared.path: got 3, expected"),
+    ({"checkpoint": {"shared": {"path": [3]}}}, "checkpoint.shared.path: got [3], expected"),
     ({"checkpoint": {"shared": {"path": "a\0b"}}}, "checkpoint.shared.path: got 'a\\x00b', expected"),
     ({"checkpoint": {"shared": {"path": "train.py"}}}, "train.py: is a file, expected a directory"),
     ({"slurm": {"nodes": 5}}, "slurm.nodes: not an option to pass on; set `nodes` and `spares`"),
@@ -140,6 +140,25 @@ BAD_JOBS = [
 def test_a_bad_job_file_is_refused(keys: dict, message: str, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[type-arg]
     Path("job.yaml").write_text(yaml.safe_dump({"script": "train.py"} | keys))
     assert message in refused(capsys, "submit", "job.yaml")
+
+
+def test_all_that_is_wrong_in_a_job_file_is_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.yaml").write_text(
+        "script: nope.py\nnods: 2\ntime: 5m\nslurm: {p: x, gpus: 6, gres: 'gpu:80'}\nenv: {A-B: 1}\n"
+        "restart: {hang_timeout_s: 1}\nelastic: {min_nodes: 1, max_nodes: 4}\n"
+        "checkpoint: {memory: {keep: 1}, redundancy: {scheme: xor, copies: 2, parity: 1}, shared: {}}\n"
+    )
+    assert main(["submit", "job.yaml", "--spares=-1"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("holdfast: error: ") for line in said)
+    assert "holdfast: error: command line: spares: got -1, expected a whole number, from 0 to 65536" in said
+    assert "holdfast: error: job.yaml: nods: unknown key, did you mean nodes?" in said
+    keys = {line.removeprefix("holdfast: error: ").split(": ")[1] for line in said}
+    assert keys == {
+        "spares", "script", "nods", "slurm.p", "slurm.gpus", "slurm.gres", "restart.hang_timeout_s",
+        "elastic.max_nodes", "checkpoint.memory.keep", "checkpoint.redundancy.copies", "checkpoint.redundancy.parity",
+        "checkpoint.shared.path",
+    }  # fmt: skip
 
 
 def test_a_good_job_file_is_submitted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,5 +40,5 @@ def test_ckpt_learns_each_nodes_switch_where_the_job_asks_for_it(
 
 
 def test_one_node_without_a_switch_leaves_the_domains_out() -> None:
-    checkpoint = {"redundancy": {"failure_domain": "switch"}}
+    checkpoint = job("switch").checkpoint
     assert domains.for_ckpt(checkpoint, [*NODES, "n9"], domains.switches_of(TOPOLOGY, NODES)) == {}

@@ -18,6 +18,7 @@ from waiting import until
 from launcher import Executor, Torchrun
 from launcher.containers import of_the_steps
 from launcher.errors import LauncherError, UsageError
+from launcher.jobfile import JobSpec
 from launcher.registry import find_job, known_jobs
 from launcher.submission import inside
 from launcher.submission.batch import main
@@ -298,7 +299,7 @@ def test_the_batch_script_ends_as_its_job_does(
     monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "1")
     monkeypatch.setenv("SUBMITIT_FOLDER", "set by main")
     (home / "1").mkdir()
-    write_request(home / "1", {"script": str(home / "train.py"), "name": "gpt"})
+    write_request(home / "1", JobSpec(name="gpt", script=home / "train.py").to_json())
     assert main("local", str(home / "%j")) == exit_code
     assert capsys.readouterr().err == said
 

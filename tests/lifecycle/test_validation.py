@@ -41,7 +41,7 @@ class Model:
 
 def problems(given: Any) -> list[str]:
     with pytest.raises(UsageError) as caught:
-        validated(Model, given, "f.yaml", [(("env", "Q"), "found before")])
+        validated(Model, given, {("env", "Q"): "found before"}, source="f.yaml")
     return [line.removeprefix("f.yaml: ") for line in str(caught.value).splitlines() if "found before" not in line]
 
 
@@ -98,12 +98,12 @@ def test_a_problem_names_key_value_and_what_was_expected(given: Any, problem: st
 
 def test_a_rule_between_keys_is_one_problem_among_others() -> None:
     assert problems({"disk": {"mount": "/a", "size": 6}}) == ["disk.size: too large without a kind"]
-    assert validated(Model, {"disk": {"mount": "/a", "size": 6}, "kind": "a"}, "f").disk.size == 6
+    assert validated(Model, {"disk": {"mount": "/a", "size": 6}, "kind": "a"}, source="f").disk.size == 6
 
 
 def test_text_takes_a_number_as_it_is_spelt_and_nothing_else_is_converted() -> None:
     text = b"{name: 2.10, words: [007, 1:30, 1e3], env: {A: 0x10}, amount: 8, share: 1, disk: , more: , spare: , env: }"
-    found = validated(Model, parse_yaml(text.replace(b", env: }", b"}"), "f"), "f")
+    found = validated(Model, parse_yaml(text.replace(b", env: }", b"}"), "f"), source="f")
     assert (found.name, found.words, found.env) == ("2.10", ("007", "1:30", "1e3"), {"A": "0x10"})
     assert (found.amount, found.share, found.disk, found.more, found.spare) == (8, 1.0, Disk(mount="/a"), (), None)
-    assert validated(Model, {"name": Path("/a"), "words": ("a\nb",)}, "f").name == "/a"
+    assert validated(Model, {"name": Path("/a"), "words": ("a\nb",)}, source="f").name == "/a"

@@ -1,0 +1,59 @@
+"""What a job asks for in GPUs, in the words of its file and in Slurm's. All other modules ask here."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+MAX_PER_NODE = 64  # as many workers have a row on a node's board, where they post their steps
+EXPECTED = f"a whole number, from 0 to {MAX_PER_NODE}, or a type and a number such as a100:8"
+
+_GPUS = re.compile(r"(?:(?P<type>[A-Za-z0-9_.-]+):)?(?P<count>[0-9]{1,9})")
+_GRES_GPUS = re.compile(r"gpu(?::(?![0-9]+$)(?P<type>[^:]+))?(?::(?P<count>[0-9]{1,9}))?")
+
+
+def requested(gpus_per_node: Any, gres: Any) -> int | str:
+    """GPUs of each node, as `gpus_per_node` has them: 8, or a100:8.
+
+    Args:
+        gpus_per_node: the job file's; None where it is absent.
+        gres: sbatch's --gres; where both ask for GPUs they have to agree.
+
+    Raises:
+        ValueError: the problem, which begins with the key.
+    """
+    of_gres = gpus_of_gres(gres)
+    value = of_gres or 0 if gpus_per_node is None else gpus_per_node
+    if isinstance(value, str) and value.isdecimal():  # a command line's
+        value = int(value)
+    found = None if isinstance(value, bool) else _GPUS.fullmatch(str(value))
+    if not found or int(found["count"]) > MAX_PER_NODE or (found["type"] and not int(found["count"])):
+        raise ValueError(
+            f"{'slurm.gres' if gpus_per_node is None else 'gpus_per_node'}: got {value!r:.80}, expected {EXPECTED}"
+        )
+    if of_gres not in (None, value):
+        raise ValueError(f"gpus_per_node: got {value}, and slurm.gres asks for {gres}; leave one of them out")
+    return int(value) if isinstance(value, int) else str(value)
+
+
+def gpu_count(gpus: int | str) -> int:
+    """The number of GPUs in `gpus_per_node`: 8 of a100:8."""
+    return int(str(gpus).rpartition(":")[2])
+
+
+def gpus_of_gres(gres: Any) -> int | str | None:
+    """What of a --gres is GPUs, as `gpus_per_node` has them; None where it asks for none.
+
+    A --gres counts for each node, as `gpus_per_node` does: gpu:8, or gpu:a100:8,lustre:1.
+    """
+    found = [_GRES_GPUS.fullmatch(item.strip()) for item in str(gres or "").split(",")]
+    gpus = [(each["type"], int(each["count"] or 1)) for each in found if each]
+    if len(gpus) == 1 and gpus[0][0] and gpus[0][1]:
+        return f"{gpus[0][0]}:{gpus[0][1]}"
+    return sum(count for _, count in gpus) if gpus else None
+
+
+def each_of(total: Any, nodes: int) -> str | None:
+    """`gpus_per_node` of a --gpus for all nodes together (16, a100:16); None where it cannot be divided."""
+    kind, colon, count = str(total).rpartition(":")
+    return f"{kind}{colon}{int(count) // nodes}" if count.isdecimal() and int(count) % nodes == 0 else None

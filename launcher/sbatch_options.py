@@ -1,0 +1,86 @@
+"""sbatch options that a job file or a command line passes on, and those that a supervised job sets itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from launcher.errors import UsageError
+from launcher.gpus import each_of
+
+Options = dict[str, str | Literal[True]]  # by long name with dashes; True is a flag without value
+
+_OPTION = re.compile(r"[a-z][a-z0-9]+(-[a-z0-9]+)*")
+_TIME_LIMIT_SIGNAL = re.compile(r"(B:)?((SIG)?USR[12]|10|12)(@\d+)?")
+
+# What the job file has a word of its own for, or what a supervised job cannot do without.
+OWNED_SBATCH_OPTIONS = {
+    "nodes": "set `nodes` and `spares` in the job file",
+    "ntasks": "set `workers_per_node` in the job file",
+    "ntasks-per-node": "set `workers_per_node` in the job file",
+    "gpus-per-node": "set `gpus_per_node` in the job file",
+    "gpus": "every node needs as many: set `gpus_per_node` in the job file",
+    "gpus-per-task": "a node's workers share its GPUs: set `gpus_per_node` in the job file",
+    "job-name": "set `name` in the job file",
+    "array": "submit one job per configuration",
+    "output": "logs are kept in the job's folder",
+    "error": "logs are kept in the job's folder",
+    "open-mode": "logs are kept in the job's folder",
+    "wrap": "the job file names the script",
+    "no-requeue": "set `restart.max_restarts: 0` to give up at the first fault",
+}
+
+
+def normal_options(section: Mapping[Any, Any]) -> Options:
+    """The options of a `slurm` section: underscores become dashes, numbers text, and false leaves an option out."""
+    options: Options = {}
+    for key, value in section.items():
+        if value is True or (isinstance(value, str | int | float) and value is not False):
+            options[str(key).replace("_", "-")] = True if value is True else str(value)
+    return options
+
+
+def option_problems(section: Mapping[Any, Any], nodes: int) -> Iterator[tuple[str, str]]:
+    """What is wrong in a `slurm` section, by key.
+
+    Args:
+        section: the section as it stands in the file.
+        nodes: that are to train.
+    """
+    for key, value in section.items():
+        option = str(key).replace("_", "-")
+        if not _OPTION.fullmatch(option):
+            yield str(key), "not a long sbatch option; expected a name such as partition or mem-per-cpu"
+        elif not isinstance(value, str | int | float) or not str(value).isprintable():
+            shown = "nothing" if value is None else f"{value!r:.80}"
+            yield str(key), f"got {shown}, expected a string, a number or true"
+        elif value is not False and (problem := _refusal(option, value, nodes)):
+            yield str(key), problem
+
+
+def check_sbatch_option(option: str, value: Any, where: str, nodes: int) -> None:
+    """Refuses an sbatch option that would undo what a supervised job rests on.
+
+    Args:
+        option: long name with dashes.
+        value: its value; True for a flag.
+        where: how to name it in the error.
+        nodes: that are to train.
+
+    Raises:
+        UsageError: the option is one that the job file sets in another way.
+    """
+    if problem := _refusal(option, value, nodes):
+        raise UsageError(f"{where}: {problem}")
+
+
+def _refusal(option: str, value: Any, nodes: int) -> str:
+    if option in OWNED_SBATCH_OPTIONS:
+        instead = OWNED_SBATCH_OPTIONS[option]
+        if option == "gpus" and (each := each_of(value, nodes)):
+            instead = f"set `gpus_per_node: {each}` in the job file, or submit with --gpus-per-node {each}"
+        return f"not an option to pass on; {instead}"
+    if option == "signal" and not _TIME_LIMIT_SIGNAL.fullmatch(str(value)):
+        return f"got {value!r:.80}, expected USR1@SECONDS or USR2@SECONDS, B: before it"
+    return ""
