@@ -367,7 +367,8 @@ def test_run_follows_a_job_to_its_end_and_exits_as_it_did(home: Path) -> None:
     assert "attempt 0 (start) on node0 node1" in done.stdout and done.stdout.splitlines()[-1].startswith("done")
     (home / "train.py").write_text("raise SystemExit('wrong data')\n")
     failed = subprocess.run(run, check=False, capture_output=True, text=True)
-    assert failed.returncode == 11 and failed.stdout.splitlines()[-1].startswith("no_progress")
+    assert failed.returncode == 10 and "wrong data" in failed.stdout, failed.stdout
+    assert [line for line in failed.stdout.splitlines() if line.startswith("user_error")], failed.stdout
     assert "more: holdfast logs" in failed.stderr and "Traceback" not in failed.stderr
 
 
