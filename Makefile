@@ -8,6 +8,7 @@
 # make chaos ROUNDS=50 SEED=1   random faults into jobs on a real Slurm, a verdict for each round; needs root
 # make release   the sdist and, from it, the wheel into dist/, checked; tags the commit with the version
 # make man    the pages of the manual, from the command line's own help, into build/man
+# make docs   docs/reference: every key of the job file and of the site's settings, from the models
 # make bench-faults  what each fault of docs/faults.md costs, on a real Slurm; needs root
 #
 # PYTEST_FLAGS adds flags to either suite; with -m it also chooses anew what runs.
@@ -20,7 +21,7 @@
 #   make demo TORCH=torch==2.9.1                  another version
 
 .DELETE_ON_ERROR:
-.PHONY: release demo test test-faults provision-test chaos lint lock bench bench-faults man clean
+.PHONY: release demo test test-faults provision-test chaos lint lock bench bench-faults docs man clean
 SHELL := /bin/bash
 
 # A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
@@ -93,6 +94,9 @@ bench: $(VENV)/.installed-dev
 man: $(VENV)/.installed
 	@$(BIN)/python -m launcher.cli.man build/man/man1
 	@echo "read them with: man -M build/man holdfast"
+
+docs: $(VENV)/.installed
+	@$(BIN)/python -m launcher.cli.reference docs/reference
 
 bench-faults: $(VENV)/.installed-dev
 	@tests/install_slurm.sh

@@ -28,6 +28,8 @@ PUBLIC_ONLY = {
         "lifecycle.blocks",
         "lifecycle.cli",
         "lifecycle.settings.keys",
+        "lifecycle.settings.models",
+        "lifecycle.settings.schema",
         "lifecycle.settings.validation",
         "lifecycle.settings.yaml_file",
     },

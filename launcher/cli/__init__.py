@@ -8,6 +8,7 @@
     cluster   up, down, status of a test cluster
     options   what several verbs have in common
     job_command   which words of a command line are sbatch's or the script's
+    schema    the verb of that name; reference.py writes docs/reference
     man       pages of the manual
     errors    how errors are printed
 

@@ -19,6 +19,7 @@ from launcher.cli.init import init
 from launcher.cli.job_command import JobCommand, SubmitCommand
 from launcher.cli.jobs import cancel, logs, status, stop
 from launcher.cli.options import GROUP
+from launcher.cli.schema import schema
 from launcher.cli.start import run, submit
 
 
@@ -88,6 +89,7 @@ app.command("logs", short_help="Print what a job's workers wrote.")(logs)
 app.command("stop", short_help="Have all ranks save, then end a job for good.")(stop)
 app.command("cancel", short_help="End a job for good, at once.")(cancel)
 app.command("doctor", short_help="Say whether a job will run here.")(doctor)
+app.command("schema", short_help="Print the JSON Schema of a job file or of settings.")(schema)
 ckpt = typer.Typer(**GROUP, cls=_CheckpointVerbs, help="List, verify, rebuild, copy and plan checkpoints.")
 app.add_typer(ckpt, name="ckpt")
 node = typer.Typer(**GROUP, cls=_NodeVerbs, help="Check and provision this node; heal those of the cluster.")

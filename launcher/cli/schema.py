@@ -1,0 +1,53 @@
+"""`holdfast schema`: what a file may hold, as JSON Schema."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+TITLES = {
+    "job": "Holdfast's job file",
+    "site": "/etc/holdfast/node.yaml: what a node should be",
+    "health": "/etc/holdfast/health.yaml: settings of the health checks",
+    "heal": "/etc/holdfast/heal.yaml: settings of healing",
+}
+
+
+class File(str, Enum):
+    """A file that a model describes."""
+
+    JOB = "job"
+    SITE = "site"
+    HEALTH = "health"
+    HEAL = "heal"
+
+
+def schema(
+    of: Annotated[File, typer.Option("--of", help="Which file: the job file, or one of /etc/holdfast.")] = File.JOB,
+) -> None:
+    """Print the JSON Schema of a file.
+
+    Editors complete and check a file that begins with a line such as:
+
+        # yaml-language-server: $schema=job.schema.json
+    """
+    typer.echo(text_of(of.value))
+
+
+def text_of(name: str) -> str:
+    """The schema of a file, as JSON text."""
+    import json
+
+    from lifecycle.settings.schema import json_schema
+
+    return json.dumps(json_schema(model_of(name), TITLES[name]), indent=2)
+
+
+def model_of(name: str) -> Any:
+    """The model of a file, by the name that `--of` takes."""
+    from launcher.jobfile import JobSpec
+    from lifecycle.settings.models import models
+
+    return JobSpec if name == "job" else models()[name]

@@ -1,0 +1,61 @@
+"""A model as JSON Schema, with which editors complete a file and mark what is wrong in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from lifecycle.settings.keys import keys_of
+from lifecycle.settings.yaml_file import parse_yaml
+
+
+def json_schema(model: type, title: str) -> dict[str, Any]:
+    """The JSON Schema of a file.
+
+    Args:
+        model: see `keys`.
+        title: what the file is called.
+    """
+    from pydantic import TypeAdapter
+
+    schema = TypeAdapter(model).json_schema()
+    for section in sections_of(model):
+        _complete(schema if section is model else schema["$defs"][section.__name__], section)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}
+
+
+def sections_of(model: Any) -> Iterator[Any]:
+    """A model, and the models below its keys, in order."""
+    yield model
+    for key in keys_of(model).values():
+        if key.section:
+            yield from sections_of(key.section)
+
+
+def _complete(schema: dict[str, Any], model: type) -> None:
+    """Adds to a section's schema what pydantic does not know of its keys."""
+    schema["additionalProperties"] = False
+    schema["required"] = [name for name, key in keys_of(model).items() if key.is_required]
+    schema.pop("title", None)
+    for name, key in keys_of(model).items():
+        entry = schema["properties"][name]
+        entry |= {"description": key.metadata["description"]}
+        entry.pop("title", None)
+        _let_text_be_a_number(entry)
+        if "derived" in key.metadata or dataclasses.is_dataclass(key.default):
+            entry.pop("default", None)
+        if "example" in key.metadata:
+            entry["examples"] = [parse_yaml(str(key.metadata["example"]).encode(), name)]
+
+
+def _let_text_be_a_number(entry: Any) -> None:
+    """Text takes a number as it is spelt; see `validation`."""
+    if isinstance(entry, dict):
+        if entry.get("type") == "string" and not {"enum", "const", "format"} & entry.keys():
+            entry["type"] = ["string", "number"]
+        for inner in ("items", "additionalProperties", "anyOf"):
+            _let_text_be_a_number(entry.get(inner))
+    elif isinstance(entry, list):
+        for each in entry:
+            _let_text_be_a_number(each)
