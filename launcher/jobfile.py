@@ -347,6 +347,10 @@ def _filled_in(mapping: Any, base_dir: Path) -> tuple[Any, Any]:
     if isinstance(checkpoint := data.get("checkpoint"), Mapping):
         name = str(data["name"])
         data["checkpoint"] = {"namespace": name if re.fullmatch(_NAME, name) else "x", **checkpoint}
-        if checkpoint.get("s3") and importlib.util.find_spec("boto3") is None:
-            found["checkpoint", "s3"] = "needs boto3, which is not installed; pip install 'holdfast-hpc[s3]'"
+        if isinstance(bucket := checkpoint.get("s3"), Mapping):
+            is_s3 = str(bucket.get("url")).startswith("s3://")
+            library, extra = ("boto3", "s3") if is_s3 else ("obstore", "cloud")
+            if importlib.util.find_spec(library) is None:
+                why = f"needs {library}, which is not installed; pip install 'holdfast-hpc[{extra}]'"
+                found["checkpoint", "s3"] = why
     return data, found

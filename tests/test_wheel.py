@@ -80,6 +80,7 @@ def test_an_installed_wheel_runs_a_job_away_from_the_tree(wheel: Path, tmp_path:
     assert run(holdfast, "node", "on-create", cwd=tmp_path) == (ROOT / "lifecycle/on_create.sh").read_text()
     job = tmp_path / "job"
     run(holdfast, "init", job, cwd=tmp_path)
+    assert "$schema=job.schema.json" in (job / "job.yaml").read_text() and (job / "job.schema.json").exists()
     run(holdfast, "init", job, cwd=tmp_path)  # the same again does no harm
     assert {path.name for path in (job / "sbatch_templates").iterdir()} == {
         path.name for path in (ROOT / "sbatch_templates").iterdir()

@@ -8,22 +8,27 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli.schema import text_of
 from launcher.errors import UsageError
 
 _TREE = Path(__file__).parents[2]
 _SHARE = "share/holdfast"
 _EXAMPLE = "examples/gpt_stdlib"
+_SCHEMA = "job.schema.json"  # editors complete and check the job file by it
+_SCHEMA_OF_EXAMPLE = "$schema=../../docs/reference/job.schema.json"
 
 
 def init(
     directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Made if missing.", show_default=".")] = Path(),
 ) -> None:
-    """Write an example job (job.yaml, train.py) and the batch scripts (sbatch_templates/) into DIR.
+    """Write an example job (job.yaml, train.py, job.schema.json) and the batch scripts (sbatch_templates/) into DIR.
 
     A file that is there with another content is never overwritten.
     """
     share = shipped()
     texts = {name: (share / _EXAMPLE / name).read_text() for name in ("job.yaml", "train.py")}
+    texts["job.yaml"] = texts["job.yaml"].replace(_SCHEMA_OF_EXAMPLE, f"$schema={_SCHEMA}", 1)
+    texts[_SCHEMA] = text_of("job") + "\n"
     for template in sorted((share / "sbatch_templates").glob("*.sbatch")):
         texts[f"sbatch_templates/{template.name}"] = template.read_text()
     try:

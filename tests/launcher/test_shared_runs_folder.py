@@ -34,8 +34,9 @@ def as_stranger(script: str, cwd: Path) -> int:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The victim's folder, under a umask that gives everybody everything."""
-    for level in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        level.chmod(0o755)
+    for level in (tmp_path, *tmp_path.parents):  # pytest's own are for root alone
+        if level.stat().st_mode & 0o005 != 0o005:
+            level.chmod(0o755)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
