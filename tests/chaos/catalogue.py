@@ -23,12 +23,12 @@ Undo = Callable[[], object] | None
 Inject = Callable[["Injection"], Undo]
 
 PROCESSES = {  # a process of a job -> what pgrep -f finds on its node
-    "runner": r"^[^ ]*python[^ ]* -m launcher\.runner$",
-    "agent": r"^[^ ]*python[^ ]* -m ckpt\.agent$",
+    "runner": r"^[^ ]*python[^ ]*( -P)? -m launcher\.runner$",
+    "agent": r"^[^ ]*python[^ ]*( -P)? -m ckpt\.agent$",
     "srun": r"^srun .*launcher\.runner",
     "srun of agents": r"^srun .*ckpt\.agent",
     "slurmstepd": r"^slurmstepd: ",
-    "batch script": r"submitit[.]core|launcher[.]batch",
+    "batch script": r"launcher[.]submission[.]batch",
 }
 SIGNALS = ("KILL", "STOP", "TERM", "INT", "HUP")
 
@@ -117,7 +117,9 @@ def fault(name: str, kind: str, **properties: Any) -> Callable[[Inject], Inject]
 def _signal_process(process: str, signal: str) -> Inject:
     def inject(at: Injection) -> Undo:
         node = at.host_of(process)
-        at.run(node, "pkill", f"-{signal}", "-f", PROCESSES[process])
+        argv = ["pkill", f"-{signal}", "-f", PROCESSES[process]]
+        if at.cluster.run_on_node(node, argv, check=False).returncode:
+            at.notes.append("no such process there")
         if signal != "STOP":
             return None
         return lambda: at.run(node, "pkill", "-CONT", "-f", PROCESSES[process])

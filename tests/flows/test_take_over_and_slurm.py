@@ -71,7 +71,7 @@ def test_batch_script_that_slurm_kills_after_a_take_over(job: SupervisedJob, ste
     told = "leaving the job to another supervisor"
     job.watch.until(lambda: told in job.supervisor_log or None, 60, "end of the supervisor that was cut off")
     job.cluster.node_up(batch_host)
-    job.cluster.run_on_node(batch_host, ["pkill", "-KILL", "-f", "submitit[.]core"])
+    job.cluster.run_on_node(batch_host, ["pkill", "-KILL", "-f", "launcher[.]submission[.]batch"])
     goes_on_after_a_requeue(job, batch_host, "batch_script_lost", 60)
     job.finish(steady_digests)
     job.watch.until(ends_as(job.cluster, job.job_id, "COMPLETED"), 60, "job that its batch script has ended")
