@@ -64,7 +64,7 @@ JOBS = {
     ),
     "s3": Kind(redundancy={"scheme": "partner"}, tolerance=1, s3=True),
     "own": Kind(
-        job={"script": str(OWN)},
+        job={"script": str(OWN), "progress": "runs/*/own/*.pt"},
         redundancy=None,
         tolerance=0,
     ),
