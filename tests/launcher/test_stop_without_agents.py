@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from talkers import Talkers, supervised
 
+from ckpt import CheckpointConfig
 from launcher.channel import Channel, Message
 from launcher.clusters.cluster import AgentsHandle
 from launcher.clusters.spawned import Adopted
@@ -54,12 +55,15 @@ class Stops(Talkers):
         channel.send({"op": "agent_lost", "generation": 0, "reason": "killed"} | self._attempt)
 
 
+CHECKPOINT = CheckpointConfig.from_mapping({"namespace": "t", "memory": {"every_steps": 10}})
+
+
 @pytest.mark.parametrize("lost_before", [False, True])
 def test_agents_are_replaced_in_a_stop(lost_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents_module, "RENEW_AFTER_S", (1000.0,))
     monkeypatch.setattr(evidence_module, "AGENT_LOSS_WINDOW_S", 0.0)
     monkeypatch.setattr(Stops, "lost_before", lost_before)
-    outcome, events = supervised(tmp_path, Stops, checkpoint={"namespace": "t", "memory": {"every_steps": 10}})
+    outcome, events = supervised(tmp_path, Stops, checkpoint=CHECKPOINT)
     assert (outcome.name, outcome.step) == ("stopped", 7), outcome
     names = [event["event"] for event in events]
     assert "agents_lost" in names and "agents_back" in names

@@ -18,7 +18,7 @@ import yaml
 from node_kit import node_of, put
 
 from lifecycle.health import allreduce as program
-from lifecycle.health import clock, collective, cpu, disks, logind, loopback, mounts, names, objects, processes, record
+from lifecycle.health import clock, collective, cpu, disks, loopback, mounts, names, objects, processes, record
 from lifecycle.health.check import CannotObserve, Node, NotHere
 from lifecycle.health.clock import ClockState, judge_clock
 from lifecycle.health.collective import Measured, judge_node, judge_pairs, pairs_of, read_measured, rounds_of
@@ -27,8 +27,6 @@ from lifecycle.health.settings import Settings
 from lifecycle.instance import expected, instance_type
 from slurm.command import CommandError, Result, run
 from tests.ckpt.s3_kit import BUCKET, KEY, SECRET, S3Server
-
-ETC, LIB = "/etc/systemd/logind.conf.d", "/usr/lib/systemd/logind.conf.d"
 
 
 def test_messages_come_back_through_libfabric() -> None:
@@ -535,24 +533,3 @@ def test_recording_keeps_output_and_masks_identities(tmp_path: Path) -> None:
     text = (tmp_path / "nvidia-smi-q.xml").read_text()
     assert text == "<serial>masked</serial> <uuid>GPU-masked</uuid> kept"
     assert any(line.startswith("dcgm-1.json: not recorded") for line in told)
-
-
-@pytest.mark.parametrize(
-    ("files", "status"),
-    [
-        ({}, Status.WARNING),  # systemd's own default is yes
-        ({"/etc/systemd/logind.conf": "[Login]\n#RemoveIPC=no\n"}, Status.WARNING),
-        ({"/etc/systemd/logind.conf": "[Login]\nRemoveIPC=no\n"}, Status.OK),
-        ({"/usr/lib/systemd/logind.conf": "RemoveIPC=yes", f"{ETC}/a.conf": "RemoveIPC = off"}, Status.OK),
-        ({f"{ETC}/a.conf": "RemoveIPC=no", f"{LIB}/b.conf": "RemoveIPC=1"}, Status.WARNING),
-        ({f"{LIB}/a.conf": "RemoveIPC=yes", f"{ETC}/a.conf": "RemoveIPC=no"}, Status.OK),
-    ],
-)
-def test_a_logout_that_removes_a_jobs_memory_is_a_warning(
-    tmp_path: Path, files: Mapping[str, str], status: Status
-) -> None:
-    assert logind.remove_ipc.run(node_of(tmp_path)).status is Status.SKIPPED
-    (tmp_path / "run" / "systemd" / "system").mkdir(parents=True)
-    for name, text in files.items():
-        put(tmp_path, name, text)
-    assert logind.remove_ipc.run(node_of(tmp_path)).status is status

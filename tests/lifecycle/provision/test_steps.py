@@ -294,7 +294,7 @@ def test_hooks_that_others_could_change_are_refused(tmp_path: Path) -> None:
     (open_to_all / "python").symlink_to(sys.executable)
     env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     said = run((str(open_to_all / "python"), "-c", _AS_ROOT), env=env).stdout
-    assert said.startswith(f"{open_to_all}: mode 777 of uid 0: others could change what Slurm runs as root")
+    assert said.startswith(f"{open_to_all}: mode 777 of uid 0, group 0: others could change what Slurm runs as root")
 
 
 def test_a_package_that_dpkg_was_killed_in_is_installed_again_before_any_other(tmp_path: Path) -> None:
