@@ -168,7 +168,8 @@ def test_a_damaged_shard_comes_from_its_copy(tmp_path: Path) -> None:
     after(tmp_path, asking(tmp_path))
     newest = [p for p in (tmp_path / "a").glob("own-0-*.json") if b'"step":20' in p.read_bytes()]
     damage(newest[0].with_suffix(".data"))
-    drain(tmp_path)
+    found = drain(tmp_path)
+    assert {getattr(save, "step", None) for save in found.values()} == {20}, found
     check(tmp_path, 20)
 
 
