@@ -100,7 +100,15 @@ class _Clients:
 
     async def _runner(self, node: str, index: int, turn: asyncio.Semaphore) -> None:
         async with turn:
-            hello = {"op": "hello", "node": node, "pid": 1, "problem": None, "warm": True, "port": 20000}
+            hello = {
+                "op": "hello",
+                "node": node,
+                "pid": 1,
+                "problem": None,
+                "warm": True,
+                "port": 20000,
+                "restart_count": 0,
+            }
             channel, message = await connect("127.0.0.1", self._port, self._secret, hello)
         self._channels[node] = channel
         beat = asyncio.create_task(self._beat(node, channel, index / len(self._nodes) * HEARTBEAT_S))

@@ -21,8 +21,9 @@
     processes.py   finding and ending processes
 
 Messages (JSON objects on launcher.channel), runner -> supervisor:
-    hello {node, pid, attempt, warm, port, problem}    first; attempt: what runs here, or null; problem: why this node
-        cannot train, or null. Then once more what it has told of the attempt: another supervisor may have heard that
+    hello {node, pid, restart_count, attempt, warm, port, problem}    first; restart_count: of the job when this runner
+        was started; attempt: what runs here, or null; problem: why this node cannot train, or null. Then once more what
+        it has told of the attempt: another supervisor may have heard that
     heartbeat {attempt, step, slowest, activity, rank_ended, warm, port}    twice a second and on change; step: the
         furthest of the node's ranks; slowest: of those still training; activity: grows while they do anything that can
         be seen; rank_ended: whether one of them has ended; port: free for the next rendezvous

@@ -224,7 +224,8 @@ class NodeAttempt:
         await watch.rejoin(generation)
 
     def _agent_pids(self, spared_attempt: int | None, spared_generation: int = 0) -> list[int]:
-        """The node's ckpt agents, but for those of one generation of one attempt."""
+        """The node's ckpt agents, but for those of one generation of one attempt and those of later starts of the
+        job."""
         spared = (str(spared_attempt), str(spared_generation))
         found = []
         for file in self._config.ram_dir.glob(PID_FILE.format(pid="[0-9]*")):
@@ -232,6 +233,8 @@ class NodeAttempt:
             environment = environment_of(pid)
             if environment.get("HOLDFAST_RUN_ID") != self._config.run_id or environment.get("HOLDFAST_ROLE") != "agent":
                 file.unlink(missing_ok=True)  # it has ended
+            elif int(environment.get("HOLDFAST_RESTART_COUNT", "0")) > self._config.restart_count:
+                continue
             elif (environment.get("HOLDFAST_ATTEMPT"), environment.get("HOLDFAST_GENERATION", "0")) != spared:
                 found.append(pid)
         return found

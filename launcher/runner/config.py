@@ -22,6 +22,7 @@ class RunnerConfig:
         job_dir: the job's folder.
         host, port: the supervisor's address.
         parent_pid: end with this process, our parent; None where Slurm's step ends us.
+        restart_count: how often the job had been requeued when this runner was started.
     """
 
     run_id: str
@@ -31,6 +32,7 @@ class RunnerConfig:
     host: str
     port: int
     parent_pid: int | None
+    restart_count: int = 0
     switches: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -52,5 +54,6 @@ class RunnerConfig:
             host=host,
             port=int(port),
             parent_pid=int(env["HOLDFAST_SUPERVISOR_PID"]) if "HOLDFAST_SUPERVISOR_PID" in env else None,
+            restart_count=int(env["HOLDFAST_RESTART_COUNT"]),
             switches=domains.from_environment(env),
         )

@@ -177,7 +177,7 @@ class Runner:
         """To the supervisor that rules; None if another comes to rule meanwhile: the old one may never answer."""
         host, port = address = self._address()
         hello = {"op": "hello", "node": self._config.node, "pid": os.getpid(), "problem": self._problem}
-        hello |= {"attempt": self._attempt.number} | self._attempt.state()
+        hello |= {"restart_count": self._config.restart_count, "attempt": self._attempt.number} | self._attempt.state()
         connecting = asyncio.create_task(connect(host, port, secret, hello))
         try:
             while not connecting.done():

@@ -65,14 +65,21 @@ class Links:
     Args:
         nodes: the nodes whose runners are served.
         secret: the job's secret.
-        successors: nodes that may take over, in this order.
         inbox: takes a Notice for each message, and one of kind "lost" for each runner that goes.
+        successors: nodes that may take over, in this order.
+        restart_count: how often the job was requeued; runners of another start of it are not taken on.
     """
 
     def __init__(
-        self, nodes: Iterable[str], secret: bytes, inbox: asyncio.Queue[Notice], successors: Iterable[str] = ()
+        self,
+        nodes: Iterable[str],
+        secret: bytes,
+        inbox: asyncio.Queue[Notice],
+        successors: Iterable[str] = (),
+        restart_count: int = 0,
     ) -> None:
         self._nodes = frozenset(nodes)
+        self._restart_count = restart_count
         self._successors = tuple(successors)
         self._turns: dict[str, int] | None = None  # of those that are left; made when it is asked for
         self._away: set[str] = set()  # nodes that were lost
@@ -169,6 +176,8 @@ class Links:
         if hello.get("op") != "hello" or not isinstance(node, str) or node not in self._nodes:
             log.warning("connection from %s refused: it speaks for node %r", channel.peer_host, node)
             return
+        if not self._is_of_this_start(channel, hello):
+            return
         if node in self._dismissed:
             channel.send({"op": "leave", "forget": self._dismissed[node]})
             return
@@ -197,6 +206,18 @@ class Links:
                 self._inbox.put_nowait(Notice(kind=message["op"], node=node, body=message))
         except ChannelError:
             self._close(node, link)
+
+    def _is_of_this_start(self, channel: Channel, hello: Message) -> bool:
+        """Whether a runner belongs to this start of the job. One of an earlier start leaves, without the memory: that
+        is now the memory of this start. One of a later start looks for its own supervisor again."""
+        restart_count = hello.get("restart_count")
+        if restart_count == self._restart_count:
+            return True
+        found = f"restart {restart_count!r} of the job, expected {self._restart_count}"
+        log.warning("runner of %s at %s refused: it is of %s", hello["node"], channel.peer_host, found)
+        if isinstance(restart_count, int) and restart_count < self._restart_count:
+            channel.send({"op": "leave", "forget": False})
+        return False
 
     async def _serve_follower(self, channel: Channel) -> None:
         """Another task of the job that we were started in: it stays for as long as we answer."""

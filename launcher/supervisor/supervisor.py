@@ -79,7 +79,7 @@ class Supervisor:
         self._asked: asyncio.Task[None] | None = None
         successors = [node for node in cluster.nodes if node != cluster.node] if cluster.node is not None else []
         successors.sort(key=lambda node: node == self._predecessor)  # last: it may be lost, or frozen
-        self._links = Links(cluster.nodes, read_secret(job_dir), self._inbox, successors)
+        self._links = Links(cluster.nodes, read_secret(job_dir), self._inbox, successors, cluster.restart_count)
         self._ladder = Ladder(spec.restart, cluster.can_requeue, tells_steps=spec.checkpoint is not None)
         self._own_checkpoints = OwnCheckpoints(spec.progress) if spec.progress is not None else None
         self._hang = HangDetector(spec.restart.hang_timeout_s, has_checkpoint=spec.checkpoint is not None)
@@ -243,6 +243,7 @@ class Supervisor:
             **spec.env,
             "HOLDFAST_RUN_ID": cluster.run_id,
             "HOLDFAST_JOB_DIR": str(self._job_dir),
+            "HOLDFAST_RESTART_COUNT": str(cluster.restart_count),
             "HOLDFAST_SUPERVISOR": f"{cluster.host}:{port}",
             **domains.to_environment(self._switches),
         }
@@ -423,7 +424,7 @@ class Supervisor:
             agents = attempt_environment(
                 self._spec, self._cluster.run_id, self._job_dir, number, list(nodes), self._switches
             )
-            agents["HOLDFAST_ROLE"] = "agent"
+            agents |= {"HOLDFAST_ROLE": "agent", "HOLDFAST_RESTART_COUNT": str(self._cluster.restart_count)}
         return Attempt(
             number,
             nodes,

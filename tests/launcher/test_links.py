@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from launcher.channel import Channel, Message, connect
+from launcher.channel import Channel, ChannelError, Message, connect
 from launcher.supervisor import links
 from launcher.supervisor.links import Links, Notice
 
@@ -27,15 +27,16 @@ class Runners:
         self.links = Links(self.nodes, SECRET, self.inbox, successors=self.nodes[1:])
         self.channels: dict[str, Channel] = {}
         self.turns: dict[str, int | None] = {}
+        self.restart_count = 0
 
     async def join(self, *, alone: bool = False) -> None:
-        self._port = await self.links.open("127.0.0.1")
+        self.port = await self.links.open("127.0.0.1")
         for node in self.nodes[:1] if alone else self.nodes:
             await self.connect(node)
 
     async def connect(self, node: str) -> None:
-        hello = {"op": "hello", "node": node, "warm": True, "port": 1}
-        self.channels[node], welcome = await connect("127.0.0.1", self._port, SECRET, hello)
+        hello = {"op": "hello", "node": node, "restart_count": self.restart_count, "warm": True, "port": 1}
+        self.channels[node], welcome = await connect("127.0.0.1", self.port, SECRET, hello)
         self.turns[node] = welcome["turn"]
 
     def pending(self) -> list[Notice]:
@@ -100,6 +101,32 @@ def test_one_that_has_taken_over_and_to_which_nobody_comes_doubts_itself_too() -
             for node in runners.nodes[1:3]:
                 runners.links.dismiss(node, forget=False)
             await asyncio.wait_for(until(lambda: not runners.links.is_isolated), DEADLINE_S)
+        runners.links.abort()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("restart_count", "answer"), [(1, {"op": "leave", "forget": False}), (3, None), ("2", None)])
+def test_a_runner_of_another_start_of_the_job_does_not_take_its_nodes_place(
+    restart_count: object, answer: Message | None
+) -> None:
+    """Slurm gave the node up and requeued the job onto it; the old runner comes back under the node's name."""
+
+    async def scene() -> None:
+        runners = Runners(2)
+        runners.restart_count = 2
+        runners.links = Links(runners.nodes, SECRET, runners.inbox, restart_count=2)
+        await runners.join(alone=True)
+        hello = {"op": "hello", "node": "n1", "restart_count": restart_count, "warm": True, "port": 1}
+        if answer is not None:
+            _, said = await connect("127.0.0.1", runners.port, SECRET, hello)
+            assert said == answer
+        else:
+            with pytest.raises(ChannelError):
+                await connect("127.0.0.1", runners.port, SECRET, hello)
+        assert [notice.kind for notice in runners.pending()] == ["hello"]
+        runners.channels["n1"].send(BEAT)
+        assert (await runners.notice("heartbeat", "lost")).kind == "heartbeat", "the right runner stays connected"
         runners.links.abort()
 
     asyncio.run(scene())

@@ -13,9 +13,12 @@ from launcher.runner.attempt import NodeAttempt
 from launcher.runner.config import RunnerConfig
 
 
-def agent(ram_dir: Path, run_id: str = "run", role: str = "agent", attempt: int = 1) -> subprocess.Popen[bytes]:
+def agent(
+    ram_dir: Path, run_id: str = "run", role: str = "agent", attempt: int = 1, restart_count: int = 0
+) -> subprocess.Popen[bytes]:
     """A process that has left its file as agents do."""
     env = {"HOLDFAST_RUN_ID": run_id, "HOLDFAST_ROLE": role, "HOLDFAST_ATTEMPT": str(attempt)}
+    env["HOLDFAST_RESTART_COUNT"] = str(restart_count)
     code = "print(flush=True); import time; time.sleep(600)"
     process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | env, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()
@@ -27,11 +30,12 @@ def test_agents_of_other_attempts_end_and_what_else_has_their_numbers_lives(tmp_
     config = RunnerConfig(
         run_id="run", node="n", ram_dir=tmp_path, job_dir=tmp_path, host="localhost", port=1, parent_pid=None
     )
-    old, coming, others, script = (
+    old, coming, others, script, later = (
         agent(tmp_path),
         agent(tmp_path, attempt=2),
         agent(tmp_path, run_id="other"),
         agent(tmp_path, role=""),
+        agent(tmp_path, restart_count=1),
     )
     gone = tmp_path / PID_FILE.format(pid=2**22 + 1)
     gone.touch()
@@ -41,9 +45,9 @@ def test_agents_of_other_attempts_end_and_what_else_has_their_numbers_lives(tmp_
 
     assert asyncio.run(end()) == []
     assert old.wait(5) == -9
-    assert [process.poll() for process in (coming, others, script)] == [None] * 3
-    left = {PID_FILE.format(pid=pid) for pid in (old.pid, coming.pid)}
+    assert [process.poll() for process in (coming, others, script, later)] == [None] * 4
+    left = {PID_FILE.format(pid=pid) for pid in (old.pid, coming.pid, later.pid)}
     assert {file.name for file in tmp_path.iterdir()} <= left, "files of what is no agent of the run are removed"
-    for process in (coming, others, script):
+    for process in (coming, others, script, later):
         process.kill()
         process.communicate()
