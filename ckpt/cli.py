@@ -175,5 +175,5 @@ def _age(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-app.command("rebuild")(rebuild_lost)
+app.command("rebuild", short_help="Make the lost shards of a step again, from copies and parity.")(rebuild_lost)
 register(app)  # the other verbs that change or make something

@@ -28,11 +28,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs to `holdfast ckpt`."""
-    app.command("bench")(bench)
-    app.command("copy")(copy)
+    app.command("bench", short_help="Measure saves, loads and drains on this machine.")(bench)
+    app.command("copy", short_help="Copy committed steps to another directory or bucket.")(copy)
     app.command("gc")(collect)
-    app.command("export")(export)
-    app.command("import")(import_step)
+    app.command("export", short_help="Write a step as torch DCP or safetensors.")(export)
+    app.command("import", short_help="Take a torch DCP directory in as a step.")(import_step)
 
 
 def bench(

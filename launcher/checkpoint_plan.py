@@ -9,7 +9,7 @@ import typer
 
 from launcher.errors import UsageError
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 def _gb_s(of: str) -> Any:

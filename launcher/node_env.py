@@ -15,7 +15,7 @@ from launcher.fabric import MODES, efa_devices, fabric_environment, plugin_path,
 from lifecycle import expected, instance_type
 from lifecycle.blocks import print_json
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 # What is shown beside the remarks: the settings of the libraries that training rests on.
 _SHOWN = (
@@ -34,9 +34,10 @@ _SHOWN = (
 
 @app.command("env", short_help="Print and lint the environment for NCCL and the fabric.")
 def env(
-    fabric: Annotated[str, typer.Option(help="As in the job file: require, prefer or any.")] = "prefer",
+    fabric: Annotated[str, typer.Option(metavar="MODE", help="As in the job file: require, prefer or any.")] = "prefer",
     nccl_log: Annotated[
-        list[Path] | None, typer.Option(help="Also judge these logs of NCCL (NCCL_DEBUG=INFO).", show_default=False)
+        list[Path] | None,
+        typer.Option(metavar="LOG", help="Also judge these logs of NCCL (NCCL_DEBUG=INFO).", show_default=False),
     ] = None,
     more_logs: Annotated[
         list[Path] | None, typer.Argument(metavar="LOG", help="More logs, as with --nccl-log.", show_default=False)

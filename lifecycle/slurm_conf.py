@@ -20,7 +20,9 @@ def slurm_conf(
     lint_file: Annotated[
         Path | None, typer.Option("--lint", help="Say what this slurm.conf lacks, and why.", metavar="FILE")
     ] = None,
-    directory: Annotated[Path, typer.Option(help="Where the hooks' scripts are on every node.")] = DIRECTORY,
+    directory: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where the hooks' scripts are on every node.")
+    ] = DIRECTORY,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the lines that slurm.conf needs for the hooks; with --lint, what a slurm.conf has against them.

@@ -21,7 +21,7 @@ Efa = Annotated[str, typer.Option(help="Version of the EFA installer.  [default:
 
 def versions(
     torch: Annotated[str, typer.Option(help="Ask for this torch instead of the one installed.", metavar="V")] = "",
-    python: Annotated[str, typer.Option(help="The interpreter whose torch is asked.")] = sys.executable,
+    python: Annotated[str, typer.Option(metavar="FILE", help="The interpreter whose torch is asked.")] = sys.executable,
     efa: Efa = "",
     files: Annotated[
         bool, typer.Option("--files", help="List what provisioning fetches: name, SHA-256 or -, file, URL.")
@@ -52,7 +52,7 @@ def image(
         typer.Option(help="Holdfast's wheel; the recipe expects it beside itself.", metavar="FILE", show_default=False),
     ],
     efa: Efa = "",
-    base: Annotated[str, typer.Option(help="The image it starts from.")] = "ubuntu:22.04",
+    base: Annotated[str, typer.Option(metavar="IMAGE", help="The image it starts from.")] = "ubuntu:22.04",
 ) -> None:
     """Print the recipe of a training image with EFA.
 

@@ -7,6 +7,7 @@
     doctor    the verb of that name
     cluster   up, down, status of a test cluster
     options   what several verbs have in common
+    plain_command how arguments appear in help
     job_command   which words of a command line are sbatch's or the script's
     schema    the verb of that name; reference.py writes docs/reference
     man       pages of the manual

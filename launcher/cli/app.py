@@ -19,6 +19,7 @@ from launcher.cli.init import init
 from launcher.cli.job_command import JobCommand, SubmitCommand
 from launcher.cli.jobs import cancel, logs, status, stop
 from launcher.cli.options import GROUP
+from launcher.cli.plain_command import plain
 from launcher.cli.schema import schema
 from launcher.cli.start import run, submit
 
@@ -44,8 +45,8 @@ class _CheckpointVerbs(_RoomVerbs):
         from ckpt.cli import app as verbs
         from launcher.checkpoint_plan import app as plan
 
-        group = typer.main.get_group(verbs)
-        group.add_command(typer.main.get_command(plan), "plan")
+        group = typer.main.get_group(plain(verbs))
+        group.add_command(typer.main.get_command(plain(plan)), "plan")
         return group
 
 
@@ -56,8 +57,8 @@ class _NodeVerbs(_RoomVerbs):
         from launcher.node_env import app as env
         from lifecycle.cli import app as verbs
 
-        group = typer.main.get_group(verbs)
-        group.add_command(typer.main.get_command(env), "env")
+        group = typer.main.get_group(plain(verbs))
+        group.add_command(typer.main.get_command(plain(env)), "env")
         return group
 
 
@@ -94,7 +95,8 @@ ckpt = typer.Typer(**GROUP, cls=_CheckpointVerbs, help="List, verify, rebuild, c
 app.add_typer(ckpt, name="ckpt")
 node = typer.Typer(**GROUP, cls=_NodeVerbs, help="Check and provision this node; heal those of the cluster.")
 app.add_typer(node, name="node")
-app.add_typer(cluster.app, name="cluster")
+app.add_typer(plain(cluster.app), name="cluster")
+plain(app)
 
 
 def main(arguments: list[str] | None = None) -> int:

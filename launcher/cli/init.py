@@ -19,7 +19,7 @@ _SCHEMA_OF_EXAMPLE = "$schema=../../docs/reference/job.schema.json"
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Made if missing.", show_default=".")] = Path(),
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made if missing.", show_default=".")] = Path(),
 ) -> None:
     """Write an example job (job.yaml, train.py, job.schema.json) and the batch scripts (sbatch_templates/) into DIR.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from typer.core import TyperCommand
+from launcher.cli.plain_command import PlainCommand
 
 SCRIPT_ARGUMENTS = "launcher.script_arguments"  # in the context's meta; None without `--`
 # Options of sbatch (sbatch(1), 25.05) that take no value as a word of its own. All others take the next word.
@@ -20,8 +20,11 @@ _LONG_WITHOUT_VALUE = frozenset(
 )  # fmt: skip
 
 
-class JobCommand(TyperCommand):
+class JobCommand(PlainCommand):
     """A verb that takes JOB.yaml and arguments for its script."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words, rest = _cut(args)
@@ -31,6 +34,10 @@ class JobCommand(TyperCommand):
 
 class SubmitCommand(JobCommand):
     """A verb that also takes sbatch's options; the context's `args` are those."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        own, *rest = super().collect_usage_pieces(ctx)
+        return [own, "[SBATCH OPTIONS]", *rest]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words, rest = _cut(args)

@@ -25,7 +25,9 @@ class File(str, Enum):
 
 
 def schema(
-    of: Annotated[File, typer.Option("--of", help="Which file: the job file, or one of /etc/holdfast.")] = File.JOB,
+    of: Annotated[
+        File, typer.Option("--of", metavar="|".join(TITLES), help="Which file: the job file, or one of /etc/holdfast.")
+    ] = File.JOB,
 ) -> None:
     """Print the JSON Schema of a file.
 

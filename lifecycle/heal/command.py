@@ -87,6 +87,7 @@ def lemons(
     incidents: Annotated[
         list[Path] | None,
         typer.Option(
+            metavar="FILE",
             help=f"Nodes' incidents.jsonl, jobs' events.jsonl; repeat it.  [default: {Places().incidents}]",
             show_default=False,
         ),

@@ -34,14 +34,17 @@ def check(
     brief: Annotated[bool, typer.Option("--brief", help="Only what is not ok, and the sum in one line.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the checks, run none.")] = False,
     config: Annotated[
-        Path | None, typer.Option(help=f"The site's settings.  [default: {SETTINGS_FILE}]", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help=f"The site's settings.  [default: {SETTINGS_FILE}]", show_default=False),
     ] = None,
     within: Annotated[
         float | None, typer.Option(help="Seconds for all checks, less than the level's.", metavar="S", min=1.0)
     ] = None,
     verdict: Annotated[
         Path | None,
-        typer.Option(help=f"Where the verdict goes.  [default, as root: {VERDICT_FILE}]", show_default=False),
+        typer.Option(
+            metavar="FILE", help=f"Where the verdict goes.  [default, as root: {VERDICT_FILE}]", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Say whether this node is fit for training: what was measured, what was expected, what to do.

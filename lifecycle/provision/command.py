@@ -45,16 +45,19 @@ def provision(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, change nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
     config: Annotated[
-        Path | None, typer.Option(help=f"What the site's nodes should be.  [default: {SITE_FILE}]", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE", help=f"What the site's nodes should be.  [default: {SITE_FILE}]", show_default=False
+        ),
     ] = None,
     mirror: Annotated[
         str, typer.Option(help="Directory or s3://bucket/prefix that has the pinned files.", metavar="WHERE")
     ] = "",
     resource_config: Annotated[
-        Path | None, typer.Option(help="HyperPod's resource_config.json.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="HyperPod's resource_config.json.", show_default=False)
     ] = None,
     parameters: Annotated[
-        Path | None, typer.Option(help="HyperPod's provisioning_parameters.json.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="HyperPod's provisioning_parameters.json.", show_default=False)
     ] = None,
     root: Annotated[Path, typer.Option(hidden=True)] = Path("/"),
 ) -> None:

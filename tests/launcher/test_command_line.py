@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -63,6 +64,37 @@ def test_every_verb_explains_itself_and_refuses_what_it_does_not_know(
     if words != ["submit"]:  # which leaves them to sbatch
         assert main([*words, "--no-such-option"]) == 2
         assert capsys.readouterr().err.startswith("holdfast: error: No such option: --no-such-option")
+
+
+@pytest.mark.parametrize("words", list(verbs()), ids=lambda words: " ".join(words) or "holdfast")
+def test_help_names_values_as_other_tools_do(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "-h"]) == 0
+    text = capsys.readouterr().out
+    usage, tables = text.partition("\n\n")[0], re.split(r"^(?:Arguments|Options):\n", text, flags=re.M)[1:]
+    assert not set("{}<>") & set(usage) and "[[" not in usage
+    names = re.findall(r"^  (\S.*?)(?:  |$)", "".join(tables).partition("Commands:")[0], re.M)
+    assert names and not [name for name in names if set("{}<>()") & set(name)]
+    values = [name.split()[-1].removesuffix("...") for name in names if name.startswith("-") and " " in name]
+    types = ("int", "float", "str", "path", "TEXT", "INTEGER", "FLOAT", "PATH")
+    assert [value for value in values if value in types] == []
+    assert "..." not in text.partition("Commands:")[2]
+    assert ("--install-completion" in text) is (words == [])
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("run", "[OPTIONS] JOB.yaml [-- ARGS...]"),
+        ("submit", "[OPTIONS] [SBATCH OPTIONS] JOB.yaml [-- ARGS...]"),
+        ("init", "[OPTIONS] [DIR]"),
+        ("ckpt rebuild", "[OPTIONS] DIR..."),
+        ("ckpt import", "[OPTIONS] DCP_DIR PATH"),
+        ("node env", "[OPTIONS] [LOG...]"),
+    ],
+)
+def test_the_usage_line(words: str, usage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words.split(), "-h"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"Usage: holdfast {words} {usage}"
 
 
 @pytest.mark.parametrize("words", [[], ["ckpt"], ["node"], ["cluster"]], ids=" ".join)
