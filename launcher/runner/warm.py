@@ -38,7 +38,7 @@ except (ImportError, OSError) as error:  # a library of CUDA's that is missing i
 
 from launcher.runner.last_words import LastWords
 from launcher.runner.process_groups import keep_process_groups
-from launcher.runner.processes import adopt_orphans, children, die_with_parent
+from launcher.runner.processes import adopt_orphans, die_with_parent
 from launcher.runner.script import ENDING_SIGNALS, run_script, script_traceback
 from launcher.runner.step_signals import WARNINGS
 
@@ -101,16 +101,20 @@ def _preload(folder: str = "", *modules: str) -> str | None:
 
 
 class _Warm:
-    """Forks agents and passes their reports on, without threads."""
+    """Forks agents, passes their reports on and reaps what they leave behind, without threads."""
 
     def __init__(self, tasks: int, reports: int) -> None:
         self._tasks, self._reports = tasks, reports
         self._selector = selectors.DefaultSelector()
-        self._agents: set[int] = set()
+        self._agents: dict[int, _Lines] = {}
+        self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> None:
         self._report({"event": "warm"})
         pending = b""
+        signal.set_wakeup_fd(self._wakes)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a signal without a handler wakes nobody
+        self._selector.register(self._woken, selectors.EVENT_READ, self._reap)
         self._selector.register(self._tasks, selectors.EVENT_READ, None)
         while True:
             for key, _ in self._selector.select():
@@ -133,26 +137,27 @@ class _Warm:
         if pid == 0:
             code = 1
             try:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 self._selector.close()
-                for fd in (self._tasks, self._reports, reads):
+                for fd in (self._tasks, self._reports, self._woken, self._wakes, reads):
                     os.close(fd)
                 code = _run_agent(task, warm_pid, lambda report: _write_line(writes, report))
             finally:
                 os._exit(code)
         os.close(writes)
-        self._agents.add(pid)
-        ended = os.pidfd_open(pid)
-        lines = _Lines(reads, task["attempt"], self._report)
+        self._agents[pid] = lines = _Lines(reads, task["attempt"], self._report)
         self._selector.register(reads, selectors.EVENT_READ, lines.read)
-        self._selector.register(ended, selectors.EVENT_READ, lambda: self._reap(pid, ended, lines))
 
-    def _reap(self, pid: int, ended: int, lines: _Lines) -> None:
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        self._agents.discard(pid)
-        for orphan in set(children(os.getpid())) - self._agents:
-            os.waitpid(orphan, os.WNOHANG)
-        self._selector.unregister(ended)
-        os.close(ended)
+    def _reap(self) -> None:
+        """Reaps every child that has ended: agents, and orphans, which may end long after their parents."""
+        os.read(self._woken, 4096)
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if lines := self._agents.pop(ended[0], None):
+                    self._end(lines, os.waitstatus_to_exitcode(ended[1]))
+
+    def _end(self, lines: _Lines, code: int) -> None:
         lines.read()
         self._selector.unregister(lines.fd)
         os.close(lines.fd)

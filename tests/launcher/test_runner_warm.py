@@ -1,4 +1,4 @@
-"""The warm process that cannot be one."""
+"""The warm process: why it cannot be one, and what it leaves of an attempt."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from launcher.runner.port import free_port
+from launcher.runner.processes import children, state_of, status_of
 from launcher.runner.workers import Workers
 
 
@@ -48,3 +50,54 @@ def test_a_signal_to_all_processes_of_a_step_does_not_end_it_while_torch_loads(
     asyncio.run(asyncio.wait_for(Workers(reports.append).run(), 60))
     (broken,) = reports
     assert broken["reason"].endswith("cannot load torch: ImportError: after the signal")
+
+
+def test_what_a_script_leaves_behind_is_ended_and_reaped(tmp_path: Path) -> None:
+    """Its orphan ends long after the elastic agent: no zombie may stay until the next attempt's end."""
+    script = tmp_path / "leaves.py"
+    script.write_text(
+        "import subprocess, sys\n"
+        "daemon = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "open(sys.argv[1], 'w').write(str(daemon.pid))\n"
+    )
+    left = tmp_path / "pid"
+    task = {
+        "attempt": 3,
+        "max_restarts": 0,
+        "env": {},
+        "script": str(script),
+        "args": [str(left)],
+        "workers": 1,
+        "node_rank": 0,
+        "nodes": 1,
+        "master_addr": "127.0.0.1",
+        "master_port": free_port(),
+        "run_id": "run",
+        "log_dir": str(tmp_path),
+        "rendezvous_timeout_s": 60,
+    }
+    reports: list[dict[str, Any]] = []
+
+    async def reported(event: str) -> dict[str, Any]:
+        while True:
+            if found := [report for report in reports if report["event"] == event]:
+                return found[0]
+            await asyncio.sleep(0.01)
+
+    async def attempt() -> None:
+        workers = Workers(reports.append)
+        running = asyncio.create_task(workers.run())
+        workers.start(task)
+        ended = await reported("ended")
+        assert ended["ok"], ended
+        orphan = int(left.read_text())
+        while children(int(status_of(orphan)["PPid"])) != [orphan]:  # the elastic agent has ended as well
+            await asyncio.sleep(0.01)
+        assert await workers.kill(5.0) == []
+        while state_of(orphan):
+            await asyncio.sleep(0.01)
+        assert workers.warm
+        await workers.close(5.0)
+        running.cancel()
+
+    asyncio.run(asyncio.wait_for(attempt(), 60))
