@@ -10,7 +10,7 @@ import sys
 from ckpt.agent.deadlines import Deadlines
 from ckpt.agent.fabric import mpi_settings
 from ckpt.agent.launch import UNTIL_UNUSED
-from ckpt.agent.lifetime import leave_within, lock_memory
+from ckpt.agent.lifetime import MemoryDirectory, leave_within
 from ckpt.agent.server import run_agent
 from ckpt.config import Place, config_from_env
 from ckpt.errors import CheckpointError
@@ -31,7 +31,7 @@ def main() -> int:
         place, config = Place.from_env(os.environ), config_from_env(os.environ)
         form = f"%(asctime)s agent {place.node} %(levelname)s %(message)s"
         logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
-        lock_memory(place.ram_dir, deadlines.world_s)
+        memory = MemoryDirectory(place.ram_dir, deadlines.world_s)
         leave_request(place, config, os.environ)
         transport: Transport = SoloTransport()
         if len(place.nodes) > 1:
@@ -39,7 +39,7 @@ def main() -> int:
             with leave_within(deadlines.world_s, f"agents of {', '.join(place.nodes)} to meet", exit_code=1):
                 transport = MpiTransport(place.nodes, place.node)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until here srun's, for those that wait for one that has died
-        run_agent(place, config, transport, deadlines, until_unused=UNTIL_UNUSED in sys.argv[1:])
+        run_agent(place, config, transport, deadlines, memory, until_unused=UNTIL_UNUSED in sys.argv[1:])
     except (CheckpointError, OSError) as error:
         print(f"ckpt.agent: {error}", file=sys.stderr, flush=True)
         return 1

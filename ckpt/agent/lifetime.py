@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import stat
 import threading
 import time
 from pathlib import Path
 
+from ckpt.agent.launch import PID_FILE
 from ckpt.errors import AgentError
+from ckpt.record.files import private_directory
 
 _LOCK_POLL_S = 0.05
 
@@ -19,35 +20,53 @@ log = logging.getLogger(__name__)
 _LOCK = "agent.lock"  # never removed: whoever waits for it would then hold a file that nobody else sees
 
 
-def lock_memory(ram_dir: Path, timeout_s: float) -> int:
-    """Makes this process a memory directory's only agent until it ends; an older attempt's may take a moment to die.
+class MemoryDirectory:
+    """A node's memory directory, of which this process is the only agent until it ends."""
 
-    Returns:
-        The lock's descriptor, to be kept open.
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        """Makes the directory if it is missing, and locks it. An older attempt's agent may take a moment to die.
 
-    Raises:
-        AgentError: the directory is not ours alone, or another agent does not leave it in time.
-    """
-    try:
-        status = os.lstat(ram_dir)
-    except OSError as error:
-        raise AgentError(f"memory directory {ram_dir}: {error.strerror}; the launcher's runner makes it") from None
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise AgentError(
-            f"memory directory {ram_dir}: mode {status.st_mode & 0o777:o} of uid {status.st_uid}, "
-            f"expected a directory of mode 700 of uid {os.getuid()}; remove it"
-        )
-    descriptor = os.open(ram_dir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        Raises:
+            AgentError: another agent does not leave the directory in time.
+            ConfigError, OSError: as private_directory().
+        """
+        self._path = path
+        self._lock = _lock(path, timeout_s)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the directory is still the one that was locked. systemd's RemoveIPC=yes, for one, removes it."""
+        try:
+            return os.path.samestat(os.lstat(self._path / _LOCK), os.fstat(self._lock))
+        except OSError:
+            return False
+
+    def make_again(self) -> None:
+        """Makes and locks the directory again after somebody has removed it. Raises as the constructor does."""
+        lock = _lock(self._path, 0.0)
+        self.close()
+        self._lock = lock
+
+    def close(self) -> None:
+        """Lets another agent have the directory."""
+        os.close(self._lock)
+
+
+def _lock(path: Path, timeout_s: float) -> int:
+    private_directory(path)
+    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + timeout_s
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
+            break
         except OSError:
             if time.monotonic() > deadline:
                 os.close(descriptor)
-                raise AgentError(f"memory directory {ram_dir}: in use by another agent; end that one first") from None
+                raise AgentError(f"memory directory {path}: in use by another agent; end that one first") from None
             time.sleep(_LOCK_POLL_S)
+    (path / PID_FILE.format(pid=os.getpid())).touch(0o600)
+    return descriptor
 
 
 class leave_within:

@@ -63,8 +63,8 @@ class Listener:
         self._backlog: deque[dict[str, Any]] = deque(maxlen=_BACKLOG)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> None:
-        """Listens.
+    async def listen(self) -> None:
+        """Listens; again where the socket's file was removed. Connections stay.
 
         Raises:
             AgentError: the path is too long for a socket.
@@ -74,8 +74,15 @@ class Listener:
             raise AgentError(
                 f"socket {self.path}: got {length} bytes, at most {_MAX_PATH_BYTES}; use a shorter memory directory"
             )
+        if self._server is not None:
+            self._server.close()
         self._server = await asyncio.start_unix_server(self._accept, path=self.path)
         os.chmod(self.path, 0o600)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether others find the socket."""
+        return self.path.exists()
 
     async def close(self) -> None:
         if self._server is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from typing import Any
@@ -15,7 +16,7 @@ from ckpt.agent.drain import DrainLead, DrainPart
 from ckpt.agent.exchange import Exchange
 from ckpt.agent.holdings import Holdings
 from ckpt.agent.launch import PID_FILE
-from ckpt.agent.lifetime import leave_within
+from ckpt.agent.lifetime import MemoryDirectory, leave_within
 from ckpt.agent.listener import Client, Listener
 from ckpt.agent.loading import Loading
 from ckpt.agent.parting import Parting
@@ -28,7 +29,8 @@ from ckpt.agent.shelf import Shelf
 from ckpt.agent.stop import Stop
 from ckpt.agent.tenure import Tenure
 from ckpt.config import CheckpointConfig, Place
-from ckpt.errors import AgentError
+from ckpt.errors import AgentError, CheckpointError
+from ckpt.job_end.request import leave_request
 from ckpt.record.board import Board
 from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.sets import most_in_one_domain
@@ -37,6 +39,7 @@ from ckpt.transport import Transport
 
 _PARENT_POLL_S = 1.0
 _BOARD_POLL_S = 1.0
+_MEMORY_POLL_S = 1.0
 
 Lead = RecoverLead | RejoinLead | Coordinator | Tenure  # of node rank 0
 
@@ -46,8 +49,17 @@ log = logging.getLogger(__name__)
 class Agent:
     """One node's agent for one attempt. Make it inside a running event loop, then `run` it."""
 
-    def __init__(self, place: Place, config: CheckpointConfig, transport: Transport, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        place: Place,
+        config: CheckpointConfig,
+        transport: Transport,
+        deadlines: Deadlines,
+        memory: MemoryDirectory,
+    ) -> None:
         self._place = place
+        self._config = config
+        self._memory = memory
         self._ended = asyncio.Event()
         self._peers = Peers(transport, place.nodes)
         self._listener = Listener(place.socket_path, self._serve)
@@ -63,8 +75,7 @@ class Agent:
         self._restore = Restore(context, self._saves)
         self._loading = Loading(context, self._restore.plan, self._saves.pinned)
         self._ahead = Ahead(context, self._restore.plan, self._loading, self._saves.parities)
-        board = Board.open(place.ram_dir) if place.generation else Board.create(place.ram_dir, place.attempt)
-        self._board = board
+        self._board = _board_of(place)
         self._stop = Stop(context, self._board)
         self._rejoin = Rejoin(context, self._saves, self._stop)
         if place.generation:
@@ -106,9 +117,9 @@ class Agent:
         for file in self._place.ram_dir.glob(PID_FILE.format(pid="[0-9]*")):
             if not os.path.exists(f"/proc/{file.stem.removeprefix('agent-')}"):
                 file.unlink(missing_ok=True)
-        await self._listener.start()
+        await self._listener.listen()
         log.info("node %s listens on %s", self._place.node, self._place.socket_path)
-        follow = (self._follow_peers(), self._follow_parent(), self._follow_board())
+        follow = (self._follow_peers(), self._follow_parent(), self._follow_board(), self._follow_memory())
         tasks = [asyncio.ensure_future(coroutine) for coroutine in follow]
         tasks += [asyncio.ensure_future(self._guard(lead)) for lead in self._leads]
         if until_unused:
@@ -168,6 +179,33 @@ class Agent:
                     self._saves.closed_unheard(local_rank, session)
             await asyncio.sleep(_BOARD_POLL_S)
 
+    async def _follow_memory(self) -> None:
+        """Makes the memory directory again where somebody has removed it; workers and the runner find it by its name.
+
+        Shards in flight are lost with it, and their saves are dropped. The next save is whole again.
+        """
+        failure = ""
+        while True:
+            await asyncio.sleep(_MEMORY_POLL_S)
+            if self._memory.is_there and self._board.is_there and self._listener.is_there:
+                continue
+            what = f"{self._place.ram_dir} was removed, with all that this node held in memory"
+            try:
+                if not self._memory.is_there:
+                    self._memory.make_again()
+                leave_request(self._place, self._config, os.environ)
+                if not self._board.is_there:
+                    self._board.make_again()
+                await self._listener.listen()
+            except (CheckpointError, OSError) as error:
+                if str(error) != failure:
+                    failure = str(error)
+                    self._listener.problem("memory directory removed", f"{what}; it cannot be made again: {failure}")
+                continue
+            failure = ""
+            more = "it was made again, and the next save is whole; does systemd remove it (RemoveIPC=yes)?"
+            self._listener.problem("memory directory removed", f"{what}; {more}")
+
     async def _follow_program(self) -> None:
         await self._parting.run()
         self._ended.set()
@@ -223,13 +261,27 @@ class Agent:
         return None
 
 
+def _board_of(place: Place) -> Board:
+    """The board of the attempt, which agents before us may have made."""
+    if place.generation:
+        with contextlib.suppress(FileNotFoundError):
+            return Board.open(place.ram_dir)
+    return Board.create(place.ram_dir, place.attempt)
+
+
 def run_agent(
-    place: Place, config: CheckpointConfig, transport: Transport, deadlines: Deadlines, *, until_unused: bool = False
+    place: Place,
+    config: CheckpointConfig,
+    transport: Transport,
+    deadlines: Deadlines,
+    memory: MemoryDirectory,
+    *,
+    until_unused: bool = False,
 ) -> None:
     """Runs the agent to its end, then leaves the world. Does not wait longer than `leave_s` for the others to leave."""
 
     async def main() -> None:
-        await Agent(place, config, transport, deadlines).run(until_unused=until_unused)
+        await Agent(place, config, transport, deadlines, memory).run(until_unused=until_unused)
 
     asyncio.run(main())
     with leave_within(deadlines.leave_s, "the other agents to leave", exit_code=0):

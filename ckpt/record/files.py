@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -10,7 +11,28 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from ckpt.errors import CorruptError
+from ckpt.errors import ConfigError, CorruptError
+
+MEMORY_ROOT = Path("/dev/shm")
+
+
+def private_directory(path: Path) -> None:
+    """Makes a directory of mode 0700, and the levels that lie between it and `/dev/shm`.
+
+    Raises:
+        ConfigError: a level is not a directory of this user alone.
+        OSError: a level cannot be made.
+    """
+    levels = [path, *path.parents]
+    for level in reversed(levels[: levels.index(MEMORY_ROOT)] if MEMORY_ROOT in levels else [path]):
+        with contextlib.suppress(FileExistsError):
+            level.mkdir(mode=0o700)
+        status = os.lstat(level)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+            raise ConfigError(
+                f"memory directory {level}: mode {status.st_mode & 0o777:o} of uid {status.st_uid}, "
+                f"expected a directory of mode 700 of uid {os.getuid()}; remove it"
+            )
 
 
 def durable_write(path: Path, data: bytes, *, sync: bool = True) -> None:

@@ -47,12 +47,14 @@ class Cadence:
 
     def close(self) -> None:
         """Takes leave of the board: from here on no step is missed."""
+        self._board.follow()
         if self._boundary:
             self._board.leave(self._local_rank)
         self._board.close()
 
     def _pass_boundary(self) -> None:
         self._boundary += 1
+        self._board.follow()
         self._board.write_row(
             self._local_rank, rank=self._rank, attempt=self._attempt, boundary=self._boundary, step=self._step
         )

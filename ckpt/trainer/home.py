@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,12 +14,11 @@ import xxhash
 
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import ConfigError
-from ckpt.record.files import dump_json, durable_write
+from ckpt.record.files import MEMORY_ROOT, dump_json, durable_write, private_directory
 from ckpt.tiers.posix import SharedTier
 
 LOG = "agent.log"
 _NOTE = "solo.json"
-_MEMORY = Path("/dev/shm")
 
 
 def slurm_job(env: Mapping[str, str]) -> str:
@@ -56,17 +54,11 @@ def memory_directory(config: CheckpointConfig, job: str = "") -> Path:
     """
     shared = config.shared.path if config.shared else ""
     digest = xxhash.xxh32_hexdigest(f"{config.namespace} {shared}".encode())
-    directory = _MEMORY / f"holdfast-{os.getuid()}"
-    levels = [directory]
     # A socket's path has 107 bytes, and the job's name may take half of them.
-    for level in (job, f"mpi-{digest}") if job else (f"solo-{config.namespace[:40]}-{digest}",):
-        levels.append(levels[-1] / level)
-    for path in levels:
-        path.mkdir(mode=0o700, exist_ok=True)
-        status = os.lstat(path)
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-            raise ConfigError(f"{path}: expected a directory of mode 0700 that belongs to uid {os.getuid()}; remove it")
-    return levels[-1]
+    below = f"{job}/mpi-{digest}" if job else f"solo-{config.namespace[:40]}-{digest}"
+    directory = MEMORY_ROOT / f"holdfast-{os.getuid()}" / below
+    private_directory(directory)
+    return directory
 
 
 def lock_directory(ram_dir: Path, config: CheckpointConfig) -> int:

@@ -6,6 +6,7 @@ the note. The agent ends with rank 0. An MPI program has a communicator instead 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -72,7 +73,8 @@ class SoloAgent:
         process, self._process = self._process, None
         if process is None:
             return
-        write_note(self.place)  # nobody may follow it any more
+        with contextlib.suppress(OSError):  # somebody may just have removed the directory
+            write_note(self.place)  # nobody may follow it any more
         try:
             with Monitor.connect(self.place.ram_dir, self.place.attempt, timeout_s=_END_S) as monitor:
                 monitor.shutdown()

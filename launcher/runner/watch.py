@@ -128,20 +128,20 @@ class Watch:
 
     def step(self) -> int | None:
         """The newest step that a worker of this attempt has finished; None before the first word of it."""
-        if self._board is None:
+        if (board := self._followed()) is None:
             return None
-        return max((row.step for row in self._board.rows() if row.attempt == self.attempt), default=None)
+        return max((row.step for row in board.rows() if row.attempt == self.attempt), default=None)
 
     def slowest(self) -> int | None:
         """The step of the worker that is furthest behind, of those that have told one and are still to tell another."""
-        if self._board is None:
+        if (board := self._followed()) is None:
             return None
-        rows = (row for row in self._board.rows() if row.attempt == self.attempt and not row.left)
+        rows = (row for row in board.rows() if row.attempt == self.attempt and not row.left)
         return min((row.step for row in rows if state_of(row.pid) not in ("", "Z", "X")), default=None)
 
     def boundaries(self) -> dict[int, int]:
         """Step boundaries passed in this attempt, by rank, as far as the workers have told any."""
-        rows = self._board.rows() if self._board is not None else []
+        rows = board.rows() if (board := self._followed()) is not None else []
         return {row.rank: row.boundary for row in rows if row.attempt == self.attempt}
 
     def stop(self) -> None:
@@ -207,15 +207,21 @@ class Watch:
             self._lose_agent(str(error))
 
     async def _report_first_step(self) -> None:
-        while self._board is not None:
+        while (board := self._followed()) is not None:
             first = None
             if self._restored is not None:
-                rows = (row for row in self._board.rows() if row.attempt == self.attempt and row.step > self._restored)
+                rows = (row for row in board.rows() if row.attempt == self.attempt and row.step > self._restored)
                 first = min(rows, key=lambda row: row.time_s, default=None)
             if first is not None:
                 self._send({"op": "first_step", "attempt": self.attempt, "step": first.step, "time": first.time_s})
                 return
             await asyncio.sleep(_BOARD_POLL_S)
+
+    def _followed(self) -> Board | None:
+        """The board that the workers write to: the agent makes another where somebody has removed it."""
+        if self._board is not None:
+            self._board.follow()
+        return self._board
 
     def _ask(self, request: Callable[[Monitor], None]) -> None:
         if self._monitor is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.agent.deadlines import Deadlines
+from ckpt.agent.lifetime import MemoryDirectory
 from ckpt.agent.messages import Decoder, encode
 from ckpt.agent.server import Agent
 from ckpt.config import CheckpointConfig, Place
@@ -267,9 +268,10 @@ class World:
     async def __aenter__(self) -> World:
         solo = len(self.places) == 1
         transports: list[Transport] = [SoloTransport()] if solo else list(self.fake.transports)
+        self._memories = [MemoryDirectory(place.ram_dir, WAIT_S) for place in self.places]
         self.agents = [
-            Agent(place, self._checkpoint, transport, self._deadlines)
-            for place, transport in zip(self.places, transports, strict=True)
+            Agent(place, self._checkpoint, transport, self._deadlines, memory)
+            for place, transport, memory in zip(self.places, transports, self._memories, strict=True)
         ]
         self.tasks = [asyncio.ensure_future(agent.run(until_unused=self._until_unused)) for agent in self.agents]
         for place in self.places:
@@ -291,6 +293,9 @@ class World:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+        for memory in self._memories:
+            memory.close()
+        self._memories = []
 
     async def save(self, step: int, slot: int, drain: bool = False) -> None:
         """All workers save; returns when all have heard of the commit."""

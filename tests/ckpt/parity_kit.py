@@ -28,6 +28,7 @@ def parities(ram_dir):
 
 async def saved(root, checkpoint, nodes=NODES, ranks_per_node=2, steps=(10, 20), data=content):
     async with World(root, list(nodes), 0, checkpoint, ranks_per_node) as world:
+        await world.plan()  # as a worker does: the agents hold the namespace then, and have looked at what was there
         for slot, step in enumerate(steps):
             for worker in world.workers:
                 worker.save(step, slot, data(worker.rank, step))

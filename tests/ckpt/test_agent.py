@@ -14,10 +14,10 @@ from agent_kit import Link, World, config, content, layout, run, until
 
 from ckpt.agent.deadlines import Deadlines
 from ckpt.agent.holdings import Holdings
-from ckpt.agent.lifetime import lock_memory
+from ckpt.agent.lifetime import MemoryDirectory
 from ckpt.agent.listener import Listener
 from ckpt.agent.peers import PeerError
-from ckpt.errors import AgentError, CorruptError
+from ckpt.errors import AgentError, ConfigError, CorruptError
 from ckpt.record.shard import read_record
 
 QUICK = Deadlines(answer_s=2, seal_s=0.3, protect_s=2)
@@ -413,23 +413,21 @@ def test_the_socket_is_private(tmp_path):
 
 def test_a_memory_directory_has_one_agent_at_a_time(tmp_path):
     tmp_path.chmod(0o700)
-    first = lock_memory(tmp_path, 1)
+    first = MemoryDirectory(tmp_path, 1)
     with pytest.raises(AgentError, match="in use by another agent"):
-        lock_memory(tmp_path, 0.1)
-    os.close(first)
-    os.close(lock_memory(tmp_path, 1))
+        MemoryDirectory(tmp_path, 0.1)
+    first.close()
+    MemoryDirectory(tmp_path, 1).close()
 
 
 def test_a_memory_directory_that_is_not_ours_alone_is_refused(tmp_path):
     tmp_path.chmod(0o755)
-    with pytest.raises(AgentError, match="mode 755"):
-        lock_memory(tmp_path, 1)
+    with pytest.raises(ConfigError, match="mode 755"):
+        MemoryDirectory(tmp_path, 1)
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
-    with pytest.raises(AgentError, match="expected a directory"):
-        lock_memory(link, 1)
-    with pytest.raises(AgentError, match="No such file"):
-        lock_memory(tmp_path / "missing", 1)
+    with pytest.raises(ConfigError, match="expected a directory"):
+        MemoryDirectory(link, 1)
 
 
 def test_a_free_name_never_replaces_what_must_stay(tmp_path):
@@ -499,6 +497,6 @@ def test_a_socket_path_that_is_too_long_says_so(tmp_path):
         folder = tmp_path / ("x" * 100)
         folder.mkdir()
         with pytest.raises(AgentError, match="at most 107; use a shorter memory directory"):
-            await Listener(folder / "agent-0.sock", serve=lambda *_: None).start()
+            await Listener(folder / "agent-0.sock", serve=lambda *_: None).listen()
 
     run(test)

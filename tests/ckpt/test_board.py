@@ -20,7 +20,7 @@ def cadence(board: Board, local_rank: int = 0, **changes: float) -> Cadence:
 
 
 def test_rows_show_the_workers_of_this_attempt(tmp_path: Path) -> None:
-    reader = Board.open(tmp_path)
+    reader = Board.create(tmp_path, attempt=2)
     assert reader.rows() == []
     agent = Board.create(tmp_path, attempt=3)
     worker = cadence(Board.open(tmp_path), local_rank=1)
@@ -68,7 +68,7 @@ def test_a_symlink_in_place_of_the_board_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("local_rank", [-1, 64])
 def test_a_local_rank_without_a_row_is_an_error(tmp_path: Path, local_rank: int) -> None:
     with pytest.raises(CheckpointError, match="local rank"):
-        Board.open(tmp_path).write_row(local_rank, rank=0, attempt=0, boundary=1, step=1)
+        Board.create(tmp_path, attempt=0).write_row(local_rank, rank=0, attempt=0, boundary=1, step=1)
 
 
 def test_due_follows_every_configured_cadence(tmp_path: Path) -> None:
@@ -136,3 +136,25 @@ def test_worker_that_has_left_is_known_until_it_comes_back(tmp_path: Path) -> No
     assert [row.left for row in Board.open(tmp_path).rows()] == [True]
     board.write_row(1, rank=1, attempt=0, boundary=3, step=3)
     assert [row.left for row in board.rows()] == [False]
+
+
+def test_a_stop_is_agreed_where_some_workers_have_turned_to_the_new_board_and_some_have_not(tmp_path: Path) -> None:
+    """The agent has made the board again after somebody removed it."""
+    agent = Board.create(tmp_path, attempt=3)
+    late, early = (cadence(Board.open(tmp_path), local_rank=local_rank) for local_rank in (0, 1))
+    runner = Board.open(tmp_path)
+    for step in (1, 2, 3):
+        late.due(step)
+    (tmp_path / "board").unlink()
+    assert not agent.is_there and runner.is_there is False
+    late.due(4)  # as long as there is no other, the board that was removed still counts
+    agent.make_again()
+    assert agent.is_there and agent.boundary() == 4
+    early.due(1)
+    agent.set_gate(1)
+    assert (agent.boundary(), late._board.gate, early._board.gate) == (4, 1, 1)
+    agent.set_stop(5)
+    assert late._board.gate == early._board.gate == 0
+    late.due(5)
+    runner.follow()
+    assert late.stopping and {row.local_rank: row.boundary for row in runner.rows()} == {0: 5, 1: 1}

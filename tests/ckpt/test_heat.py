@@ -12,7 +12,7 @@ from mpi_kit import session_options
 from trainer_kit import solo_directories, solo_namespace
 
 from ckpt.agent.launch import environment, mpirun_options
-from ckpt.agent.lifetime import lock_memory
+from ckpt.agent.lifetime import MemoryDirectory
 
 HEAT = Path(__file__).resolve().parents[2] / "examples" / "heat_mpi" / "heat.py"
 MPIRUN = Path(sys.executable).with_name("mpirun")
@@ -32,7 +32,7 @@ def test_a_rank_that_lost_its_memory_goes_on_from_disk_and_the_heat_is_the_same(
         lost = heat(namespace, tmp_path / "a", "--lose-rank", "1", "--lose-at", "50")
         assert lost.returncode != 0
         (directory,) = solo_directories(namespace)
-        os.close(lock_memory(directory, timeout_s=20))  # once its agent has ended, which nobody has told to
+        MemoryDirectory(directory, timeout_s=20).close()  # once its agent has ended, which nobody has told to
         resumed = heat(namespace, tmp_path / "a")
         assert resumed.returncode == 0, resumed.stderr
         loaded = re.search(r"loaded step (20|40) from shared", resumed.stderr)

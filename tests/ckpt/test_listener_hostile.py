@@ -84,7 +84,7 @@ def test_nobody_is_served_before_a_hello_and_nonsense_closes_its_own_connection_
 
         with tempfile.TemporaryDirectory() as folder:
             listener = Listener(Path(folder) / "agent.sock", serve)
-            await listener.start()
+            await listener.listen()
             await say(listener.path, *sent)
             assert all(client.role in ("trainer", "monitor") for client in served)
             reader, writer = await asyncio.open_unix_connection(listener.path)

@@ -16,6 +16,7 @@ from trainer_kit import solo_namespace
 from ckpt import CheckpointConfig, Checkpointer
 from ckpt.agent.deadlines import Deadlines
 from ckpt.agent.launch import environment, outside_our_step
+from ckpt.agent.lifetime import MemoryDirectory
 from ckpt.agent.server import Agent
 from ckpt.config import Place
 from ckpt.errors import ConfigError
@@ -114,7 +115,8 @@ def test_an_agent_that_nobody_connects_to_leaves(tmp_path: Path) -> None:
     place = Place(run_id="run", attempt=0, node="a", nodes=("a",), ranks_per_node=1, ram_dir=tmp_path)
 
     async def test() -> None:
-        await Agent(place, config(), SoloTransport(), Deadlines(use_s=0.1)).run(until_unused=True)
+        memory = MemoryDirectory(place.ram_dir, 1)
+        await Agent(place, config(), SoloTransport(), Deadlines(use_s=0.1), memory).run(until_unused=True)
 
     run(test)
 

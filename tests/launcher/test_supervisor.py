@@ -556,6 +556,29 @@ def test_lost_agents_are_replaced_while_training_goes_on(make_job: Callable[...,
     assert job.events("restore")[1]["step"] >= saved_again
 
 
+def test_a_memory_directory_that_is_removed_is_made_again_and_its_next_save_survives_a_lost_node(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job(CHECKPOINTED, checkpoint=CHECKPOINT)
+    saved_again = 0
+
+    def remove_it_then_lose_another_node() -> None:
+        nonlocal saved_again
+        job.wait_for_event("commit")
+        shutil.rmtree(memory_dir(local_run_id(job.dir), "node1"))
+        job.wait_for_event("problem", lambda event: event["what"] == "memory directory removed")
+        made_s = job.events("problem")[-1]["time"]
+        job.wait_for_event("commit", lambda event: event["time"] > made_s)
+        saved_again = job.events("commit")[-1]["step"]
+        kill_node(job.dir, "node0")
+
+    job.meanwhile(remove_it_then_lose_another_node)
+    assert job.supervise().name == "done"
+    assert [event["what"] for event in job.events("problem")].count("memory directory removed") == 1
+    assert [event["rung"] for event in job.events("attempt_start")] == ["start", "spare"]
+    assert job.events("restore")[1]["step"] >= saved_again
+
+
 def test_agents_that_are_lost_too_often_are_given_up_and_training_goes_on(
     make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
