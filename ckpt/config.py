@@ -118,8 +118,8 @@ def _problem(error: Any) -> tuple[str, str]:
 def _broken_rules(config: CheckpointConfig, data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in data.keys() & _SECTIONS.keys():
         section = getattr(config, name)
-        for key, problem in section.problems(data[name]) if hasattr(section, "problems") else ():
-            yield f"{name}.{key}", problem
+        for rule in getattr(section, "rules", ()):
+            yield from ((f"{name}.{key}", problem) for key, problem in rule(section, data[name]))
 
 
 @dataclass(frozen=True, kw_only=True)

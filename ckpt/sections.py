@@ -1,7 +1,8 @@
 """The `checkpoint:` section of a job file, as models: frozen dataclasses whose fields' metadata describe each key.
 
 The metadata's words are pydantic's (ge, le, pattern, description) and the reference page's (unit, example, expected,
-derived). `problems(given)` of a section yields (key, problem) for each rule between its keys that `given` breaks.
+derived). `rules` of a section are methods that take it as it stands in the file, and yield (key, problem) for what
+breaks the rule between its keys.
 """
 
 from __future__ import annotations
@@ -62,14 +63,17 @@ class Redundancy:
         example="switch",
     )
 
-    def problems(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """See the module."""
+    def _has_no_idle_keys(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for name in given:
             if name not in _EFFECTIVE[self.scheme]:
                 yield name, f"has no effect with scheme {self.scheme}; leave it out"
-        for scheme, name, count in (("partner", "copies", self.copies), ("rs", "parity", self.parity)):
-            if self.scheme == scheme and count >= self.group_size:
-                yield name, f"got {count}, expected less than group_size, {self.group_size}"
+
+    def _fits_its_group(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        name = {"partner": "copies", "rs": "parity"}.get(self.scheme)
+        if name is not None and getattr(self, name) >= self.group_size:
+            yield name, f"got {getattr(self, name)}, expected less than group_size, {self.group_size}"
+
+    rules = (_has_no_idle_keys, _fits_its_group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +100,7 @@ class NvmeTier(LowerTier):
     path: str = _key(
         "A directory on every node.",
         pattern="^/[^\x00-\x1f\x7f]+$",
-        expected="an absolute path, the same on all nodes",
+        expected="an absolute path, the same on all nodes; a bucket goes under s3, as its url",
         example="/local/holdfast",
     )
     every_steps: int = _key(
@@ -122,10 +126,15 @@ class SharedTier(LowerTier):
         "Whether Slurm's epilog brings there what a job that died has only in memory.", default=False, example=True
     )
 
-    def problems(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """See the module."""
+    def _has_targets(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if self.stripe_count == 0:
             yield "stripe_count", "got 0, expected a whole number of at least 1, or -1 for all"
+
+    def _is_a_directory(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        if "://" in self.path:
+            yield "path", f"got {self.path!r:.80}, expected a directory; a bucket goes under s3, as its url"
+
+    rules = (_has_targets, _is_a_directory)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -224,6 +224,8 @@ def check_partition(names: str | None, spec: JobSpec) -> None:
 
 
 def _with_job_id(folder: Path | str) -> Path:
+    if "://" in str(folder):
+        raise UsageError(f"folder: got {folder}, expected a directory; a bucket for checkpoints is checkpoint.s3.url")
     return Path(folder) if "%j" in str(folder) else Path(folder) / "%j"
 
 

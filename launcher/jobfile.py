@@ -56,8 +56,7 @@ class Restart:
         example=300,
     )
 
-    def problems(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """The rules beyond types; see `lifecycle.settings.keys`."""
+    def _hang_timeout_is_measurable(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if self.hang_timeout_s and self.hang_timeout_s < MIN_HANG_TIMEOUT_S:
             yield (
                 "hang_timeout_s",
@@ -66,6 +65,8 @@ class Restart:
                     "or nothing: by the steps measured"
                 ),
             )
+
+    rules = (_hang_timeout_is_measurable,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,28 +198,38 @@ class JobSpec:
         script = base_dir.absolute() / spec.script
         return dataclasses.replace(spec, script=script, checkpoint=checkpoint, progress=progress)
 
-    def problems(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """The rules between keys; see `lifecycle.settings.keys`."""
+    def _sizes_fit(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if self.elastic and max(self.elastic.min_nodes, self.elastic.step) > self.nodes:
             name = "min_nodes" if self.elastic.min_nodes > self.nodes else "step"
             value = getattr(self.elastic, name)
             yield f"elastic.{name}", f"got {value}, expected a whole number, from 1 to {self.nodes}"
+
+    def _variables_have_names(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for name in self.env:
             if not _ENV_NAME.fullmatch(name):
                 yield f"env.{name}", "not a variable's name; expected letters, digits and '_'"
             elif name.startswith("HOLDFAST_"):
                 yield f"env.{name}", "HOLDFAST_ variables are set by the launcher; choose another name"
+
+    def _preloads_are_modules(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for name in self.preload:
             if not all(part.isidentifier() for part in name.split(".")):
                 yield "preload", f"got {name!r:.80}, expected a module's name, such as torch.nn"
-        of_slurm = self.slurm.get("time")
-        if self.time is not None and of_slurm is not None:
+
+    def _time_is_given_once(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        if self.time is not None and self.slurm.get("time") is not None:
             yield "time", "slurm.time is given too; leave one of them out"
-        for where, limit in (("time", self.time), ("slurm.time", of_slurm)):
-            try:
-                time_limit_min("0" if limit is None else str(limit))
-            except SlurmError as error:
-                yield where, str(error)
+
+    def _time_is_slurms(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        yield from _time_problem("time", self.time)
+
+    def _slurm_time_is_slurms(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        yield from _time_problem("slurm.time", self.slurm.get("time"))
+
+    rules = (
+        _sizes_fit, _variables_have_names, _preloads_are_modules, _time_is_given_once, _time_is_slurms,
+        _slurm_time_is_slurms,
+    )  # fmt: skip
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -300,6 +311,13 @@ def read_job(job_dir: Path) -> JobSpec:
         raise LauncherError(f"{path}: not JSON ({error}); submit the job again") from None
     except LauncherError as error:
         raise LauncherError(f"{path}: {error}") from None
+
+
+def _time_problem(where: str, limit: str | bool | None) -> Iterator[tuple[str, str]]:
+    try:
+        time_limit_min("0" if limit is None else str(limit))
+    except SlurmError as error:
+        yield where, str(error)
 
 
 def _overridden(mapping: Any, overrides: Mapping[str, Any]) -> Any:

@@ -110,16 +110,21 @@ class HealSettings:
         example=1800,
     )
 
-    def problems(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """The rules between keys; see `lifecycle.settings.keys`."""
+    def _command_is_whole(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if (self.replace == "command") != bool(self.command):
             yield "replace", "command needs `command: [program, argument, ...]`, and nothing else does"
+
+    def _has_a_check(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if not self.check:
             yield "check", "got none; a node returns only after a check"
+
+    def _limit_is_readable(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         try:
             at_most(self.max_drained, 1)
         except SlurmError as error:
             yield "max_drained", str(error).removeprefix("max_drained: ")
+
+    rules = (_command_is_whole, _has_a_check, _limit_is_readable)
 
     @property
     def is_on(self) -> bool:

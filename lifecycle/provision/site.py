@@ -33,11 +33,12 @@ class Nvme:
         example="[/dev/nvme1n1]",
     )
 
-    def problems(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """The rules beyond types; see `lifecycle.settings.keys`."""
+    def _has_devices_below_dev(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for device in self.devices:
             if not device.startswith("/dev/"):
                 yield "devices", got(device, "paths below /dev")
+
+    rules = (_has_devices_below_dev,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,14 +167,17 @@ class Site:
         """
         return validated(cls, found, source=where)
 
-    def problems(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """The rules between keys; see `lifecycle.settings.keys`."""
+    def _mounts_are_distinct(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         mounts = [self.nvme.mount, *(bucket.mount for bucket in self.s3), *([self.fsx.mount] if self.fsx else [])]
         if len(set(mounts)) != len(mounts):
             yield "nvme.mount", got(mounts, "each mount used once")
+
+    def _sums_are_of_artifacts(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         known = tuple(table()["artifacts"])
         for artifact, sum_ in self.sha256.items():
             if artifact not in known:
                 yield "sha256", got(artifact, f"one of {', '.join(known)}")
             elif not re.fullmatch(r"[0-9a-f]{64}", sum_):
                 yield f"sha256.{artifact}", got(sum_, "64 hexadecimal digits")
+
+    rules = (_mounts_are_distinct, _sums_are_of_artifacts)

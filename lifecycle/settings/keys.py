@@ -9,8 +9,9 @@ A model is a frozen dataclass. What the type of a field does not say, its metada
     derived         the default in words, where other keys decide it
     free_text       True where text may have line breaks
 
-pydantic reads those that it knows by the same names. A model may have a method `problems(given)`, which yields
-(key, problem) for each rule between its keys that `given`, its section as it stands in the file, breaks.
+pydantic reads those that it knows by the same names. A model may have `rules`: methods that take the section as it
+stands in the file, and yield (key, problem) for what breaks the rule. A rule that reads a refused value is left out, so
+each rule of a file whose values are right is told with the values that are wrong.
 """
 
 from __future__ import annotations

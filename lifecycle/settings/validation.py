@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING
 from functools import cache
 from typing import Any, TypeVar
 
@@ -43,8 +45,9 @@ def validated(
     problems: dict[Path, str] = {}
     data = _plain(model, given, problems)
     instance = _checked(model, data, problems)
-    problems |= dict(_broken_rules(model, data, (), frozenset(problems)))
     problems |= found or {}
+    for path, problem in list(_broken_rules(model, data, (), frozenset(problems))):
+        problems.setdefault(path, problem)
     if problems:
         named: dict[Path, str] = {(): source, **{(name,): other for name, other in (sources or {}).items()}}
         lines = (_line(named.get(path[:1], source), path, problem) for path, problem in problems.items())
@@ -157,9 +160,23 @@ def _problem(error: Any, key: Key | None, within: Any, is_item: bool) -> str:
     return f"missing, expected {expected}" if error["type"] == "missing" else got(error["input"], expected)
 
 
+class _Refused(Exception):
+    """A rule reads a value that was refused."""
+
+
+class _Accepted:
+    """What a rule sees of a section: its values that were not refused."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        raise _Refused(name)
+
+
 def _broken_rules(model: Any, data: Any, path: Path, refused: frozenset[Path]) -> Iterator[tuple[Path, str]]:
-    """The rules between keys that are broken, of each section in which no value was refused."""
-    if not isinstance(data, Mapping):
+    """What breaks the rules between keys, of this section and those below it."""
+    if not isinstance(data, Mapping) or path in refused:
         return
     for name, key in keys_of(model).items():
         below = data.get(name)
@@ -167,9 +184,37 @@ def _broken_rules(model: Any, data: Any, path: Path, refused: frozenset[Path]) -
         for index, section in sections if key.section else ():
             place = (*path, name) if index is None else (*path, name, index)
             yield from _broken_rules(key.section, section, place, refused)
-    if hasattr(model, "problems") and not any(each[: len(path)] == path for each in refused):
-        for name, problem in _checked(model, data, {}).problems(data):
-            yield (*path, *name.split(".")), problem
+    rules = getattr(model, "rules", ())
+    accepted = rules and _accepted(model, data, path, refused)
+    for rule in rules:
+        with contextlib.suppress(_Refused):
+            yield from [((*path, *name.split(".")), problem) for name, problem in rule(accepted, data)]
+
+
+def _accepted(model: Any, data: Mapping[str, Any], path: Path, refused: frozenset[Path]) -> _Accepted:
+    values = {}
+    for name, key in keys_of(model).items():
+        with contextlib.suppress(_Refused):
+            if name in data:
+                values[name] = _accepted_value(key.type, data[name], (*path, name), refused)
+            elif key.default is not MISSING and (*path, name) not in refused:
+                values[name] = key.default
+    return _Accepted(values)
+
+
+def _accepted_value(of: Any, value: Any, path: Path, refused: frozenset[Path]) -> Any:
+    """A value as its model has it, without the items of a list or a mapping that were refused."""
+    if path in refused:
+        raise _Refused(path)
+    if isinstance(value, Mapping) and dataclasses.is_dataclass(of):
+        return _accepted(of, value, path, refused)
+    if not isinstance(value, Mapping | list):
+        return _adapter(of | None).validate_json(json.dumps(value), strict=True)
+    inside, items = item_type(of), {}
+    for at, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+        with contextlib.suppress(_Refused):
+            items[at] = _accepted_value(inside, item, (*path, at), refused)
+    return items if isinstance(value, Mapping) else tuple(items.values())
 
 
 def _line(source: str, path: Path, problem: str) -> str:

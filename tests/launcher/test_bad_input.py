@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from launcher.cli import main
+from launcher.errors import UsageError
+from launcher.jobfile import JobSpec
 from launcher.supervisor.__main__ import main as supervise
 
 
@@ -107,6 +112,14 @@ BAD_JOBS = [
     ({"checkpoint": {"s3": {"url": "s3://bkt", "path_style": 1}}}, "s3.path_style: got 1, expected true or false"),
     ({"checkpoint": {"s3": {"url": "s3://bkt", "rate_limit": 1}}}, "did you mean rate_limit_bytes_s?"),
     ({"checkpoint": {"shared": {}}}, "checkpoint.shared"),
+    (
+        {"checkpoint": {"shared": {"path": "gs://b/x"}}},
+        "checkpoint.shared.path: got 'gs://b/x', expected a directory; a bucket goes under s3, as its url",
+    ),
+    (
+        {"checkpoint": {"nvme": {"path": "az://b/x"}}},
+        "checkpoint.nvme.path: got 'az://b/x', expected an absolute path, the same on all nodes; a bucket goes under",
+    ),
     ({"checkpoint": {"shared": {"path": [3]}}}, "checkpoint.shared.path: got [3], expected"),
     ({"checkpoint": {"shared": {"path": "a\0b"}}}, "checkpoint.shared.path: got 'a\\x00b', expected"),
     ({"checkpoint": {"shared": {"path": "train.py"}}}, "train.py: is a file, expected a directory"),
@@ -142,6 +155,26 @@ def test_a_bad_job_file_is_refused(keys: dict, message: str, capsys: pytest.Capt
     assert message in refused(capsys, "submit", "job.yaml")
 
 
+def test_no_error_of_a_job_file_hides_another() -> None:
+    def places(keys: Mapping[str, Any]) -> set[str]:
+        try:
+            JobSpec.from_mapping({"script": "train.py"} | keys, Path())
+        except UsageError as error:
+            return {line.split(": ")[1] for line in str(error).splitlines()}
+        return set()
+
+    alone = [(keys, places(keys)) for keys, _ in BAD_JOBS]
+    for (one, its), (other, others) in itertools.combinations([each for each in alone if each[1]], 2):
+        if not one.keys() & other.keys() and not {"slurm", "gpus_per_node"} <= one.keys() | other.keys():
+            assert places(one | other) == its | others
+
+
+@pytest.mark.parametrize("verb", ["run", "submit"])
+def test_a_bucket_is_no_folder_for_jobs(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    complaint = refused(capsys, verb, "job.yaml", "--folder", "gs://b/x")
+    assert complaint.startswith("folder: got gs://b/x, expected a directory; ") and not Path("gs:").exists()
+
+
 def test_all_that_is_wrong_in_a_job_file_is_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text(
         "script: nope.py\nnods: 2\ntime: 5m\nslurm: {p: x, gpus: 6, gres: 'gpu:80'}\nenv: {A-B: 1}\n"
@@ -155,7 +188,7 @@ def test_all_that_is_wrong_in_a_job_file_is_named_at_once(capsys: pytest.Capture
     assert "holdfast: error: job.yaml: nods: unknown key, did you mean nodes?" in said
     keys = {line.removeprefix("holdfast: error: ").split(": ")[1] for line in said}
     assert keys == {
-        "spares", "script", "nods", "slurm.p", "slurm.gpus", "slurm.gres", "restart.hang_timeout_s",
+        "spares", "script", "nods", "time", "env.A-B", "slurm.p", "slurm.gpus", "slurm.gres", "restart.hang_timeout_s",
         "elastic.max_nodes", "checkpoint.memory.keep", "checkpoint.redundancy.copies", "checkpoint.redundancy.parity",
         "checkpoint.shared.path",
     }  # fmt: skip

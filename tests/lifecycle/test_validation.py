@@ -34,9 +34,21 @@ class Model:
     more: tuple[Disk, ...] = key("Disks.", default=())
     spare: Disk | None = key("One more.", default=None)
 
-    def problems(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def _large_disks_have_a_kind(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if self.disk.size > 5 and "kind" not in given:
             yield "disk.size", "too large without a kind"
+
+    def _env_is_upper_case(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        for name in self.env:
+            if not name.isupper():
+                yield f"env.{name}", "not in upper case"
+
+    def _mounts_are_distinct(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        mounts = [self.disk.mount, *(disk.mount for disk in self.more)]
+        if len(set(mounts)) < len(mounts):
+            yield "more", "a mount is used twice"
+
+    rules = (_large_disks_have_a_kind, _env_is_upper_case, _mounts_are_distinct)
 
 
 def problems(given: Any) -> list[str]:
@@ -97,8 +109,31 @@ def test_a_problem_names_key_value_and_what_was_expected(given: Any, problem: st
 
 
 def test_a_rule_between_keys_is_one_problem_among_others() -> None:
-    assert problems({"disk": {"mount": "/a", "size": 6}}) == ["disk.size: too large without a kind"]
-    assert validated(Model, {"disk": {"mount": "/a", "size": 6}, "kind": "a"}, source="f").disk.size == 6
+    large = {"mount": "/b", "size": 6}
+    twice = {"disk": {"mount": "/a"}, "more": [{"mount": "/a"}]}
+    assert problems({"disk": large}) == ["disk.size: too large without a kind"]
+    assert problems({"disk": large, "env": {"a": "1"}}) == [
+        "disk.size: too large without a kind",
+        "env.a: not in upper case",
+    ]
+    assert problems(twice) == ["more: a mount is used twice"]
+    on = "on: got 1, expected true or false"
+    assert problems({"disk": large, "on": 1}) == [on, "disk.size: too large without a kind"]
+    assert problems({**twice, "on": 1}) == [on, "more: a mount is used twice"]
+
+
+def test_a_rule_is_left_out_where_it_reads_a_refused_value() -> None:
+    size = "disk.size: got 0, expected a whole number, from 1 to 9"
+    item = "env.B: got [], expected a string"
+    assert problems({"disk": {"mount": "/a", "size": 0}, "env": {"a": "1", "B": []}, "more": [{"mount": "/a"}]}) == [
+        item,
+        size,
+        "env.a: not in upper case",
+        "more: a mount is used twice",
+    ]
+    assert problems({"env": 3}) == ["env: got 3, expected a mapping (key: value)"]
+    bad = "more[0].mount: got '-', expected an absolute path"
+    assert problems({"disk": {"mount": "/a"}, "more": [{"mount": "-"}, {"mount": "/a"}]}) == [bad]
 
 
 def test_text_takes_a_number_as_it_is_spelt_and_nothing_else_is_converted() -> None:
