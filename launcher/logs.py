@@ -135,12 +135,14 @@ def _open(files: dict[str, Path], lines: int | None) -> dict[str, Tail]:
 def _drain(label: str, tail: Tail, labelled: bool, write: Callable[[str], None], ended: bool) -> bool:
     """Whether there was a line."""
     prefix = f"[{label}] " if labelled else ""
-    found = tail.lines()
-    rest = tail.rest() if ended else ""
-    lines = [*found, rest] if rest else found
-    for line in lines:
+    written = False
+    for line in tail.lines():
         write(prefix + line)
-    return bool(lines)
+        written = True
+    if ended and (rest := tail.rest()):
+        write(prefix + rest)
+        written = True
+    return written
 
 
 def _attempt_dir(folder: Path, attempt: int | None) -> Path:

@@ -1,13 +1,15 @@
-"""Reading files while others append to them."""
+"""Reading files while others append to them, a chunk at a time: they may be larger than memory."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from launcher.history.events import Event, parse_event
 from launcher.plain_file import open_plain
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20  # also the longest line: the next part of a longer one counts as a line of its own
 
 
 class Tail:
@@ -18,31 +20,28 @@ class Tail:
         self._offset = 0
         self._rest = b""
 
-    def lines(self) -> list[str]:
-        """The lines completed since the last call."""
+    def lines(self) -> Iterator[str]:
+        """The lines completed since the last call; those added meanwhile are the next call's."""
         try:
             with open_plain(self.path) as file:
+                end = file.seek(0, 2)
                 file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [line.decode(errors="replace") for line in lines]
-
-    def skip_to_last(self, count: int) -> None:
-        """Leaves out all but about the last `count` lines, looking at the file's last MiB only."""
-        try:
-            with open_plain(self.path) as file:
-                size = file.seek(0, 2)
-                start = max(0, size - _CHUNK_BYTES)
-                file.seek(start)
-                data = file.read()
+                while self._offset < end and (data := file.read(min(_CHUNK_BYTES, end - self._offset))):
+                    self._offset += len(data)
+                    *lines, self._rest = (self._rest + data).split(b"\n")
+                    if len(self._rest) >= _CHUNK_BYTES:
+                        lines, self._rest = [*lines, self._rest], b""
+                    yield from (line.decode(errors="replace") for line in lines)
         except FileNotFoundError:
             return
-        lines = data.split(b"\n")
-        kept = lines[max(0, len(lines) - 1 - count) :] if count else lines[-1:]
-        self._offset = start + len(data) - len(b"\n".join(kept))
+
+    def skip_to_last(self, count: int) -> None:
+        """Leaves out all but the last `count` lines. One that has no end yet is not counted."""
+        try:
+            with open_plain(self.path) as file:
+                self._offset = _start_of_last(file, count)
+        except FileNotFoundError:
+            return
 
     def rest(self) -> str:
         """What stands behind the last line end, of a file that grows no more."""
@@ -52,3 +51,19 @@ class Tail:
     def events(self) -> list[Event]:
         """The lines that hold an event, as events.jsonl has them."""
         return [event for line in self.lines() if (event := parse_event(line)) is not None]
+
+
+def _start_of_last(file: IO[bytes], count: int) -> int:
+    """Where the last `count` whole lines of a file begin."""
+    start, ends = file.seek(0, 2), 0
+    while start > 0:
+        length = min(_CHUNK_BYTES, start)
+        start -= length
+        file.seek(start)
+        data = file.read(length)
+        end = len(data)
+        while (end := data.rfind(b"\n", 0, end)) >= 0:
+            ends += 1
+            if ends > count:
+                return start + end + 1
+    return 0
