@@ -6,6 +6,7 @@ It never blocks: the caller polls. One world lives as long as one attempt; after
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections import defaultdict, deque
@@ -139,12 +140,16 @@ class MpiTransport:
 
         if len(nodes) == 2 and node == nodes[1] and "SLURM_STEP_ID" in os.environ:
             time.sleep(_APART_S)
-        mpi4py.rc.thread_level = "funneled"  # only the event loop's thread calls MPI
-        mpi4py.rc.finalize = False  # close() does; a process that must end at once does not wait for the others
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
         from mpi4py import MPI
 
         self._mpi: Any = MPI
+        # By ctypes: mpi4py holds the GIL while it initialises and finalises MPI, and no deadline of ours could end it.
+        self._library = ctypes.CDLL(MPI.__file__)
+        # Only the event loop's thread calls MPI.
+        self._library.MPI_Init_thread(None, None, MPI.THREAD_FUNNELED, ctypes.byref(ctypes.c_int()))
         world = MPI.COMM_WORLD
+        world.Set_errhandler(MPI.ERRORS_RETURN)
         if world.size != len(nodes):
             raise TransportError(
                 f"MPI world: got {world.size} processes, expected {len(nodes)}, one for each of {', '.join(nodes)}; "
@@ -152,7 +157,7 @@ class MpiTransport:
             )
         self._messages = world.Split(0, key=nodes.index(node))
         self._ranges = self._messages.Dup()
-        for communicator in (world, self._messages, self._ranges):
+        for communicator in (self._messages, self._ranges):
             communicator.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank: int = self._messages.rank
         self.size: int = self._messages.size
@@ -221,7 +226,7 @@ class MpiTransport:
             raise TransportError(f"bytes under way: {error}") from None
 
     def close(self) -> None:
-        self._mpi.Finalize()
+        self._library.MPI_Finalize()
 
 
 class _MpiSend:

@@ -10,7 +10,7 @@ import sys
 from ckpt.agent.deadlines import Deadlines
 from ckpt.agent.fabric import mpi_settings
 from ckpt.agent.launch import UNTIL_UNUSED
-from ckpt.agent.lifetime import MemoryDirectory, leave_within
+from ckpt.agent.lifetime import MemoryDirectory, TerminatedLate, leave_within
 from ckpt.agent.server import run_agent
 from ckpt.config import Place, config_from_env
 from ckpt.errors import CheckpointError
@@ -25,8 +25,9 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # Slurm signals every process of a step; a monitor says when to end
     os.umask(0o077)
-    os.nice(_NICE)
     deadlines = Deadlines()
+    terminated = TerminatedLate(deadlines.last_s)
+    os.nice(_NICE)
     try:
         place, config = Place.from_env(os.environ), config_from_env(os.environ)
         form = f"%(asctime)s agent {place.node} %(levelname)s %(message)s"
@@ -38,7 +39,7 @@ def main() -> int:
             os.environ.update(mpi_settings(os.environ))
             with leave_within(deadlines.world_s, f"agents of {', '.join(place.nodes)} to meet", exit_code=1):
                 transport = MpiTransport(place.nodes, place.node)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until here srun's, for those that wait for one that has died
+        terminated.ignore()
         run_agent(place, config, transport, deadlines, memory, until_unused=UNTIL_UNUSED in sys.argv[1:])
     except (CheckpointError, OSError) as error:
         print(f"ckpt.agent: {error}", file=sys.stderr, flush=True)

@@ -19,4 +19,5 @@ class Deadlines:
     beat_s: float = 10.0  # between two signs of life in the tiers that hold our claim
     quiet_s: float = 75.0  # without a sign of life of another run it is dead; NFS may show old names for 60 s
     use_s: float = 120.0  # for the program that has started the agents itself to connect
+    last_s: float = 15.0  # agents come together after a SIGTERM: Slurm's KillWait is 30 s, and a save has to follow
     leave_s: float = 5.0  # all agents leave together at the end

@@ -13,8 +13,8 @@ UNTIL_UNUSED = "--until-unused"
 # In the memory directory, one for each agent: it is found without a look at every process of the node.
 PID_FILE = "agent-{pid}.pid"
 
-# For the srun of agents. Where one dies before MPI knows of it the others would wait for it: srun sends them a SIGTERM.
-# They see none of the job's GPUs.
+# For the srun of agents. Where one dies before MPI knows of it the others would wait for it: srun sends them a SIGTERM,
+# after which they soon leave. They see none of the job's GPUs.
 ONE_WORLD = ("--mpi=pmix", "--kill-on-bad-exit=1", "--gres=none")
 
 # What sbatch says to srun of the job's GPUs. Without a word a step has all that the job has on each node, whichever way
@@ -40,7 +40,9 @@ def command(*, until_unused: bool = False) -> list[str]:
         until_unused: nobody will tell the agents to end: they do so together when no process is connected any more.
     """
     register = f'true 2>/dev/null >"$HOLDFAST_RAM_DIR/{PID_FILE.format(pid="$$")}"'
-    return unmoved([*PYTHON, "-m", "ckpt.agent", *([UNTIL_UNUSED] if until_unused else [])], register)
+    # A preemption sends SIGTERM to every process of the job: Python takes it only once it runs (ckpt.agent.lifetime).
+    argv = [*PYTHON, "-m", "ckpt.agent", *([UNTIL_UNUSED] if until_unused else [])]
+    return unmoved(argv, f'trap "" TERM; {register}')
 
 
 def unmoved(argv: Sequence[str], before: str = ":") -> list[str]:

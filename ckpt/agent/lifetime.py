@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from ckpt.errors import AgentError
 from ckpt.record.files import private_directory
 
 _LOCK_POLL_S = 0.05
+_SIGTERM_POLL_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -86,3 +88,32 @@ class leave_within:
     def _leave(timeout_s: float, waited_for: str, exit_code: int) -> None:
         log.warning("waited %g s for %s: leaving", timeout_s, waited_for)
         os._exit(exit_code)
+
+
+class TerminatedLate:
+    """While an agent comes up, a SIGTERM ends the process only `grace_s` later.
+
+    A preemption sends SIGTERM to every process of the job: the agents that come up then have yet to save the step at
+    which the ranks stop. srun sends SIGTERM as well, when one of the agents has died: the others would wait for it.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._is_over = threading.Event()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the thread takes it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # one that is ignored would not become pending
+        threading.Thread(target=self._wait, name="sigterm", daemon=True).start()
+
+    def ignore(self) -> None:
+        """From now on SIGTERM is ignored, also one that has come."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._is_over.set()
+
+    def _wait(self) -> None:
+        while not self._is_over.is_set():
+            if signal.sigtimedwait({signal.SIGTERM}, _SIGTERM_POLL_S) is None:
+                continue
+            log.warning("SIGTERM: the agents have %g s left to come together", self._grace_s)
+            if not self._is_over.wait(self._grace_s):
+                log.warning("the agents have not come together within %g s of a SIGTERM: leaving", self._grace_s)
+                os._exit(1)

@@ -55,6 +55,7 @@ class AgentProcesses:
         generation: int = 0,
     ) -> None:
         """`programs`: the command lines of those nodes whose agent is to be another; they name ckpt.agent."""
+        self.wait_s = WAIT_S  # for the agents to listen
         self.nodes = nodes
         self._programs = programs or {}
         self.ram_dirs = [root / node for node in nodes]
@@ -89,8 +90,8 @@ class AgentProcesses:
         try:
             for rank, ram_dir in enumerate(self.ram_dirs):
                 path = ram_dir / f"agent-{self.attempt}.sock"
-                self.monitors.append(Monitor.connect(ram_dir, self.attempt, WAIT_S))
-                self.workers.append(AgentClient.connect(path, rank=rank, local_rank=0, timeout_s=WAIT_S))
+                self.monitors.append(Monitor.connect(ram_dir, self.attempt, self.wait_s))
+                self.workers.append(AgentClient.connect(path, rank=rank, local_rank=0, timeout_s=self.wait_s))
         except AgentError as error:
             self.__exit__()
             raise AssertionError(f"{error}:\n{self.log()}") from None

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -272,3 +274,78 @@ def test_a_client_without_an_agent_names_the_socket_and_the_deadline(tmp_path):
         Monitor.connect(tmp_path, 3, 0.1)
     with pytest.raises(AgentError, match=r"x\.sock: no connection"):
         AgentClient.connect(tmp_path / "x.sock", rank=0, local_rank=0, timeout_s=0.1)
+
+
+_IMPATIENT = """
+import runpy, sys
+from ckpt.agent import deadlines
+given = dict(pair.split("=") for pair in sys.argv.pop(1).split(","))
+real = deadlines.Deadlines
+deadlines.Deadlines = lambda: real(**{name: float(value) for name, value in given.items()})
+runpy.run_module("ckpt.agent", run_name="__main__")
+"""
+
+
+def impatient(**deadlines: float) -> list[str]:
+    """The command line of an agent with other deadlines."""
+    given = ",".join(f"{name}={value}" for name, value in deadlines.items())
+    return [sys.executable, "-c", _IMPATIENT, given, "ckpt.agent"]
+
+
+def late(path: Path) -> list[str]:
+    """The command line of an agent that does not start before a file is there."""
+    return ["sh", "-c", f'until [ -e {path} ]; do sleep 0.1; done; exec "$@"', "sh", *command()]
+
+
+def test_a_sigterm_while_agents_come_up_ends_none_of_them(root: Path) -> None:
+    """As at a preemption: Slurm sends it to every process of the job."""
+    agents = AgentProcesses(root, ["a", "b"], 0, programs={"b": late(root / "go")})
+
+    def preempt() -> None:
+        pid = until(lambda: agents.pids().get("a"), "the first agent")
+        until(lambda: os.kill(pid, signal.SIGTERM) or "MPI" in Path(f"/proc/{pid}/maps").read_text(), "MPI_Init")
+        os.kill(pid, signal.SIGTERM)
+        (root / "go").touch()
+
+    preempting = threading.Thread(target=preempt)
+    preempting.start()
+    with agents:
+        preempting.join()
+        agents.save(10, 0)
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "signalled", "said"),
+    [
+        ({"world_s": 3}, False, "waited 3 s for agents of a, b to meet"),
+        ({"last_s": 1}, True, "have not come together within 1 s of a SIGTERM"),
+    ],
+    ids=["no answer", "SIGTERM"],
+)
+def test_an_agent_whose_peer_does_not_come_leaves(
+    root: Path, deadlines: dict[str, float], signalled: bool, said: str
+) -> None:
+    """It waits within MPI_Init. srun sends SIGTERM where it sees that the other has died."""
+    agents = AgentProcesses(root, ["a", "b"], 0, programs={"a": impatient(**deadlines), "b": late(root / "never")})
+    agents.wait_s = 15.0  # in vain
+
+    def terminate() -> None:
+        pid = until(lambda: agents.pids().get("a"), "the first agent")
+        until(lambda: "MPI" in Path(f"/proc/{pid}/maps").read_text(), "MPI_Init")
+        os.kill(pid, signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(terminate) if signalled else None
+        with pytest.raises(AssertionError, match="no connection"), agents:
+            pass
+        assert done is None or done.result() is None
+    assert said in agents.log()
+
+
+def test_an_agent_that_the_others_do_not_leave_with_leaves_alone(root: Path) -> None:
+    with AgentProcesses(root, ["a", "b"], 0, programs={"a": impatient(leave_s=1)}) as agents:
+        os.kill(agents.pids()["b"], signal.SIGSTOP)
+        pid = agents.pids()["a"]
+        agents.monitors[0].shutdown(WAIT_S)
+        until(lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text())
+        assert "waited 1 s for the other agents to leave" in agents.log()
