@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "ckpt"))
 
 from mpi_kit import AgentProcesses
 
-from ckpt.agent.client import AgentClient
-from ckpt.record.blocks import bad_blocks
-from ckpt.record.shard import ShardRecord
+from ckpt.agent.rpc.client import AgentClient
+from ckpt.format.checksums import bad_blocks
+from ckpt.format.shard_record import ShardRecord
 
 SCHEMES = {"XOR": {"scheme": "xor"}, "RS 2": {"scheme": "rs", "parity": 2}}
 WAIT_S = 120.0

@@ -26,8 +26,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from ckpt.bench.figures import Figure, as_json
-from ckpt.bench.node import BenchNode
+from ckpt_bench.figures import Figure, as_json
+from ckpt_bench.node import BenchNode
 
 WIDTH = 4096
 LAYER_BYTES = WIDTH * WIDTH * 4

@@ -33,20 +33,20 @@ from rich.console import Console
 from rich.table import Table
 
 from ckpt.agent.context import Context
-from ckpt.agent.deadlines import Deadlines
-from ckpt.agent.exchange import Exchange
-from ckpt.agent.holdings import Holdings
-from ckpt.agent.launch import environment
-from ckpt.agent.listener import Listener
-from ckpt.agent.peers import Peers
-from ckpt.agent.rebuilding import Rebuilding
-from ckpt.agent.saves import Saves
-from ckpt.agent.shelf import Shelf
+from ckpt.agent.process.launch import environment
+from ckpt.agent.protect.rebuild_leader import Rebuilding
+from ckpt.agent.rpc.peers import Peers
+from ckpt.agent.rpc.transport import MpiTransport
+from ckpt.agent.rpc.worker_socket import Listener
+from ckpt.agent.save.node import Saves
+from ckpt.agent.shards.memory_store import Holdings
+from ckpt.agent.shards.node_disk import Shelf
+from ckpt.agent.shards.transfer import Exchange
+from ckpt.agent.timeouts import Deadlines
 from ckpt.config import CheckpointConfig, Place
-from ckpt.record.blocks import checksums
-from ckpt.record.layout import Layout
-from ckpt.record.shard import SaveId, ShardRecord
-from ckpt.transport import MpiTransport
+from ckpt.format.checksums import checksums
+from ckpt.format.layout import Layout
+from ckpt.format.shard_record import SaveId, ShardRecord
 
 SCHEMES: dict[str, dict[str, Any]] = {  # by redset_peer.c's names
     "partner": {"scheme": "partner"},

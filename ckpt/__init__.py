@@ -1,22 +1,17 @@
 """Holds training state in tiers and gives it back.
 
-    checkpointer   the face for the training script
-    trainer/       staging and restoring, in the training process
-    agent/         one process per node that seals, protects, drains and recovers
-    redundancy/    who holds what for whom
+    checkpointer   the face for the training script; sagemaker: the same by HyperPod's names
+    worker/        saves and loads, in the training process
+    agent/         one process per node that seals, protects, flushes and restores
+    redundancy/    which node holds what for which
     tiers/         the places below memory
-    record/        what is stored, and how it is trusted
-    job_end/       what a dead job has only in its nodes' memories goes to the tiers that ask for it
-    adapters/      export and import; HyperPod's names
-    sagemaker      the same by HyperPod's names: a script changes its import
-    planning       what a job's checkpoints will take, and what they survive
-    bench/         the engine beside plain copies and torch's own checkpoints
-    transport      the only door to MPI
-    cli            `holdfast ckpt`; cli_plan, cli_rebuild, verbs: its verbs; progress: their bar; reported: their errors
-    inventory      what steps and shards a path or URL holds, for ls and verify; table: how they are shown
-    awaiting       what the verbs say of storage that keeps silent
-    patience       waits with a deadline, the launcher's too
-    forked         what a process forked from a training process lets go of
+    epilog/        after a job's end: what only its nodes' memories hold goes to the tiers that ask for it
+    memory/        what workers and agent share; format/: what is stored; native/: calls to C libraries
+    convert/       export and import
+    cli/           `holdfast ckpt`
+    capacity       what a job's checkpoints take, and which losses they survive
+    timeouts       waits with a deadline, the launcher's too
+    fork           what a process forked from a training process lets go of
     config, errors; sections: the models of the `checkpoint:` section
 
 Public names:
@@ -38,11 +33,11 @@ from typing import TYPE_CHECKING, Any
 from ckpt.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from ckpt.agent.client import Monitor
+    from ckpt.agent.rpc.client import Monitor
     from ckpt.checkpointer import Checkpointer
     from ckpt.config import CheckpointConfig
-    from ckpt.record.board import Board
-    from ckpt.record.files import durable_write
+    from ckpt.format.atomic_files import durable_write
+    from ckpt.memory.board import Board
     from ckpt.tiers.newest import newest_steps
     from ckpt.tiers.posix import check_shared
 
@@ -58,12 +53,12 @@ __all__ = [
 ]
 
 _HOME = {
-    "Board": "ckpt.record.board",
+    "Board": "ckpt.memory.board",
     "CheckpointConfig": "ckpt.config",
     "Checkpointer": "ckpt.checkpointer",
-    "Monitor": "ckpt.agent.client",
+    "Monitor": "ckpt.agent.rpc.client",
     "check_shared": "ckpt.tiers.posix",
-    "durable_write": "ckpt.record.files",
+    "durable_write": "ckpt.format.atomic_files",
     "newest_steps": "ckpt.tiers.newest",
 }
 

@@ -11,28 +11,28 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ckpt.agent.rpc.transport import world_of
 from ckpt.config import CheckpointConfig, Place, config_from_env
 from ckpt.errors import AgentError, CheckpointError, ConfigError, StateError
-from ckpt.forked import drop_descriptors_below, let_go_when_forked
-from ckpt.record.board import Board
-from ckpt.record.copying import threads_per_rank
-from ckpt.trainer.cadence import Cadence
-from ckpt.trainer.contents import Contents, contents_of
-from ckpt.trainer.deadlines import Deadlines
-from ckpt.trainer.journal import Journal, rate
-from ckpt.trainer.program import ProgramAgents
-from ckpt.trainer.replicas import World
-from ckpt.trainer.restore import Restoration
-from ckpt.trainer.saved import SavedStep
-from ckpt.trainer.session import Identity, Session, Stage
-from ckpt.trainer.sigterm import leave_sigterm_to_the_stop
-from ckpt.trainer.solo import SoloAgent
-from ckpt.trainer.staging import Stager
-from ckpt.trainer.state import Piece, take_apart
-from ckpt.transport import world_of
+from ckpt.fork import drop_descriptors_below, let_go_when_forked
+from ckpt.memory.board import Board
+from ckpt.native.memcpy import threads_per_rank
+from ckpt.worker.boundaries import Cadence
+from ckpt.worker.journal import Journal, rate
+from ckpt.worker.load.contents import Contents, contents_of
+from ckpt.worker.load.match import Restoration
+from ckpt.worker.load.shard_reader import SavedStep
+from ckpt.worker.save.flatten import Piece, take_apart
+from ckpt.worker.save.replicas import World
+from ckpt.worker.save.staging import Stager
+from ckpt.worker.session import Identity, Session, Stage
+from ckpt.worker.sigterm import leave_sigterm_to_the_stop
+from ckpt.worker.standalone.mpi import ProgramAgents
+from ckpt.worker.standalone.one_node import SoloAgent
+from ckpt.worker.timeouts import Deadlines
 
 if TYPE_CHECKING:
-    from ckpt.trainer.dcp import DcpReader, DcpWriter
+    from ckpt.worker.dcp import DcpReader, DcpWriter
 
 log = logging.getLogger("ckpt")
 
@@ -47,7 +47,7 @@ class Checkpointer:
                 if ckpt.due(step): ckpt.save(step, state)
                 if ckpt.stop_requested(): break
 
-    A state is a dict, nested as you like, of torch tensors, NumPy arrays, Python values (ckpt.record.values lists
+    A state is a dict, nested as you like, of torch tensors, NumPy arrays, Python values (ckpt.format.json_values lists
     them), and objects with state_dict() and load_state_dict(). The same script runs under the launcher and by itself:
     without a launcher, on one node, `Checkpointer(namespace="x", shared="./ckpt")` starts an agent of its own; an MPI
     program's `Checkpointer(comm, ...)` starts one on each node.
@@ -244,7 +244,7 @@ class Checkpointer:
 
     def dcp_writer(self, step: int, *, drain: bool = False) -> DcpWriter:
         """A storage_writer for torch.distributed.checkpoint.save or async_save; `drain` as in `save`."""
-        from ckpt.trainer.dcp import DcpWriter
+        from ckpt.worker.dcp import DcpWriter
 
         return DcpWriter(self, step, drain=drain)
 
@@ -256,7 +256,7 @@ class Checkpointer:
                 what it needs. Newer steps stay: to train on from an older one, save to another namespace, or a restart
                 will take the newest.
         """
-        from ckpt.trainer.dcp import DcpReader
+        from ckpt.worker.dcp import DcpReader
 
         return DcpReader(self, step)
 
@@ -316,7 +316,7 @@ class Checkpointer:
 
     def stored_step(self, step: int) -> SavedStep:
         """For adapters: another committed step's shards, in a tier that all nodes see."""
-        from ckpt.trainer.stored import stored_step
+        from ckpt.worker.load.tier_reader import stored_step
 
         return stored_step(self._config, step, threads_per_rank(self._place.ranks_per_node))
 

@@ -1,9 +1,91 @@
-"""HyperPod's names for Holdfast's engine; see ckpt.adapters.sagemaker."""
+"""SageMaker HyperPod's tiered checkpointing, by its names, on Holdfast's engine: a script changes its import.
 
-from ckpt.adapters.sagemaker import (
-    SageMakerCheckpointConfig,
-    SageMakerTieredStorageReader,
-    SageMakerTieredStorageWriter,
-)
+    from ckpt.sagemaker import SageMakerCheckpointConfig, SageMakerTieredStorageWriter, SageMakerTieredStorageReader
 
-__all__ = ["SageMakerCheckpointConfig", "SageMakerTieredStorageReader", "SageMakerTieredStorageWriter"]
+    config = SageMakerCheckpointConfig(namespace="gpt", world_size=16, s3_tier_base_path="s3://bucket/ckpt")
+    dcp.async_save(state, storage_writer=SageMakerTieredStorageWriter(checkpoint_config=config, step=step))
+    dcp.load(state, storage_reader=SageMakerTieredStorageReader(checkpoint_config=config))
+
+Writer and reader of one process share one Checkpointer for each namespace; it is closed when the process ends. Under
+the launcher, its job file says what goes where, and outweighs `s3_tier_base_path`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from dataclasses import dataclass
+from os.path import abspath
+from typing import Any
+
+from ckpt.checkpointer import Checkpointer
+from ckpt.config import CheckpointConfig
+from ckpt.errors import ConfigError
+from ckpt.worker.dcp import DcpReader, DcpWriter
+
+_open: dict[str, tuple[int, Checkpointer]] = {}  # by namespace: the process that made it, and the Checkpointer
+
+
+@dataclass(kw_only=True)
+class SageMakerCheckpointConfig:
+    """HyperPod's field names; may be changed between saves, as its scripts do with `save_to_s3`."""
+
+    namespace: str
+    world_size: int
+    s3_tier_base_path: str | None = None  # s3://bucket/prefix, or a directory that all nodes see
+    save_to_s3: bool = False  # whether the next save goes there too
+
+    def __post_init__(self) -> None:
+        if isinstance(self.world_size, bool) or not isinstance(self.world_size, int) or self.world_size < 1:
+            raise ConfigError(f"SageMakerCheckpointConfig.world_size: got {self.world_size!r}, expected at least 1")
+        path = self.s3_tier_base_path
+        if path is not None and "://" in path and not path.startswith("s3://"):
+            raise ConfigError(
+                f"SageMakerCheckpointConfig.s3_tier_base_path: got {path!r}, expected a directory or s3://bucket/prefix"
+            )
+        if self.save_to_s3 and path is None and "HOLDFAST_RUN_ID" not in os.environ:
+            raise ConfigError("SageMakerCheckpointConfig.save_to_s3: needs s3_tier_base_path, and that is not set")
+
+
+class SageMakerTieredStorageWriter(DcpWriter):
+    """One for each step, as `storage_writer` of dcp.save or async_save."""
+
+    def __init__(self, checkpoint_config: SageMakerCheckpointConfig, step: int) -> None:
+        super().__init__(_checkpointer(checkpoint_config), step, drain=checkpoint_config.save_to_s3)
+
+
+class SageMakerTieredStorageReader(DcpReader):
+    """As `storage_reader` of dcp.load.
+
+    `step=None` takes the newest that can be recovered; any other is read from where `save_to_s3` has sent it.
+    """
+
+    def __init__(self, checkpoint_config: SageMakerCheckpointConfig, step: int | None = None) -> None:
+        super().__init__(_checkpointer(checkpoint_config), step)
+
+
+def _checkpointer(config: SageMakerCheckpointConfig) -> Checkpointer:
+    """This process's Checkpointer of a namespace."""
+    pid, found = _open.get(config.namespace, (0, None))
+    if found is None or pid != os.getpid():
+        world_size = os.environ.get("WORLD_SIZE")
+        if world_size is not None and int(world_size) != config.world_size:
+            raise ConfigError(
+                f"SageMakerCheckpointConfig.world_size: got {config.world_size}, the environment has {world_size} ranks"
+            )
+        section: dict[str, Any] = {"namespace": config.namespace, "memory": {"every_steps": 1}}
+        if (path := config.s3_tier_base_path) is not None:
+            # Steps go there when `save_to_s3` says so, and by no cadence of ours.
+            name, where = ("s3", {"url": path}) if path.startswith("s3://") else ("shared", {"path": abspath(path)})
+            section[name] = {**where, "every_steps": 1 << 40}
+        found = Checkpointer(config=CheckpointConfig.from_mapping(section, where="SageMakerCheckpointConfig"))
+        _open[config.namespace] = (os.getpid(), found)
+    return found
+
+
+@atexit.register
+def _close_all() -> None:
+    for pid, checkpointer in _open.values():
+        if pid == os.getpid():
+            checkpointer.close()
+    _open.clear()

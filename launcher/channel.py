@@ -22,7 +22,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ckpt.patience import within
+from ckpt.timeouts import within
 from launcher.errors import LauncherError
 from launcher.half_open import HalfOpen
 from launcher.listener import ACCEPTS_A_TURN, Listener, listen

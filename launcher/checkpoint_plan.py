@@ -41,7 +41,7 @@ def plan(
 ) -> None:
     """Say what a job's checkpoints take of memory, disks and wire, and which losses they survive. Runs nothing."""
     from ckpt import CheckpointError
-    from ckpt.cli import show_plan
+    from ckpt.cli.app import show_plan
     from launcher.jobfile import load_job
 
     spec = load_job(job_file)

@@ -22,7 +22,7 @@ MAY_IMPORT = {
 }
 # The launcher knows ckpt and lifecycle by their public faces only.
 PUBLIC_ONLY = {
-    "ckpt": {"ckpt", "ckpt.agent.launch", "ckpt.cli", "ckpt.patience"},
+    "ckpt": {"ckpt", "ckpt.agent.process.launch", "ckpt.cli.app", "ckpt.timeouts"},
     "lifecycle": {
         "lifecycle",
         "lifecycle.blocks",
@@ -100,7 +100,7 @@ def test_mpi_has_one_door() -> None:
         for _, path in modules()
         if any(name.split(".")[0] == "mpi4py" for name in imported(path))
     }
-    assert doors == {"ckpt/transport.py"}
+    assert doors == {"ckpt/agent/rpc/transport.py"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -126,7 +126,7 @@ def test_nothing_that_starts_or_recovers_a_job_loads_what_validates_files() -> N
 
 def test_what_the_epilog_starts_needs_no_more_than_a_node_has() -> None:
     """`lifecycle/on_create.sh` installs no torch, MPI or NumPy; the bucket's client is imported when one is used."""
-    code = "import sys, ckpt.job_end.__main__; print(*{name.partition('.')[0] for name in sys.modules})"
+    code = "import sys, ckpt.epilog.__main__; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not {*HEAVY, "numpy", "boto3", "yaml", "typer"} & set(done.stdout.split())
 

@@ -78,6 +78,8 @@ def test_an_installed_wheel_runs_a_job_away_from_the_tree(wheel: Path, tmp_path:
 
     assert run(holdfast, "--version", cwd=tmp_path).split()[-1] == wheel.name.split("-")[1]
     assert run(holdfast, "node", "on-create", cwd=tmp_path) == (ROOT / "lifecycle/on_create.sh").read_text()
+    with pytest.raises(AssertionError, match=r"expected a directory that can be written"):
+        run(holdfast, "ckpt", "bench", "/no/such/directory", cwd=tmp_path)  # the measurements themselves are there
     job = tmp_path / "job"
     run(holdfast, "init", job, cwd=tmp_path)
     assert "$schema=job.schema.json" in (job / "job.yaml").read_text() and (job / "job.schema.json").exists()

@@ -7,15 +7,15 @@ import os
 import signal
 import sys
 
-from ckpt.agent.deadlines import Deadlines
-from ckpt.agent.fabric import mpi_settings
-from ckpt.agent.launch import UNTIL_UNUSED
-from ckpt.agent.lifetime import MemoryDirectory, TerminatedLate, leave_within
-from ckpt.agent.server import run_agent
+from ckpt.agent.agent import run_agent
+from ckpt.agent.process.fabric import mpi_settings
+from ckpt.agent.process.launch import UNTIL_UNUSED
+from ckpt.agent.process.lifetime import MemoryDirectory, TerminatedLate, leave_within
+from ckpt.agent.rpc.transport import MpiTransport, SoloTransport, Transport
+from ckpt.agent.timeouts import Deadlines
 from ckpt.config import Place, config_from_env
+from ckpt.epilog.request import leave_request
 from ckpt.errors import CheckpointError
-from ckpt.job_end.request import leave_request
-from ckpt.transport import MpiTransport, SoloTransport, Transport
 
 _NICE = 10  # training comes first
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ckpt.agent.deadlines import Deadlines
-from ckpt.agent.exchange import Exchange
-from ckpt.agent.holdings import Holdings
-from ckpt.agent.listener import Listener
-from ckpt.agent.peers import Peers
-from ckpt.agent.plan import Placement
-from ckpt.agent.shelf import Shelf
+from ckpt.agent.restore.plan import Placement
+from ckpt.agent.rpc.peers import Peers
+from ckpt.agent.rpc.worker_socket import Listener
+from ckpt.agent.shards.memory_store import Holdings
+from ckpt.agent.shards.node_disk import Shelf
+from ckpt.agent.shards.transfer import Exchange
+from ckpt.agent.timeouts import Deadlines
 from ckpt.config import CheckpointConfig, Place
-from ckpt.record.shard import SaveId
+from ckpt.format.shard_record import SaveId
 from ckpt.tiers.tier import Tier
 
 

@@ -12,8 +12,8 @@ import asyncio
 from typing import Any
 
 from ckpt.agent.context import Context
-from ckpt.agent.peers import PeerError
-from ckpt.record.board import Board
+from ckpt.agent.rpc.peers import PeerError
+from ckpt.memory.board import Board
 
 _SETTLE_S = 0.002  # a worker that looked at the gate just before it rose has written its row by then
 _RETRY_S = 2.0

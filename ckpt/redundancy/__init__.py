@@ -1,13 +1,13 @@
 """Where the redundancy of a node's shards lies, so that they survive the loss of nodes.
 
-sets     redundancy sets: which nodes protect each other
-scheme   the contract of a scheme
-partner  full copies on the next nodes of the set
-erasure  parity: XOR, Reed-Solomon
-stripes  which bytes of a set make up which parity, and which bring a lost one back
-parity   the record beside a node's parity
-galois   the arithmetic of parity
-offline  lost shards from the directories of the survivors, without agents
+sets             redundancy sets: which nodes protect each other
+scheme           the contract of a scheme
+partner          full copies on the next nodes of the set
+erasure          parity: XOR, Reed-Solomon
+stripes          which bytes of a set make up which parity, and which bring a lost one back
+parity_record    the record beside a node's parity
+gf256            the arithmetic of parity
+offline_rebuild  lost shards from the directories of the survivors, without agents
 """
 
 from __future__ import annotations

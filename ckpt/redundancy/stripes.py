@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ckpt.errors import CheckpointError
-from ckpt.record.layout import align
-from ckpt.redundancy.galois import combination, multiply, parity_row
+from ckpt.format.layout import align
+from ckpt.redundancy.gf256 import combination, multiply, parity_row
 
 
 class LossError(CheckpointError):

@@ -13,8 +13,8 @@ from pathlib import Path
 import xxhash
 
 from ckpt.errors import CheckpointError, one_line
-from ckpt.record.manifest import Manifest, read_manifest
-from ckpt.record.shard import SaveId
+from ckpt.format.manifest import Manifest, read_manifest
+from ckpt.format.shard_record import SaveId
 from ckpt.tiers.parallel import in_parallel
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass, fields
 
 from ckpt.errors import CorruptError
-from ckpt.record.files import dump_json
+from ckpt.format.atomic_files import dump_json
 
 CLAIM = "owner.json"
 MAX_BYTES = 65536

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
-from ckpt.record.manifest import ShardPlace
-from ckpt.record.shard import SaveId
+from ckpt.format.manifest import ShardPlace
+from ckpt.format.shard_record import SaveId
 from ckpt.tiers.tier import Tier
 from ckpt.tiers.verified import verified_shard
 

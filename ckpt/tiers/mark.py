@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 
 from ckpt.errors import NamespaceError
-from ckpt.record.files import dump_json
-from ckpt.record.shard import FORMAT
+from ckpt.format.atomic_files import dump_json
+from ckpt.format.shard_record import FORMAT
 
 MARK = "holdfast.json"
 MAX_BYTES = 65536

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckpt.config import CheckpointConfig
-from ckpt.tiers.wiring import lower_tiers
+from ckpt.tiers.open import lower_tiers
 
 
 def newest_steps(section: Mapping[str, Any]) -> dict[str, int | None]:

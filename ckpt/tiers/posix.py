@@ -18,13 +18,13 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from ckpt.errors import CheckpointError, ConfigError, CorruptError, NamespaceError
-from ckpt.record.files import durable_write, open_regular, read_regular, sync_directory
-from ckpt.record.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, read_manifest, write_manifest
-from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.format.atomic_files import durable_write, open_regular, read_regular, sync_directory
+from ckpt.format.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, read_manifest, write_manifest
+from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.catalog import Entry, committed, directory_name, list_steps, steps_since
 from ckpt.tiers.claim import CLAIM, Claim, parse_claim
 from ckpt.tiers.claim import MAX_BYTES as CLAIM_BYTES
-from ckpt.tiers.direct import PAGE_BYTES, DirectFile
+from ckpt.tiers.direct_io import PAGE_BYTES, DirectFile
 from ckpt.tiers.lustre import on_lustre, set_stripe
 from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.quarantine import quarantine, quarantined

@@ -7,8 +7,8 @@ import secrets
 from ckpt.config import CheckpointConfig
 from ckpt.errors import ConfigError, CorruptError
 from ckpt.tiers.buckets import open_bucket, split_url
+from ckpt.tiers.open import s3_options
 from ckpt.tiers.throttle import Throttle
-from ckpt.tiers.wiring import s3_options
 
 
 def probe_bucket(config: CheckpointConfig) -> None:

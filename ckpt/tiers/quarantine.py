@@ -12,7 +12,7 @@ import time
 from collections.abc import Container
 from pathlib import Path
 
-from ckpt.record.files import dump_json, durable_write, sync_directory
+from ckpt.format.atomic_files import dump_json, durable_write, sync_directory
 
 REASON = "reason.json"
 _PREFIX = "bad-"

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from ckpt.errors import CorruptError
-from ckpt.record.blocks import BLOCK_BYTES, bad_blocks, checksum
-from ckpt.record.manifest import ShardPlace
-from ckpt.record.shard import SaveId
+from ckpt.format.checksums import BLOCK_BYTES, bad_blocks, checksum
+from ckpt.format.manifest import ShardPlace
+from ckpt.format.shard_record import SaveId
 from ckpt.tiers.tier import Tier
 
 WINDOW_BLOCKS = 16  # read at once while verifying: enough to keep parallel connections busy

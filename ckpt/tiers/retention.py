@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ckpt.record.shard import SaveId
+from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import Entry
 
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 
 from ckpt.errors import CheckpointError, CorruptError, NamespaceError
-from ckpt.record.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, parse_manifest
-from ckpt.record.shard import SaveId, ShardRecord, seal_json
+from ckpt.format.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, parse_manifest
+from ckpt.format.shard_record import SaveId, ShardRecord, seal_json
 from ckpt.tiers.buckets import open_bucket, split_url
 from ckpt.tiers.catalog import Entry, committed, directory_name, entries_of, steps_since
 from ckpt.tiers.claim import CLAIM, Claim, parse_claim

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ckpt.record.manifest import Manifest, ShardPlace
-from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.format.manifest import Manifest, ShardPlace
+from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.catalog import Entry
 from ckpt.tiers.claim import Claim
 

@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Callable
 
 from ckpt.errors import CorruptError
-from ckpt.record.blocks import BLOCK_BYTES, bad_blocks
-from ckpt.record.files import open_regular
-from ckpt.record.manifest import ShardPlace
-from ckpt.record.shard import SaveId
+from ckpt.format.atomic_files import open_regular
+from ckpt.format.checksums import BLOCK_BYTES, bad_blocks
+from ckpt.format.manifest import ShardPlace
+from ckpt.format.shard_record import SaveId
 from ckpt.tiers.reads import WINDOW_BLOCKS
 from ckpt.tiers.tier import Tier
 

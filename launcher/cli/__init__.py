@@ -13,7 +13,7 @@
     man       pages of the manual
     errors    how errors are printed
 
-`holdfast ckpt` and `holdfast node` live in their rooms: ckpt/cli.py and lifecycle/cli.py.
+`holdfast ckpt` and `holdfast node` live in their rooms: ckpt/cli/app.py and lifecycle/cli.py.
 """
 
 from launcher.cli.app import main as main

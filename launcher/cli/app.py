@@ -42,7 +42,7 @@ class _CheckpointVerbs(_RoomVerbs):
     """`holdfast ckpt`."""
 
     def _verbs(self) -> Any:
-        from ckpt.cli import app as verbs
+        from ckpt.cli.app import app as verbs
         from launcher.checkpoint_plan import app as plan
 
         group = typer.main.get_group(plain(verbs))

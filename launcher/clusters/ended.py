@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ckpt.agent.launch import PYTHON
+from ckpt.agent.process.launch import PYTHON
 from slurm import Slurm, SlurmError
 
 _UNSURE = "NODE_FAIL"  # a node that Slurm has lost may live on, cut off

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-import ckpt.agent.launch as agent_launch
+import ckpt.agent.process.launch as agent_launch
 from launcher.clusters import ended
 from launcher.clusters.cluster import AgentsHandle
 from launcher.clusters.spawned import Spawned

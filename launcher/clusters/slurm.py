@@ -24,7 +24,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-import ckpt.agent.launch as agent_launch
+import ckpt.agent.process.launch as agent_launch
 from launcher.clusters import ended
 from launcher.clusters.cluster import AgentsHandle
 from launcher.clusters.launches import Launches

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckpt.patience import within
+from ckpt.timeouts import within
 from launcher.runner.processes import die_with_parent
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt import CheckpointConfig, CheckpointError
-from ckpt.cli import probe_bucket
+from ckpt.cli.app import probe_bucket
 from lifecycle import Finding, Status
 from slurm.command import CommandError, run
 

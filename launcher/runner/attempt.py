@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckpt.agent.launch import PID_FILE
+from ckpt.agent.process.launch import PID_FILE
 from launcher.channel import Message
 from launcher.fabric import fabric_environment
 from launcher.jobfile import JobSpec

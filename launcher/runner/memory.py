@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.errors import LauncherError
 
 MEMORY_ROOT = Path("/dev/shm")
-_REQUEST = "on_job_end.json"  # left by the checkpoint agent (ckpt/job_end/request.py)
+_REQUEST = "on_job_end.json"  # left by the checkpoint agent (ckpt/epilog/request.py)
 
 
 class MemoryDirError(LauncherError):

@@ -9,7 +9,7 @@ import signal
 import time
 from pathlib import Path
 
-from ckpt.agent.launch import PYTHON
+from ckpt.agent.process.launch import PYTHON
 from launcher.runner.processes import die_with_parent
 from launcher.terms import LEASE_S, RENEW_S, LeaseWatch, Term, newest
 from slurm import JobEnvironment, Slurm, SlurmError

@@ -35,8 +35,8 @@ Send = Callable[[dict[str, Any]], None]
 class Patience:
     """How long a node's agents may take to come up. It outlives the attempts.
 
-    Agents may never meet in MPI_Init (`ckpt.transport` knows a way). Where some have come up before, others are soon
-    tried in their place.
+    Agents may never meet in MPI_Init (`ckpt.agent.rpc.transport` knows a way). Where some have come up before,
+    others are soon tried in their place.
 
     Attributes:
         limit_s: how long the next may take.

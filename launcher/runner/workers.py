@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ckpt.agent.launch import PYTHON
+from ckpt.agent.process.launch import PYTHON
 from launcher.runner.processes import descendants, end_all, session_pids
 from launcher.runner.script import ENDING_SIGNALS
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from submitit.core.utils import JobPaths
 
-from ckpt.patience import within
+from ckpt.timeouts import within
 from launcher.channel import ChannelError, connect
 from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec

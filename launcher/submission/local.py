@@ -15,7 +15,7 @@ from typing import Any
 from submitit.core.utils import JobPaths
 from submitit.local.local import LocalExecutor, LocalJob
 
-from ckpt.agent.launch import PYTHON
+from ckpt.agent.process.launch import PYTHON
 from launcher.clusters.local import require_mpirun
 from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec

@@ -17,7 +17,7 @@ from submitit.core.utils import JobPaths
 from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
 
 from ckpt import durable_write
-from ckpt.agent.launch import PYTHON
+from ckpt.agent.process.launch import PYTHON
 from launcher.containers import of_the_batch
 from launcher.errors import LauncherError, UsageError
 from launcher.gpus import gpus_of_gres

@@ -7,7 +7,7 @@ import glob
 import os
 from dataclasses import dataclass
 
-from ckpt.patience import within
+from ckpt.timeouts import within
 
 _LOOK_S = 10.0  # a shared file system may hang
 

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ckpt.patience import within
+from ckpt.timeouts import within
 from launcher import domains
 from launcher.clusters.cluster import Cluster
 from launcher.history.events import Event, EventLog, read_events

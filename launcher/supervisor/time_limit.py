@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from ckpt.patience import within
+from ckpt.timeouts import within
 from slurm import SlurmError
 
 log = logging.getLogger(__name__)

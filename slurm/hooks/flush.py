@@ -23,7 +23,7 @@ from slurm.hooks.hook import HookJob
 from slurm.hooks.log import log
 from slurm.hooks.scope import Scope
 
-_REQUEST = "on_job_end.json"  # left by the job's checkpoint agents (ckpt/job_end/request.py)
+_REQUEST = "on_job_end.json"  # left by the job's checkpoint agents (ckpt/epilog/request.py)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOST_ENTRIES = 10_000  # of the job's directory that are looked at
 _NICE = 19  # the next job comes first
@@ -56,7 +56,7 @@ def start_flush(memory: str, job: HookJob, within_s: float, limit_s: float) -> b
     except DirectoryError as error:
         log.error("%s; its memory is only kept", error)
         return False
-    _detach(job, [sys.executable, "-I", "-m", "ckpt.job_end", str(path), "--within", f"{within_s:g}"], within_s)
+    _detach(job, [sys.executable, "-I", "-m", "ckpt.epilog", str(path), "--within", f"{within_s:g}"], within_s)
     log.info("job %d: what it has only in memory goes to its lower tiers, within %g s", job.job_id, within_s)
     return True
 

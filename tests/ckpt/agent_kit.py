@@ -12,15 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ckpt.agent.deadlines import Deadlines
-from ckpt.agent.lifetime import MemoryDirectory
-from ckpt.agent.messages import Decoder, encode
-from ckpt.agent.server import Agent
+from ckpt.agent.agent import Agent
+from ckpt.agent.process.lifetime import MemoryDirectory
+from ckpt.agent.rpc.framing import Decoder, encode
+from ckpt.agent.rpc.transport import MAX_MESSAGE_BYTES, SoloTransport, Transfer, Transport, TransportError
+from ckpt.agent.timeouts import Deadlines
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
-from ckpt.record.layout import Chunk, Layout
-from ckpt.record.shard import read_record
-from ckpt.transport import MAX_MESSAGE_BYTES, SoloTransport, Transfer, Transport, TransportError
+from ckpt.format.layout import Chunk, Layout
+from ckpt.format.shard_record import read_record
 
 RUN_ID = "run-1"
 NAMESPACE = "test"

@@ -19,9 +19,9 @@ from typing import Any
 from agent_kit import Worker, World, content, layout, run
 from trainer_kit import LIMIT_S, processes
 
-from ckpt.agent.sums import Sums
-from ckpt.record.arena import Arena
-from ckpt.record.shard import SaveId
+from ckpt.agent.protect.gather_sum import Sums
+from ckpt.format.shard_record import SaveId
+from ckpt.memory.arena import Arena
 
 _CHANGES = ("os.remove", "os.rename", "os.rmdir")  # audit events, raised before the change
 

@@ -16,13 +16,14 @@ from typing import Any
 
 from agent_kit import World, config, run
 
-from ckpt.agent.drain import DrainLead
-from ckpt.agent.exchange import Exchange
-from ckpt.agent.holdings import Holdings
-from ckpt.agent.parities import Parities, ParityHoldings
-from ckpt.agent.saves import Saves
-from ckpt.agent.sums import Sums
-from ckpt.record import files, shard
+from ckpt.agent.flush.node import DrainLead
+from ckpt.agent.protect.gather_sum import Sums
+from ckpt.agent.protect.parity import Parities, ParityHoldings
+from ckpt.agent.save.node import Saves
+from ckpt.agent.shards.memory_store import Holdings
+from ckpt.agent.shards.transfer import Exchange
+from ckpt.format import atomic_files as files
+from ckpt.format import shard_record as shard
 from ckpt.tiers.posix import SharedTier
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from agent_kit import NAMESPACE, RUN_ID, content, layout
 from waiting import until
 
-from ckpt.agent.client import AgentClient, Monitor
-from ckpt.agent.launch import command, environment, mpirun_options
+from ckpt.agent.process.launch import command, environment, mpirun_options
+from ckpt.agent.rpc.client import AgentClient, Monitor
 from ckpt.errors import AgentError
 
 WAIT_S = 30.0

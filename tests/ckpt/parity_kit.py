@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from agent_kit import World, config, content
 
-from ckpt.agent import sums
-from ckpt.redundancy.parity import read_parity
+from ckpt.agent.protect import gather_sum as sums
+from ckpt.redundancy.parity_record import read_parity
 
 NODES = ["a", "b", "c", "d"]
 SCHEMES = {"xor": ({"scheme": "xor"}, 1), "rs": ({"scheme": "rs", "parity": 2}, 2)}

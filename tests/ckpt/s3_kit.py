@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.record.manifest import ShardPlace
-from ckpt.record.shard import SaveId
+from ckpt.format.manifest import ShardPlace
+from ckpt.format.shard_record import SaveId
 from ckpt.tiers.s3 import S3Tier
 from ckpt.tiers.s3_client import S3Options
 

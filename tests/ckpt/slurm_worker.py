@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agent_kit import content, layout
 
-from ckpt.agent.client import AgentClient, Monitor
+from ckpt.agent.rpc.client import AgentClient, Monitor
 
 NBYTES = 20_000_000  # several blocks, several of MPI's own fragments
 STEP = 10

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from agent_kit import Link, World, config, content, layout, run, until
 
-from ckpt.agent.deadlines import Deadlines
-from ckpt.agent.holdings import Holdings
-from ckpt.agent.lifetime import MemoryDirectory
-from ckpt.agent.listener import Listener
-from ckpt.agent.peers import PeerError
+from ckpt.agent.process.lifetime import MemoryDirectory
+from ckpt.agent.rpc.peers import PeerError
+from ckpt.agent.rpc.worker_socket import Listener
+from ckpt.agent.shards.memory_store import Holdings
+from ckpt.agent.timeouts import Deadlines
 from ckpt.errors import AgentError, ConfigError, CorruptError
-from ckpt.record.shard import read_record
+from ckpt.format.shard_record import read_record
 
 QUICK = Deadlines(answer_s=2, seal_s=0.3, protect_s=2)
 
@@ -480,7 +480,7 @@ def test_a_source_that_falls_silent_is_named(tmp_path, monkeypatch):
         return {}
 
     async def test():
-        monkeypatch.setattr("ckpt.agent.peers.STALL_S", 0.1)
+        monkeypatch.setattr("ckpt.agent.rpc.peers.STALL_S", 0.1)
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
             world.agents[1]._peers.handle("bytes", promises_bytes_and_sends_none)
             for worker in world.workers:

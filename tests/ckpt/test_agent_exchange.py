@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from agent_kit import RUN_ID, World, config, run
 
-from ckpt.agent.peers import PeerError
+from ckpt.agent.rpc.peers import PeerError
 from ckpt.errors import AgentError
-from ckpt.record.shard import SaveId
+from ckpt.format.shard_record import SaveId
 
 NODES = ["a", "b"]
 

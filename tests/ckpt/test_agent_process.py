@@ -20,8 +20,8 @@ from mpi_kit import WAIT_S, AgentProcesses
 from waiting import until
 
 from ckpt import Checkpointer
-from ckpt.agent.client import AgentClient, Monitor
-from ckpt.agent.launch import command
+from ckpt.agent.process.launch import command
+from ckpt.agent.rpc.client import AgentClient, Monitor
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
 
@@ -138,10 +138,10 @@ def dying(stage: str, calls_before: int = 0) -> list[str]:
 @pytest.mark.parametrize(
     ("redundancy", "stage"),
     [
-        ({"scheme": "partner"}, "ckpt.agent.exchange:Exchange:_serve_bytes"),
-        ({"scheme": "xor"}, "ckpt.agent.sums:Sums:_serve"),
-        ({"scheme": "rs", "parity": 2}, "ckpt.agent.parities:Parities:_on_lengths"),
-        ({"scheme": "rs", "parity": 2}, "ckpt.agent.sums:Sums:_serve"),
+        ({"scheme": "partner"}, "ckpt.agent.shards.transfer:Exchange:_serve_bytes"),
+        ({"scheme": "xor"}, "ckpt.agent.protect.gather_sum:Sums:_serve"),
+        ({"scheme": "rs", "parity": 2}, "ckpt.agent.protect.parity:Parities:_on_lengths"),
+        ({"scheme": "rs", "parity": 2}, "ckpt.agent.protect.gather_sum:Sums:_serve"),
     ],
     ids=lambda value: str(value).rpartition(":")[2],
 )
@@ -169,7 +169,10 @@ def test_an_agent_killed_while_redundancy_is_made_costs_that_save_and_no_older_o
 
 
 XOR, RS = {"scheme": "xor"}, {"scheme": "rs", "parity": 2}
-SUM, SERVE = "ckpt.agent.sums:Sums:pull", "ckpt.agent.sums:Sums:_own"  # in whichever part of a sum
+SUM, SERVE = (
+    "ckpt.agent.protect.gather_sum:Sums:pull",
+    "ckpt.agent.protect.gather_sum:Sums:_own",
+)  # in whichever part of a sum
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from agent_kit import NAMESPACE, RUN_ID
 from s3_kit import BUCKET, KEY, SECRET
 from slurm_job import run_job
 
-from ckpt.agent.launch import command, environment
+from ckpt.agent.process.launch import command, environment
 from slurm.testbed import TestCluster
 
 HERE = Path(__file__).parent

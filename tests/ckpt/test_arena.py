@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.record.arena import Arena, Slot
-from ckpt.record.layout import Layout
-from ckpt.record.shard import SaveId, ShardRecord, read_record, write_record
+from ckpt.format.layout import Layout
+from ckpt.format.shard_record import SaveId, ShardRecord, read_record, write_record
+from ckpt.memory.arena import Arena, Slot
 
 
 def publish(ram_dir: Path, name: str, step: int, attempt: int = 0, rank: int = 0) -> None:

@@ -16,8 +16,11 @@ import waiting
 from test_cli_ckpt import run
 from test_tiers import commit, save_id, shard
 
-from ckpt import awaiting, cli, cli_rebuild, verbs
-from ckpt.record.shard import write_record
+from ckpt.cli import app as cli
+from ckpt.cli import rebuild as cli_rebuild
+from ckpt.cli import silent_storage as awaiting
+from ckpt.cli import verbs
+from ckpt.format.shard_record import write_record
 from ckpt.tiers.posix import SharedTier
 
 HUNG_MOUNT = Path(__file__).parents[1] / "lifecycle" / "hung_mount.py"

@@ -15,9 +15,9 @@ import pytest
 from s3_kit import BUCKET, S3Server, s3_server
 from verb_kit import ckpt
 
-from ckpt.bench.figures import Figure
 from ckpt.tiers.s3_bucket import Bucket
 from ckpt.tiers.throttle import Throttle
+from ckpt_bench.figures import Figure
 
 S3 = ["S3 put", "S3 put, CPU of the client", "S3 get", "S3 get, CPU of the client"]
 PEERS = {"boto3's default transfer", "s3torchconnector", "obstore"}

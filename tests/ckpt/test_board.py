@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ckpt.errors import CheckpointError
-from ckpt.record.board import Board
-from ckpt.trainer.cadence import Cadence
+from ckpt.memory.board import Board
+from ckpt.worker.boundaries import Cadence
 
 
 def cadence(board: Board, local_rank: int = 0, **changes: float) -> Cadence:

@@ -21,12 +21,12 @@ from waiting import until
 from ckpt import Checkpointer, Monitor
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
-from ckpt.record.shard import read_record
+from ckpt.format.shard_record import read_record
 from ckpt.tiers.posix import SharedTier
-from ckpt.trainer import saved as saved_module
-from ckpt.trainer.deadlines import Deadlines
-from ckpt.trainer.journal import rate
-from ckpt.trainer.session import MAP_THREAD
+from ckpt.worker.journal import rate
+from ckpt.worker.load import shard_reader as saved_module
+from ckpt.worker.session import MAP_THREAD
+from ckpt.worker.timeouts import Deadlines
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from test_tiers import commit, save_id, shard, write
 from verb_kit import Printed, ckpt
 
-from ckpt.record.manifest import new_manifest
-from ckpt.record.shard import seal_json, unseal_json, write_record
+from ckpt.format.manifest import new_manifest
+from ckpt.format.shard_record import seal_json, unseal_json, write_record
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.posix import SharedTier
 

@@ -12,8 +12,8 @@ from s3_kit import BUCKET, S3Server, s3_server
 from test_cli_ckpt import facts, run
 from tier_kit import Stored, path_of, save_id, stored
 
-from ckpt.record.manifest import NAME
-from ckpt.record.shard import seal_json, unseal_json
+from ckpt.format.manifest import NAME
+from ckpt.format.shard_record import seal_json, unseal_json
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier

@@ -19,9 +19,9 @@ from s3_kit import KEY, SECRET, answering
 from test_cli_ckpt import damage, facts, run
 from tier_kit import save_id, shard
 
-from ckpt.record import files
-from ckpt.record.manifest import NAME, new_manifest
-from ckpt.record.shard import seal_json
+from ckpt.format import atomic_files as files
+from ckpt.format.manifest import NAME, new_manifest
+from ckpt.format.shard_record import seal_json
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.mark import MARK, new_mark
 from ckpt.tiers.posix import SharedTier, node_places

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ckpt.record.copying import Move, ParallelCopy, threads_per_rank
-from ckpt.trainer.leaves import lies_flat
+from ckpt.native.memcpy import Move, ParallelCopy, threads_per_rank
+from ckpt.worker.tensors import lies_flat
 
 SIZES = (0, 1, 63, 4096, (4 << 20) - 1, (9 << 20) + 7)
 

@@ -21,15 +21,15 @@ from waiting import until
 
 from ckpt import Checkpointer
 from ckpt.errors import CheckpointError
-from ckpt.record.blocks import checksums
-from ckpt.redundancy.parity import read_parity, write_parity
+from ckpt.format.checksums import checksums
+from ckpt.redundancy.parity_record import read_parity, write_parity
 
 NODES = ("a", "b", "c", "d")
 LEFT = ("a", "c", "d")  # c is now rank 1, whose shard is lost; d is rank 2, whose shard lies on c
 HELD = """
 import asyncio, runpy, sys
 from pathlib import Path
-from ckpt.agent.sums import Sums
+from ckpt.agent.protect.gather_sum import Sums
 pull, go = Sums.pull, Path(sys.argv[1])
 async def held(*args, **more):
     await pull(*args, **more)

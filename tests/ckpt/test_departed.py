@@ -12,7 +12,7 @@ import pytest
 from agent_kit import DEADLINES, Link, Worker, World, config, content, run, until
 
 from ckpt import Checkpointer
-from ckpt.trainer.deadlines import Deadlines
+from ckpt.worker.timeouts import Deadlines
 
 ENDLESS = replace(DEADLINES, seal_s=3600, protect_s=3600)  # a wait for what never comes outlasts the test
 WORLDS = [(["a", "b"], 1), (["a"], 2), (["a", "b"], 2)]  # nodes, ranks on each

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.tiers import direct
-from ckpt.tiers.direct import PAGE_BYTES, DirectFile
+from ckpt.tiers import direct_io as direct
+from ckpt.tiers.direct_io import PAGE_BYTES, DirectFile
 
 SIZES = (1, PAGE_BYTES, 3 * PAGE_BYTES + 5, 2 * PAGE_BYTES)
 Writes = list[tuple[bool, int, int]]  # past the page cache or not, offset, bytes

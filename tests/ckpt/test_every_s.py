@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from agent_kit import NAMESPACE, World, run
 
-from ckpt.agent.drain import DrainLead
+from ckpt.agent.flush.node import DrainLead
 from ckpt.config import CheckpointConfig
-from ckpt.record.board import Board
+from ckpt.memory.board import Board
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
-from ckpt.trainer.cadence import Cadence
+from ckpt.worker.boundaries import Cadence
 
 YEAR_S = 365 * 86400.0
 

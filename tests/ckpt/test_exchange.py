@@ -19,11 +19,11 @@ from trainer_kit import solo_namespace
 from verb_kit import Printed, ckpt
 
 from ckpt import Checkpointer
-from ckpt.adapters.stored import read_stored
-from ckpt.record.blocks import checksums
-from ckpt.record.layout import Chunk, Layout
-from ckpt.record.shard import SaveId, ShardRecord
-from ckpt.record.spread import Spread
+from ckpt.convert.full_step import read_stored
+from ckpt.format.checksums import checksums
+from ckpt.format.layout import Chunk, Layout
+from ckpt.format.rank_grid import Spread
+from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.posix import SharedTier
 
 SAVE = SaveId(step=7, attempt=0, run_id="run")

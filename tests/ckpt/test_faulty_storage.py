@@ -13,7 +13,7 @@ import pytest
 from agent_kit import World, config, content, lose, run, until
 
 from ckpt.errors import NamespaceError
-from ckpt.record import files
+from ckpt.format import atomic_files as files
 from ckpt.tiers import posix
 from ckpt.tiers.posix import SharedTier, check_shared
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt.redundancy import galois
-from ckpt.redundancy.galois import combination, combine, multiply, multiply_add, parity_row
+from ckpt.redundancy import gf256 as galois
+from ckpt.redundancy.gf256 import combination, combine, multiply, multiply_add, parity_row
 
 
 def test_isal_is_found_in_the_wheel_that_we_depend_on():

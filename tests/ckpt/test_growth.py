@@ -22,7 +22,7 @@ import waiting
 from agent_kit import DEADLINES, WAIT_S, World, config, content, lose, run, until
 from trainer_kit import Node, settle
 
-from ckpt.agent.deadlines import Deadlines
+from ckpt.agent.timeouts import Deadlines
 from ckpt.tiers.posix import SharedTier
 
 WARM, TIMES = 3, 20

@@ -11,8 +11,8 @@ from pathlib import Path
 from mpi_kit import session_options
 from trainer_kit import solo_directories, solo_namespace
 
-from ckpt.agent.launch import environment, mpirun_options
-from ckpt.agent.lifetime import MemoryDirectory
+from ckpt.agent.process.launch import environment, mpirun_options
+from ckpt.agent.process.lifetime import MemoryDirectory
 
 HEAT = Path(__file__).resolve().parents[2] / "examples" / "heat_mpi" / "heat.py"
 MPIRUN = Path(sys.executable).with_name("mpirun")

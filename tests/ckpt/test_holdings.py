@@ -14,10 +14,10 @@ import pytest
 from agent_kit import NAMESPACE, RUN_ID, World, config, content, layout, run
 from waiting import until
 
-from ckpt.agent import holdings
-from ckpt.agent.holdings import Holdings
-from ckpt.record.blocks import checksums
-from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.agent.shards import memory_store as holdings
+from ckpt.agent.shards.memory_store import Holdings
+from ckpt.format.checksums import checksums
+from ckpt.format.shard_record import SaveId, ShardRecord
 
 
 def put(held: Holdings, name: str, step: int) -> ShardRecord:

@@ -24,15 +24,15 @@ from verb_kit import ckpt
 from waiting import until
 
 from ckpt.config import CheckpointConfig, Place
+from ckpt.epilog import flush as draining
+from ckpt.epilog.flush import Drain, Superseded
+from ckpt.epilog.request import NAME, leave_request, read_request
 from ckpt.errors import CheckpointError, ConfigError, CorruptError
-from ckpt.job_end import drain as draining
-from ckpt.job_end.drain import Drain, Superseded
-from ckpt.job_end.request import NAME, leave_request, read_request
-from ckpt.record.manifest import NAME as MANIFEST
-from ckpt.record.shard import SaveId
+from ckpt.format.manifest import NAME as MANIFEST
+from ckpt.format.shard_record import SaveId
+from ckpt.tiers.open import lower_tiers
 from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.reads import read_whole, reader
-from ckpt.tiers.wiring import lower_tiers
 
 NODES = ("a", "b", "c")
 WORLD = 6
@@ -60,7 +60,7 @@ def after(root: Path, checkpoint: CheckpointConfig, **how: object) -> None:
 
 def programs(root: Path, *nodes: str, within_s: float = WAIT_S) -> list[subprocess.Popen[bytes]]:
     """As the epilogs of these nodes start them."""
-    argv = [sys.executable, "-I", "-m", "ckpt.job_end"]
+    argv = [sys.executable, "-I", "-m", "ckpt.epilog"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     return [subprocess.Popen([*argv, str(root / node), "--within", str(within_s)], env=env) for node in nodes]
 

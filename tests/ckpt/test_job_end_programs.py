@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ASK = "import sys; from ckpt.job_end import __main__ as end\nif sys.argv[1] == 'after': end._start_no_program()\n"
+ASK = "import sys; from ckpt.epilog import __main__ as end\nif sys.argv[1] == 'after': end._start_no_program()\n"
 ASK += "import botocore.session; print(botocore.session.Session().get_credentials())"
 
 

@@ -16,8 +16,8 @@ from agent_kit import DEADLINES, NAMESPACE, World, config, content, lose, run, u
 from crash_kit import Crash, Fuse, Trainers, crashes
 
 from ckpt.config import CheckpointConfig
-from ckpt.record.shard import read_record, write_record
-from ckpt.redundancy.parity import read_parity
+from ckpt.format.shard_record import read_record, write_record
+from ckpt.redundancy.parity_record import read_parity
 
 pytestmark = pytest.mark.faults  # some hundred runs; the moments that have names are in test_recover_killed.py
 

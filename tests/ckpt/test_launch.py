@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.agent.fabric import mpi_settings
-from ckpt.agent.launch import PYTHON, command, environment, unmoved
+from ckpt.agent.process.fabric import mpi_settings
+from ckpt.agent.process.launch import PYTHON, command, environment, unmoved
 
 
 def test_an_agent_starts_without_libraries_that_it_may_never_need() -> None:
@@ -66,7 +66,7 @@ def test_where_the_site_has_chosen_a_network_its_choice_stands(tmp_path: Path, n
 def test_open_mpi_knows_the_settings(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     look = (
-        "import os; from ckpt.agent.fabric import mpi_settings; from pathlib import Path; "
+        "import os; from ckpt.agent.process.fabric import mpi_settings; from pathlib import Path; "
         f"os.environ.update(mpi_settings(os.environ, Path({str(tmp_path)!r}))); from mpi4py import MPI"
     )
     chosen = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_MCA_")}

@@ -14,9 +14,9 @@ from agent_kit import layout as layout_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt.agent.listener import Client, Listener
-from ckpt.agent.messages import encode
-from ckpt.agent.peers import PeerError
+from ckpt.agent.rpc.framing import encode
+from ckpt.agent.rpc.peers import PeerError
+from ckpt.agent.rpc.worker_socket import Client, Listener
 
 OF_WORKERS = ("plan", "rejoin", "foreseen", "ahead", "open", "bad", "loaded", "sealed", "skipped", "missed", "bye")
 OF_PEERS = (

@@ -17,8 +17,8 @@ from agent_kit import DEADLINES, NAMESPACE, World, config, content, lose, run, u
 from s3_kit import S3Server, answering, counted_reads, s3_server
 
 from ckpt import newest_steps
-from ckpt.record.blocks import BLOCK_BYTES
-from ckpt.record.manifest import NAME
+from ckpt.format.checksums import BLOCK_BYTES
+from ckpt.format.manifest import NAME
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.s3 import S3Tier

@@ -16,7 +16,7 @@ from trainer_kit import Node, settle, solo_directories, solo_namespace
 from waiting import until
 
 from ckpt import Checkpointer
-from ckpt.agent.client import Monitor
+from ckpt.agent.rpc.client import Monitor
 
 REMOVED = "memory directory removed"
 

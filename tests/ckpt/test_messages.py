@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt.agent import messages
-from ckpt.agent.messages import Decoder, decode, encode
+from ckpt.agent.rpc import framing as messages
+from ckpt.agent.rpc.framing import Decoder, decode, encode
 from ckpt.errors import AgentError
 
 values = st.recursive(

@@ -16,7 +16,7 @@ from test_recover import damage
 from trainer_kit import LIMIT_S, Node, settle
 
 from ckpt.config import CheckpointConfig
-from ckpt.record.manifest import NAME
+from ckpt.format.manifest import NAME
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
 

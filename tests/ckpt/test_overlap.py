@@ -1,6 +1,6 @@
 """Copies from an accelerator go on while training does: nothing that training does meanwhile reaches the checkpoint.
 
-The device here is a thread that copies when the test lets it. What CUDA does of all this is in ckpt/trainer/cuda.py.
+The device here is a thread that copies when the test lets it. CUDA's part is in ckpt/worker/save/cuda.py.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 from trainer_kit import LIMIT_S, Node
 
 from ckpt import Checkpointer
-from ckpt.record.boxes import Box
-from ckpt.trainer.overlap import Background
-from ckpt.trainer.placement import Part, parts_of
-from ckpt.trainer.staging import Stager
+from ckpt.format.boxes import Box
+from ckpt.worker.placement import Part, parts_of
+from ckpt.worker.save.async_copy import Background
+from ckpt.worker.save.staging import Stager
 
 
 class Lane:
@@ -234,7 +234,8 @@ def test_a_tensor_that_lies_in_several_boxes_is_copied_box_by_box(node: Node, mo
     ckpt, lane = start(node)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "ckpt.trainer.state.parts_of", lambda value, path: swapped if len(value) > 3 else parts_of(value, path)
+            "ckpt.worker.save.flatten.parts_of",
+            lambda value, path: swapped if len(value) > 3 else parts_of(value, path),
         )
         ckpt.save(1, {"small": torch.ones(3), "x": saved})
         ckpt.close()

@@ -14,10 +14,11 @@ from agent_kit import World, config, content, lose, run, until
 from parity_kit import NODES, SCHEMES, instead, of, parities, saved, small_pieces
 from test_recover import damage, expected, records
 
-from ckpt.agent import rows, sums
-from ckpt.agent.sums import Sums
-from ckpt.record.blocks import BLOCK_BYTES, bad_blocks, checksums
-from ckpt.redundancy.parity import read_parity, write_parity
+from ckpt.agent.protect import encode as rows
+from ckpt.agent.protect import gather_sum as sums
+from ckpt.agent.protect.gather_sum import Sums
+from ckpt.format.checksums import BLOCK_BYTES, bad_blocks, checksums
+from ckpt.redundancy.parity_record import read_parity, write_parity
 
 LOSSES = [(name, lost) for name in SCHEMES for n in range(4) for lost in combinations(NODES, n)]
 WITHIN = [(name, lost) for name, lost in LOSSES if len(lost) <= SCHEMES[name][1]]
@@ -295,7 +296,7 @@ def test_parity_of_the_newest_committed_step_stays_until_a_newer_commit(tmp_path
                 assert all(len(parities(place.ram_dir)) <= 2 for place in world.places)
             names = {place.node: set(os.listdir(place.ram_dir)) for place in world.places}
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("ckpt.agent.holdings.os.posix_fallocate", full)
+                patch.setattr("ckpt.agent.shards.memory_store.os.posix_fallocate", full)
                 for worker in world.workers:
                     worker.save(40, 1, content(worker.rank, 40, 9000))  # what is there does not suffice
                 for worker in world.workers:

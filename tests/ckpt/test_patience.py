@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ckpt.patience import within
+from ckpt.timeouts import within
 
 
 async def answer_of(question: asyncio.Future[str]) -> str:

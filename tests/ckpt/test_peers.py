@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from ckpt.agent import peers
-from ckpt.agent.peers import Peers
-from ckpt.transport import SoloTransport
+from ckpt.agent.rpc import peers
+from ckpt.agent.rpc.peers import Peers
+from ckpt.agent.rpc.transport import SoloTransport
 
 COUNT = 100
 TAG = 7

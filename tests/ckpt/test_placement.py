@@ -24,12 +24,12 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from world_kit import World, placed, split
 
 from ckpt import Checkpointer
-from ckpt.adapters.stored import read_stored
 from ckpt.config import CheckpointConfig
+from ckpt.convert.full_step import read_stored
 from ckpt.errors import StateError
-from ckpt.tiers.wiring import lower_tiers
-from ckpt.trainer.dcp import check_one_box
-from ckpt.trainer.placement import cut
+from ckpt.tiers.open import lower_tiers
+from ckpt.worker.dcp import check_one_box
+from ckpt.worker.placement import cut
 
 # what a rank holds
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from agent_kit import FakeTransport, World, config, content, run, until
 
-from ckpt.cli_plan import parse_size
+from ckpt.capacity import Plan, Rates, make_plan, survives
+from ckpt.cli.plan import parse_size
 from ckpt.config import CheckpointConfig
 from ckpt.errors import ConfigError
-from ckpt.planning import Plan, Rates, make_plan, survives
 from ckpt.redundancy import scheme_of, sets_over
 
 NODES = ["a", "b", "c", "d", "e"]

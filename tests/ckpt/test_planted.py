@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from agent_kit import NAMESPACE, RUN_ID, World, config, content, lose, run, until
 
-from ckpt.record.shard import SaveId
+from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.posix import SharedTier
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tier_kit import WORLD, save_id, shard
 
-from ckpt.record.files import durable_write
+from ckpt.format.atomic_files import durable_write
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from s3_kit import BUCKET, S3Server, s3_server
 
-from ckpt.cli import probe_bucket
+from ckpt.cli.app import probe_bucket
 from ckpt.config import CheckpointConfig
 from ckpt.errors import CheckpointError
 

@@ -14,15 +14,15 @@ from test_heat import HEAT, MPIRUN, OPTIONS
 from trainer_kit import solo_namespace
 
 from ckpt import CheckpointConfig, Checkpointer
-from ckpt.agent.deadlines import Deadlines
-from ckpt.agent.launch import environment, outside_our_step
-from ckpt.agent.lifetime import MemoryDirectory
-from ckpt.agent.server import Agent
+from ckpt.agent.agent import Agent
+from ckpt.agent.process.launch import environment, outside_our_step
+from ckpt.agent.process.lifetime import MemoryDirectory
+from ckpt.agent.rpc.transport import SoloTransport
+from ckpt.agent.timeouts import Deadlines
 from ckpt.config import Place
 from ckpt.errors import ConfigError
-from ckpt.trainer.home import memory_directory
-from ckpt.trainer.program import Seat, nodes_of
-from ckpt.transport import SoloTransport
+from ckpt.worker.standalone.memory_dir import memory_directory
+from ckpt.worker.standalone.mpi import Seat, nodes_of
 
 
 def seats(*places: str) -> list[Seat]:

@@ -13,8 +13,8 @@ from rich.console import Console
 from test_cli_ckpt import run
 from test_tiers import commit, save_id
 
-from ckpt import progress
-from ckpt.progress import Bar
+from ckpt.cli import progress
+from ckpt.cli.progress import Bar
 from ckpt.tiers.posix import SharedTier
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from agent_kit import DEADLINES, World, config, content, copies, lose, run, until
 
-from ckpt.agent.exchange import Exchange
+from ckpt.agent.shards.transfer import Exchange
 from ckpt.errors import AgentError
 
 

@@ -10,10 +10,10 @@ import threading
 import pytest
 from agent_kit import FakeTransport, World, config, content, run, until
 
-from ckpt.agent.deadlines import Deadlines
-from ckpt.agent.drain import DrainPart
-from ckpt.record.blocks import BLOCK_BYTES
-from ckpt.record.manifest import NAME, read_manifest
+from ckpt.agent.flush.node import DrainPart
+from ckpt.agent.timeouts import Deadlines
+from ckpt.format.checksums import BLOCK_BYTES
+from ckpt.format.manifest import NAME, read_manifest
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
 

@@ -11,7 +11,7 @@ from parity_kit import NODES, SCHEMES, of, saved
 from test_recover import damage
 from verb_kit import ckpt
 
-from ckpt.record.shard import read_record
+from ckpt.format.shard_record import read_record
 
 LENGTHS = [0, 9000, 1, 300, 0, 7, 5000, 63]
 

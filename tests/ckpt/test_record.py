@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt.errors import CorruptError
-from ckpt.record.blocks import BLOCK_BYTES, Arriving, bad_blocks, blocks_of_range, checksum, checksums
-from ckpt.record.boxes import Box, cover, intersect, subtract
-from ckpt.record.files import durable_write
-from ckpt.record.layout import ALIGN_BYTES, Chunk, Layout, align
-from ckpt.record.manifest import ShardPlace, merge, new_manifest, pack, read_manifest, write_manifest
-from ckpt.record.shard import SaveId, ShardRecord, read_record, seal_json, unseal_json, write_record
-from ckpt.record.spread import Spread
+from ckpt.format.atomic_files import durable_write
+from ckpt.format.boxes import Box, cover, intersect, subtract
+from ckpt.format.checksums import BLOCK_BYTES, Arriving, bad_blocks, blocks_of_range, checksum, checksums
+from ckpt.format.layout import ALIGN_BYTES, Chunk, Layout, align
+from ckpt.format.manifest import ShardPlace, merge, new_manifest, pack, read_manifest, write_manifest
+from ckpt.format.rank_grid import Spread
+from ckpt.format.shard_record import SaveId, ShardRecord, read_record, seal_json, unseal_json, write_record
 
 SAVE = SaveId(step=7, attempt=2, run_id="run")
 
@@ -362,7 +362,7 @@ def test_a_manifest_that_is_no_file_of_a_sane_size_is_refused(tmp_path: Path, ki
 _KILLED_WRITER = """
 import os, signal, sys
 from pathlib import Path
-import ckpt.record.files as files
+import ckpt.format.atomic_files as files
 stage, path = sys.argv[1], Path(sys.argv[2])
 real = {name: getattr(os, name) for name in ("open", "write", "fsync", "close", "replace")}
 def dying(name):

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from agent_kit import RUN_ID, World, config, content, lose, run, until
 
-from ckpt.agent.deadlines import Deadlines
-from ckpt.agent.exchange import Exchange
-from ckpt.record.blocks import BLOCK_BYTES
-from ckpt.record.shard import SaveId, read_record, write_record
+from ckpt.agent.shards.transfer import Exchange
+from ckpt.agent.timeouts import Deadlines
+from ckpt.format.checksums import BLOCK_BYTES
+from ckpt.format.shard_record import SaveId, read_record, write_record
 from ckpt.tiers.mark import MARK, new_mark
 from ckpt.tiers.posix import SharedTier
 

@@ -13,10 +13,10 @@ import waiting
 from agent_kit import World, config, content, copies, lose, run, until
 from trainer_kit import FAST, Node, settle
 
-from ckpt.agent.stock import whole_in_place
+from ckpt.agent.flush.tier_contents import whole_in_place
 from ckpt.config import Place
 from ckpt.errors import AgentError
-from ckpt.record.board import Board
+from ckpt.memory.board import Board
 
 
 @pytest.fixture

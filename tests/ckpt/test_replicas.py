@@ -22,12 +22,12 @@ from world_kit import World as Ranks
 
 from ckpt import Checkpointer
 from ckpt.errors import CorruptError
-from ckpt.record.boxes import Box, intersect
-from ckpt.record.layout import Chunk, Layout
-from ckpt.record.shard import read_record
-from ckpt.record.spread import UNKNOWN, Spread
-from ckpt.trainer.replicas import SMALL_BYTES, Proofs, Replica, World, share_out
-from ckpt.trainer.tensor_reads import TensorReads
+from ckpt.format.boxes import Box, intersect
+from ckpt.format.layout import Chunk, Layout
+from ckpt.format.rank_grid import UNKNOWN, Spread
+from ckpt.format.shard_record import read_record
+from ckpt.worker.load.read_plan import TensorReads
+from ckpt.worker.save.replicas import SMALL_BYTES, Proofs, Replica, World, share_out
 
 # who stores what
 

@@ -9,8 +9,8 @@ from tier_kit import WORLD, save_id, shard
 
 from ckpt import newest_steps
 from ckpt.errors import CorruptError
-from ckpt.record.manifest import Manifest, new_manifest, parse_manifest
-from ckpt.record.shard import seal_json
+from ckpt.format.manifest import Manifest, new_manifest, parse_manifest
+from ckpt.format.shard_record import seal_json
 from ckpt.tiers.catalog import Entry
 from ckpt.tiers.claim import Claim
 from ckpt.tiers.posix import SharedTier, node_places

@@ -13,9 +13,9 @@ import pytest
 from agent_kit import NAMESPACE, RUN_ID
 from waiting import until
 
-from ckpt.agent import room as rooms
-from ckpt.agent.holdings import Holdings
-from ckpt.agent.room import SLICE_BYTES, Room
+from ckpt.agent.shards import growing_buffer as rooms
+from ckpt.agent.shards.growing_buffer import SLICE_BYTES, Room
+from ckpt.agent.shards.memory_store import Holdings
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
 NBYTES = 3 * SLICE_BYTES + 12345

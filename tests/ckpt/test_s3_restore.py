@@ -17,9 +17,9 @@ from crash_kit import Fuse, Trainers, crashes
 from s3_kit import S3Server, counted_reads, s3_server
 from test_killed_anywhere import beyond, restored, run_for
 
-from ckpt.agent.restore import Restore
-from ckpt.record.blocks import BLOCK_BYTES
-from ckpt.record.shard import read_record
+from ckpt.agent.restore.node import Restore
+from ckpt.format.checksums import BLOCK_BYTES
+from ckpt.format.shard_record import read_record
 from ckpt.tiers.s3 import S3Tier
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")

@@ -20,7 +20,7 @@ from s3_kit import BUCKET, S3Server, answering, s3_server
 from test_s3 import error
 from tier_kit import WORLD, save_id, shard, stored
 
-from ckpt.record.blocks import BLOCK_BYTES
+from ckpt.format.checksums import BLOCK_BYTES
 from ckpt.tiers import s3_bucket
 from ckpt.tiers.s3 import S3Tier
 from ckpt.tiers.s3_bucket import Bucket

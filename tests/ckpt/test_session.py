@@ -15,8 +15,8 @@ from trainer_kit import Node, settle
 from waiting import until
 
 from ckpt import Checkpointer
-from ckpt.record.layout import Chunk
-from ckpt.trainer.deadlines import Deadlines
+from ckpt.format.layout import Chunk
+from ckpt.worker.timeouts import Deadlines
 
 
 def test_what_became_of_a_save_is_told_when_it_happens_not_at_the_next_call(

@@ -18,13 +18,13 @@ from test_cli_ckpt import facts
 from test_recover import damage, expected
 from test_tenure import CLAIM
 
-from ckpt.agent.peers import PeerError
-from ckpt.agent.recover import RecoverLead
-from ckpt.agent.sums import Sums
+from ckpt.agent.protect.gather_sum import Sums
+from ckpt.agent.restore.leader import RecoverLead
+from ckpt.agent.rpc.peers import PeerError
 from ckpt.config import CheckpointConfig
-from ckpt.record.blocks import checksums
-from ckpt.record.shard import SaveId
-from ckpt.redundancy.parity import read_parity, write_parity
+from ckpt.format.checksums import checksums
+from ckpt.format.shard_record import SaveId
+from ckpt.redundancy.parity_record import read_parity, write_parity
 from ckpt.tiers import reads
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from agent_kit import World, config, run, until
 
-from ckpt.record.board import Board
+from ckpt.memory.board import Board
 
 
 class Loop:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt.redundancy.galois import multiply_add
+from ckpt.redundancy.gf256 import multiply_add
 from ckpt.redundancy.stripes import LossError, Stripes, extents
 
 

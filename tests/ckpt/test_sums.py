@@ -8,9 +8,10 @@ import pytest
 from agent_kit import World, content, run, until
 from parity_kit import NODES, of, saved, small_pieces
 
-from ckpt.agent import rows, sums
+from ckpt.agent.protect import encode as rows
+from ckpt.agent.protect import gather_sum as sums
 from ckpt.errors import AgentError
-from ckpt.record.shard import SaveId
+from ckpt.format.shard_record import SaveId
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from agent_kit import DEADLINES, World, config, lose, run, until
 
-from ckpt.agent.verdict import has_ended
+from ckpt.agent.flush.run_liveness import has_ended
 from ckpt.errors import CorruptError
 from ckpt.tiers.claim import Claim, parse_claim
 from ckpt.tiers.nvme import NvmeTier

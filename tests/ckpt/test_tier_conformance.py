@@ -13,8 +13,8 @@ from s3_kit import s3_server
 from tier_kit import BUCKETS, KINDS, WORLD, Stored, path_of, save_id, shard, stored
 
 from ckpt.errors import CheckpointError, CorruptError, NamespaceError
-from ckpt.record.blocks import BLOCK_BYTES
-from ckpt.record.manifest import NAME
+from ckpt.format.checksums import BLOCK_BYTES
+from ckpt.format.manifest import NAME
 from ckpt.tiers import reads
 from ckpt.tiers.claim import Claim
 from ckpt.tiers.reads import read_blocks, read_whole, reader, verify

@@ -14,9 +14,9 @@ from tier_kit import save_id, shard
 
 from ckpt import check_shared, newest_steps
 from ckpt.errors import CheckpointError, ConfigError, CorruptError, NamespaceError
-from ckpt.record.blocks import checksums
-from ckpt.record.manifest import ShardPlace
-from ckpt.record.shard import SaveId
+from ckpt.format.checksums import checksums
+from ckpt.format.manifest import ShardPlace
+from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.posix import SharedTier
 

@@ -19,10 +19,10 @@ from mpi_kit import mpirun
 from trainer_kit import FAST
 
 from ckpt import Checkpointer
-from ckpt.agent.launch import command, environment
+from ckpt.agent.process.launch import command, environment
 from ckpt.config import CheckpointConfig, Place
-from ckpt.record.boxes import Box
-from ckpt.trainer.state import Piece
+from ckpt.format.boxes import Box
+from ckpt.worker.save.flatten import Piece
 
 SECTION = {"namespace": "ns", "memory": {"every_steps": 1, "keep": 2}, "redundancy": {"scheme": "partner"}}
 

@@ -13,8 +13,8 @@ from agent_kit import FakeWorld
 from mpi_kit import mpirun
 from transport_conformance import check
 
-from ckpt.agent.launch import environment
-from ckpt.transport import SoloTransport, TransportError
+from ckpt.agent.process.launch import environment
+from ckpt.agent.rpc.transport import SoloTransport, TransportError
 
 
 def test_the_fake_conforms():

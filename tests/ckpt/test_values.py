@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt.errors import CorruptError, StateError
-from ckpt.record.files import dump_json
-from ckpt.record.values import decode, encode
+from ckpt.format.atomic_files import dump_json
+from ckpt.format.json_values import decode, encode
 
 hashable = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False) | st.binary()
 hashables = hashable | st.tuples(hashable, hashable)

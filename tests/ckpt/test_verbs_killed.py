@@ -23,7 +23,7 @@ from ckpt.tiers.posix import SharedTier
 
 _KILLED = """
 import os, signal, sys
-from ckpt.cli import app
+from ckpt.cli.app import app
 function, count = sys.argv[1].split(":")
 real, left = getattr(os, function), [int(count)]
 def dying(*args, **kwargs):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt.record.blocks import BLOCK_BYTES, checksums
-from ckpt.trainer.verified import Region, copy_verified
+from ckpt.format.checksums import BLOCK_BYTES, checksums
+from ckpt.worker.load.verified_copy import Region, copy_verified
 
 SIZE = 3 * BLOCK_BYTES + 12_345
 CONTENT = np.random.default_rng(1).integers(0, 256, SIZE, np.uint8)

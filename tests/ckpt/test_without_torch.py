@@ -11,7 +11,7 @@ from pathlib import Path
 from test_heat import HEAT, MPIRUN, OPTIONS
 from trainer_kit import solo_namespace
 
-from ckpt.agent.launch import environment
+from ckpt.agent.process.launch import environment
 
 # Python imports a sitecustomize module of its path before anything else: here one that lets nobody import torch.
 BLOCKER = """

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from s3_kit import BUCKET
 
-from ckpt.record.blocks import checksums
-from ckpt.record.layout import Layout
-from ckpt.record.manifest import ShardPlace
-from ckpt.record.shard import SaveId, ShardRecord
+from ckpt.format.checksums import checksums
+from ckpt.format.layout import Layout
+from ckpt.format.manifest import ShardPlace
+from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.buckets import open_bucket
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.nvme import NvmeTier

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ckpt import Checkpointer
-from ckpt.agent.launch import command
+from ckpt.agent.process.launch import command
 from ckpt.config import CheckpointConfig, Place
-from ckpt.trainer.deadlines import Deadlines
+from ckpt.worker.timeouts import Deadlines
 
 LIMIT_S = 60
 processes = multiprocessing.get_context("forkserver")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ckpt.transport import MAX_MESSAGE_BYTES, MpiTransport, Transport, TransportError
+from ckpt.agent.rpc.transport import MAX_MESSAGE_BYTES, MpiTransport, Transport, TransportError
 
 WAIT_S = 30.0
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ckpt.agent.launch import PYTHON
+from ckpt.agent.process.launch import PYTHON
 from launcher.cli import main
 from launcher.errors import UsageError
 from launcher.history.status import Status
@@ -206,7 +206,7 @@ def test_help_tells_every_exit_code_of_a_job(verb: str, capsys: pytest.CaptureFi
 
 
 def test_help_imports_none_of_the_parts() -> None:
-    heavy = ("torch", "mpi4py", "submitit", "yaml", "ckpt.cli", "slurm.testbed")
+    heavy = ("torch", "mpi4py", "submitit", "yaml", "ckpt.cli.app", "slurm.testbed")
     code = (
         "import sys; from launcher.cli import main; code = main(['--help']);"
         f"print([m for m in {heavy!r} if m in sys.modules], file=sys.stderr); sys.exit(code)"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ckpt.agent.launch import PYTHON, command
+from ckpt.agent.process.launch import PYTHON, command
 from launcher.clusters import ended, open_cluster
 from launcher.clusters import slurm as slurm_cluster
 from launcher.clusters.slurm import SlurmCluster

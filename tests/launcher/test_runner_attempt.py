@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ckpt.agent.launch import PID_FILE
+from ckpt.agent.process.launch import PID_FILE
 from launcher.runner.attempt import NodeAttempt
 from launcher.runner.config import RunnerConfig
 

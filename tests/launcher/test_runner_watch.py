@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from waiting import until
 
-from ckpt.agent.launch import command
+from ckpt.agent.process.launch import command
 from launcher.runner import watch
 from launcher.runner.processes import state_of
 from launcher.runner.watch import (

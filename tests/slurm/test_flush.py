@@ -78,7 +78,7 @@ class TestFlush:
         variables = {line.partition("=")[0] for line in lines if "=" in line} - {"PWD", "OLDPWD", "_", "SHLVL"}
         assert variables == {"PATH", "LANG", "SLURM_JOB_ID", "nice", "core"}
         assert {"nice=19", "core=0", "/"} <= set(lines)
-        assert f"-I -m ckpt.job_end {memory_of(places, job)} --within 900" in lines
+        assert f"-I -m ckpt.epilog {memory_of(places, job)} --within 900" in lines
         descriptors = {int(line) for line in lines if line.isdigit()} - {USER}
         assert {descriptor for descriptor in descriptors if descriptor < 10} == {0, 1, 2}  # from 10 on: the shell's
         assert "goes to its lower tiers, within 900 s" in Path(places.log).read_text()

@@ -1,0 +1,85 @@
+"""What a save costs training: the time in save(), beside a plain copy of the same bytes and torch's ways to save."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from ckpt_bench.figures import Figure, median, timed_s
+from ckpt_bench.node import BenchNode
+from ckpt_bench.plain import MappedCopy
+
+_STAGER = StagingOptions(
+    use_pinned_memory=torch.cuda.is_available(),
+    use_shared_memory=True,
+    use_async_staging=False,
+    use_non_blocking_copy=torch.cuda.is_available(),
+)
+
+
+def stalls(node: BenchNode, state: dict[str, torch.Tensor], memory: Path, repeat: int) -> list[Figure]:
+    """The first save, which also takes new memory, and the median of later ones.
+
+    Every repeat runs all ways one after another, so that a busy machine is equally busy for all.
+    """
+    tensors = list(state.values())
+    first_floor = timed_s(lambda: MappedCopy(memory / "first", tensors).store(tensors))
+    ckpt = node.start()
+    ckpt.load(dict(state))  # as training does: nothing is there yet, and memory is made ready in the background
+    node.wait_for_memory()
+    first = timed_s(lambda: ckpt.save(1, state))
+    node.wait_for("memory", 1)
+    plain = MappedCopy(memory / "plain", tensors)
+    plain.store(tensors)
+    ways: dict[str, list[float]] = {}
+    with closing(DefaultStager(_STAGER)) as stager:
+        for turn in range(repeat):
+            step = 2 + turn
+            measured = {
+                "save": timed_s(lambda step=step: ckpt.save(step, state)),  # type: ignore[misc]
+                "plain": 0.0,
+            }
+            node.wait_for("memory", step)  # the agent's work is not part of the others' figures
+            measured["plain"] = timed_s(lambda: plain.store(tensors))
+            measured.update(_torch_ways(state, memory, stager))
+            for way, seconds in measured.items():
+                ways.setdefault(way, []).append(seconds)
+    (memory / "first").unlink()
+    (memory / "plain").unlink()
+    middle = {way: median(seconds) for way, seconds in ways.items()}
+    peers = {
+        "plain copy_ into mapped memory": middle["plain"],
+        "dcp.async_save, own stager": middle["async_save"],
+        "dcp.async_save, default stager": middle["async_save_default"],
+        "dcp.save to /dev/shm": middle["dcp_save"],
+        "torch.save to /dev/shm": middle["torch_save"],
+    }
+    return [
+        Figure(name="save() blocks", value=middle["save"], unit="s", peers=peers),
+        Figure(name="first save() blocks", value=first, unit="s", peers={"plain copy_ into new memory": first_floor}),
+    ]
+
+
+def _torch_ways(state: dict[str, torch.Tensor], memory: Path, stager: Any) -> dict[str, float]:
+    folder, file = memory / "dcp", memory / "torch.pt"
+    measured = {}
+    for name, given in (("async_save", stager), ("async_save_default", None)):
+        handle: list[Any] = []
+        measured[name] = timed_s(
+            lambda given=given, handle=handle: handle.append(  # type: ignore[misc]
+                dcp.async_save(state, checkpoint_id=folder, async_stager=given, no_dist=True)
+            )
+        )
+        getattr(handle[0], "upload_completion", handle[0]).result()
+        shutil.rmtree(folder)
+    measured["dcp_save"] = timed_s(lambda: dcp.save(state, checkpoint_id=folder, no_dist=True))
+    shutil.rmtree(folder)
+    measured["torch_save"] = timed_s(lambda: torch.save(state, file))
+    file.unlink()
+    return measured

@@ -1,0 +1,288 @@
+"""The agent: its parts wired together, and its life from the first wait to the last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from typing import Any
+
+from ckpt.agent.context import Context
+from ckpt.agent.flush.lease import Tenure
+from ckpt.agent.flush.node import DrainLead, DrainPart
+from ckpt.agent.process.idle_exit import Parting
+from ckpt.agent.process.launch import PID_FILE
+from ckpt.agent.process.lifetime import MemoryDirectory, leave_within
+from ckpt.agent.restore.leader import RecoverLead
+from ckpt.agent.restore.node import Restore
+from ckpt.agent.restore.prefetch import Ahead
+from ckpt.agent.restore.rejoin import Rejoin, RejoinLead
+from ckpt.agent.restore.serve import Loading
+from ckpt.agent.rpc.peers import Peers
+from ckpt.agent.rpc.transport import Transport
+from ckpt.agent.rpc.worker_socket import Client, Listener
+from ckpt.agent.save.leader import Coordinator
+from ckpt.agent.save.node import Saves
+from ckpt.agent.shards.memory_store import Holdings
+from ckpt.agent.shards.node_disk import Shelf
+from ckpt.agent.shards.transfer import Exchange
+from ckpt.agent.stop import Stop
+from ckpt.agent.timeouts import Deadlines
+from ckpt.config import CheckpointConfig, Place
+from ckpt.epilog.request import leave_request
+from ckpt.errors import AgentError, CheckpointError
+from ckpt.memory.board import Board
+from ckpt.redundancy import members_at, scheme_of
+from ckpt.redundancy.sets import most_in_one_domain
+from ckpt.tiers.open import lower_tiers
+
+_PARENT_POLL_S = 1.0
+_BOARD_POLL_S = 1.0
+_MEMORY_POLL_S = 1.0
+
+Lead = RecoverLead | RejoinLead | Coordinator | Tenure  # of node rank 0
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """One node's agent for one attempt. Make it inside a running event loop, then `run` it."""
+
+    def __init__(
+        self,
+        place: Place,
+        config: CheckpointConfig,
+        transport: Transport,
+        deadlines: Deadlines,
+        memory: MemoryDirectory,
+    ) -> None:
+        self._place = place
+        self._config = config
+        self._memory = memory
+        self._ended = asyncio.Event()
+        self._peers = Peers(transport, place.nodes)
+        self._listener = Listener(place.socket_path, self._serve)
+        holdings = Holdings(place.ram_dir, place.run_id, config.namespace)
+        tiers = lower_tiers(config, place.node)
+        shelf = self._shelf = Shelf(tiers)
+        context = Context(
+            place=place, config=config, deadlines=deadlines, holdings=holdings, peers=self._peers,
+            listener=self._listener,
+            tiers=tiers, shelf=shelf, exchange=Exchange(self._peers, holdings, shelf, deadlines),
+        )  # fmt: skip
+        self._saves = Saves(context)
+        self._restore = Restore(context, self._saves)
+        self._loading = Loading(context, self._restore.plan, self._saves.pinned)
+        self._ahead = Ahead(context, self._restore.plan, self._loading, self._saves.parities)
+        self._board = _board_of(place)
+        self._stop = Stop(context, self._board)
+        self._rejoin = Rejoin(context, self._saves, self._stop)
+        if place.generation:
+            self._restore.refuse(
+                "the agents were lost and replaced before this worker had loaded; the next start loads"
+            )
+        self._drain = DrainPart(context, self._saves)
+        self._parting = Parting(context)
+        self._leads: list[Lead] = []
+        self._tenure: Tenure | None = None  # node rank 0's, for all
+        self._finished = 0  # workers of this node that have taken their leave
+        if place.node_rank == 0:
+            self._tenure = Tenure(context)
+            drain = DrainLead(context, self._tenure)
+            first = RejoinLead if place.generation else RecoverLead
+            self._leads += [first(context, self._tenure, drain), Coordinator(context, drain), self._tenure]
+        members, scheme = members_at(place, config.redundancy), scheme_of(config.redundancy)
+        survives, names = scheme.survives(members), ", ".join(place.nodes[node] for node in members)
+        log.info("redundancy %s over %s: survives %d of %d nodes lost", scheme.name, names, survives, len(members))
+        if survives < scheme.promise:
+            log.warning(
+                "redundancy %s: a set of %d is too small to survive %d lost, as asked: survives %d",
+                scheme.name, len(members), scheme.promise, survives,
+            )  # fmt: skip
+        if (
+            config.redundancy.failure_domain == "switch"
+            and (taken := most_in_one_domain(members, place.domains)) > survives
+        ):
+            log.warning("redundancy %s: a lost switch takes %d of %s: more than survives", scheme.name, taken, names)
+
+    async def run(self, *, until_unused: bool = False) -> None:
+        """Serves until told to shut down, or until the process that started us has ended.
+
+        Args:
+            until_unused: end as well, all agents together, once no process is connected to any of them any more.
+        """
+        for stale in self._place.ram_dir.glob("agent-*.sock"):
+            stale.unlink()  # of agents that were killed
+        for file in self._place.ram_dir.glob(PID_FILE.format(pid="[0-9]*")):
+            if not os.path.exists(f"/proc/{file.stem.removeprefix('agent-')}"):
+                file.unlink(missing_ok=True)
+        await self._listener.listen()
+        log.info("node %s listens on %s", self._place.node, self._place.socket_path)
+        follow = (self._follow_peers(), self._follow_parent(), self._follow_board(), self._follow_memory())
+        tasks = [asyncio.ensure_future(coroutine) for coroutine in follow]
+        tasks += [asyncio.ensure_future(self._guard(lead)) for lead in self._leads]
+        if until_unused:
+            tasks.append(asyncio.ensure_future(self._follow_program()))
+        try:
+            await self._ended.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._tenure and self._ended.is_set() and self._finished and not self._stop.agreed:
+                await self._tenure.release()
+            await self._listener.close()
+            self._shelf.leave()
+            self._board.close()
+
+    async def _guard(self, lead: Lead) -> None:
+        """A fault in our own code must not be silent: saves or restores would wait for ever.
+
+        Without a rejoin no worker is served: who has started us tries again when we have gone.
+        """
+        try:
+            await lead.run()
+        except Exception as error:
+            log.exception("%s failed", type(lead).__name__)
+            self._listener.problem(type(lead).__name__, f"{type(error).__name__}: {error}")
+            if isinstance(lead, RejoinLead):
+                self._ended.set()
+
+    async def _follow_peers(self) -> None:
+        """When the other agents are lost, what can no longer be committed is dropped; workers go on being served."""
+        await self._peers.run()
+        if self._peers.broken:
+            self._listener.problem("the other agents are lost", self._peers.broken)
+            self._restore.fail(self._peers.broken)
+            self._rejoin.fail(self._peers.broken)
+            self._stop.world_lost()
+            await self._saves.world_lost(f"the other agents are lost: {self._peers.broken}")
+
+    async def _follow_parent(self) -> None:
+        """Polled: a signal on the parent's death would be set off by the end of a mere thread of slurmstepd."""
+        parent = os.getppid()
+        while os.getppid() == parent:
+            await asyncio.sleep(_PARENT_POLL_S)
+        log.warning("the process that started this agent has ended: leaving")
+        self._ended.set()
+
+    async def _follow_board(self) -> None:
+        """Polled: a worker that closes its Checkpointer while its agent is lost can tell nobody.
+
+        Of one that is connected the farewell counts, which comes after all that it has handed in.
+        """
+        while True:
+            connected = {client.local_rank for client in self._listener.clients if client.role == "trainer"}
+            for local_rank in set(range(self._place.ranks_per_node)) - connected:
+                if session := self._board.closed(local_rank):
+                    self._saves.closed_unheard(local_rank, session)
+            await asyncio.sleep(_BOARD_POLL_S)
+
+    async def _follow_memory(self) -> None:
+        """Makes the memory directory again where somebody has removed it; workers and the runner find it by its name.
+
+        Shards in flight are lost with it, and their saves are dropped. The next save is whole again.
+        """
+        failure = ""
+        while True:
+            await asyncio.sleep(_MEMORY_POLL_S)
+            if self._memory.is_there and self._board.is_there and self._listener.is_there:
+                continue
+            what = f"{self._place.ram_dir} was removed, with all that this node held in memory"
+            try:
+                if not self._memory.is_there:
+                    self._memory.make_again()
+                leave_request(self._place, self._config, os.environ)
+                if not self._board.is_there:
+                    self._board.make_again()
+                await self._listener.listen()
+            except (CheckpointError, OSError) as error:
+                if str(error) != failure:
+                    failure = str(error)
+                    self._listener.problem("memory directory removed", f"{what}; it cannot be made again: {failure}")
+                continue
+            failure = ""
+            more = "it was made again, and the next save is whole; does systemd remove it (RemoveIPC=yes)?"
+            self._listener.problem("memory directory removed", f"{what}; {more}")
+
+    async def _follow_program(self) -> None:
+        await self._parting.run()
+        self._ended.set()
+
+    async def _serve(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
+        serve = self._serve_monitor if client.role == "monitor" else self._serve_worker
+        return await serve(client, message)
+
+    async def _serve_monitor(self, client: Client, message: dict[str, Any]) -> None:
+        match message.get("op"):
+            case "ping":
+                client.send({"event": "pong"})
+            case "stop":
+                await self._stop.request()
+            case "shutdown":
+                self._ended.set()
+            case op:
+                raise AgentError(f"unknown request {op!r:.40} of a monitor")
+
+    async def _serve_worker(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
+        match message.get("op"):
+            case "plan":
+                self._saves.opened(client)
+                return await self._loading.plan_for_worker()
+            case "rejoin":
+                self._saves.opened(client)
+                return await self._rejoin.for_worker(int(message["generation"]))
+            case "foreseen":
+                return await self._ahead.for_worker()
+            case "ahead":
+                self._ahead.fetch(int(message["step"]), message["wants"])
+            case "open":
+                rank, blocks = int(message["rank"]), message["blocks"]
+                return await self._ahead.record(rank, blocks) or await self._loading.open(rank, blocks)
+            case "bad":
+                await self._loading.bad(int(message["rank"]), str(message["path"]))
+            case "loaded":
+                self._loading.loaded(client.local_rank)
+            case "sealed":
+                self._saves.sealed(client, message)
+            case "skipped":
+                self._saves.failed(int(message["step"]), f"rank {message['rank']}: {message['reason']}")
+            case "missed":
+                await self._saves.missed(int(message["step"]), int(message["rank"]))
+            case "flush":
+                await self._saves.flush()
+            case "bye":
+                self._finished += 1
+                self._saves.closed(client)
+                log.info("local rank %d has finished", client.local_rank)
+            case op:
+                raise AgentError(f"unknown request {op!r:.40} of a worker")
+        return None
+
+
+def _board_of(place: Place) -> Board:
+    """The board of the attempt, which agents before us may have made."""
+    if place.generation:
+        with contextlib.suppress(FileNotFoundError):
+            return Board.open(place.ram_dir)
+    return Board.create(place.ram_dir, place.attempt)
+
+
+def run_agent(
+    place: Place,
+    config: CheckpointConfig,
+    transport: Transport,
+    deadlines: Deadlines,
+    memory: MemoryDirectory,
+    *,
+    until_unused: bool = False,
+) -> None:
+    """Runs the agent to its end, then leaves the world. Does not wait longer than `leave_s` for the others to leave."""
+
+    async def main() -> None:
+        await Agent(place, config, transport, deadlines, memory).run(until_unused=until_unused)
+
+    asyncio.run(main())
+    with leave_within(deadlines.leave_s, "the other agents to leave", exit_code=0):
+        transport.close()

@@ -1,0 +1,154 @@
+"""This run's hold on its namespace in the tiers that all nodes see: taken before the restore, kept while it lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pwd
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from ckpt.agent.context import Context
+from ckpt.agent.flush.run_liveness import has_ended
+from ckpt.agent.storage_calls import in_thread
+from ckpt.errors import AgentError, CheckpointError, ConfigError, NamespaceError
+from ckpt.tiers.claim import Claim
+from ckpt.tiers.s3_client import AccessError
+from ckpt.tiers.tier import Tier
+from ckpt.timeouts import within
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Tenure:
+    """What node rank 0 does for all. Every wait for a tier ends after `answer_s`; a tier that is away bars nobody."""
+
+    def __init__(self, context: Context) -> None:
+        place = context.place
+        self._tiers = {name: tier for name, tier in context.tiers.items() if not tier.node_local}
+        self._namespace = context.config.namespace
+        self._listener = context.listener
+        self._deadlines = context.deadlines
+        self._ended_command = place.ended_command
+        self._claim = Claim(
+            run_id=place.run_id, attempt=place.attempt, nonce=secrets.token_hex(8), user=_user(), host=place.node,
+            job=place.job, since_s=time.time(),
+        )  # fmt: skip
+        self._taken = asyncio.Event()
+        self._held: set[str] = set()  # tiers that hold our claim
+        self._lost: dict[str, str] = {}  # tiers that another run has taken, and why we stay away
+        self._silent: set[str] = set()  # tiers that did not answer last time: said once
+
+    async def take(self) -> None:
+        """Claims the namespace in every tier that answers.
+
+        Raises:
+            AgentError: another run that lives has it; names that run.
+        """
+        await asyncio.gather(*(self._take(name, tier) for name, tier in self._tiers.items()))
+        self._taken.set()
+
+    async def run(self) -> None:
+        """Once they are taken, renews the claims until cancelled."""
+        await self._taken.wait()
+        while True:
+            await asyncio.sleep(self._deadlines.beat_s)
+            self._claim = replace(self._claim, beat=self._claim.beat + 1)
+            await asyncio.gather(*(self._renew(name, tier) for name, tier in self._tiers.items()))
+
+    async def release(self) -> None:
+        """The run has ended: whoever comes next need not watch whether it lives."""
+        self._claim = replace(self._claim, released=True)
+        held = [self._renew(name, tier) for name, tier in self._tiers.items() if name in self._held]
+        await asyncio.gather(*held)
+
+    def check(self, name: str) -> None:
+        """Raises AgentError when another run has taken the namespace over in a tier: nothing of ours may go there."""
+        if name in self._lost:
+            raise AgentError(self._lost[name])
+
+    async def _take(self, name: str, tier: Tier) -> None:
+        try:
+            await self._in_time(tier.prepare)
+            found = await self._in_time(tier.read_claim)
+            if found is not None and not found.yields_to(self._claim):
+                await self._outlive(name, tier, found)
+            await self._in_time(tier.write_claim, self._claim)
+            self._held.add(name)
+        except Occupied:
+            raise
+        except (NamespaceError, ConfigError, PermissionError, AccessError) as error:
+            self._silent.add(name)
+            self._listener.problem(f"nothing can be saved to the {name} tier", str(error))
+        except (CheckpointError, OSError) as error:
+            self._unanswered(name, error)
+
+    async def _outlive(self, name: str, tier: Tier, found: Claim) -> None:
+        """Returns once the other run has ended or been silent for `quiet_s`; raises Occupied at its first sign of life.
+
+        That it has ended is the launcher's word. Without it only silence tells.
+        """
+        log.warning("%s tier: claimed by %s; watching for %g s whether it lives", name, found, self._deadlines.quiet_s)
+        deadline, told = time.monotonic() + self._deadlines.quiet_s, False
+        while time.monotonic() < deadline:
+            if await in_thread(has_ended, self._ended_command, found.run_id, self._deadlines.answer_s):
+                log.warning("%s tier: %s has ended: taken over", name, found)
+                return
+            if not told:
+                told = True
+                waits = f"by {found}; the job starts in {self._deadlines.quiet_s:g} s unless that run lives"
+                self._listener.problem(f"the namespace is claimed in the {name} tier", waits)
+            await asyncio.sleep(self._deadlines.beat_s / 2)
+            now = await self._in_time(tier.read_claim)
+            if now is None or now.yields_to(self._claim):
+                return
+            if now != found:
+                raise Occupied(
+                    f"namespace {self._namespace} is in use in the {name} tier by {now}; wait for it to end, "
+                    "cancel it, or choose another namespace"
+                )
+        log.warning("%s tier: %s has given no sign of life for %g s: taken over", name, found, self._deadlines.quiet_s)
+
+    async def _renew(self, name: str, tier: Tier) -> None:
+        """Also claims a tier that was away before."""
+        if name in self._lost:
+            return
+        try:
+            found = await self._in_time(tier.read_claim)
+            if found is not None and found.nonce != self._claim.nonce and not found.yields_to(self._claim):
+                self._lost[name] = f"namespace {self._namespace} was taken over in the {name} tier by {found}"
+                self._listener.problem(f"nothing goes to the {name} tier any more", self._lost[name])
+                return
+            await self._in_time(tier.write_claim, self._claim)
+            self._held.add(name)
+            self._silent.discard(name)
+        except (CheckpointError, OSError) as error:
+            self._unanswered(name, error)
+
+    def _unanswered(self, name: str, error: Exception) -> None:
+        if name not in self._silent:
+            self._silent.add(name)
+            self._listener.problem(f"namespace not claimed in the {name} tier", str(error))
+
+    async def _in_time(self, function: Callable[..., T], *args: Any) -> T:
+        try:
+            return await within(self._deadlines.answer_s, in_thread(function, *args))
+        except asyncio.TimeoutError:
+            raise AgentError(f"no answer within {self._deadlines.answer_s:g} s") from None
+
+
+class Occupied(AgentError):
+    """Another run that lives has the namespace."""
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())

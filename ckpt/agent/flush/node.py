@@ -1,0 +1,267 @@
+"""A committed save goes to the lower tiers: every node writes its file, then the commit makes it a checkpoint there.
+
+The tiers go their own ways: each takes one save at a time, at its own cadence, and none waits for another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ckpt.agent.context import Context
+from ckpt.agent.flush.lease import Tenure
+from ckpt.agent.flush.tier_contents import Stock
+from ckpt.agent.rpc.peers import Handler, PeerError
+from ckpt.agent.save.node import Saves
+from ckpt.agent.shards.transfer import save_to_json
+from ckpt.agent.storage_calls import in_thread
+from ckpt.errors import AgentError, CheckpointError, CorruptError
+from ckpt.format.manifest import ShardPlace, merge, pack
+from ckpt.format.shard_record import SaveId
+from ckpt.sections import LowerTier
+from ckpt.tiers import reads
+from ckpt.tiers.tier import Tier
+from ckpt.timeouts import within
+
+
+class DrainPart:
+    """What each node does: writes the shards of its own ranks, commits and tidies its own disk, frees the slots."""
+
+    def __init__(self, context: Context, saves: Saves) -> None:
+        self._context = context
+        self._saves = saves
+        self._writing: dict[str, int] = {}  # step, by tier
+        # The last file written, by node-local tier; no places: the node's part was committed there before.
+        self._written: dict[str, tuple[SaveId, list[ShardPlace]]] = {}
+        handlers: dict[str, Handler] = {
+            "drain": self._on_drain, "drain_commit": self._on_commit, "drain_steps": self._on_steps,
+            "drain_retain": self._on_retain, "drained": self._on_drained,
+        }  # fmt: skip
+        for op, handler in handlers.items():
+            context.peers.handle(op, handler)
+
+    async def _on_drain(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        step, name = message["step"], message["tier"]
+        pin, tier = self._saves.pinned.get(step), self._tier(name)
+        if pin is None:
+            raise AgentError(f"step {step} is not held for the {name} tier here")
+        if (older := self._writing.get(name)) is not None:
+            raise AgentError(f"step {older} is still being written; storage is stuck or slower than the saves")
+        shards, holdings = [], self._context.holdings
+        names = [pin.names[local_rank] for local_rank in sorted(pin.names)]
+        for shard in names:
+            record = holdings.record(shard)
+            shards.append((record, holdings.bytes_of(shard, record.layout.nbytes)))
+        self._writing[name] = step
+        # Beside the write, which is slower: what has changed in memory since its seal is written, and never committed.
+        verifying = asyncio.gather(*map(holdings.verify_again, names))
+        places = await in_thread(self._write, name, tier, pin.save, shards)
+        for (record, _), good in zip(shards, await verifying, strict=True):
+            if not good:
+                raise CorruptError(f"rank {record.rank}: its shard in memory does not match its checksums any more")
+        if tier.node_local:
+            self._written[name] = (pin.save, places)
+            return {}
+        return {"places": pack(pin.save, places)}
+
+    def _write(self, name: str, tier: Tier, save: SaveId, shards: list[Any]) -> list[ShardPlace]:
+        """In its own thread, which may outlive the deadline: `_writing` says so."""
+        try:
+            if tier.node_local:
+                tier.prepare()
+                if _is_committed(tier, save, [record.rank for record, _ in shards]):
+                    return []
+                tier.begin(save)
+            return tier.write_node(save, self._context.place.node_rank, shards)
+        finally:
+            del self._writing[name]
+
+    async def _on_commit(self, source: int, message: dict[str, Any]) -> None:
+        """Node-local tiers only: this node's part of the step."""
+        step = message["step"]
+        save, places = self._written.get(message["tier"], (None, []))
+        if save is None or step != save.step:
+            raise AgentError(f"step {step} has not been written to the {message['tier']} tier here")
+        if places:
+            await in_thread(self._tier(message["tier"]).commit, save, self._context.place.world_size, places)
+
+    async def _on_steps(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        saves = await in_thread(self._tier(message["tier"]).steps)
+        return {"saves": [save_to_json(save) for save in saves]}
+
+    async def _on_retain(self, source: int, message: dict[str, Any]) -> None:
+        complete = {SaveId.from_json(value) for value in message["complete"]}
+        await in_thread(self._tier(message["tier"]).retain, message["keep"], None, complete)
+
+    async def _on_drained(self, source: int, message: dict[str, Any]) -> None:
+        await self._saves.drained(
+            message["step"], message["tier"], message["failed"], bytes=message["nbytes"], seconds=message["seconds"]
+        )
+
+    def _tier(self, name: str) -> Tier:
+        tier = self._context.tiers.get(name)
+        if tier is None:
+            raise AgentError(f"no {name} tier is configured")
+        return tier
+
+
+class DrainLead:
+    """What node rank 0 does: decides which tiers a save goes to, and leads it there."""
+
+    def __init__(self, context: Context, tenure: Tenure, clock: Callable[[], float] = time.monotonic) -> None:
+        self._context = context
+        self._tenure = tenure
+        self._sections: dict[str, LowerTier] = context.config.lower
+        self._peers = context.peers
+        self._listener = context.listener
+        self._deadlines = context.deadlines
+        self._clock = clock
+        self._one_at_a_time: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._busy: dict[str, set[int]] = {name: set() for name in self._sections}
+        self._last_s = dict.fromkeys(self._sections, clock())  # when a save last set out, by tier
+
+    def wanted(self, step: int, asked: bool) -> list[str]:
+        """The tiers that a step goes to: all when asked for, else those where it is due and none is under way."""
+        return [name for name, section in self._sections.items() if self._wanted(name, section, step, asked)]
+
+    def _wanted(self, name: str, section: LowerTier, step: int, asked: bool) -> bool:
+        now, busy = self._clock(), self._busy[name]
+        due = step % section.every_steps == 0
+        if section.every_s is not None and now - self._last_s[name] >= section.every_s:
+            due = True
+        if due and busy and not asked:
+            older = ", ".join(map(str, sorted(busy)))
+            self._listener.problem(
+                f"not drained to the {name} tier", f"step {older} is still on its way there", step, failed=name
+            )
+            self._listener.to_trainers("passed_over", step=step, tier=name, under_way=older)
+            return False
+        if due or asked:
+            self._set_out(name, step)
+        return due or asked
+
+    def resume(self, stock: Stock) -> None:
+        """Counts `every_s` on from the newest commit in each tier: a run that often starts again would never be due.
+
+        That was told by a clock of the wall, which may jump: no age is taken for less than nothing or more than due.
+        """
+        for name, section in self._sections.items():
+            if section.every_s is not None and name in stock.last_s:
+                age_s = min(max(time.time() - stock.last_s[name], 0.0), section.every_s)
+                self._last_s[name] = self._clock() - age_s
+
+    def overdue(self, save: SaveId, stock: Stock) -> list[str]:
+        """The tiers that a restored save goes to: one that was due there was lost with the agents on its way.
+
+        Args:
+            save: what is restored, and lies in memory where its ranks run.
+            stock: what the tiers hold; `resume` has had it.
+        """
+        shards = self._context.holdings.shards().values()
+        asked = any(record.drain for record in shards if record.save == save)
+        names = []
+        for name, section in self._sections.items():
+            now = asked or self._is_late(name, section, stock)
+            due = save.step if now else save.step - save.step % section.every_steps
+            if name in stock.held and due and not any(_is_between(due, other, save) for other in stock.held[name]):
+                self._set_out(name, save.step)
+                names.append(name)
+        return names
+
+    def _is_late(self, name: str, section: LowerTier, stock: Stock) -> bool:
+        """By seconds; where nothing was ever committed it is."""
+        if section.every_s is None:
+            return False
+        return name not in stock.last_s or self._clock() - self._last_s[name] >= section.every_s
+
+    def _set_out(self, name: str, step: int) -> None:
+        self._busy[name].add(step)
+        self._last_s[name] = self._clock()
+
+    async def lead(self, save: SaveId, nbytes: int, names: list[str]) -> None:
+        """Takes a committed save to the tiers; a failure is reported, and the slots are freed all the same."""
+        await asyncio.gather(*(self._lead(save, nbytes, name) for name in names))
+
+    async def _lead(self, save: SaveId, nbytes: int, name: str) -> None:
+        tier, since_s, step = self._context.tiers[name], time.monotonic(), save.step
+        async with self._one_at_a_time[name]:
+            try:
+                self._tenure.check(name)
+                await (self._drain_locally(name, step) if tier.node_local else self._drain(name, tier, save))
+                failure = None
+            except (CheckpointError, OSError) as error:
+                failure = str(error)
+                self._listener.problem(f"drain to the {name} tier failed", failure, step, failed=name)
+            self._busy[name].discard(step)
+            seconds = round(time.monotonic() - since_s, 6)
+            fields = {"failed": failure is not None, "nbytes": nbytes, "seconds": seconds}
+            try:
+                await self._call("drained", name, step, self._deadlines.answer_s, **fields)
+            except PeerError as error:
+                self._listener.problem("drain's end not heard by every node", str(error), step)
+            if failure is None:
+                self._listener.to_monitors("commit", tier=name, step=step, bytes=nbytes, seconds=seconds)
+                await self._retain(name, tier, self._sections[name].keep)
+
+    async def _drain(self, name: str, tier: Tier, save: SaveId) -> None:
+        """Everybody writes, one commits."""
+        await self._in_time(name, tier.prepare)
+        await self._in_time(name, tier.begin, save)
+        answers = await self._call("drain", name, save.step, self._deadlines.drain_s)
+        world_size, packs = self._context.place.world_size, [answer["places"] for answer in answers]
+        shards = await in_thread(merge, save, self._context.config.namespace, world_size, packs)
+        await self._in_time(name, tier.commit, save, world_size, shards)
+
+    async def _drain_locally(self, name: str, step: int) -> None:
+        """Everybody writes, then everybody commits: a node commits nothing that another could not write."""
+        await self._call("drain", name, step, self._deadlines.drain_s)
+        await self._call("drain_commit", name, step, self._deadlines.drain_s)
+
+    async def _retain(self, name: str, tier: Tier, keep: int) -> None:
+        try:
+            if not tier.node_local:
+                await self._in_time(name, tier.retain, keep, None)
+                return
+            answers = await self._peers.call_all("drain_steps", timeout_s=self._deadlines.drain_s, tier=name)
+            held = [{SaveId.from_json(value) for value in answer["saves"]} for answer in answers]
+            complete = [save_to_json(save) for save in set.intersection(*held)]
+            await self._peers.call_all(
+                "drain_retain", timeout_s=self._deadlines.drain_s, tier=name, keep=keep, complete=complete
+            )
+        except (CheckpointError, OSError) as error:
+            self._listener.problem(f"old steps could not be removed from the {name} tier", str(error))
+
+    async def _call(self, op: str, name: str, step: int, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:
+        return await self._peers.call_all(op, timeout_s=timeout_s, tier=name, step=step, **fields)
+
+    async def _in_time(self, name: str, function: Callable[..., Any], *args: Any) -> None:
+        try:
+            await within(self._deadlines.drain_s, in_thread(function, *args))
+        except asyncio.TimeoutError:
+            raise AgentError(f"the {name} tier did not answer within {self._deadlines.drain_s:g} s") from None
+
+
+def _is_committed(tier: Tier, save: SaveId, ranks: Sequence[int]) -> bool:
+    """Whether this node's disk has the save already, as when a drain was cut short on other nodes alone.
+
+    Raises:
+        CheckpointError: it is there, and is of other ranks, or damaged: it is never written again.
+        OSError: it cannot be read.
+    """
+    try:
+        manifest = tier.read_manifest(save)
+    except FileNotFoundError:
+        return False
+    there = {place.rank: place for place in manifest.shards}
+    if missing := [rank for rank in ranks if rank not in there]:
+        raise AgentError(f"{tier.where}: has step {save.step} already, without rank {missing[0]}; it stays as it is")
+    for rank in ranks:
+        reads.verify(reads.reader(tier, save, there[rank]), there[rank])
+    return True
+
+
+def _is_between(due: int, other: SaveId, save: SaveId) -> bool:
+    return other.run_id == save.run_id and due <= other.step <= save.step

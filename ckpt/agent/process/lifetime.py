@@ -1,0 +1,119 @@
+"""One agent for each memory directory, and no wait without an end."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+from ckpt.agent.process.launch import PID_FILE
+from ckpt.errors import AgentError
+from ckpt.format.atomic_files import private_directory
+
+_LOCK_POLL_S = 0.05
+_SIGTERM_POLL_S = 1.0
+
+log = logging.getLogger(__name__)
+
+_LOCK = "agent.lock"  # never removed: whoever waits for it would then hold a file that nobody else sees
+
+
+class MemoryDirectory:
+    """A node's memory directory, of which this process is the only agent until it ends."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        """Makes the directory if it is missing, and locks it. An older attempt's agent may take a moment to die.
+
+        Raises:
+            AgentError: another agent does not leave the directory in time.
+            ConfigError, OSError: as private_directory().
+        """
+        self._path = path
+        self._lock = _lock(path, timeout_s)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the directory is still the one that was locked. systemd's RemoveIPC=yes, for one, removes it."""
+        try:
+            return os.path.samestat(os.lstat(self._path / _LOCK), os.fstat(self._lock))
+        except OSError:
+            return False
+
+    def make_again(self) -> None:
+        """Makes and locks the directory again after somebody has removed it. Raises as the constructor does."""
+        lock = _lock(self._path, 0.0)
+        self.close()
+        self._lock = lock
+
+    def close(self) -> None:
+        """Lets another agent have the directory."""
+        os.close(self._lock)
+
+
+def _lock(path: Path, timeout_s: float) -> int:
+    private_directory(path)
+    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise AgentError(f"memory directory {path}: in use by another agent; end that one first") from None
+            time.sleep(_LOCK_POLL_S)
+    (path / PID_FILE.format(pid=os.getpid())).touch(0o600)
+    return descriptor
+
+
+class leave_within:
+    """Ends the process when the block takes too long: MPI's collective calls know no deadline."""
+
+    def __init__(self, timeout_s: float, waited_for: str, exit_code: int) -> None:
+        self._timer = threading.Timer(timeout_s, self._leave, (timeout_s, waited_for, exit_code))
+        self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    @staticmethod
+    def _leave(timeout_s: float, waited_for: str, exit_code: int) -> None:
+        log.warning("waited %g s for %s: leaving", timeout_s, waited_for)
+        os._exit(exit_code)
+
+
+class TerminatedLate:
+    """While an agent comes up, a SIGTERM ends the process only `grace_s` later.
+
+    A preemption sends SIGTERM to every process of the job: the agents that come up then have yet to save the step at
+    which the ranks stop. srun sends SIGTERM as well, when one of the agents has died: the others would wait for it.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._is_over = threading.Event()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the thread takes it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # one that is ignored would not become pending
+        threading.Thread(target=self._wait, name="sigterm", daemon=True).start()
+
+    def ignore(self) -> None:
+        """From now on SIGTERM is ignored, also one that has come."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._is_over.set()
+
+    def _wait(self) -> None:
+        while not self._is_over.is_set():
+            if signal.sigtimedwait({signal.SIGTERM}, _SIGTERM_POLL_S) is None:
+                continue
+            log.warning("SIGTERM: the agents have %g s left to come together", self._grace_s)
+            if not self._is_over.wait(self._grace_s):
+                log.warning("the agents have not come together within %g s of a SIGTERM: leaving", self._grace_s)
+                os._exit(1)

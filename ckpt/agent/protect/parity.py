@@ -1,0 +1,256 @@
+"""A node's parity: made over its redundancy set at each save, and what lost shards are made from again."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from ckpt.agent.context import Context
+from ckpt.agent.protect.encode import Rows
+from ckpt.agent.protect.gather_sum import Addend, Part, Sums, addends_of
+from ckpt.agent.restore.plan import Placement
+from ckpt.agent.shards.memory_store import Store
+from ckpt.agent.shards.transfer import save_to_json
+from ckpt.errors import AgentError, CheckpointError, CorruptError
+from ckpt.format.checksums import Arriving, checksums
+from ckpt.format.shard_record import SaveId, ShardRecord
+from ckpt.redundancy import members_at, scheme_of
+from ckpt.redundancy.parity_record import ParityRecord, ParitySet, read_parity, write_parity
+from ckpt.redundancy.stripes import Sum
+
+_AT_ONCE = 8  # sums of one rebuild: all of a set of the usual size, each made on another node
+
+
+class ParityHoldings(Store[ParityRecord]):
+    """The parity in a memory directory."""
+
+    _names = re.compile(r"(parity)-([0-9]+)")
+
+    def find(self, save: SaveId, over: ParitySet, index: int) -> list[str]:
+        """Names of a member's parity over a set."""
+        wanted = (save, over, index)
+        return sorted(name for name, r in self.shards().items() if (r.save, r.over, r.index) == wanted)
+
+    def _load(self, name: str) -> ParityRecord:
+        return read_parity(self.ram_dir, name)
+
+    def _write(self, name: str, record: ParityRecord) -> None:
+        write_parity(self.ram_dir, name, record)
+
+
+class Parities:
+    """One node's parity, and its part in that of others."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._place = context.place
+        self._peers = context.peers
+        self._deadlines = context.deadlines
+        self._shards = context.holdings
+        self._holdings = ParityHoldings(context.place.ram_dir, context.place.run_id, context.config.namespace)
+        self._members = members_at(context.place, context.config.redundancy)
+        self._parity = scheme_of(context.config.redundancy).parity(self._members)
+        self._index = self._members.index(context.place.node_rank)
+        self._here = Addend(node=context.place.node_rank, coefficients=(), parts=())  # last of a sum that is made here
+        self._making = asyncio.Lock()  # a name that is free stays so until its record is there
+        self._sums = Sums(context.peers, self._bytes_of, context.deadlines.answer_s)
+        self._rows = Rows(context.peers, self._sums, self._members, context.deadlines.answer_s)
+        self._peers.handle("lengths", self._on_lengths)
+        self._peers.handle("header", self._on_header)
+        self._peers.handle("verify_parity", self._on_verify)
+        self._peers.handle("rebuild", self._on_rebuild)
+
+    async def make(self, save: SaveId, keep: Collection[SaveId] | None, placement: Placement | None = None) -> int:
+        """Makes this node's parity of what all members hold of a save, unless it is here; returns how many were made.
+
+        Args:
+            save: which.
+            keep: saves whose parity must stay, as `free_name` takes it.
+            placement: which shards lie where; None: this attempt's.
+
+        Raises:
+            PeerError: a member does not have its shards, or did not send.
+            OSError: memory is full.
+        """
+        if not self._parity:
+            return 0
+        placement = placement or self._context.placement(self._members)
+        async with self._making:
+            over, ready = await self._over(save, placement.of(self._members))
+            if not any(over.ranks):
+                return 0
+            for name in self._holdings.find(save, over, self._index):
+                if await self._holdings.verify(name):
+                    return 0
+            headers = await self._headers(save, over)
+            name = self._holdings.free_name("parity", self._context.config.slots, keep)
+            self._holdings.drop(name)
+            try:
+                with self._holdings.room_for(name, over.stripes().parity_bytes(self._index)) as room:
+                    await self._rows.make(save, over, ready, room)
+                blocks = await asyncio.to_thread(checksums, room.data)
+            except BaseException:
+                self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
+                raise
+            record = ParityRecord(
+                save=save, namespace=self._context.config.namespace, world_size=placement.world_size, over=over,
+                members=tuple(self._place.nodes[node] for node in self._members), index=self._index, headers=headers,
+                blocks=blocks,
+            )  # fmt: skip
+            self._holdings.publish(name, record)
+        return 1
+
+    def saves(self) -> set[SaveId]:
+        """Those of which there is parity here."""
+        return {record.save for record in self._holdings.shards().values()}
+
+    def tidy(self, keep: Collection[SaveId]) -> None:
+        """After a commit: gives back the memory of parity beyond the normal slots that no kept save needs."""
+        self._holdings.tidy({"parity"} if self._parity else set(), self._context.config.slots, keep)
+
+    def inventory(self, is_aside: Callable[[SaveId], bool]) -> list[Any]:
+        """What parity is here, for the lead of a restore: (save, set, member, the set's nodes); none of bad saves."""
+        self._holdings.scan()
+        records = [record for record in self._holdings.shards().values() if not is_aside(record.save)]
+        return [[save_to_json(r.save), r.over.to_json(), r.index, list(r.members)] for r in records]
+
+    async def header(self, save: SaveId, rank: int, nodes: Sequence[int]) -> ShardRecord:
+        """The record of a lost shard, from whichever of some nodes keeps a copy; raises AgentError."""
+        tried = []
+        for node in nodes:
+            try:
+                answer = await self._peers.call(
+                    node, "header", timeout_s=self._deadlines.answer_s, save=save_to_json(save), rank=rank
+                )
+                return ShardRecord.from_json(answer["header"])
+            except CheckpointError as error:
+                tried.append(str(error))
+        raise AgentError(f"rank {rank} of step {save.step}: no copy of its record is left: {'; '.join(tried)}")
+
+    async def _over(self, save: SaveId, ranks: tuple[tuple[int, ...], ...]) -> tuple[ParitySet, set[int]]:
+        """What the members put under parity, and which of them have parity of the save and make none.
+
+        Asked anew for each save: a shard's length may change.
+        """
+        timeout_s, save_json = self._deadlines.answer_s, save_to_json(save)
+        calls = [
+            self._peers.call(node, "lengths", timeout_s=timeout_s, save=save_json, ranks=list(own))
+            for node, own in zip(self._members, ranks, strict=True)
+        ]
+        answers = await asyncio.gather(*calls)
+        over = ParitySet(
+            parity=self._parity,
+            ranks=ranks,
+            lengths=tuple(tuple(answer["lengths"]) for answer in answers),
+        )
+        return over, {member for member, answer in enumerate(answers) if answer["parity"]}
+
+    async def _headers(self, save: SaveId, over: ParitySet) -> tuple[ShardRecord, ...]:
+        """The records of the members before this one, one for each that may be lost."""
+        before = [self._index - i for i in range(1, self._parity + 1)]
+        calls = [
+            self._context.exchange.record(self._members[member], save, rank)
+            for member in before
+            for rank in over.ranks[member]
+        ]
+        return tuple(await asyncio.gather(*calls))
+
+    def _bytes_of(self, message: dict[str, Any], part: Part) -> memoryview:
+        save = SaveId.from_json(message["save"])
+        if part.parity:
+            over = ParitySet.from_json(message["over"])
+            names = self._holdings.find(save, over, part.rank)
+            if not names:
+                raise AgentError(f"parity {part.rank} of step {save.step} is not held here")
+            return self._holdings.bytes_of(names[0], self._holdings.record(names[0]).nbytes)
+        names = self._shards.find(save, part.rank)
+        if not names:
+            raise AgentError(f"rank {part.rank} of step {save.step} is not held here")
+        return self._shards.bytes_of(names[0], self._shards.record(names[0]).nbytes)
+
+    async def _on_lengths(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        save = SaveId.from_json(message["save"])
+        names = [(rank, self._shards.find(save, rank)) for rank in message["ranks"]]
+        if missing := [rank for rank, found in names if not found]:
+            raise AgentError(f"rank {missing[0]} of step {save.step} is not held here")
+        return {"lengths": [self._shards.record(found[0]).nbytes for _, found in names], "parity": save in self.saves()}
+
+    async def _on_header(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        save, rank = SaveId.from_json(message["save"]), message["rank"]
+        for record in self._holdings.shards().values():
+            if record.save == save and (header := record.header(rank)):
+                return {"header": header.to_json()}
+        raise AgentError(f"no copy of the record of rank {rank}, step {save.step}")
+
+    async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        save, over = SaveId.from_json(message["save"]), ParitySet.from_json(message["over"])
+        names = self._holdings.find(save, over, message["index"])
+        return {"good": any([await self._holdings.verify(name) for name in names])}
+
+    async def _on_rebuild(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        """Says what does not verify, should that be so: any other failure may be gone the next time."""
+        since_s = time.monotonic()
+        save, over, rank = SaveId.from_json(message["save"]), ParitySet.from_json(message["over"]), message["rank"]
+        local_rank = rank - self._context.ranks(self._place.node_rank)[0]
+        stem = f"own-{local_rank}" if rank in self._context.ranks(self._place.node_rank) else f"copy-{rank}-0"
+        name = self._shards.free_name(stem, self._context.config.slots, keep=None)
+        shard_at, parity_at = dict(message["shards"]), dict(message["parity"])
+        header = asyncio.ensure_future(self.header(save, rank, message["headers"]))  # beside the bytes
+        try:
+            await self._fill(name, save, rank, header, over, shard_at, parity_at)
+            record = await header
+        except BaseException as error:
+            self._shards.remove(name)  # bytes may still be arriving there: never reuse this file
+            if isinstance(error, CorruptError):
+                return {"damaged": str(error)}
+            raise
+        finally:
+            header.cancel()
+            await asyncio.gather(header, return_exceptions=True)
+        self._shards.publish(name, record)
+        sources = ", ".join(self._peers.nodes[node] for node in sorted({*shard_at.values(), *parity_at.values()}))
+        self._context.listener.to_monitors(
+            "rebuilt", rank=rank, from_node=f"the parity of {sources}", bytes=record.nbytes,
+            seconds=round(time.monotonic() - since_s, 6),
+        )  # fmt: skip
+        return {}
+
+    async def _fill(
+        self, name: str, save: SaveId, rank: int, header: asyncio.Future[ShardRecord], over: ParitySet,
+        shard_at: dict[int, int], parity_at: dict[int, int],
+    ) -> None:  # fmt: skip
+        """The bytes of a lost shard. Raises CorruptError unless every block matches the record, made twice."""
+        member = over.member_of(rank)
+        if member is None:
+            raise AgentError(f"rank {rank} is not under this parity")
+        start, stop = over.range_of(rank)
+        there = [i for i, ranks in enumerate(over.ranks) if all(rank in shard_at for rank in ranks)]
+        sums = over.stripes().rebuild(member, start, stop, there, parity_at)
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def pull(number: int, part: Sum) -> None:
+            addends = addends_of([part], over, shard_at, parity_at)
+            turn = number % len(addends)  # no node makes all sums, nor has its link carry all that goes into them
+            addends = [*addends[turn + 1 :], *addends[: turn + 1]] if len(addends) > 1 else [*addends, self._here]
+            async with limit:
+                await self._sums.pull(
+                    save, over.to_json(), addends, part.nbytes,
+                    lambda first, last: room(part.at + first, part.at + last),
+                    landed=lambda first, last: coming.landed(part.at + first, part.at + last),
+                )  # fmt: skip
+
+        bad: list[int] = []
+        with self._shards.room_for(name, stop - start) as room:
+            for _ in range(2):  # a wire may have done it
+                coming = Arriving(room.data)
+                await asyncio.gather(*(pull(number, part) for number, part in enumerate(sums)))
+                record = await header
+                if record.nbytes != stop - start:
+                    raise AgentError(f"rank {rank}: {record.nbytes} bytes by its record, {stop - start} under parity")
+                pairs = enumerate(zip(coming.sums, record.blocks, strict=True))
+                if not (bad := [i for i, (got, sealed) in pairs if got != sealed]):
+                    return
+        raise CorruptError(f"block {bad[0]} of rank {rank}, made again from parity, does not verify")

@@ -1,0 +1,296 @@
+"""At the start of an attempt node rank 0 leads all agents to one restore: the newest step that is whole and verifies.
+
+inventory -> for each candidate, newest first: verify, rebuild from parity -> plan -> every node takes it up -> its
+redundancy anew -> what was passed over because its bytes are bad is set aside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ckpt.agent.context import Context
+from ckpt.agent.flush.lease import Tenure
+from ckpt.agent.flush.node import DrainLead
+from ckpt.agent.flush.tier_contents import Stock, take_stock
+from ckpt.agent.protect.rebuild_leader import Rebuilding
+from ckpt.agent.restore.plan import Plan
+from ckpt.agent.rpc.peers import PeerError
+from ckpt.agent.shards.transfer import save_to_json
+from ckpt.agent.storage_calls import in_thread
+from ckpt.errors import AgentError, CheckpointError, CorruptError
+from ckpt.format.manifest import Manifest
+from ckpt.format.shard_record import SaveId
+from ckpt.tiers.catalog import directory_name
+from ckpt.timeouts import within
+
+_MEMORY = "memory"
+_OWN, _COPY, _DISK = range(3)  # how a node holds a shard: as its own, as a copy, on its NVMe
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Held:
+    """What all nodes together hold of one save."""
+
+    world_size: int
+    kinds: dict[tuple[int, int], int] = field(default_factory=dict)  # how, by rank and node
+    holders: dict[int, list[int]] = field(default_factory=dict)  # the nodes by rank, best first
+
+
+class RecoverLead:
+    """What node rank 0 does: finds the newest complete step, and sees to it that it is complete again on every node."""
+
+    def __init__(self, context: Context, tenure: Tenure, drain: DrainLead) -> None:
+        self._context = context
+        self._tenure = tenure
+        self._drain = drain
+        self._stock = Stock(held={}, last_s={}, unreadable=())
+        self._peers = context.peers
+        self._listener = context.listener
+        self._deadlines = context.deadlines
+        self._rebuilding = Rebuilding(context)
+        self._skipped: list[tuple[int, str]] = []
+        self._damaged: dict[SaveId, dict[str, str]] = {}  # steps passed over: by tier (or memory), what is bad for good
+        self._foreseen = False  # nodes have been told of a plan that may come: once, workers ask but once
+        self._in_memory_now = False  # every shard of the plan lies in the memory of the node where its rank runs
+
+    async def run(self) -> None:
+        """Agrees on a plan with all nodes, or tells them all that there is none."""
+        try:
+            plan, _ = await asyncio.gather(self._find(), self._tenure.take())
+        except Exception as error:
+            log.exception("no restore agreed")
+            await self._tell("no_restore", reason=str(error))
+            return
+        same_world = plan.world_size == self._context.place.world_size
+        in_place = same_world and self._in_memory_now
+        self._drain.resume(self._stock)
+        tiers = self._drain.overdue(plan.save, self._stock) if plan.save and in_place else []
+        answers = await self._tell("restore", plan=plan.to_json(), same_world=same_world, drain=tiers)
+        nbytes = sum(answer["pinned"] for answer in answers)
+        await self._protect(plan, in_place)
+        for save, damaged in self._damaged.items():
+            await self._set_aside(save, damaged)
+        if plan.save and tiers:
+            await self._drain.lead(plan.save, nbytes, tiers)
+
+    async def _protect(self, plan: Plan, in_place: bool) -> None:
+        since_s = time.monotonic()
+        if in_place:
+            answers = await self._tell("protect_newest")
+        elif (placement := plan.placement).nodes:
+            alone = [rank for rank in placement.nodes if len(plan.holders[rank]) == 1]
+            answers = await self._tell("protect_moved", placement=placement.to_json(), alone=alone)
+        else:
+            return
+        made = sum(answer["made"] for answer in answers)
+        log.info("redundancy of the restored step: %d made in %.3f s", made, time.monotonic() - since_s)
+
+    async def _set_aside(self, save: SaveId, damaged: dict[str, str]) -> None:
+        """A step that was passed over is not tried again where its bytes are bad; nodes know about their own disks."""
+        await self._tell("set_aside", save=save_to_json(save), reason=damaged.get(_MEMORY, ""))
+        for name, reason in damaged.items():
+            where = f"the nodes' {_MEMORY}"
+            try:
+                if name != _MEMORY:
+                    self._tenure.check(name)
+                    aside = in_thread(self._context.tiers[name].set_aside, directory_name(save), reason)
+                    where = await within(self._deadlines.drain_s, aside)
+            except (CheckpointError, OSError, asyncio.TimeoutError) as error:
+                self._listener.problem(
+                    "step not set aside", f"{name} tier: {str(error) or 'no answer in time'}", save.step
+                )
+            else:
+                self._listener.problem("step set aside", f"{where}: {reason}", save.step)
+
+    async def _tell(self, op: str, **fields: Any) -> list[dict[str, Any]]:
+        try:
+            return await self._peers.call_all(op, timeout_s=self._deadlines.restore_s, **fields)
+        except PeerError as error:
+            self._listener.problem(f"restore: {op} failed on a node", str(error))
+            return []
+
+    async def _find(self) -> Plan:
+        """The newest save that can be had whole. Raises when it cannot be known whether there is one."""
+        answers = await self._peers.call_all("inventory", timeout_s=self._deadlines.answer_s)
+        held = self._held(answers)
+        # While nodes may hold a whole step, a slow tier is not waited for long; a part of one is nothing without it.
+        is_whole = any(len(one.holders) == one.world_size for one in held.values())
+        has_parity = any(answer["parity"] for answer in answers)
+        timeout_s = self._deadlines.answer_s if is_whole or has_parity else self._deadlines.verify_s
+        self._stock = await take_stock(self._context, answers, timeout_s)
+        stored = self._stored()
+        for save in _newest_first(held, list(stored), self._context.place.run_id):
+            plan = await self._complete(save, held.get(save), stored.get(save, []))
+            if plan is not None:
+                return plan
+        if self._stock.unreadable:
+            raise AgentError(f"no memory holds a complete step, and {'; '.join(self._stock.unreadable)}")
+        return Plan(skipped=tuple(self._skipped))
+
+    def _held(self, answers: list[dict[str, Any]]) -> dict[SaveId, Held]:
+        """By save, what the nodes say they hold in memory and on their own disks."""
+        found: dict[SaveId, Held] = {}
+        for node, answer in enumerate(answers):
+            self._rebuilding.note(node, answer["parity"])
+            rows = [(*row[:3], _OWN if row[3] else _COPY) for row in answer["shards"]]
+            rows += [(*row, _DISK) for row in answer["nvme"]]
+            for save_json, world_size, rank, kind in rows:
+                held = found.setdefault(SaveId.from_json(save_json), Held(world_size=world_size))
+                held.kinds[rank, node] = min(kind, held.kinds.get((rank, node), kind))
+        for held in found.values():
+            for rank, node in sorted(held.kinds, key=partial(self._preference, held)):
+                held.holders.setdefault(rank, []).append(node)
+        return found
+
+    def _preference(self, held: Held, at: tuple[int, int]) -> tuple[Any, ...]:
+        """Memory before disks; the node where the rank runs now before others; who saved it before copies."""
+        (rank, node), kind = at, held.kinds[at]
+        return (kind == _DISK, node != self._context.home(rank), kind, node)
+
+    def _stored(self) -> dict[SaveId, list[str]]:
+        """By save, the tiers that all nodes see and that have it."""
+        found: dict[SaveId, list[str]] = defaultdict(list)
+        for name, saves in self._stock.held.items():
+            for save in saves if not self._context.tiers[name].node_local else []:
+                found[save].append(name)
+        return found
+
+    async def _complete(self, save: SaveId, held: Held | None, stored: list[str]) -> Plan | None:
+        """The plan to restore this save, every byte verified; None (and why, in `skipped`) when that cannot be."""
+        held = held or Held(world_size=0)
+        world_size, holders = held.world_size, held.holders
+        await self._keep_verified(save, holders)
+        rebuilt, no_rebuild, damage = await self._bring_back(save, held)
+        held.kinds.update({(rank, holders[rank][0]): _OWN for rank in rebuilt})
+        lost = [rank for rank in range(world_size) if not holders.get(rank)]
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        reasons, damaged = [], {_MEMORY: damage} if damage else {}
+        if lost:
+            reasons.append(f"rank {lost[0]}{more} of {world_size}: no node's memory holds a shard that verifies")
+            reasons += [no_rebuild] if no_rebuild else []
+        source, fetched = None, list[int]()
+        for name in stored if lost or not world_size else []:
+            try:
+                world_size = (await self._manifest(name, save)).world_size
+                lost = [rank for rank in range(world_size) if not holders.get(rank)]
+                fetched = await self._verify_stored(name, save, world_size, lost)
+                source, reasons = name, []
+                break
+            except (CheckpointError, OSError) as error:
+                reasons.append(f"{name} tier: {error}")
+                if isinstance(error, CorruptError):
+                    damaged[name] = str(error)
+        if reasons:
+            self._damaged[save] = damaged
+            log.warning("step %d of attempt %d passed over: %s", save.step, save.attempt, "; ".join(reasons))
+            self._skipped.append((save.step, "; ".join(reasons)))
+            return None
+        on_disk = tuple(rank for rank, nodes in holders.items() if nodes and held.kinds[rank, nodes[0]] == _DISK)
+        self._in_memory_now = len(fetched) == len(lost)
+        return Plan(
+            save=save, world_size=world_size, tier=source or ("nvme" if on_disk else "memory"), holders=holders,
+            rebuilt=tuple(rebuilt), nvme=on_disk, stored=tuple(sorted(stored, key=lambda name: name != source)),
+            fetched=tuple(fetched), skipped=tuple(self._skipped),
+        )  # fmt: skip
+
+    async def _bring_back(self, save: SaveId, held: Held) -> tuple[list[int], str, str]:
+        """As Rebuilding's; when the world has another size now, nodes read ahead meanwhile what survives.
+
+        A rebuild that fails is tried once more, alone: what was read ahead may have taken the memory that it needed.
+        """
+        work = (save, held.world_size, held.holders, self._on_disks(held))
+        lost = tuple(rank for rank in range(held.world_size) if not held.holders.get(rank))
+        keepers = []
+        if lost and held.world_size != self._context.place.world_size and not self._foreseen:
+            keepers = await self._rebuilding.prospect(*work)
+        if not keepers:
+            return await self._rebuilding.bring_back(*work)
+        self._foreseen = True
+        plan = Plan(save=save, world_size=held.world_size, holders=held.holders, rebuilt=lost)
+        await self._tell("foresee", plan=plan.to_json(), headers=keepers)
+        rebuilt, failure, _ = await self._rebuilding.bring_back(*work)
+        if not failure:
+            return rebuilt, failure, ""
+        log.warning("step %d: %s; once more, with nothing read ahead", save.step, failure)
+        await self._tell("withdraw")
+        again, failure, damage = await self._rebuilding.bring_back(*work)
+        return [*rebuilt, *again], failure, damage
+
+    def _on_disks(self, held: Held) -> set[int]:
+        """The ranks whose best holder has the shard on its disk, and has not brought it into its memory."""
+        same_world = held.world_size == self._context.place.world_size
+        best = [(rank, nodes[0]) for rank, nodes in held.holders.items() if nodes]
+        return {
+            rank
+            for rank, node in best
+            if held.kinds[rank, node] == _DISK and not (same_world and node == self._context.home(rank))
+        }
+
+    async def _manifest(self, name: str, save: SaveId) -> Manifest:
+        try:
+            return await within(self._deadlines.verify_s, in_thread(self._context.tiers[name].read_manifest, save))
+        except asyncio.TimeoutError:
+            raise AgentError(f"no answer within {self._deadlines.verify_s:g} s") from None
+
+    async def _keep_verified(self, save: SaveId, holders: dict[int, list[int]]) -> None:
+        """Lets the best holder of each rank read its bytes; one whose bytes are bad is struck off for the next."""
+        pending = sorted(holders)
+        while pending:
+            asked: dict[int, list[int]] = defaultdict(list)
+            for rank in pending:
+                asked[holders[rank][0]].append(rank)
+            answers = await asyncio.gather(*(self._verify(node, save, ranks) for node, ranks in asked.items()))
+            pending = []
+            for node, answer in zip(asked, answers, strict=True):
+                for rank in answer["bad"]:
+                    name = self._peers.nodes[node]
+                    self._listener.problem("shard does not verify", f"rank {rank} in the memory of {name}", save.step)
+                    del holders[rank][0]
+                    if holders[rank]:
+                        pending.append(rank)
+
+    async def _verify_stored(self, name: str, save: SaveId, world_size: int, ranks: list[int]) -> list[int]:
+        """All nodes together read the shards that only a lower tier holds; returns those that are in memory now.
+
+        Raises:
+            CorruptError: bytes that were read do not match.
+            PeerError: a node could not read.
+        """
+        parts: dict[int, list[int]] = defaultdict(list)
+        for rank in ranks:
+            parts[self._context.reader(rank, world_size)].append(rank)
+        answers = await asyncio.gather(
+            *(
+                self._peers.call(
+                    node,
+                    "verify_stored",
+                    timeout_s=self._deadlines.restore_s,
+                    tier=name,
+                    save=save_to_json(save),
+                    ranks=part,
+                )
+                for node, part in parts.items()
+            )
+        )
+        if damaged := [answer["damaged"] for answer in answers if "damaged" in answer]:
+            raise CorruptError("; ".join(damaged))
+        return [rank for answer in answers for rank in answer["fetched"]]
+
+    async def _verify(self, node: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
+        timeout_s = self._deadlines.verify_s
+        return await self._peers.call(node, "verify", timeout_s=timeout_s, save=save_to_json(save), ranks=ranks)
+
+
+def _newest_first(memory: dict[SaveId, Any], stored: list[SaveId], run_id: str) -> list[SaveId]:
+    """By step; of one step this run's, latest attempt first, then others' in the tier's own order."""
+    saves = [*(save for save in memory if save not in stored), *stored]
+    ours = {save: save.run_id == run_id for save in saves}
+    return sorted(saves, key=lambda save: (-save.step, not ours[save], -save.attempt if ours[save] else 0))

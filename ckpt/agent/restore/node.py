@@ -1,0 +1,270 @@
+"""A node's part in a restore: says what it holds, verifies it, takes up the plan, makes its lost shards again."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import time
+from typing import Any
+
+from ckpt.agent.context import Context
+from ckpt.agent.restore.plan import Placement, Plan
+from ckpt.agent.rpc.peers import Handler
+from ckpt.agent.save.node import Saves
+from ckpt.agent.shards.transfer import save_to_json
+from ckpt.agent.storage_calls import in_thread
+from ckpt.capacity import Rates, make_plan
+from ckpt.errors import AgentError, CheckpointError, CorruptError
+from ckpt.format.manifest import Manifest, ShardPlace
+from ckpt.format.shard_record import SaveId, ShardRecord
+from ckpt.tiers import reads
+from ckpt.tiers.catalog import directory_name
+from ckpt.tiers.quarantine import note_bad, noted_bad
+
+_AT_ONCE = 2  # shards that come from other nodes: one has its first bytes asked for while the other fills the wire
+
+log = logging.getLogger(__name__)
+
+
+class Restore:
+    """From the question what this node holds to the answer what its workers restore."""
+
+    def __init__(self, context: Context, saves: Saves) -> None:
+        self.plan: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
+        self._since_s = time.monotonic()
+        self._context = context
+        self._saves = saves
+        self._place = context.place
+        self._holdings = context.holdings
+        self._shelf = context.shelf
+        self._peers = context.peers
+        self._listener = context.listener
+        handlers: dict[str, Handler] = {
+            "inventory": self._on_inventory, "verify": self._on_verify, "verify_stored": self._on_verify_stored,
+            "restore": self._on_restore, "no_restore": self._on_no_restore, "protect_newest": self._on_protect_newest,
+            "protect_moved": self._on_protect_moved, "set_aside": self._on_set_aside,
+        }  # fmt: skip
+        for op, handler in handlers.items():
+            self._peers.handle(op, handler)
+
+    def fail(self, reason: str) -> None:
+        """There will be no plan: workers that ask for it are told why."""
+        if not self.plan.done():
+            self.refuse(f"no restore could be agreed: {reason}")
+            self._listener.problem("no restore agreed", reason)
+
+    def refuse(self, reason: str) -> None:
+        """Nobody is restored here, and that is no problem."""
+        self.plan.set_exception(AgentError(reason))
+        self.plan.exception()  # seen, even when no worker ever asks
+
+    async def _on_inventory(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        self._holdings.scan()
+        if problem := await self._shelf.scan(self._place.who):
+            self._listener.problem("this node's disk cannot be read", problem)
+        shards = [item for item in self._holdings.shards().items() if not self._is_aside(item[1].save)]
+        return {
+            "shards": [[save_to_json(r.save), r.world_size, r.rank, name.startswith("own-")] for name, r in shards],
+            "parity": self._saves.parities.inventory(self._is_aside),
+            "nvme": [[save_to_json(save), world_size, rank] for save, world_size, rank in self._shelf.rows()],
+            "nvme_last_s": self._shelf.last_commit_s,
+        }
+
+    def _is_aside(self, save: SaveId) -> bool:
+        return noted_bad(self._place.ram_dir, directory_name(save)) is not None
+
+    async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        """Which of the ranks asked for have no shard here that verifies. Those that do not are dropped."""
+        save = SaveId.from_json(message["save"])
+        good = await asyncio.gather(*(self._verify(save, rank) for rank in message["ranks"]))
+        return {"bad": [rank for rank, is_good in zip(message["ranks"], good, strict=True) if not is_good]}
+
+    async def _verify(self, save: SaveId, rank: int) -> bool:
+        """In memory; else on this node's disk, from which a shard of our own is brought into memory as it is read."""
+        good = [await self._holdings.verify(name) for name in self._holdings.find(save, rank)]
+        if any(good):
+            return True
+        shelved = self._shelf.find(save, rank)
+        if shelved is None or not self._is_ours(rank, shelved.record):
+            return await self._shelf.verify(save, rank)
+        try:
+            await self._bring_in(shelved.place, shelved.read, "nvme")
+        except CorruptError as error:
+            self._shelf.strike(save, rank, error)
+            return False
+        except OSError:  # memory may be full: a worker can read it where it lies
+            return await self._shelf.verify(save, rank)
+        return True
+
+    async def _on_verify_stored(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        """Reads some ranks' shards in a tier that all see, and says which is damaged; raises any other failure.
+
+        What cannot be mapped where it lies goes into this node's memory as it is read, for all: where its rank runs on
+        this node into its slot, else as a copy, while there is room.
+        """
+        tier = self._context.tiers.get(message["tier"])
+        if tier is None:
+            raise AgentError(f"no {message['tier']} tier is configured")
+        save, fetched = SaveId.from_json(message["save"]), []
+        manifest = await in_thread(tier.read_manifest, save)
+        for rank in message["ranks"]:
+            place = manifest.shards[rank]
+            read = reads.reader(tier, save, place)
+            try:
+                is_mapped = tier.data_path(save, place.file) is not None
+                if not is_mapped and await self._take_in(manifest, place, read, message["tier"]):
+                    fetched.append(rank)
+                else:
+                    await in_thread(reads.verify, read, place)
+            except CorruptError as error:
+                return {"fetched": fetched, "damaged": str(error)}
+        return {"fetched": fetched}
+
+    def _is_ours(self, rank: int, record: ShardRecord) -> bool:
+        """Whether a saved rank's shard is what the same rank, on this node, will load and go on from."""
+        ranks = self._context.ranks(self._place.node_rank)
+        return record.world_size == self._place.world_size and rank in ranks
+
+    async def _take_in(self, manifest: Manifest, place: ShardPlace, read: reads.Read, tier: str) -> bool:
+        """Whether a shard lies in this node's memory now, verified; raises CorruptError or OSError."""
+        record = place.record
+        if any([await self._holdings.verify(name) for name in self._holdings.find(record.save, record.rank)]):
+            return True
+        if self._is_ours(record.rank, record):
+            await self._bring_in(place, read, tier)
+            return True
+        if not self._has_room(manifest, record.nbytes):
+            return False
+        try:
+            await self._fill(f"copy-{self._place.node_rank}-0", place, read)
+        except OSError as error:  # others have taken the room meanwhile: each node that needs the shard reads it
+            if error.errno != errno.ENOSPC:
+                raise
+            return False
+        return True
+
+    def _has_room(self, manifest: Manifest, nbytes: int) -> bool:
+        """Whether so much more leaves room for this node's part of the step: once to load it, and all its saves."""
+        node, config = self._place, self._context.config
+        each = -(-manifest.nbytes // node.world_size)
+        account = make_plan(
+            config, nodes=len(node.nodes), ranks_per_node=node.ranks_per_node, shard_bytes=each, rates=Rates()
+        ).memory
+        slots_bytes = max(0, account.own_bytes - self._holdings.own_bytes())  # workers may have made them by now
+        system = os.statvfs(node.ram_dir)
+        free = system.f_bavail * system.f_frsize
+        wanted = nbytes + node.ranks_per_node * each + slots_bytes + account.redundancy_bytes
+        return wanted <= free or not system.f_blocks
+
+    async def _bring_in(self, place: ShardPlace, read: reads.Read, tier: str) -> None:
+        """Makes a verified shard in a slot of its rank, overwriting none; raises CorruptError or OSError."""
+        since_s, record = time.monotonic(), place.record
+        local_rank = record.rank - self._context.ranks(self._place.node_rank).start
+        await self._fill(f"own-{local_rank}", place, read)
+        self._listener.to_monitors(
+            "rebuilt", rank=record.rank, from_node=self._place.node, tier=tier, bytes=record.layout.nbytes,
+            seconds=round(time.monotonic() - since_s, 6),
+        )  # fmt: skip
+
+    async def _fill(self, stem: str, place: ShardPlace, read: reads.Read) -> None:
+        """Makes a verified shard under a free name; raises CorruptError or OSError."""
+        name = self._holdings.free_name(stem, self._context.config.slots, keep=None)
+        try:
+            with self._holdings.room_for(name, place.record.nbytes) as room:
+                await in_thread(lambda: reads.read_whole(read, place, room.all()))
+        except BaseException:
+            self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
+            raise
+        self._holdings.publish(name, place.record)
+
+    async def _on_restore(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        try:
+            pinned = await self._take_up(Plan.from_json(message["plan"]), message["same_world"], message["drain"])
+        except Exception as error:
+            self.fail(f"{type(error).__name__}: {error}")
+            raise
+        return {"pinned": pinned}
+
+    async def _take_up(self, plan: Plan, same_world: bool, drain: list[str]) -> int:
+        """This node's own shards are made again where they are lost; then workers may load.
+
+        Returns:
+            Bytes pinned, to be drained to some tiers.
+        """
+        self._saves.newest = plan.save
+        if plan.save and same_world:
+            await self._rebuild_all(plan.save, plan.holders)
+        seconds = round(time.monotonic() - self._since_s, 6)
+        log.info("restore plan after %.3f s: step %d from %s", seconds, plan.step, plan.tier)
+        self._listener.to_monitors(
+            "restore_plan", step=plan.step, attempt_of_step=plan.attempt, tier=plan.tier, skipped=plan.skipped_json(),
+            sources=self._sources(plan, same_world), seconds=seconds,
+        )  # fmt: skip
+        pinned = self._saves.pin_newest(drain)
+        if not self.plan.done():
+            self.plan.set_result(plan)
+        return pinned
+
+    async def _on_no_restore(self, source: int, message: dict[str, Any]) -> None:
+        self.fail(message["reason"])
+
+    async def _on_protect_newest(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        return {"made": await self._saves.protect_newest()}
+
+    async def _on_protect_moved(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        placement = Placement.from_json(message["placement"])
+        return {"made": await self._saves.protect_moved(placement, message["alone"])}
+
+    async def _on_set_aside(self, source: int, message: dict[str, Any]) -> None:
+        """A step was passed over: whatever of it is bad here is never tried again."""
+        save, reason = SaveId.from_json(message["save"]), message["reason"]
+        if reason:
+            note_bad(self._place.ram_dir, directory_name(save), reason)
+        for where, why in await self._shelf.set_aside(save):
+            self._listener.problem("step set aside", f"{where}: {why}", save.step)
+
+    async def _rebuild_all(self, save: SaveId, holders: dict[int, list[int]]) -> None:
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def rebuild(local_rank: int, rank: int) -> None:
+            async with limit:
+                if not self._holdings.find(save, rank):
+                    await self._rebuild(save, rank, local_rank, holders.get(rank, []))
+
+        ranks = self._context.ranks(self._place.node_rank)
+        await asyncio.gather(*(rebuild(*item) for item in enumerate(ranks)))
+
+    async def _rebuild(self, save: SaveId, rank: int, local_rank: int, holders: list[int]) -> None:
+        """A lost shard of our own from another node's copy. When it fails, the load fetches it as it goes."""
+        since_s = time.monotonic()
+        for node in holders:
+            name = self._holdings.free_name(f"own-{local_rank}", self._context.config.slots, keep=None)
+            try:
+                record = await self._context.exchange.pull(node, save, rank, name)
+            except (CheckpointError, OSError) as error:
+                self._listener.problem(f"rebuild of rank {rank}", str(error), save.step)
+                continue
+            self._listener.to_monitors(
+                "rebuilt", rank=rank, from_node=self._peers.nodes[node], bytes=record.layout.nbytes,
+                seconds=round(time.monotonic() - since_s, 6),
+            )  # fmt: skip
+            return
+
+    def _sources(self, plan: Plan, same_world: bool) -> dict[str, str]:
+        """In words, by saved rank: "own" or "partner@<node>" (memory), "parity", "nvme" or "nvme@<node>", or a tier."""
+        words = {}
+        for rank in range(plan.world_size):
+            nodes = plan.holders.get(rank)
+            home = self._context.home(rank) if same_world else self._place.node_rank
+            if not nodes:
+                words[str(rank)] = plan.tier
+            elif rank in plan.rebuilt:
+                words[str(rank)] = "parity"
+            elif nodes[0] == home:
+                words[str(rank)] = "nvme" if rank in plan.nvme else "own"
+            else:
+                kind = "nvme" if rank in plan.nvme else "partner"
+                words[str(rank)] = f"{kind}@{self._peers.nodes[nodes[0]]}"
+        return words

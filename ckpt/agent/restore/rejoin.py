@@ -1,0 +1,138 @@
+"""Agents that take the place of lost ones in mid-attempt: workers train on, nobody restores, saving goes on.
+
+inventory -> the newest save that lies whole where its ranks run -> verified, its redundancy made anew -> workers are
+let in. That save may have been in flight when the old agents went: with all its shards sealed it is as good as any, and
+it counts as committed from now on. Workers give up whatever else they had in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from ckpt.agent.context import Context
+from ckpt.agent.flush.lease import Tenure
+from ckpt.agent.flush.node import DrainLead
+from ckpt.agent.flush.tier_contents import take_stock, whole_in_place
+from ckpt.agent.save.node import Saves
+from ckpt.agent.shards.transfer import save_to_json
+from ckpt.agent.stop import Stop
+from ckpt.errors import AgentError
+from ckpt.format.shard_record import SaveId
+
+TIER_S = 2.0  # for a tier to say what it holds; one that is slower has to wait for the next save that is due there
+
+log = logging.getLogger(__name__)
+
+
+class Rejoin:
+    """A node's part."""
+
+    def __init__(self, context: Context, saves: Saves, stop: Stop) -> None:
+        self._since_s = time.monotonic()
+        self._context = context
+        self._generation = context.place.generation
+        self._saves = saves
+        self._stop = stop
+        self._agreed: asyncio.Future[SaveId | None] = asyncio.get_running_loop().create_future()
+        context.peers.handle("rejoin_verify", self._on_verify)
+        context.peers.handle("rejoin_protect", self._on_protect)
+        context.peers.handle("rejoined", self._on_rejoined)
+
+    def fail(self, reason: str) -> None:
+        """Nothing will be agreed: workers that ask are told why, and look for other agents."""
+        if not self._agreed.done():
+            self._agreed.set_exception(AgentError(reason))
+            self._agreed.exception()  # seen, even when no worker ever asks
+
+    async def for_worker(self, generation: int) -> dict[str, Any]:
+        """Lets a worker in that has lost its agent, once saving can go on.
+
+        Args:
+            generation: of the agents that it has lost.
+
+        Returns:
+            step and attempt of the newest save, which the worker keeps (step 0: nothing is known), whether it is still
+            on its way to a lower tier, and our generation.
+
+        Raises:
+            AgentError: it was ours that it lost.
+        """
+        if generation >= self._generation:
+            raise AgentError(f"this worker has lost generation {generation}, this is {self._generation}")
+        save = await asyncio.shield(self._agreed)
+        step, attempt = (save.step, save.attempt) if save else (0, 0)
+        pinned = step in self._saves.pinned
+        return {"step": step, "attempt": attempt, "generation": self._generation, "pinned": pinned}
+
+    async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        """Which of this node's ranks have no shard of a save in memory that verifies."""
+        save, holdings = SaveId.from_json(message["save"]), self._context.holdings
+        bad = []
+        for rank in self._context.ranks(self._context.place.node_rank):
+            if not any([await holdings.verify(name) for name in holdings.find(save, rank)]):
+                bad.append(rank)
+        return {"bad": bad}
+
+    async def _on_protect(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        """Takes a save up as the newest, and makes what redundancy it lacks here."""
+        self._saves.newest = SaveId.from_json(message["save"]) if message["save"] else None
+        pinned = self._saves.pin_newest(message["drain"])
+        made = await self._saves.protect_newest()
+        return {"made": made, "boundary": self._stop.boundary, "pinned": pinned}
+
+    async def _on_rejoined(self, source: int, message: dict[str, Any]) -> None:
+        self._stop.resume(message["boundary"])
+        if not self._agreed.done():
+            self._agreed.set_result(self._saves.newest)
+        newest = self._saves.newest
+        seconds = round(time.monotonic() - self._since_s, 6)
+        self._context.listener.to_monitors(
+            "rejoined", step=newest.step if newest else None, generation=self._generation, seconds=seconds
+        )
+
+
+class RejoinLead:
+    """What node rank 0 does."""
+
+    def __init__(self, context: Context, tenure: Tenure, drain: DrainLead) -> None:
+        self._context = context
+        self._tenure = tenure
+        self._drain = drain
+        self._peers = context.peers
+        self._deadlines = context.deadlines
+
+    async def run(self) -> None:
+        """Brings all nodes to where saving can go on.
+
+        Raises:
+            AgentError: a node failed at it, or another run has the namespace; names it.
+        """
+        answers = await self._peers.call_all("inventory", timeout_s=self._deadlines.answer_s)
+        stock, newest, _ = await asyncio.gather(
+            take_stock(self._context, answers, TIER_S), self._find(answers), self._tenure.take()
+        )
+        self._drain.resume(stock)
+        tiers = self._drain.overdue(newest, stock) if newest else []
+        fields = {"save": save_to_json(newest) if newest else None, "drain": tiers}
+        answers = await self._peers.call_all("rejoin_protect", timeout_s=self._deadlines.restore_s, **fields)
+        made = sum(answer["made"] for answer in answers)
+        boundary = max(answer["boundary"] for answer in answers)
+        await self._peers.call_all("rejoined", timeout_s=self._deadlines.answer_s, boundary=boundary)
+        step = f"step {newest.step}, {made} pieces of redundancy made" if newest else "nothing in memory yet"
+        log.info("generation %d goes on: %s", self._context.place.generation, step)
+        if newest and tiers:
+            await self._drain.lead(newest, sum(answer["pinned"] for answer in answers), tiers)
+
+    async def _find(self, answers: list[dict[str, Any]]) -> SaveId | None:
+        """The newest save whose every shard lies in the memory of the node where its rank runs, and verifies."""
+        for save in whole_in_place([answer["shards"] for answer in answers], self._context.place):
+            fields = {"save": save_to_json(save)}
+            answers = await self._peers.call_all("rejoin_verify", timeout_s=self._deadlines.verify_s, **fields)
+            bad = [rank for answer in answers for rank in answer["bad"]]
+            if not bad:
+                return save
+            self._context.listener.problem("shard does not verify", f"rank {bad[0]}, in memory", save.step)
+        return None

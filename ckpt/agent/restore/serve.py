@@ -1,0 +1,276 @@
+"""Gives a loading worker the bytes of any saved rank: a local file, or what it needs from another node, on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Container
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ckpt.agent.context import Context
+from ckpt.agent.restore.plan import Plan
+from ckpt.agent.rpc.peers import PeerError
+from ckpt.agent.shards.growing_buffer import Room
+from ckpt.agent.shards.transfer import save_to_json
+from ckpt.agent.storage_calls import in_thread
+from ckpt.errors import AgentError, CheckpointError
+from ckpt.format.checksums import block_count, span_of
+from ckpt.format.manifest import Manifest
+from ckpt.format.shard_record import SaveId, ShardRecord
+from ckpt.tiers import reads
+
+Source = Callable[[], Awaitable[dict[str, Any]]]  # gives the answer to `open`
+Fetch = Callable[[Room, list[int]], Awaitable[None]]  # fills blocks of a shard's memory
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, eq=False)
+class Fetched:
+    """What has been fetched of one rank's shard into `fetch-<rank>.data`; no file if only the record was asked for."""
+
+    source: str  # a node's or a tier's name
+    record: ShardRecord
+    path: Path
+    data: memoryview | None = None
+    blocks: set[int] = field(default_factory=set)
+
+
+class Loading:
+    """One node's loads. A shard's sources, best first: this node's memory and disk, other nodes', the other tiers."""
+
+    def __init__(self, context: Context, plan: asyncio.Future[Plan], pinned: Container[int]) -> None:
+        """
+        Args:
+            context: the agent's.
+            plan: what is restored, once it is agreed.
+            pinned: steps on their way to lower tiers.
+        """
+        self._context = context
+        self._plan = plan
+        self._pinned = pinned
+        self._place = context.place
+        self._holdings = context.holdings
+        self._shelf = context.shelf
+        self._exchange = context.exchange
+        self._peers = context.peers
+        self._locks: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._fetched: dict[int, Fetched] = {}
+        self._bad: set[tuple[int, str]] = set()  # rank and source that a worker has found damaged
+        self._manifests: dict[str, Manifest] = {}  # by tier
+        self._loaded: set[int] = set()
+        self._peers.handle("bad", self._on_bad)
+
+    async def plan_for_worker(self) -> dict[str, Any]:
+        """What is restored; waits until the agents have agreed and this node's lost shards are made again."""
+        plan = await asyncio.shield(self._plan)
+        return {
+            "step": plan.step, "attempt": plan.attempt, "tier": plan.tier, "world_size": plan.world_size,
+            "skipped": plan.skipped_json(), "generation": self._place.generation,
+            "pinned": plan.step in self._pinned,
+        }  # fmt: skip
+
+    async def open(self, rank: int, blocks: list[int] | None) -> dict[str, Any]:
+        """Where a worker can read a saved rank's shard.
+
+        Args:
+            rank: of the world that saved the step.
+            blocks: those that it will read; None for all, [] for only the record.
+
+        Returns:
+            path, base (the shard's first byte in it) and record. The worker verifies what it reads.
+
+        Raises:
+            AgentError: nothing to restore, no such rank, or no source left; names what was tried.
+        """
+        plan = await asyncio.shield(self._plan)
+        if plan.save is None or not 0 <= rank < plan.world_size:
+            raise AgentError(f"rank {rank}: the plan has step {plan.step} of {plan.world_size} ranks")
+        async with self._locks[rank]:
+            tried: list[str] = []
+            for source in self._sources(plan, plan.save, rank, blocks):
+                try:
+                    return await source()
+                except (CheckpointError, OSError) as error:
+                    log.warning("rank %d of step %d: %s", rank, plan.step, error)
+                    tried.append(str(error))
+            reasons = "; ".join(tried) or "all were found damaged"
+            raise AgentError(f"rank {rank} of step {plan.step}: no source left: {reasons}")
+
+    async def bad(self, rank: int, path: str) -> None:
+        """A worker found bytes that do not verify: never offer that source again, and have its holder look."""
+        plan = await asyncio.shield(self._plan)
+        if plan.save is None:
+            return
+        fetched = self._fetched.get(rank)
+        if fetched is not None and path == str(fetched.path):
+            self._forget(rank)
+            self._bad.add((rank, fetched.source))
+            if fetched.source in self._peers.nodes:
+                await self._have_it_look(self._peers.nodes.index(fetched.source), plan.save, rank)
+            return
+        self._bad.add((rank, path))
+        await self._look_again(plan.save, rank)
+
+    def loaded(self, local_rank: int) -> None:
+        """A worker has finished its load; when all have, what was fetched for them goes."""
+        self._loaded.add(local_rank)
+        if len(self._loaded) == self._place.ranks_per_node:
+            self.forget_all()
+
+    async def fetch(self, plan: Plan, rank: int, blocks: list[int] | None) -> None:
+        """Fetches blocks (None: all) of a saved rank that another node's memory or disk holds; raises as `open`."""
+        if plan.save is None or not 0 <= rank < plan.world_size:
+            raise AgentError(f"rank {rank}: the plan has step {plan.step} of {plan.world_size} ranks")
+        async with self._locks[rank]:
+            if not self._holdings.find(plan.save, rank) and not self._shelf.find(plan.save, rank):
+                await self._remote(plan.holders[rank][0], plan.save, rank, blocks)
+
+    def forget_all(self) -> None:
+        """Gives back the memory of all that was fetched."""
+        for rank in list(self._fetched):
+            self._forget(rank)
+
+    async def _have_it_look(self, node: int, save: SaveId, rank: int) -> None:
+        timeout_s = self._context.deadlines.verify_s
+        try:
+            await self._peers.call(node, "bad", timeout_s=timeout_s, save=save_to_json(save), rank=rank)
+        except PeerError as error:
+            log.warning("rank %d of step %d: %s", rank, save.step, error)
+
+    async def _on_bad(self, source: int, message: dict[str, Any]) -> None:
+        await self._look_again(SaveId.from_json(message["save"]), message["rank"])
+
+    async def _look_again(self, save: SaveId, rank: int) -> None:
+        """Drops what really is damaged, so that no later restore counts on it."""
+        for name in self._holdings.find(save, rank):
+            await self._holdings.verify_again(name)
+        await self._shelf.verify_again(save, rank)
+
+    def _sources(self, plan: Plan, save: SaveId, rank: int, blocks: list[int] | None) -> list[Source]:
+        """What to try, best first, without those found damaged."""
+        reader = [self._context.reader(rank, plan.world_size)] if rank in plan.fetched else []
+        nodes = [*plan.holders.get(rank, []), *reader]
+        sources: list[tuple[str, Source]] = [
+            *((self._local_path(name), partial(self._local, name)) for name in self._holdings.find(save, rank)),
+            *(
+                (str(shelved.path), partial(self._on_disk, save, rank))
+                for shelved in [self._shelf.find(save, rank)]
+                if shelved
+            ),
+            *(
+                (self._peers.nodes[node], partial(self._remote, node, save, rank, blocks))
+                for node in nodes
+                if node != self._place.node_rank
+            ),
+            *((name, partial(self._stored, name, save, rank, blocks)) for name in plan.stored),
+        ]
+        return [source for name, source in sources if (rank, name) not in self._bad]
+
+    async def _local(self, name: str) -> dict[str, Any]:
+        if not await self._holdings.verify(name):
+            raise AgentError(f"{name} on this node does not verify")
+        return _reply(self._local_path(name), 0, self._holdings.record(name))
+
+    async def _on_disk(self, save: SaveId, rank: int) -> dict[str, Any]:
+        if not await self._shelf.verify(save, rank):
+            raise AgentError("the shard on this node's disk does not verify")
+        shelved = self._shelf.shard(save, rank)
+        return _reply(str(shelved.path), shelved.place.offset, shelved.record)
+
+    async def _remote(self, node: int, save: SaveId, rank: int, blocks: list[int] | None) -> dict[str, Any]:
+        source = self._peers.nodes[node]
+        fetched = self._fetched.get(rank)
+        known = fetched is not None and (fetched.source, fetched.record.save) == (source, save)
+        record = fetched.record if fetched and known else await self._exchange.record(node, save, rank)
+
+        async def fetch(room: Room, missing: list[int]) -> None:
+            into = (room(*span_of(block, len(room.data))) for block in missing)
+            await self._exchange.fetch(node, record, into, missing)
+
+        return await self._fetch(source, record, blocks, fetch)
+
+    async def _stored(self, name: str, save: SaveId, rank: int, blocks: list[int] | None) -> dict[str, Any]:
+        """Where the shard lies, when workers can map it there; else the blocks asked for are fetched."""
+        tier = self._context.tiers.get(name)
+        if tier is None:
+            raise AgentError(f"no {name} tier is configured")
+        if name not in self._manifests:
+            self._manifests[name] = await in_thread(tier.read_manifest, save)
+        place = self._manifests[name].shards[rank]
+        path = tier.data_path(save, place.file)
+        if path is None:
+            read = reads.reader(tier, save, place)
+
+            async def fetch(room: Room, missing: list[int]) -> None:
+                await in_thread(lambda: reads.read_blocks(read, room.all(), missing))
+
+            return await self._fetch(name, place.record, blocks, fetch)
+        if (rank, str(path)) in self._bad:
+            raise AgentError(f"{path}: damaged")
+        return _reply(str(path), place.offset, place.record)
+
+    async def _fetch(self, source: str, record: ShardRecord, blocks: list[int] | None, fetch: Fetch) -> dict[str, Any]:
+        """Fetches the blocks that are not here yet."""
+        rank, nbytes = record.rank, record.layout.nbytes
+        fetched = self._fetched.get(rank)
+        if fetched is None or (fetched.source, fetched.record.save) != (source, record.save):
+            self._forget(rank)
+            path = self._place.ram_dir / f"fetch-{rank}.data"
+            fetched = self._fetched[rank] = Fetched(source=source, record=record, path=path)
+        if blocks == []:
+            return _reply(str(fetched.path), 0, record)
+        if fetched.data is None:
+            fetched.data = _sparse(fetched.path, nbytes)
+        count = block_count(nbytes)
+        wanted = range(count) if blocks is None else sorted(set(blocks))
+        if any(type(block) is not int or not 0 <= block < count for block in wanted):
+            raise AgentError(f"rank {rank}: blocks {wanted} asked for, the shard has {count}")
+        missing = [block for block in wanted if block not in fetched.blocks]
+        if missing:
+            try:
+                with _room(fetched.path, fetched.data, [span_of(block, nbytes) for block in missing]) as room:
+                    await fetch(room, missing)
+            except BaseException:
+                self._forget(rank)  # bytes may still be arriving there: never reuse this file
+                raise
+            fetched.blocks.update(missing)
+        return _reply(str(fetched.path), 0, record)
+
+    def _forget(self, rank: int) -> None:
+        fetched = self._fetched.pop(rank, None)
+        if fetched is not None:
+            fetched.path.unlink(missing_ok=True)
+
+    def _local_path(self, name: str) -> str:
+        return str(self._place.ram_dir / f"{name}.data")
+
+
+def _reply(path: str, base: int, record: ShardRecord) -> dict[str, Any]:
+    return {"path": path, "base": base, "record": record.to_json()}
+
+
+def _sparse(path: Path, nbytes: int) -> memoryview:
+    """A new file of that length, mapped, without memory behind it yet."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.truncate(descriptor, nbytes)
+        return memoryview(mmap.mmap(descriptor, nbytes)) if nbytes else memoryview(b"")
+    finally:
+        os.close(descriptor)
+
+
+def _room(path: Path, data: memoryview, spans: list[tuple[int, int]]) -> Room:
+    """Memory for some of the bytes; raises OSError when it is full."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return Room(descriptor, data, spans)
+    finally:
+        os.close(descriptor)

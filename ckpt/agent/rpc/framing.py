@@ -1,0 +1,65 @@
+"""Frames on the agent's Unix socket: 4 bytes of length, big-endian, then one JSON object in UTF-8."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from ckpt.errors import AgentError
+from ckpt.format.atomic_files import dump_json
+
+MAX_BYTES = 64 << 20
+_LENGTH = struct.Struct(">I")
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """One frame.
+
+    Raises:
+        AgentError: the message is longer than a frame may be.
+    """
+    body = dump_json(message)
+    if len(body) > MAX_BYTES:
+        raise AgentError(
+            f"message: {len(body)} bytes of JSON, expected at most {MAX_BYTES}; "
+            "the state holds too many or too large Python values, keep bulk data in tensors"
+        )
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """The JSON object of one frame's body; raises AgentError for anything else."""
+    try:
+        message = json.loads(bytes(body))
+    except (ValueError, RecursionError) as error:
+        raise AgentError(f"message: not JSON in UTF-8: {error}") from None
+    if not isinstance(message, dict):
+        raise AgentError(f"message: got a JSON {type(message).__name__}, expected an object")
+    return message
+
+
+class Decoder:
+    """Cuts a byte stream into messages, however the bytes arrive."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
+        """Takes the next bytes, yields the messages they complete.
+
+        Raises:
+            AgentError: a frame is too long or is not a JSON object; the stream is then useless, close it.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (nbytes,) = _LENGTH.unpack_from(self._buffer)
+            if nbytes > MAX_BYTES:
+                raise AgentError(f"message: {nbytes} bytes announced, expected at most {MAX_BYTES}")
+            end = _LENGTH.size + nbytes
+            if len(self._buffer) < end:
+                return
+            body = self._buffer[_LENGTH.size : end]
+            del self._buffer[:end]
+            yield decode(body)

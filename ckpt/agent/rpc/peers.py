@@ -1,0 +1,288 @@
+"""Calls and byte transfers between the agents of an attempt; each has a deadline that names the node waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from ckpt.agent.rpc.framing import decode
+from ckpt.agent.rpc.transport import Transfer, Transport, TransportError
+from ckpt.errors import AgentError, CheckpointError
+from ckpt.format.atomic_files import dump_json
+from ckpt.timeouts import within
+
+Moving = tuple[Transfer, "asyncio.Future[None]"]  # bytes under way, and who waits for them
+Handler = Callable[[int, dict[str, Any]], Awaitable[dict[str, Any] | None]]
+
+WINDOW = 8  # ranges under way at once in one direction of one transfer: keeps the wire busy, bounds the memory touched
+TURN = 4  # ranges that a transfer may take in, should they be there, before others on the loop have their turn
+STALL_S = 30.0  # a transfer of which nothing arrives for so long has failed
+IDLE_POLL_S = 0.02  # between looks when nothing is under way: about 1% of a core
+_MAX_TAG = 1 << 30
+
+log = logging.getLogger(__name__)
+
+
+class PeerError(AgentError):
+    """Another node's agent refused, did not answer in time, or cannot be reached. Names every node concerned."""
+
+
+class Peers:
+    """This agent's view of all agents, itself included; its loop is the only user of the transport."""
+
+    def __init__(self, transport: Transport, nodes: Sequence[str]) -> None:
+        self.rank = transport.rank
+        self.nodes = tuple(nodes)
+        self.broken: str | None = None  # why the world is of no further use
+        self._transport = transport
+        self._handlers: dict[str, Handler] = {}
+        self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._transfers: list[Moving] = []
+        self._tasks: set[asyncio.Future[None]] = set()
+        self._numbers = itertools.count(1)
+        self._active_s = 0.0
+        self._in_use = asyncio.Event()  # bytes have been under way
+
+    def handle(self, op: str, handler: Handler) -> None:
+        """Serves calls of `op` from any node; what the handler raises becomes the caller's PeerError."""
+        self._handlers[op] = handler
+
+    async def call(self, node: int, op: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        """One call; raises PeerError."""
+        message = {"op": op, **fields}
+        try:
+            serve = self._serve(node, message) if node == self.rank else self._remote(node, message)
+            answer = await within(timeout_s, serve)
+        except asyncio.TimeoutError:
+            raise PeerError(f"node {self.nodes[node]}: no answer to {op!r} within {timeout_s:g} s") from None
+        except TransportError as error:
+            raise PeerError(f"node {self.nodes[node]}: {op}: {error}") from None
+        if "error" in answer:
+            raise PeerError(f"node {self.nodes[node]}: {op}: {answer['error']}")
+        return answer
+
+    async def call_all(self, op: str, *, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:
+        """The same call to every node at once; answers by node rank.
+
+        Raises:
+            PeerError: some node failed; names every one that did, after all have answered or run out of time.
+        """
+        calls = [self.call(node, op, timeout_s=timeout_s, **fields) for node in range(len(self.nodes))]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        if failed := [answer for answer in answers if isinstance(answer, BaseException)]:
+            raise PeerError("; ".join(map(str, failed)))
+        return [answer for answer in answers if isinstance(answer, dict)]
+
+    async def pull(
+        self, node: int, op: str, into: Iterable[memoryview], *, timeout_s: float,
+        landed: Callable[[memoryview], None] | None = None, **fields: Any,
+    ) -> None:  # fmt: skip
+        """Fills the ranges with what the node's handler of `op` pushes under the tag that it is given.
+
+        Args:
+            node: who sends.
+            op: its handler must `push` ranges of the same lengths in the same order, to the caller, under `tag`.
+            into: writable ranges, none empty.
+            timeout_s: for the answer to the call; the bytes themselves may take as long as they keep coming.
+            landed: given each range, in order, as soon as it is there; must be quick.
+
+        Raises:
+            PeerError: refused, or nothing arrived for STALL_S. Bytes may yet arrive later: do not reuse the buffer.
+        """
+        tag = self.new_tag()
+        receiving = asyncio.ensure_future(self.take(node, tag, into, landed))
+        try:
+            await self.call(node, op, timeout_s=timeout_s, tag=tag, **fields)
+            await receiving
+        finally:
+            receiving.cancel()
+            await asyncio.gather(receiving, return_exceptions=True)
+
+    def push(self, node: int, tag: int, ranges: Iterable[memoryview]) -> None:
+        """Sends ranges in the background; a failure shows at the receiver's end."""
+        self.spawn(self._push(node, tag, ranges))
+
+    def spawn(self, work: Awaitable[None]) -> None:
+        self._tasks.add(task := asyncio.ensure_future(work))
+        task.add_done_callback(self._tasks.discard)
+
+    async def take(
+        self, node: int, tag: int, into: Iterable[memoryview], landed: Callable[[memoryview], None] | None = None
+    ) -> None:
+        """Receives ranges, a window at a time; raises PeerError when nothing moves for STALL_S."""
+        await self._stream(node, lambda piece: self.receive(node, tag, piece), into, landed)
+
+    def new_tag(self) -> int:
+        """A tag that no other node chooses too, and that this one has not chosen for long."""
+        return (next(self._numbers) * len(self.nodes) + self.rank) % _MAX_TAG + 1
+
+    def receive(self, node: int, tag: int, into: memoryview) -> Moving:
+        """Starts to receive one range; then wait for it with `moved`. Raises TransportError."""
+        return self._start(self._transport.receive_range, node, tag, into)
+
+    def send(self, node: int, tag: int, data: memoryview) -> Moving:
+        """Starts to send one range; then wait for it with `moved`. Raises TransportError."""
+        return self._start(self._transport.send_range, node, tag, data)
+
+    async def moved(self, node: int, moving: Moving) -> None:
+        """Waits for a range to or from a node; raises PeerError when nothing moves for STALL_S."""
+        waiter = moving[1]
+        if not waiter.done():
+            self._look()
+        if not waiter.done():  # asyncio.wait_for would cost more than the copy of a piece
+            alarm = asyncio.get_running_loop().call_later(STALL_S, self._stalled, node, waiter)
+            try:
+                await asyncio.shield(waiter)
+            finally:
+                alarm.cancel()
+        waiter.result()
+
+    def _stalled(self, node: int, waiter: asyncio.Future[None]) -> None:
+        if not waiter.done():
+            waiter.set_exception(PeerError(f"node {self.nodes[node]}: no bytes moved for {STALL_S:g} s"))
+
+    async def run(self) -> None:
+        """Serves the transport until cancelled, or until it breaks (then `broken` says why, and every call fails)."""
+        if self._transport.size == 1:
+            await self._in_use.wait()  # there is nothing to poll, unless this node sends itself something
+        while not self.broken:
+            try:
+                moved = self._poll()
+            except AgentError as error:
+                self._break(str(error))
+                break
+            except Exception as error:
+                log.exception("a message that cannot be understood")
+                self._break(f"{type(error).__name__}: {error}")
+                break
+            if moved:
+                self._active_s = time.monotonic()
+            idle_s = time.monotonic() - self._active_s
+            spins = idle_s < (0.2 if self._transfers else 0.002)
+            await asyncio.sleep(0 if spins else min(IDLE_POLL_S, idle_s / 10))  # who calls waits a tenth longer
+
+    def _poll(self) -> bool:
+        """Takes what has arrived and completed; True when anything has."""
+        moved = False
+        while (arrived := self._transport.receive()) is not None:
+            moved = True
+            source, body = arrived
+            message = decode(body)
+            if "re" not in message:
+                self.spawn(self._answer(source, message))
+            elif type(number := message["re"]) is int and (reply := self._replies.get(number)) and not reply.done():
+                reply.set_result(message)
+        return self._finish() or moved
+
+    def _look(self) -> None:
+        """Whether bytes have moved meanwhile: costs less than the turn of the event loop that would tell."""
+        try:
+            self._finish()
+        except TransportError as error:
+            self._break(str(error))
+
+    def _finish(self) -> bool:
+        """Tells who waits for bytes that have moved; True when any have."""
+        done = self._transport.done([transfer for transfer, _ in self._transfers]) if self._transfers else []
+        for _, waiter in [self._transfers[i] for i in done]:
+            if not waiter.done():
+                waiter.set_result(None)
+        for i in sorted(done, reverse=True):
+            del self._transfers[i]
+        return bool(done)
+
+    async def _remote(self, node: int, message: dict[str, Any]) -> dict[str, Any]:
+        number = next(self._numbers)
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(node, {"id": number, **message})
+            return await reply
+        finally:
+            del self._replies[number]
+
+    async def _answer(self, source: int, message: dict[str, Any]) -> None:
+        answer = await self._serve(source, message)
+        try:
+            self._send(source, {"re": message.get("id"), **answer})
+        except TransportError as error:
+            log.warning("answering %r of node %s: %s", message.get("op"), self.nodes[source], error)
+
+    async def _serve(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        """The handler's answer, or {"error": why there is none}."""
+        handler = self._handlers.get(str(message.get("op")))
+        if handler is None:
+            return {"error": "unknown call"}
+        try:
+            return await handler(source, message) or {}
+        except (CheckpointError, OSError) as error:
+            return {"error": str(error)}
+        except Exception as error:
+            log.exception("serving %r of node %s", message["op"], self.nodes[source])
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def _send(self, node: int, message: dict[str, Any]) -> None:
+        if self.broken:
+            raise TransportError(self.broken)
+        try:
+            self._transport.send(node, dump_json(message))
+        except TransportError as error:
+            self._break(str(error))
+            raise
+
+    async def _push(self, node: int, tag: int, ranges: Iterable[memoryview]) -> None:
+        try:
+            await self._stream(node, lambda piece: self.send(node, tag, piece), ranges)
+        except AgentError as error:
+            log.warning("sending to node %s: %s", self.nodes[node], error)
+
+    async def _stream(
+        self, node: int, start: Callable[[memoryview], Moving], ranges: Iterable[memoryview],
+        landed: Callable[[memoryview], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Starts the ranges in order, WINDOW at a time, until all are done."""
+        under_way: deque[tuple[memoryview, Moving]] = deque()
+        count = itertools.count(1)
+
+        async def finish_first() -> None:
+            piece, moving = under_way[0]
+            await self.moved(node, moving)
+            under_way.popleft()
+            if landed is not None:
+                landed(piece)
+            if next(count) % TURN == 0:
+                await asyncio.sleep(0)
+
+        try:
+            for piece in ranges:
+                if len(under_way) == WINDOW:
+                    await finish_first()
+                under_way.append((piece, start(piece)))
+            while under_way:
+                await finish_first()
+        finally:
+            for _, (transfer, _) in under_way:
+                transfer.cancel()
+
+    def _start(
+        self, begin: Callable[[int, int, memoryview], Transfer], node: int, tag: int, data: memoryview
+    ) -> Moving:
+        if self.broken:
+            raise TransportError(self.broken)
+        moving = (begin(node, tag, data), asyncio.get_running_loop().create_future())
+        self._transfers.append(moving)
+        self._in_use.set()
+        return moving
+
+    def _break(self, reason: str) -> None:
+        """The world is gone: whoever waits learns it now, not at its deadline."""
+        self.broken = self.broken or reason
+        waiters: list[asyncio.Future[Any]] = [*self._replies.values(), *(waiter for _, waiter in self._transfers)]
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(TransportError(reason))
+                waiter.exception()  # marks it as seen: not every waiter is awaited any more

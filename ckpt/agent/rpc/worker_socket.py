@@ -1,0 +1,178 @@
+"""The agent's Unix socket: who is connected, and which event goes to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ckpt.agent.rpc.credentials import peer_of
+from ckpt.agent.rpc.framing import Decoder, encode
+from ckpt.errors import AgentError, CheckpointError
+
+_READ_BYTES = 1 << 18
+_MAX_UNREAD_BYTES = 256 << 20  # a client that lets so much pile up has stopped reading
+_MAX_PATH_BYTES = 107  # struct sockaddr_un
+_BACKLOG = 256  # events kept for a monitor that has yet to connect
+
+log = logging.getLogger(__name__)
+
+
+class Client:
+    """One connection. `role` is "" until it has said hello."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.role = ""
+        self.local_rank = -1
+        self.session = 0  # of the rank's Checkpointers, which one this is
+        self._writer = writer
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Queues a message; a client that has gone or stopped reading is cut off."""
+        if self._writer.is_closing():
+            return
+        self._writer.write(encode(message))
+        if self._writer.transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
+            log.warning("local rank %d (%s) reads nothing; its connection is closed", self.local_rank, self.role)
+            self._writer.transport.abort()
+
+
+Serve = Callable[[Client, dict[str, Any]], Awaitable[dict[str, Any] | None]]
+
+
+class Listener:
+    """Accepts connections of this user only, answers their requests, spreads events."""
+
+    def __init__(self, path: Path, serve: Serve) -> None:
+        """
+        Args:
+            path: of the socket.
+            serve: handles one message after its hello; its result answers a message that has an "id", and a
+                CheckpointError or OSError becomes an answer with "error".
+        """
+        self.path = path
+        self.clients: set[Client] = set()
+        self.used = False  # whether anybody has said hello yet
+        self._serve = serve
+        self._server: asyncio.Server | None = None
+        self._backlog: deque[dict[str, Any]] = deque(maxlen=_BACKLOG)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def listen(self) -> None:
+        """Listens; again where the socket's file was removed. Connections stay.
+
+        Raises:
+            AgentError: the path is too long for a socket.
+            OSError: the directory is missing or full.
+        """
+        if (length := len(os.fsencode(self.path))) > _MAX_PATH_BYTES:
+            raise AgentError(
+                f"socket {self.path}: got {length} bytes, at most {_MAX_PATH_BYTES}; use a shorter memory directory"
+            )
+        if self._server is not None:
+            self._server.close()
+        self._server = await asyncio.start_unix_server(self._accept, path=self.path)
+        os.chmod(self.path, 0o600)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether others find the socket."""
+        return self.path.exists()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.path.unlink(missing_ok=True)
+
+    def to_trainers(self, event: str, **fields: Any) -> None:
+        """Tells every worker of this node."""
+        for client in [client for client in self.clients if client.role == "trainer"]:
+            client.send({"event": event, **fields})
+
+    def to_monitors(self, event: str, **fields: Any) -> None:
+        """Tells the node's runner; kept for it when it has yet to connect."""
+        message = {"event": event, **fields}
+        monitors = [client for client in self.clients if client.role == "monitor"]
+        if not monitors:
+            self._backlog.append(message)
+        for client in monitors:
+            client.send(message)
+
+    def problem(self, what: str, detail: str, step: int | None = None, *, failed: str | None = None) -> None:
+        """Logs and reports something that failed and that training survives.
+
+        Args:
+            what: failed.
+            detail: why.
+            step: the save concerned.
+            failed: the tier ("memory" included) that the save has not reached and will not; None: no save failed.
+        """
+        log.warning("%s%s: %s", what, "" if step is None else f", step {step}", detail)
+        optional = {key: value for key, value in (("step", step), ("failed", failed)) if value is not None}
+        self.to_monitors("problem", what=what, detail=detail, **optional)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        client = Client(writer)
+        try:
+            if (uid := peer_of(writer.get_extra_info("socket"))[1]) != os.getuid():
+                log.warning("connection of uid %d refused: this agent serves uid %d", uid, os.getuid())
+                return
+            self.clients.add(client)
+            decoder = Decoder()
+            while data := await reader.read(_READ_BYTES):
+                for message in decoder.feed(data):
+                    await self._dispatch(client, message)
+        except (AgentError, OSError) as error:
+            log.warning("connection of local rank %d (%s) closed: %s", client.local_rank, client.role, error)
+        finally:
+            self.clients.discard(client)
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def _dispatch(self, client: Client, message: dict[str, Any]) -> None:
+        """A message without an id is handled before the next is read; requests are answered as they get ready."""
+        if message.get("op") == "hello":
+            self._hello(client, message)
+        elif not client.role:
+            raise AgentError(f"got {message.get('op')!r:.40}, expected hello first")
+        elif "id" in message:
+            task = asyncio.ensure_future(self._answer(client, message))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            await self._answer(client, message)
+
+    def _hello(self, client: Client, message: dict[str, Any]) -> None:
+        role, local_rank, session = message.get("role"), message.get("local_rank", -1), message.get("session", 1)
+        if role not in ("trainer", "monitor") or type(local_rank) is not int or type(session) is not int:
+            raise AgentError(f"hello of role {role!r:.40}, expected trainer or monitor")
+        client.role, client.local_rank, client.session = role, local_rank, session
+        self.used = True
+        while role == "monitor" and self._backlog:
+            client.send(self._backlog.popleft())
+
+    async def _answer(self, client: Client, message: dict[str, Any]) -> None:
+        try:
+            answer = await self._serve(client, message) or {}
+        except (CheckpointError, OSError) as error:
+            answer = {"error": str(error)}
+        except (KeyError, TypeError, ValueError) as error:
+            log.exception("malformed %r of local rank %d", message.get("op"), client.local_rank)
+            answer = {"error": f"malformed {message.get('op')!r:.40}: {type(error).__name__} {error}"}
+        if "id" in message:
+            client.send({"re": message["id"], **answer})
+        elif "error" in answer:
+            self.problem(f"message {message.get('op')!r:.40} of local rank {client.local_rank}", answer["error"])

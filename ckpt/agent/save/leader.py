@@ -1,0 +1,188 @@
+"""The agent of node rank 0 leads each save: all sealed -> all protect -> commit; or it is dropped everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpt.agent.context import Context
+from ckpt.agent.flush.node import DrainLead
+from ckpt.agent.rpc.peers import PeerError
+from ckpt.agent.save.departed import Departed, ended_without
+from ckpt.errors import AgentError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, eq=False)
+class Gathering:
+    """A step that some nodes have sealed."""
+
+    step: int
+    session: int  # which of their Checkpointers the ranks save it with
+    alarm: asyncio.TimerHandle  # for the nodes that have not sealed it
+    since_s: float = field(default_factory=time.monotonic)  # when the first node was given a shard of it
+    nodes: dict[int, int] = field(default_factory=dict)  # bytes sealed, by node rank
+    drain: bool = False
+    told: Counter[str] = field(default_factory=Counter)  # how many ranks told a token of their group of replicas
+    members: dict[str, int] = field(default_factory=dict)  # by token, how many have to
+
+    def differing(self) -> list[str]:
+        """Tokens that not all ranks of their group have told: they do not share out the same tensors."""
+        return [
+            f"{told} of {self.members[token]} ranks" for token, told in self.told.items() if told != self.members[token]
+        ]
+
+
+class Coordinator:
+    """Takes steps through to their commit one after another, the oldest complete one first.
+
+    Nodes seal steps in order, so an incomplete step before a complete one has been skipped somewhere: it never will be.
+    """
+
+    def __init__(self, context: Context, drain: DrainLead) -> None:
+        self._context = context
+        self._peers = context.peers
+        self._listener = context.listener
+        self._deadlines = context.deadlines
+        self._drain = drain
+        self._gathering: dict[int, Gathering] = {}
+        self._committed = -1
+        self._missed = -1  # up to here a rank has missed saves, as it had no agent
+        self._departed = Departed()
+        self._dropped: set[int] = set()
+        self._complete = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._peers.handle("sealed", self._on_sealed)
+        self._peers.handle("failed", self._on_failed)
+        self._peers.handle("missed", self._on_missed)
+        self._peers.handle("opened", self._on_opened)
+        self._peers.handle("closed", self._on_closed)
+
+    async def run(self) -> None:
+        """Leads saves until cancelled."""
+        while True:
+            await self._complete.wait()
+            self._complete.clear()
+            while (save := self._oldest_complete()) is not None:
+                await self._lead(save)
+
+    async def _on_sealed(self, source: int, message: dict[str, Any]) -> None:
+        step = message["step"]
+        if step <= self._committed or step in self._dropped:
+            raise AgentError(f"step {step} was dropped, or a newer one has committed")
+        if step <= self._missed:
+            raise AgentError(f"step {step} was missed by a rank that had no agent")
+        save = self._gathering.get(step)
+        if is_new := save is None:
+            alarm = asyncio.get_running_loop().call_later(self._deadlines.seal_s, self._overdue, step)
+            save = self._gathering[step] = Gathering(step=step, session=message["session"], alarm=alarm)
+        save.since_s = min(save.since_s, time.monotonic() - message["elapsed_s"])
+        save.nodes[source] = message["nbytes"]
+        save.drain |= message["drain"]
+        for token, told, members in message["tokens"]:
+            save.told[token] += told
+            save.members[token] = members
+        if len(save.nodes) == len(self._peers.nodes):
+            self._complete.set()
+        elif is_new:
+            self._look_for_departed(save, self._departed.ranks)
+
+    async def _on_failed(self, source: int, message: dict[str, Any]) -> None:
+        """Answers at once: the drop goes back to the very task that asks."""
+        step = message["step"]
+        if step > self._committed:
+            self._spawn(self._drop(step, f"node {self._peers.nodes[source]}: {message['reason']}"))
+
+    async def _on_missed(self, source: int, message: dict[str, Any]) -> None:
+        self._missed = max(self._missed, message["step"])
+        for step in [step for step in self._gathering if step <= self._missed]:
+            self._spawn(self._drop(step, f"node {self._peers.nodes[source]}: a rank had no agent"))
+
+    async def _on_opened(self, source: int, message: dict[str, Any]) -> None:
+        self._departed.back(message["rank"], message["session"])
+
+    async def _on_closed(self, source: int, message: dict[str, Any]) -> None:
+        rank = message["rank"]
+        self._departed.leave(rank, message["session"], message["steps"])
+        for save in list(self._gathering.values()):
+            self._look_for_departed(save, [rank])
+
+    def _look_for_departed(self, save: Gathering, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            if self._departed.lacks(rank, save.step, save.session):
+                node = self._peers.nodes[self._context.home(rank)]
+                self._spawn(self._drop(save.step, f"node {node}: {ended_without(rank)}"))
+                return
+
+    def _oldest_complete(self) -> Gathering | None:
+        complete = [save for save in self._gathering.values() if len(save.nodes) == len(self._peers.nodes)]
+        return min(complete, key=lambda save: save.step, default=None)
+
+    async def _lead(self, save: Gathering) -> None:
+        """From sealed everywhere to committed everywhere."""
+        for older in [step for step in self._gathering if step < save.step]:
+            await self._drop(older, f"step {save.step} is complete on all nodes before it")
+        if differing := save.differing():
+            reason = (
+                f"replicated tensors: only {differing[0]} have the same; from now on every rank stores all it holds"
+            )
+            await self._drop(save.step, reason, replicas_differ=True)
+            return
+        try:
+            await self._peers.call_all("protect", timeout_s=self._deadlines.protect_s, step=save.step)
+        except PeerError as error:
+            await self._drop(save.step, str(error))
+            return
+        if self._end(save.step) is None:
+            return  # a node has failed it meanwhile
+        self._committed = save.step
+        self._dropped = {step for step in self._dropped if step > save.step}  # the others are refused as older ones
+        tiers = self._drain.wanted(save.step, save.drain)
+        nbytes = sum(save.nodes.values())
+        fields = {"step": save.step, "tiers": tiers, "nbytes": nbytes, "seconds": round(_since(save), 6)}
+        try:
+            await self._peers.call_all("commit", timeout_s=self._deadlines.answer_s, **fields)
+        except PeerError as error:
+            self._listener.problem("commit not heard by every node", str(error), save.step)
+        log.info("step %d committed: %d bytes on %d nodes in %.3f s", save.step, nbytes, len(save.nodes), _since(save))
+        if tiers:
+            self._spawn(self._drain.lead(self._context.save_id(save.step), nbytes, tiers))
+
+    def _overdue(self, step: int) -> None:
+        save = self._gathering[step]
+        if missing := [name for node, name in enumerate(self._peers.nodes) if node not in save.nodes]:
+            reason = f"node {', '.join(missing)} has not sealed it within {self._deadlines.seal_s:g} s"
+            self._spawn(self._drop(step, reason))
+
+    def _end(self, step: int) -> Gathering | None:
+        """It is gathered no longer; None when it was not."""
+        save = self._gathering.pop(step, None)
+        if save is not None:
+            save.alarm.cancel()
+        return save
+
+    async def _drop(self, step: int, reason: str, *, replicas_differ: bool = False) -> None:
+        self._end(step)
+        if step not in self._dropped:
+            self._dropped.add(step)
+            self._listener.problem("save dropped", reason, step, failed="memory")
+        try:
+            fields = {"step": step, "reason": reason, "replicas_differ": replicas_differ}
+            await self._peers.call_all("drop", timeout_s=self._deadlines.answer_s, **fields)
+        except PeerError as error:
+            self._listener.problem("drop not heard by every node", str(error), step)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _since(save: Gathering) -> float:
+    return time.monotonic() - save.since_s

@@ -1,0 +1,398 @@
+"""A save as one node sees it: its workers' shards are sealed, its redundancy is made, then it is committed or dropped.
+
+The coordinator (node rank 0) decides; see leader.py. A node that has answered "protect" has promised the save: it
+keeps the shards until told what became of it. Before that it may give up by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Collection, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ckpt.agent.context import Context
+from ckpt.agent.protect.parity import Parities
+from ckpt.agent.restore.plan import Placement
+from ckpt.agent.rpc.peers import PeerError
+from ckpt.agent.rpc.worker_socket import Client
+from ckpt.agent.save.departed import Departed, ended_without
+from ckpt.errors import AgentError, CheckpointError
+from ckpt.format.checksums import checksums
+from ckpt.format.layout import Layout
+from ckpt.format.shard_record import SaveId, ShardRecord
+from ckpt.redundancy import members_at, scheme_of
+from ckpt.tiers.catalog import directory_name
+from ckpt.tiers.quarantine import forget_notes
+
+_REMEMBER = 64  # dropped steps
+
+
+@dataclass(kw_only=True, eq=False)
+class Save:
+    """A save in flight on this node."""
+
+    step: int
+    since_s: float = field(default_factory=time.monotonic)
+    session: int = 0  # which of their Checkpointers the ranks save it with
+    ranks: set[int] = field(default_factory=set)  # that have handed in their shards, to be sealed
+    names: dict[int, str] = field(default_factory=dict)  # of sealed shards, by local rank
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)  # sealing, protecting, and the watch over both
+    tokens: Counter[str] = field(default_factory=Counter)  # of groups of replicas: ranks of this node that told it
+    members: dict[str, int] = field(default_factory=dict)  # by token, how many ranks have to
+    nbytes: int = 0
+    drain: bool = False
+    promised: bool = False
+
+
+@dataclass(kw_only=True, eq=False)
+class Pin:
+    """A committed save on its way to lower tiers."""
+
+    save: SaveId
+    names: dict[int, str]  # of its shards, by local rank
+    tiers: set[str]  # that it has yet to reach
+
+
+class Saves:
+    """All saves in flight on this node."""
+
+    def __init__(self, context: Context) -> None:
+        self.newest: SaveId | None = None  # committed, or taken up by the restore: must stay until the next commit
+        self.pinned: dict[int, Pin] = {}  # by step
+        self._context = context
+        self._place = context.place
+        self._slots = context.config.slots
+        self._holdings = context.holdings
+        self._peers = context.peers
+        self._listener = context.listener
+        self._deadlines = context.deadlines
+        self._in_flight: dict[int, Save] = {}
+        self._ending: set[Save] = set()  # dropped, and yet to be told to the workers
+        self._is_lost = False  # the other agents are, and the workers know
+        self._dropped: deque[int] = deque(maxlen=_REMEMBER)  # a worker may come late with one
+        self._missed_step = -1  # up to here a worker of this node has missed saves
+        self._departed = Departed()  # of this node's ranks
+        self._changed = asyncio.Condition()
+        self._copying = asyncio.Lock()  # a name that is free stays so until its record is there
+        self._sealing = [asyncio.Lock() for _ in range(self._place.ranks_per_node)]  # each rank's steps in order
+        members = members_at(self._place, context.config.redundancy)
+        self._sources = scheme_of(context.config.redundancy).sources(self._place.node_rank, members)
+        self.parities = Parities(context)
+        self._peers.handle("protect", self._on_protect)
+        self._peers.handle("commit", self._on_commit)
+        self._peers.handle("drop", self._on_drop)
+
+    def sealed(self, client: Client, message: dict[str, Any]) -> None:
+        """A worker has staged its shard into one of its slots; a shard that is refused fails the save at once."""
+        try:
+            self._take(client, message)
+        except (CheckpointError, KeyError, TypeError, ValueError) as error:
+            if type(step := message.get("step")) is int:
+                self.failed(step, f"the shard of rank {self._rank_of(client)} was refused: {error}")
+            raise
+
+    def _take(self, client: Client, message: dict[str, Any]) -> None:
+        local_rank = client.local_rank
+        step, slot, rank = (_whole(message, key) for key in ("step", "slot", "rank"))
+        layout = Layout.from_json(message["layout"])
+        if slot >= self._slots or rank != self._rank_of(client):
+            raise AgentError(f"sealed: slot {slot} of rank {rank} is not one of local rank {local_rank}")
+        is_dropped = step in self._dropped or step <= self._missed_step
+        if is_dropped or step in self.pinned or self._holdings.find(self._context.save_id(step), rank):
+            reason = "dropped already" if is_dropped else "saved already"
+            client.send({"event": "dropped", "step": step, "reason": reason})
+            return
+        save = self._begin(step)
+        save.session = max(save.session, client.session)
+        save.ranks.add(rank)
+        save.drain |= bool(message.get("drain"))
+        members = {str(token): int(size) for token, size in dict(message.get("tokens", {})).items()}
+        save.tokens.update(members.keys())
+        save.members.update(members)
+        staged = ShardRecord(
+            save=self._context.save_id(step), namespace=self._context.config.namespace, rank=rank,
+            world_size=self._place.world_size, layout=layout, blocks=(), drain=save.drain,
+        )  # fmt: skip
+        self._start(save, self._seal(save, local_rank, f"own-{local_rank}-{slot}", staged))
+        self._look_for_departed(save)
+
+    def failed(self, step: int, reason: str) -> None:
+        """A worker of this node could not save a step: nobody need wait for it."""
+        if step not in self._dropped:
+            save = self._begin(step)
+            self._start(save, self._give_up(save, reason))
+
+    async def missed(self, step: int, rank: int) -> None:
+        """A worker of this node was without an agent until after a step: no save up to there can become complete."""
+        self._missed_step = max(self._missed_step, step)
+        for save in [save for save in self._in_flight.values() if save.step <= step]:
+            self._start(save, self._give_up(save, f"rank {rank} was without an agent"))
+        try:
+            await self._peers.call(0, "missed", timeout_s=self._deadlines.answer_s, step=step)
+        except PeerError as error:
+            self._listener.problem("missed saves not told", str(error), step)
+
+    def opened(self, client: Client) -> None:
+        """A worker has a Checkpointer, be it another one after it closed the first: its saves are to be waited for."""
+        rank = self._rank_of(client)
+        if self._departed.back(rank, client.session):
+            self._peers.spawn(self._tell_of_rank("opened", rank=rank, session=client.session))
+
+    def closed(self, client: Client) -> None:
+        """A worker closes its Checkpointer: what others save without it is waited for by nobody."""
+        self._close(self._rank_of(client), client.session)
+
+    def closed_unheard(self, local_rank: int, session: int) -> None:
+        """A worker that is not connected has left word on the board that it has closed a Checkpointer."""
+        rank = self._context.ranks(self._place.node_rank)[local_rank]
+        if not self._departed.knows(rank, session):
+            self._close(rank, session)
+
+    def _close(self, rank: int, session: int) -> None:
+        if not self._departed.leave(rank, session):
+            return
+        for save in list(self._in_flight.values()):
+            self._look_for_departed(save)
+        steps = [save.step for save in self._in_flight.values() if rank in save.ranks]
+        self._peers.spawn(self._tell_of_rank("closed", rank=rank, session=session, steps=steps))
+
+    async def flush(self) -> None:
+        """Returns when the workers know what became of this node's saves, or that the other agents are lost."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not (self._in_flight or self._ending or self.pinned) or self._is_lost)
+
+    async def world_lost(self, reason: str) -> None:
+        """The other agents are lost. What is promised may have committed, so it stays; nothing else ever will."""
+        for save in [save for save in self._in_flight.values() if not save.promised]:
+            await self._drop(save.step, reason)
+        for step, pin in list(self.pinned.items()):
+            for tier in list(pin.tiers):
+                await self.drained(step, tier, failed=True)
+        self._listener.to_trainers("world_lost", reason=reason)
+        self._is_lost = True
+        await self._tell_waiters()
+
+    async def drained(self, step: int, tier: str, failed: bool, **size_and_time: Any) -> None:
+        """The save has reached a lower tier, or failed to: after the last one its slots may be reused."""
+        if (pin := self.pinned.get(step)) is not None:
+            pin.tiers.discard(tier)
+            if not pin.tiers:
+                del self.pinned[step]
+        outcome = {"failed": True} if failed else size_and_time
+        self._listener.to_trainers("drained", step=step, tier=tier, pinned=step in self.pinned, **outcome)
+        await self._tell_waiters()
+
+    def pin_newest(self, tiers: Collection[str]) -> int:
+        """Keeps this node's shards of a restored save until they have reached some tiers; returns their bytes.
+
+        A copy serves as well, as where nodes have changed places. Where one is missing, none is pinned, and the drain
+        fails.
+        """
+        if self.newest is None or not tiers:
+            return 0
+        names: dict[int, str] = {}
+        for local_rank, rank in enumerate(self._context.ranks(self._place.node_rank)):
+            found = self._holdings.find(self.newest, rank)
+            if not found:
+                return 0
+            names[local_rank] = found[0]
+        self.pinned[self.newest.step] = Pin(save=self.newest, names=names, tiers=set(tiers))
+        return sum(self._holdings.record(name).nbytes for name in names.values())
+
+    async def protect_newest(self) -> int:
+        """Makes anew the redundancy that a restored save lacks on this node; returns how many were made."""
+        return await self._redundancy(self.newest, keep=None) if self.newest else 0
+
+    async def protect_moved(self, placement: Placement, alone: list[int]) -> int:
+        """Redundancy of a restored save for the sets of this attempt, in which its ranks lie on other nodes.
+
+        Args:
+            placement: where its shards lie.
+            alone: the ranks whose shard no other node holds: with copies, those get one on the node's partner.
+
+        Returns:
+            How many copies and parities were made here.
+        """
+        save_id, made = self.newest, 0
+        if save_id is None:
+            return 0
+        for rank, node in ((rank, placement.nodes[rank]) for rank in alone):
+            if node in self._sources and not self._holdings.find(save_id, rank):
+                async with self._copying:
+                    name = self._holdings.free_name(f"copy-{node}-0", self._slots, keep=None)
+                    await self._context.exchange.pull(node, save_id, rank, name)
+                    made += 1
+        return made + await self.parities.make(save_id, None, placement)
+
+    def _rank_of(self, client: Client) -> int:
+        ranks = self._context.ranks(self._place.node_rank)
+        if not 0 <= client.local_rank < len(ranks):
+            raise AgentError(f"local rank {client.local_rank}: this node has {len(ranks)}")
+        return ranks[client.local_rank]
+
+    def _look_for_departed(self, save: Save) -> None:
+        for rank in self._departed.ranks:
+            if rank not in save.ranks and self._departed.lacks(rank, save.step, save.session):
+                self._start(save, self._give_up(save, ended_without(rank)))
+                return
+
+    async def _tell_of_rank(self, what: str, **fields: Any) -> None:
+        try:
+            await self._peers.call(0, what, timeout_s=self._deadlines.answer_s, **fields)
+        except PeerError as error:
+            if not self._is_lost:
+                self._listener.problem(f"not told that rank {fields['rank']} has {what} its Checkpointer", str(error))
+
+    def _begin(self, step: int) -> Save:
+        save = self._in_flight.get(step)
+        if save is None:
+            save = self._in_flight[step] = Save(step=step)
+            self._start(save, self._watch(save))
+        return save
+
+    def _start(self, save: Save, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(work)
+        save.tasks.add(task)
+        task.add_done_callback(save.tasks.discard)
+        return task
+
+    async def _watch(self, save: Save) -> None:
+        """Gives the save up when it gets nowhere: a worker died, or the coordinator is silent."""
+        await asyncio.sleep(self._deadlines.seal_s)
+        missing = [rank for rank in range(self._place.ranks_per_node) if rank not in save.names]
+        if missing:
+            ranks = ", ".join(map(str, missing))
+            await self._give_up(
+                save, f"local rank {ranks} has not sealed its shard within {self._deadlines.seal_s:g} s"
+            )
+            return
+        await asyncio.sleep(self._deadlines.protect_s)
+        if not save.promised:
+            await self._give_up(save, f"node {self._place.nodes[0]} has not called for redundancy within its deadline")
+
+    async def _seal(self, save: Save, local_rank: int, name: str, staged: ShardRecord) -> None:
+        """Checksums what the worker staged, publishes it, and tells the coordinator once the node is complete."""
+        try:
+            async with self._sealing[local_rank]:
+                data = self._holdings.bytes_of(name, staged.layout.nbytes)
+                blocks = await asyncio.to_thread(checksums, data)
+                self._holdings.publish(name, replace(staged, blocks=blocks))
+                save.names[local_rank] = name
+            save.nbytes += len(data)
+            if len(save.names) == self._place.ranks_per_node:
+                tokens = [[token, told, save.members[token]] for token, told in save.tokens.items()]
+                elapsed_s = time.monotonic() - save.since_s
+                fields = {
+                    "step": save.step, "nbytes": save.nbytes, "drain": save.drain, "tokens": tokens,
+                    "elapsed_s": elapsed_s,
+                }  # fmt: skip
+                await self._peers.call(0, "sealed", timeout_s=self._deadlines.answer_s, session=save.session, **fields)
+        except (CheckpointError, OSError) as error:
+            await self._give_up(save, str(error))
+
+    async def _give_up(self, save: Save, reason: str) -> None:
+        """Asks the coordinator to drop the save everywhere; when that cannot be, drops it here."""
+        try:
+            await self._peers.call(0, "failed", timeout_s=self._deadlines.answer_s, step=save.step, reason=reason)
+        except PeerError as error:
+            if not save.promised:
+                self._listener.problem("save dropped", f"{reason}; {error}", save.step, failed="memory")
+                await self._drop(save.step, reason)
+
+    async def _on_protect(self, source: int, message: dict[str, Any]) -> None:
+        save = self._in_flight.get(message["step"])
+        if save is None:
+            raise AgentError(f"step {message['step']} was dropped here")
+        keep = None if self.newest is None and self._place.generation else self._kept(save)
+        try:
+            await self._start(save, self._redundancy(self._context.save_id(save.step), keep))
+        except asyncio.CancelledError:
+            raise AgentError(f"step {save.step} was dropped meanwhile") from None
+        save.promised = True
+
+    def _kept(self, save: Save) -> set[SaveId]:
+        """What the redundancy of a save must not replace."""
+        return {self._context.save_id(save.step), *([self.newest] if self.newest else [])}
+
+    async def _redundancy(self, save_id: SaveId, keep: set[SaveId] | None) -> int:
+        """What this node holds for its set; returns how many copies and parities were made."""
+        return await self._copy(save_id, keep) + await self.parities.make(save_id, keep)
+
+    async def _copy(self, save_id: SaveId, keep: set[SaveId] | None) -> int:
+        """Pulls the shards that this node holds for others and does not have yet; returns how many."""
+        made = 0
+        for node in self._sources:
+            for local_rank, rank in enumerate(self._context.ranks(node)):
+                async with self._copying:
+                    held = [name for name in self._holdings.find(save_id, rank) if await self._holdings.verify(name)]
+                    if not held:
+                        name = self._holdings.free_name(f"copy-{node}-{local_rank}", self._slots, keep)
+                        await self._context.exchange.pull(node, save_id, rank, name)
+                        made += 1
+        return made
+
+    async def _on_commit(self, source: int, message: dict[str, Any]) -> None:
+        save = self._in_flight.pop(message["step"], None)
+        if save is None:
+            raise AgentError(f"step {message['step']} was dropped here")
+        _cancel(save)
+        self.newest = self._context.save_id(save.step)
+        if message["tiers"]:
+            self.pinned[save.step] = Pin(save=self.newest, names=save.names, tiers=set(message["tiers"]))
+        size_and_time = {"bytes": message["nbytes"], "seconds": message["seconds"]}
+        self._listener.to_trainers("committed", step=save.step, pinned=bool(message["tiers"]), **size_and_time)
+        self._listener.to_monitors("commit", tier="memory", step=save.step, **size_and_time)
+        for older in [step for step in self._in_flight if step < save.step]:  # that no more will be heard of
+            await self._drop(older, f"step {save.step} has committed, and nothing was heard of this one's commit")
+        self._tidy()
+        await self._tell_waiters()
+
+    def _tidy(self) -> None:
+        local_ranks = range(self._place.ranks_per_node)
+        stems = {f"own-{local_rank}" for local_rank in local_ranks}
+        stems |= {f"copy-{node}-{local_rank}" for node in self._sources for local_rank in local_ranks}
+        keep = {pin.save for pin in self.pinned.values()}
+        keep |= {self.newest} if self.newest else set()
+        self._holdings.tidy(stems, self._slots, keep)
+        self.parities.tidy(keep)
+        left = {record.save for record in self._holdings.shards().values()} | self.parities.saves()
+        forget_notes(self._place.ram_dir, set(map(directory_name, left)))
+
+    async def _on_drop(self, source: int, message: dict[str, Any]) -> None:
+        await self._drop(message["step"], message["reason"], replicas_differ=message["replicas_differ"])
+
+    async def _drop(self, step: int, reason: str, *, replicas_differ: bool = False) -> None:
+        """Ends all work on a save, then tells the workers: from then on nothing here reads their slots."""
+        if step not in self._dropped:
+            self._dropped.append(step)
+        if (save := self._in_flight.pop(step, None)) is None:
+            return
+        self._ending.add(save)
+        try:
+            await asyncio.gather(*_cancel(save), return_exceptions=True)
+            self._listener.to_trainers("dropped", step=step, reason=reason, replicas_differ=replicas_differ)
+        finally:
+            self._ending.discard(save)
+        await self._tell_waiters()
+
+    async def _tell_waiters(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def _cancel(save: Save) -> list[asyncio.Task[Any]]:
+    """Cancels all work on a save but the caller's own."""
+    tasks = [task for task in save.tasks if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    return tasks
+
+
+def _whole(message: dict[str, Any], key: str) -> int:
+    value = message.get(key)
+    if type(value) is not int or value < 0:
+        raise AgentError(f"{message.get('op')}: {key} is {value!r:.40}, expected a whole number")
+    return value

@@ -1,0 +1,289 @@
+"""What this node's memory directory holds: shards, their records, and where the next one may go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from ckpt.agent.shards.growing_buffer import Room, slices
+from ckpt.errors import AgentError, CheckpointError
+from ckpt.format.checksums import BLOCK_BYTES, bad_blocks
+from ckpt.format.shard_record import SaveId, ShardRecord, drop_record, read_record, write_record
+
+_FLEETING = ("fetch-*", ".*.tmp")  # made for one load, or left by a write that a kill cut short
+
+log = logging.getLogger(__name__)
+
+
+class Stored(Protocol):
+    """What every record says."""
+
+    @property
+    def save(self) -> SaveId: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def blocks(self) -> tuple[str, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def what(self) -> str: ...
+
+
+R = TypeVar("R", bound=Stored)
+
+
+class Store(ABC, Generic[R]):
+    """One kind of file in a memory directory. The agent writes records; workers remove those of their own slots."""
+
+    _names: re.Pattern[str]  # of this kind: stem and slot
+
+    def __init__(self, ram_dir: Path, run_id: str, namespace: str) -> None:
+        self.ram_dir = ram_dir
+        self._run_id = run_id
+        self._namespace = namespace
+        self._records: dict[str, R] = {}
+        self._verified: set[str] = set()  # names whose bytes matched their record since this process started
+        self._unread: set[str] = set()  # names whose record or bytes could not be read: they may be, the next time
+        self._maps: dict[str, tuple[int, mmap.mmap]] = {}  # inode and map, by name
+
+    def scan(self) -> None:
+        """Reads the records on disk; clears what a killed process left half made.
+
+        A shard whose record cannot be read now is left out, and stays as it is.
+        """
+        for pattern in _FLEETING:
+            for path in self.ram_dir.glob(pattern):
+                path.unlink()
+        for path in self.ram_dir.glob("*.json"):
+            if self._names.fullmatch(path.stem):
+                self._read(path.stem)
+
+    def shards(self) -> dict[str, R]:
+        """The shards present, by name. Their bytes may not have been verified yet."""
+        for name in [name for name in self._records if not self._path(name, "json").exists()]:
+            self._forget(name)  # the worker is about to overwrite it
+        return dict(self._records)
+
+    def record(self, name: str) -> R:
+        """Raises AgentError when there is no such shard any more."""
+        record = self.shards().get(name)
+        if record is None:
+            raise AgentError(f"{self._path(name, 'data')}: the shard is gone")
+        return record
+
+    def bytes_of(self, name: str, nbytes: int) -> memoryview:
+        """A shard's bytes, mapped. Raises AgentError when the file is shorter."""
+        descriptor = os.open(self._path(name, "data"), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return self._map(name, descriptor, nbytes)
+        finally:
+            os.close(descriptor)
+
+    def room_for(self, name: str, nbytes: int) -> Room:
+        """Memory for a shard yet to be filled: the file is made or grown.
+
+        Raises:
+            OSError: the memory file system is full.
+        """
+        descriptor = os.open(self._path(name, "data"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            status = os.fstat(descriptor)
+            # Without holes, nothing is asked for: to look at each page again takes a while.
+            is_there = status.st_size >= nbytes and status.st_blocks * 512 >= status.st_size
+            if status.st_size < nbytes:
+                os.ftruncate(descriptor, nbytes)
+            return Room(descriptor, self._map(name, descriptor, nbytes), () if is_there else slices(nbytes))
+        finally:
+            os.close(descriptor)
+
+    def publish(self, name: str, record: R) -> None:
+        """Writes the record of a shard whose bytes are complete and match it."""
+        self._write(name, record)
+        self._records[name] = record
+        self._verified.add(name)
+        self._unread.discard(name)
+
+    async def verify(self, name: str) -> bool:
+        """Whether the bytes match the record; reads them once in the life of this process.
+
+        A shard that does not verify is dropped: its record goes, and with it the claim that the bytes mean anything.
+        One whose bytes cannot be read now is left out until the next scan.
+        """
+        record = self._records.get(name)
+        if record is None:
+            return False
+        if name in self._verified:
+            return True
+        try:
+            data = self.bytes_of(name, record.nbytes)
+            bad = await asyncio.to_thread(bad_blocks, data, record.blocks)
+            reason = f"block {bad[0]} does not match its checksum" if bad else ""
+        except (AgentError, FileNotFoundError) as error:  # too short, or gone
+            reason = str(error)
+        except OSError as error:
+            if self._records.get(name) is record:
+                self._leave_out(name, error)
+            return False
+        if self._records.get(name) is not record:
+            return False
+        if reason:
+            log.warning("%s of step %d, %s: %s; dropped", name, record.save.step, record.what, reason)
+            self.drop(name)
+            return False
+        self._verified.add(name)
+        return True
+
+    async def verify_again(self, name: str) -> bool:
+        """As `verify`, but reads the bytes now."""
+        self._verified.discard(name)
+        return await self.verify(name)
+
+    def drop(self, name: str) -> None:
+        """Un-publishes a shard; its slot is then free."""
+        drop_record(self.ram_dir, name)
+        self._forget(name)
+        self._unread.discard(name)
+
+    def remove(self, name: str) -> None:
+        """Un-publishes a shard and gives its memory back."""
+        self.drop(name)
+        self._maps.pop(name, None)
+        self._path(name, "data").unlink(missing_ok=True)
+
+    def free_name(self, stem: str, slots: int, keep: Collection[SaveId] | None) -> str:
+        """A name for a new shard; never that of one that could not be read.
+
+        Args:
+            stem: `own-<local rank>` or `copy-<source node rank>-<local rank>`.
+            slots: how many names a stem normally has.
+            keep: saves whose shards must stay; others may be replaced, oldest first. None: replace nothing at all,
+                rather go beyond `slots`.
+        """
+        shards = self.shards()
+        taken = shards.keys() | {name for name in self._unread if self._path(name, "json").exists()}
+        names = [f"{stem}-{i}" for i in range(slots)]
+        for name in names:
+            if name not in taken:
+                return name
+        ours = [name for name in names if name in shards]
+        replaceable = [] if keep is None else [name for name in ours if shards[name].save not in keep]
+        if replaceable:
+            return min(replaceable, key=lambda name: shards[name].save)
+        return next(name for i in range(slots, slots + len(taken) + 1) if (name := f"{stem}-{i}") not in taken)
+
+    def tidy(self, stems: Collection[str], slots: int, keep: Collection[SaveId]) -> None:
+        """After a commit: gives back the memory of names beyond the normal ones that no kept save needs.
+
+        What could not be read is older than what has committed, so its slots are free again.
+        """
+        for name in list(self._unread):
+            with suppress(OSError):
+                self.drop(name)
+        for path in self.ram_dir.glob("*.data"):
+            match = self._names.fullmatch(path.stem)
+            if match is None or (match[1] in stems and int(match[2]) < slots):
+                continue
+            record = self._records.get(path.stem)
+            if record is None or record.save not in keep:
+                self.remove(path.stem)
+
+    @abstractmethod
+    def _load(self, name: str) -> R:
+        """The record on disk; raises CorruptError or OSError."""
+
+    @abstractmethod
+    def _write(self, name: str, record: R) -> None:
+        """Publishes the record on disk; raises OSError."""
+
+    def _read(self, name: str) -> None:
+        try:
+            self._take_in(name)
+            self._unread.discard(name)
+        except FileNotFoundError:  # the worker is about to overwrite it
+            self._forget(name)
+        except OSError as error:
+            self._leave_out(name, error)
+
+    def _take_in(self, name: str) -> None:
+        try:
+            record = self._load(name)
+        except CheckpointError as error:
+            log.warning("%s: %s; dropped", self._path(name, "json"), error)
+            self.drop(name)
+            return
+        if (record.save.run_id, record.namespace) == (self._run_id, self._namespace):
+            self._records[name] = record
+        else:
+            log.info("%s: of run %s, namespace %s; dropped", name, record.save.run_id, record.namespace)
+            self.drop(name)
+
+    def _leave_out(self, name: str, error: OSError) -> None:
+        """Neither held nor free: what keeps us from reading it may be gone the next time."""
+        self._forget(name)
+        if name not in self._unread:
+            log.warning("%s: %s; left out, and left as it is", name, error)
+            self._unread.add(name)
+
+    def _forget(self, name: str) -> None:
+        self._records.pop(name, None)
+        self._verified.discard(name)
+
+    def _path(self, name: str, kind: str) -> Path:
+        return self.ram_dir / f"{name}.{kind}"
+
+    def _map(self, name: str, descriptor: int, nbytes: int) -> memoryview:
+        """Maps are kept while their file is the same: page tables of large slots are dear."""
+        status = os.fstat(descriptor)
+        if status.st_size < nbytes:
+            raise AgentError(f"{self._path(name, 'data')}: got {status.st_size} bytes, expected at least {nbytes}")
+        if nbytes == 0:
+            return memoryview(b"")
+        inode, mapped = self._maps.get(name, (0, None))
+        if mapped is None or inode != status.st_ino or len(mapped) < nbytes:
+            mapped = mmap.mmap(descriptor, status.st_size)
+            self._maps[name] = (status.st_ino, mapped)
+        return memoryview(mapped)[:nbytes]
+
+
+class Holdings(Store[ShardRecord]):
+    """The shards of a memory directory: this node's own, and copies of others'."""
+
+    _names = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+)-([0-9]+)")
+
+    def find(self, save: SaveId, rank: int) -> list[str]:
+        """Names under which a shard is held, this node's own before copies."""
+        return sorted(
+            (name for name, record in self.shards().items() if (record.save, record.rank) == (save, rank)),
+            key=lambda name: (name not in self._verified, not name.startswith("own-"), name),
+        )
+
+    def own_bytes(self) -> int:
+        """The memory of the slots of this node's ranks, whatever lies there."""
+        with os.scandir(self.ram_dir) as files:
+            own = [file.path for file in files if file.name.startswith("own-")]
+        total = 0
+        for path in own:
+            with suppress(FileNotFoundError):
+                total += 512 * os.stat(path).st_blocks
+        return total
+
+    def _load(self, name: str) -> ShardRecord:
+        return read_record(self.ram_dir, name)
+
+    def _write(self, name: str, record: ShardRecord) -> None:
+        write_record(self.ram_dir, name, record)
+
+
+def block_ranges(data: memoryview, blocks: Iterable[int] | None = None) -> Iterator[memoryview]:
+    """The bytes of some blocks of a shard (all when None), in order."""
+    for block in range(-(-len(data) // BLOCK_BYTES)) if blocks is None else blocks:
+        yield data[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]

@@ -1,0 +1,149 @@
+"""What this node's own disk (the NVMe tier) holds: shards for a restore, read and verified, never changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpt.agent.storage_calls import in_thread
+from ckpt.errors import AgentError, CheckpointError, CorruptError
+from ckpt.format.checksums import BLOCK_BYTES, block_count
+from ckpt.format.manifest import ShardPlace
+from ckpt.format.shard_record import SaveId, ShardRecord
+from ckpt.tiers import reads
+from ckpt.tiers.catalog import Entry, directory_name, last_commit_s
+from ckpt.tiers.occupancy import Occupied
+from ckpt.tiers.tier import NodeTier, Tier
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shelved:
+    """A shard on this node's disk."""
+
+    tier: Tier
+    place: ShardPlace
+
+    @property
+    def record(self) -> ShardRecord:
+        return self.place.record
+
+    @property
+    def path(self) -> Path | None:
+        """The file that it lies in, from byte `place.offset` on."""
+        return self.tier.data_path(self.record.save, self.place.file)
+
+    @property
+    def read(self) -> reads.Read:
+        return reads.reader(self.tier, self.record.save, self.place)
+
+    def blocks(self, blocks: Sequence[int] | None) -> Iterator[memoryview]:
+        """Some blocks (None: all), each read when it is asked for; raises AgentError."""
+        nbytes = self.record.layout.nbytes
+        for block in range(block_count(nbytes)) if blocks is None else blocks:
+            data = memoryview(bytearray(min(BLOCK_BYTES, nbytes - block * BLOCK_BYTES)))
+            try:
+                self.read(block * BLOCK_BYTES, data)
+            except (CheckpointError, OSError) as error:
+                raise AgentError(f"{self.path}: {error}") from None
+            yield data
+
+
+class Shelf:
+    """The shards of node-local tiers on this node, as they were when the attempt began."""
+
+    def __init__(self, tiers: dict[str, Tier]) -> None:
+        self._tiers = {name: tier for name, tier in tiers.items() if isinstance(tier, NodeTier)}
+        self._shards: dict[tuple[SaveId, int], Shelved] = {}
+        self._verified: set[tuple[SaveId, int]] = set()
+        self.last_commit_s = 0.0  # since the epoch; 0 when there is none
+        self._bad: dict[SaveId, tuple[Tier, str]] = {}  # what was read and does not match, and what that is
+
+    async def scan(self, holder: str) -> str | None:
+        """Takes the disk for this run and reads its manifests; returns why that could not be.
+
+        Args:
+            holder: who we are, for another run that comes.
+
+        Raises:
+            Occupied: another run that lives writes there.
+        """
+        problems = []
+        for name, tier in self._tiers.items():
+            try:
+                entries = await in_thread(lambda tier: list(tier.catalog()), tier)
+                self._shards |= _shards_of(tier, entries)
+                self.last_commit_s = last_commit_s(entries)
+                problems += [f"{name} tier: {entry.name}: {entry.reason}" for entry in entries if entry.unread]
+                await in_thread(tier.occupy, holder)
+            except Occupied as error:
+                raise Occupied(f"{name} tier: {error}") from None
+            except (CheckpointError, OSError) as error:
+                problems.append(f"{name} tier: {error}")
+        return "; ".join(problems) or None
+
+    def leave(self) -> None:
+        """Another run may have the disk."""
+        for tier in self._tiers.values():
+            tier.leave()
+
+    def rows(self) -> list[tuple[SaveId, int, int]]:
+        """Save, world size and rank of every shard."""
+        return [(save, shard.record.world_size, rank) for (save, rank), shard in self._shards.items()]
+
+    def find(self, save: SaveId, rank: int) -> Shelved | None:
+        """A shard, which may not have been verified yet."""
+        return self._shards.get((save, rank))
+
+    def shard(self, save: SaveId, rank: int) -> Shelved:
+        """As `find`; raises AgentError when there is none."""
+        found = self.find(save, rank)
+        if found is None:
+            raise AgentError(f"rank {rank} of step {save.step} is not held here")
+        return found
+
+    async def verify(self, save: SaveId, rank: int) -> bool:
+        """Whether a shard is there and every byte of it matches; reads it once. One that does not is struck off."""
+        found = self.find(save, rank)
+        if found is None or (save, rank) in self._verified:
+            return found is not None
+        try:
+            await in_thread(reads.verify, found.read, found.place)
+        except (CheckpointError, OSError) as error:
+            self.strike(save, rank, error)
+            return False
+        self._verified.add((save, rank))
+        return True
+
+    async def verify_again(self, save: SaveId, rank: int) -> bool:
+        """As `verify`, but reads the bytes now."""
+        self._verified.discard((save, rank))
+        return await self.verify(save, rank)
+
+    def strike(self, save: SaveId, rank: int, error: Exception) -> None:
+        """Never offer a shard again in this attempt; it stays on disk."""
+        found = self._shards.pop((save, rank), None)
+        if found is not None:
+            log.warning("%s: step %d, rank %d: %s; passed over", found.path, save.step, rank, error)
+            if isinstance(error, CorruptError):
+                self._bad[save] = found.tier, str(error)
+
+    async def set_aside(self, save: SaveId) -> list[tuple[str, str]]:
+        """Sets aside what this disk has of a save, if bytes of it were found bad; says where it is now, and why."""
+        if save not in self._bad:
+            return []
+        tier, reason = self._bad.pop(save)
+        self._shards = {key: shelved for key, shelved in self._shards.items() if key[0] != save}
+        return [(await in_thread(tier.set_aside, directory_name(save), reason), reason)]
+
+
+def _shards_of(tier: Tier, entries: Sequence[Entry]) -> dict[tuple[SaveId, int], Shelved]:
+    manifests = [entry.manifest for entry in entries if entry.manifest]
+    return {
+        (manifest.save, place.rank): Shelved(tier=tier, place=place)
+        for manifest in manifests
+        for place in manifest.shards
+    }

@@ -1,0 +1,103 @@
+"""Whole shards and parts of shards, moved from one node's memory to another's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ckpt.agent.rpc.peers import PeerError, Peers
+from ckpt.agent.shards.memory_store import Holdings, block_ranges
+from ckpt.agent.shards.node_disk import Shelf
+from ckpt.agent.timeouts import Deadlines
+from ckpt.errors import AgentError
+from ckpt.format.checksums import block_count, checksum, span_of
+from ckpt.format.shard_record import SaveId, ShardRecord
+
+
+class Exchange:
+    """Asks other agents for shards, and serves them ours. Data goes from map to map, never through the heap."""
+
+    def __init__(self, peers: Peers, holdings: Holdings, shelf: Shelf, deadlines: Deadlines) -> None:
+        self._peers = peers
+        self._holdings = holdings
+        self._shelf = shelf
+        self._deadlines = deadlines
+        peers.handle("record", self._serve_record)
+        peers.handle("bytes", self._serve_bytes)
+
+    async def record(self, node: int, save: SaveId, rank: int) -> ShardRecord:
+        """The record of a shard that another node holds; raises PeerError."""
+        answer = await self._peers.call(
+            node, "record", timeout_s=self._deadlines.answer_s, save=save_to_json(save), rank=rank
+        )
+        record = ShardRecord.from_json(answer["record"])
+        if (record.save, record.rank) != (save, rank):
+            got = f"rank {record.rank} of {record.save}"
+            raise PeerError(f"node {self._peers.nodes[node]}: sent {got}, expected rank {rank} of {save}")
+        return record
+
+    async def fetch(
+        self, node: int, record: ShardRecord, into: Iterable[memoryview], blocks: Sequence[int] | None,
+        landed: Callable[[memoryview], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Fills the memory for the named blocks (None: all), one after the other; not verified. Raises PeerError.
+
+        `landed` is given each block, in order, as soon as it is there.
+        """
+        await self._peers.pull(
+            node, "bytes", into, timeout_s=self._deadlines.answer_s, landed=landed,
+            save=save_to_json(record.save), rank=record.rank, blocks=None if blocks is None else list(blocks),
+        )  # fmt: skip
+
+    async def pull(self, node: int, save: SaveId, rank: int, name: str) -> ShardRecord:
+        """Makes a verified shard `name` here of the one that another node holds.
+
+        What the name held before is given up first. Whatever goes wrong, no unverified bytes get a record.
+
+        Raises:
+            PeerError: the node does not have it, or what it sent does not verify.
+            OSError: memory is full.
+        """
+        record = await self.record(node, save, rank)
+        self._holdings.drop(name)
+        try:
+            sums: list[str] = []
+            with self._holdings.room_for(name, nbytes := record.layout.nbytes) as room:
+                into = (room(*span_of(block, nbytes)) for block in range(block_count(nbytes)))
+                # Each while the caches still have it, in this thread: half a millisecond, and the next ones arrive.
+                await self.fetch(node, record, into, None, landed=lambda block: sums.append(checksum(block)))
+            if bad := [i for i, (got, sealed) in enumerate(zip(sums, record.blocks, strict=True)) if got != sealed]:
+                raise PeerError(
+                    f"node {self._peers.nodes[node]}: block {bad[0]} of rank {rank}, step {save.step} does not verify"
+                )
+        except BaseException:
+            self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
+            raise
+        self._holdings.publish(name, record)
+        return record
+
+    async def _serve_record(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        record = self._find(message)[0]
+        return {"record": record.to_json()}
+
+    async def _serve_bytes(self, source: int, message: dict[str, Any]) -> None:
+        record, ranges = self._find(message)
+        nbytes, blocks = record.layout.nbytes, message["blocks"]
+        if blocks is not None and not all(type(b) is int and 0 <= b < block_count(nbytes) for b in blocks):
+            raise AgentError(f"rank {record.rank}: blocks outside the shard's {block_count(nbytes)} asked for")
+        self._peers.push(source, message["tag"], ranges(blocks))
+
+    def _find(self, message: dict[str, Any]) -> tuple[ShardRecord, Callable[[Any], Iterable[memoryview]]]:
+        """A shard's record, and how to get its blocks: from memory, else from this node's disk."""
+        save, rank = SaveId.from_json(message["save"]), message["rank"]
+        if names := self._holdings.find(save, rank):
+            record = self._holdings.record(names[0])
+            nbytes = record.layout.nbytes
+            return record, lambda blocks: block_ranges(self._holdings.bytes_of(names[0], nbytes), blocks)
+        shelved = self._shelf.shard(save, rank)
+        return shelved.record, shelved.blocks
+
+
+def save_to_json(save: SaveId) -> dict[str, Any]:
+    """As SaveId.from_json reads it."""
+    return {"step": save.step, "attempt": save.attempt, "run_id": save.run_id}

@@ -1,0 +1,205 @@
+"""What a `checkpoint:` section takes of memory, disks and wire, and which losses it survives, before anything runs.
+
+Nothing here has a formula of its own: sets, schemes, parity and files are those that agents and tiers use.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from ckpt.config import CheckpointConfig
+from ckpt.format.layout import Layout
+from ckpt.format.shard_record import SaveId, ShardRecord
+from ckpt.redundancy import Scheme, scheme_of, sets_over
+from ckpt.redundancy.sets import Members
+from ckpt.redundancy.stripes import Stripes
+from ckpt.sections import LowerTier
+from ckpt.tiers.posix import node_places
+
+_GB = 1e9
+_SAVE = SaveId(step=1, attempt=0, run_id="plan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """GB (10^9 bytes) per second; None is not known."""
+
+    wire: float | None = None  # of each node, to its peers
+    nvme: float | None = None  # of each node's disk
+    shared: float | None = None  # of the shared directory, all nodes together
+    s3: float | None = None  # of the bucket, all nodes together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of the fullest node's memory, once every slot has been used."""
+
+    slots: int  # of each rank
+    own_bytes: int
+    redundancy_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.own_bytes + self.redundancy_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """Which nodes may be lost at once without going back to a lower tier."""
+
+    set_sizes: tuple[int, ...]  # distinct sizes of the redundancy sets, largest first
+    sets: int
+    any_nodes: int  # of the whole job, whichever they are
+    most_nodes: int  # when they lie in different sets as far as that goes
+    any_switch: bool | None  # None: the switches are not known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drain:
+    """One tier below memory."""
+
+    tier: str
+    every_steps: int
+    keep: int
+    node_bytes: int  # written by each node for one step
+    held_bytes: int  # by the tier in all while the newest step is written; NVMe: on each node
+    seconds: float | None  # of one drain; None: no rate is known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The whole account."""
+
+    nodes: int
+    ranks_per_node: int
+    shard_bytes: int
+    scheme: str
+    memory: Memory
+    losses: Losses
+    wire_bytes: int  # that the busiest node sends for one save
+    protect_s: float | None
+    drains: tuple[Drain, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "memory": {**asdict(self.memory), "total_bytes": self.memory.total_bytes}}
+
+
+def make_plan(
+    config: CheckpointConfig, *, nodes: int, ranks_per_node: int, shard_bytes: int, rates: Rates,
+    domains: Sequence[str] = (),
+) -> Plan:  # fmt: skip
+    """The account of one job.
+
+    Args:
+        config: its `checkpoint:` section.
+        nodes: that train.
+        ranks_per_node: processes on each.
+        shard_bytes: of each rank's part of the state.
+        rates: for the times.
+        domains: each node's switch, in the order of the nodes; empty when that is not known.
+    """
+    scheme = scheme_of(config.redundancy)
+    sets = sets_over(nodes, config.redundancy, domains)
+    stream_bytes = ranks_per_node * shard_bytes
+    extra = [_redundancy_bytes(scheme, members, stream_bytes) for members in sets]
+    wire_bytes = max(_sent_bytes(scheme, members, stream_bytes) for members in sets)
+    return Plan(
+        nodes=nodes, ranks_per_node=ranks_per_node, shard_bytes=shard_bytes, scheme=scheme.name,
+        memory=Memory(
+            slots=config.slots, own_bytes=config.slots * stream_bytes, redundancy_bytes=config.slots * max(extra)
+        ),
+        losses=_losses(scheme, sets, domains),
+        wire_bytes=wire_bytes,
+        protect_s=wire_bytes / _GB / rates.wire if rates.wire else None,
+        drains=tuple(
+            _drain(name, tier, nodes, _file_bytes(ranks_per_node, shard_bytes), rates)
+            for name, tier in config.lower.items()
+        ),
+    )  # fmt: skip
+
+
+def survives(scheme: Scheme, sets: Sequence[Members], lost: Collection[int]) -> bool:
+    """Whether the loss of these nodes leaves every shard in some memory, or what it can be made of."""
+    return all(_set_survives(scheme, members, set(lost) & set(members)) for members in sets)
+
+
+def _set_survives(scheme: Scheme, members: Members, lost: set[int]) -> bool:
+    if not lost or len(lost) <= scheme.parity(members):
+        return True
+    holders: dict[int, set[int]] = defaultdict(set)
+    for node in set(members) - lost:
+        for source in scheme.sources(node, members):
+            holders[source].add(node)
+    return all(holders[node] for node in lost)
+
+
+def _losses(scheme: Scheme, sets: Sequence[Members], domains: Sequence[str]) -> Losses:
+    each = [scheme.survives(members) for members in sets]
+    switches: dict[str, set[int]] = defaultdict(set)
+    for node, switch in enumerate(domains):
+        switches[switch].add(node)
+    return Losses(
+        set_sizes=tuple(sorted({len(members) for members in sets}, reverse=True)),
+        sets=len(sets),
+        any_nodes=min(each),
+        most_nodes=sum(each),
+        any_switch=all(survives(scheme, sets, lost) for lost in switches.values()) if domains else None,
+    )
+
+
+def _redundancy_bytes(scheme: Scheme, members: Members, stream_bytes: int) -> int:
+    """What the fullest member holds for one save beside its own shards."""
+    copies = max(len(scheme.sources(node, members)) for node in members) * stream_bytes
+    return copies + _parity_bytes(len(members), scheme.parity(members), stream_bytes)
+
+
+def _sent_bytes(scheme: Scheme, members: Members, stream_bytes: int) -> int:
+    """What one member sends for one save: all send alike, each holds as many copies as there are of it."""
+    copies = max(len(scheme.sources(node, members)) for node in members) * stream_bytes
+    return copies + _given_bytes(len(members), scheme.parity(members), stream_bytes)
+
+
+@lru_cache  # sets have one size or two
+def _parity_bytes(members: int, parity: int, stream_bytes: int) -> int:
+    stripes = Stripes([stream_bytes] * members, parity)
+    return max(map(stripes.parity_bytes, range(members))) if parity and stream_bytes else 0
+
+
+@lru_cache
+def _given_bytes(members: int, parity: int, stream_bytes: int) -> int:
+    """Every member sends its stream once, and the rows that it makes for others."""
+    if not parity or not stream_bytes:
+        return 0
+    stripes = Stripes([stream_bytes] * members, parity)
+    sent: dict[int, int] = defaultdict(int)
+    for member in range(members):
+        for term in stripes.encode(member, 0).terms:
+            sent[term.member] += term.nbytes
+        sent[member] += sum(stripes.encode((member + row) % members, row).nbytes for row in range(1, parity))
+    return max(sent.values())
+
+
+def _file_bytes(ranks: int, shard_bytes: int) -> int:
+    """Length of a node's file in a tier."""
+    layout = Layout(chunks=(), tree={}, nbytes=shard_bytes)
+    records = [
+        ShardRecord(save=_SAVE, namespace="plan", rank=rank, world_size=ranks, layout=layout, blocks=())
+        for rank in range(ranks)
+    ]
+    return node_places("node-00000.data", records)[-1].offset + shard_bytes
+
+
+def _drain(name: str, tier: LowerTier, nodes: int, file_bytes: int, rates: Rates) -> Drain:
+    """A node's file at its own rate and limit; a place that all nodes share is as fast as it is for all."""
+    local = name == "nvme"
+    known = {"nvme": rates.nvme, "shared": rates.shared, "s3": rates.s3}[name]
+    times = [file_bytes * (1 if local else nodes) / _GB / known] if known else []
+    times += [file_bytes / tier.rate_limit_bytes_s] if tier.rate_limit_bytes_s else []
+    return Drain(
+        tier=name, every_steps=tier.every_steps, keep=tier.keep, node_bytes=file_bytes,
+        held_bytes=(tier.keep + 1) * file_bytes * (1 if local else nodes), seconds=max(times, default=None),
+    )  # fmt: skip

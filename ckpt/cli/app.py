@@ -1,0 +1,181 @@
+"""`holdfast ckpt`: what checkpoints there are, and whether every byte of them verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+
+from ckpt.cli.bench import bench
+from ckpt.cli.inventory import StoredShard, StoredStep, find_steps
+from ckpt.cli.output import FAILED, UNREAD, end, print_json
+from ckpt.cli.plan import show_plan as show_plan
+from ckpt.cli.progress import Bar, counted
+from ckpt.cli.rebuild import rebuild_lost
+from ckpt.cli.silent_storage import awaiting
+from ckpt.cli.table import show_table
+from ckpt.cli.verbs import register
+from ckpt.errors import CheckpointError, CorruptError, one_line
+from ckpt.tiers.probe import probe_bucket as probe_bucket
+from ckpt.tiers.reads import find_bad
+from ckpt.tiers.tier import Tier
+
+_PAGE = 100  # steps that are listed at once
+
+app = typer.Typer(help="Look at checkpoints, verify and rebuild them.", no_args_is_help=True, rich_markup_mode=None)
+PathArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH",
+        help="A shared or NVMe checkpoint directory, one namespace's folder in it, a node's memory directory, "
+        "or s3://bucket/prefix (AWS_ENDPOINT_URL and boto3's other settings apply).",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("ls")
+def list_all(
+    path: PathArgument,
+    newest: Annotated[
+        int | None, typer.Option("--newest", "-n", metavar="N", min=1, help="Only so many steps of each namespace.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the steps in a directory, newest first."""
+    pages = _pages(find_steps(path, newest=newest), path)
+    if as_json:
+        print_json([step.to_json() for page in pages for step in page])
+        return
+    columns = ("step", "attempt", "world size", "size", "shards", "age", "committed", "tier", "namespace", "")
+    show_table(columns, (map(_listed, page) for page in pages), right=columns[:6])
+
+
+@app.command("verify")
+def verify(
+    path: PathArgument,
+    step: Annotated[int | None, typer.Option("--step", metavar="N", help="Only this step.")] = None,
+    set_aside: Annotated[
+        bool, typer.Option("--quarantine", help="Set bad steps of a tier aside, so that none is restored.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Read every block of every step and compare it with its checksum.
+
+    Exit code 1 when something is bad, 3 when something could not be read: that is never taken for bad, nor set aside.
+    """
+    with awaiting(path) as heard:
+        steps = [found for found in find_steps(path, UNREAD) if step in (None, found.step) and found.tier != "aside"]
+        if step is not None and not steps:
+            end(f"{path}: holds no step {step}; look with `holdfast ckpt ls`")
+        nbytes = sum(found.nbytes + found.parity_bytes for found in steps)
+        with Bar(f"verifying {counted(len(steps))}", nbytes, quiet=as_json, heard=heard) as bar:
+            for found in steps:
+                _verify_step(found, bar.advance)
+        for found in steps:
+            if set_aside and found.unread:
+                found.unread.append("nothing of it was set aside; verify it again")
+            elif set_aside and found.problems and found.name and found.source:
+                found.problems.append(f"set aside as {_set_aside(found.source, found.name, found.problems)}")
+    rows = [{**found.to_json(), "ok": not found.problems and not found.unread} for found in steps]
+    if as_json:
+        print_json(rows)
+    else:
+        columns = ("step", "attempt", "size", "tier", "namespace", "result")
+        show_table(columns, [[line for found in steps for line in _verified(found)]], right=columns[:3])
+    if not all(row["ok"] for row in rows):
+        raise typer.Exit(FAILED if any(row["problems"] for row in rows) else UNREAD)
+
+
+def _pages(steps: Iterable[StoredStep], where: str) -> Iterator[list[StoredStep]]:
+    """So many at a time; who reads what is printed may take long, and that is no wait for storage."""
+    steps = iter(steps)
+    while True:
+        with awaiting(where) as heard:
+            page = []
+            for step in islice(steps, _PAGE):
+                heard()
+                page.append(step)
+        yield page
+        if len(page) < _PAGE:
+            return
+
+
+def _set_aside(tier: Tier, name: str, problems: list[str]) -> str:
+    try:
+        return tier.set_aside(name, "; ".join(problems))
+    except (CheckpointError, OSError) as error:
+        end(f"{name} is not set aside: {error}", FAILED)
+
+
+def _verify_step(found: StoredStep, advance: Callable[[int], None]) -> None:
+    """Notes what is bad about a step's bytes."""
+    try:
+        for shard in found.stored():
+            _verify_shard(found, shard, advance)
+    except CorruptError as error:
+        found.problems.append(f"{found.name}: {error}")
+
+
+def _verify_shard(found: StoredStep, shard: StoredShard, advance: Callable[[int], None]) -> None:
+    """Reads it block by block."""
+    where = f"{shard.record.what} in {shard.where}"
+
+    def read(start: int, into: memoryview) -> None:
+        shard.read(start, into)
+        advance(len(into))
+
+    try:
+        bad = list(find_bad(read, shard.record.nbytes, shard.record.blocks))
+    except (CheckpointError, FileNotFoundError) as error:
+        found.problems.append(f"{where}: {error}")
+        return
+    except OSError as error:
+        found.unread.append(f"{where}: could not be read: {one_line(error)}")
+        return
+    if bad:
+        what = f"{len(bad)} of {len(shard.record.blocks)} blocks do not match"
+        found.problems.append(f"{where}: {what}, first block {bad[0]}")
+
+
+def _listed(found: StoredStep) -> Sequence[str]:
+    wrong = [word for texts, word in ((found.problems, "DAMAGED"), (found.unread, "UNREAD")) if texts]
+    return (
+        *map(_text, (found.step, found.attempt, found.world_size)),
+        decimal(found.nbytes),
+        f"{found.shards}{' + parity' if found.parity_bytes else ''}",
+        _age(found.age_s),
+        ", ".join(wrong) or {True: "yes", False: "no", None: "-"}[found.committed],
+        found.tier,
+        found.namespace,
+        "; ".join(found.problems + found.unread),
+    )
+
+
+def _verified(found: StoredStep) -> list[Sequence[str]]:
+    """A line for each thing that is wrong."""
+    good = "not committed" if found.committed is False else "ok"
+    first, *more = [f"BAD {text}" for text in found.problems] + [f"UNREAD {text}" for text in found.unread] or [good]
+    step = (_text(found.step), _text(found.attempt), decimal(found.nbytes), found.tier, found.namespace)
+    return [(*step, first), *((*[""] * len(step), line) for line in more)]
+
+
+def _text(value: int | None) -> str:
+    return "?" if value is None else str(value)
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+app.command("rebuild", short_help="Make the lost shards of a step again, from copies and parity.")(rebuild_lost)
+register(app)  # the other verbs that change or make something
+app.command("bench", short_help="Measure saves, loads and drains on this machine.")(bench)

@@ -1,0 +1,69 @@
+"""`holdfast ckpt bench`: starts the measurements of benchmarks/ckpt_bench."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ckpt.cli.output import FAILED, end, print_json, reported
+from ckpt.cli.progress import Bar
+from ckpt.tiers.lookup import is_url
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_TREE = Path(__file__).parents[2]
+_BENCHMARKS = "benchmarks/ckpt_bench"
+
+
+def bench(
+    where: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH-or-URL",
+            help="Directory on the storage to drain to; or s3://bucket/prefix, and only S3 is measured, there.",
+        ),
+    ] = "/var/tmp",
+    size_mib: Annotated[int, typer.Option("--size-mib", metavar="N", min=16, help="Of the state.")] = 512,
+    repeat: Annotated[
+        int, typer.Option("--repeat", metavar="N", min=1, help="Times each figure is taken; the median counts.")
+    ] = 7,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure saves, loads and drains on this machine, beside plain copies and torch's own checkpoints.
+
+    Whatever it writes is removed at its end, when it is interrupted too.
+    """
+    sys.path.append(str(_benchmarks()))
+    from ckpt_bench.figures import as_json as to_json
+    from ckpt_bench.figures import as_table
+    from ckpt_bench.run import measured_bytes, run, run_bucket, unwinding
+
+    what = f"s3 {where}" if is_url(where) else "this machine"
+    total = measured_bytes(size_mib, repeat, bucket=is_url(where))
+    with reported(), unwinding(), Bar(f"measuring {what}", total, quiet=as_json) as bar:
+        if is_url(where):
+            figures = run_bucket(where, size_mib=size_mib, repeat=repeat, advance=bar.advance)
+        else:
+            figures = run(size_mib=size_mib, repeat=repeat, directory=Path(where), advance=bar.advance)
+    if as_json:
+        print_json(to_json(figures))
+    else:
+        Console().print(as_table(figures, f"Checkpoints of {size_mib} MiB, one rank, median of {repeat}"))
+
+
+def _benchmarks() -> Path:
+    """The folder of the package ckpt_bench: in the source tree, or under share/ where the wheel has installed it.
+
+    Raises:
+        VerbFailed: neither is there.
+    """
+    if (_TREE / _BENCHMARKS).is_dir():
+        return _TREE / "benchmarks"
+    for file in metadata.files("holdfast-hpc") or []:
+        if str(file).endswith(f"{_BENCHMARKS}/run.py"):
+            return Path(str(file.locate())).parents[1]
+    end(f"bench: the installation has no {_BENCHMARKS}; install the wheel of holdfast-hpc again", FAILED)

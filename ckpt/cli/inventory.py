@@ -1,0 +1,176 @@
+"""What checkpoints a path or URL holds: the steps of tiers and of a node's memory, and their shards."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ckpt.cli.output import FAILED, end, reported
+from ckpt.errors import CheckpointError, one_line
+from ckpt.format.manifest import Manifest
+from ckpt.format.shard_record import ShardRecord, read_record
+from ckpt.redundancy.parity_record import ParityRecord, read_parity
+from ckpt.tiers.catalog import Entry, directory_name
+from ckpt.tiers.lookup import is_url, local_tiers, s3_tiers
+from ckpt.tiers.mark import MARK
+from ckpt.tiers.posix import read_file
+from ckpt.tiers.quarantine import noted_bad
+from ckpt.tiers.reads import Read, reader
+from ckpt.tiers.tier import Tier
+
+_SHARD = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+|parity)-[0-9]+\.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredShard:
+    """One shard or parity, and where its bytes lie."""
+
+    record: ShardRecord | ParityRecord
+    where: str
+    read: Read
+
+
+@dataclass(kw_only=True)
+class StoredStep:
+    """One step as found on disk or in memory."""
+
+    namespace: str
+    tier: str
+    step: int | None
+    attempt: int | None
+    world_size: int | None = None
+    nbytes: int = 0  # of its shards
+    parity_bytes: int = 0
+    shards: int = 0
+    committed: bool | None = None  # None on one node: that is for all nodes together to say
+    created_s: float | None = None
+    source: Tier | None = None  # of a step in a tier
+    name: str | None = None  # of its directory there
+    manifest: Manifest | None = None  # there
+    in_memory: list[StoredShard] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)  # where storage failed, which says nothing of what it holds
+
+    @property
+    def age_s(self) -> float | None:
+        return None if self.created_s is None else round(max(0.0, time.time() - self.created_s), 1)
+
+    def stored(self) -> Iterator[StoredShard]:
+        """Its shards and parity; each record is made as it is asked for. Raises CorruptError at a malformed one."""
+        yield from self.in_memory
+        if self.manifest and self.source:
+            for place in self.manifest.shards:
+                where = f"{self.source.where}/{self.name}/{place.file}"
+                read = reader(self.source, self.manifest.save, place)
+                yield StoredShard(record=place.record, where=where, read=read)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "namespace": self.namespace,
+            "tier": self.tier,
+            "step": self.step,
+            "attempt": self.attempt,
+            "world_size": self.world_size,
+            "bytes": self.nbytes,
+            "parity_bytes": self.parity_bytes,
+            "shards": self.shards,
+            "age_s": self.age_s,
+            "committed": self.committed,
+            "problems": self.problems,
+            "unread": self.unread,
+        }
+
+
+def find_steps(where: str, unread: int = FAILED, newest: int | None = None) -> Iterator[StoredStep]:
+    """The steps under a path or URL, newest first, each read as it is asked for; then those set aside.
+
+    Ends the program when nothing of ours is there.
+
+    Args:
+        where: the path or URL.
+        unread: exit code where storage fails.
+        newest: only so many of each namespace; None: all.
+    """
+    with reported(unread):
+        if is_url(where):
+            for bucket in s3_tiers(where):
+                yield from _tier_steps(bucket, "s3", newest)
+            return
+        path = Path(where)
+        names = os.listdir(path)
+        if "board" in names or any(map(_SHARD.fullmatch, names)):
+            yield from _memory_steps(path, names)[:newest]
+            return
+        if tiers := local_tiers(path):
+            for tier, kind in tiers:
+                yield from _tier_steps(tier, kind, newest)
+            return
+    end(f"{where}: neither a checkpoint directory ({MARK} in it or below) nor a node's memory directory")
+
+
+def _tier_steps(tier: Tier, kind: str, newest: int | None) -> Iterator[StoredStep]:
+    for entry in islice(tier.catalog(), newest):
+        yield _tier_step(tier, kind, entry)
+    for name, reason in tier.aside():
+        problems = [f"{name}: {reason}"]
+        yield StoredStep(namespace=tier.namespace, tier="aside", step=None, attempt=None, problems=problems)
+
+
+def _tier_step(tier: Tier, kind: str, entry: Entry) -> StoredStep:
+    found = StoredStep(
+        namespace=tier.namespace, tier=kind, step=entry.step, attempt=entry.attempt, source=tier, name=entry.name,
+        manifest=entry.manifest, committed=None if tier.node_local and entry.manifest else bool(entry.manifest),
+    )  # fmt: skip
+    if entry.manifest:
+        found.world_size = entry.manifest.world_size
+        found.created_s = entry.manifest.created_s
+        found.nbytes, found.shards = entry.manifest.nbytes, len(entry.manifest.shards)
+    elif entry.damaged:
+        found.problems.append(f"{entry.name}: {entry.reason}")
+    elif entry.unread:
+        found.unread.append(f"{entry.name}: {entry.reason}")
+    return found
+
+
+def _memory_steps(folder: Path, names: list[str]) -> list[StoredStep]:
+    """The shards that one node holds, by step."""
+    steps: dict[tuple[Any, ...], StoredStep] = {}
+    for name in sorted(filter(_SHARD.fullmatch, names)):
+        stem = name.removesuffix(".json")
+        try:
+            record = (read_parity if stem.startswith("parity") else read_record)(folder, stem)
+        except (CheckpointError, FileNotFoundError) as error:
+            problem = f"{name}: {error}"
+            steps[(stem,)] = StoredStep(namespace="?", tier="memory", step=None, attempt=None, problems=[problem])
+            continue
+        except OSError as error:
+            unread = f"{name}: could not be read: {one_line(error)}"
+            steps[(stem,)] = StoredStep(namespace="?", tier="memory", step=None, attempt=None, unread=[unread])
+            continue
+        found = steps.setdefault(
+            (record.save, record.namespace),
+            StoredStep(
+                namespace=record.namespace,
+                tier="memory",
+                step=record.save.step,
+                attempt=record.save.attempt,
+                world_size=record.world_size,
+            ),
+        )
+        data = folder / f"{stem}.data"
+        found.in_memory.append(StoredShard(record=record, where=str(data), read=partial(read_file, data)))
+        if isinstance(record, ShardRecord):
+            found.shards, found.nbytes = found.shards + 1, found.nbytes + record.nbytes
+        else:
+            found.parity_bytes += record.nbytes
+        found.created_s = max(found.created_s or 0.0, (folder / name).stat().st_mtime)
+        if not found.problems and (reason := noted_bad(folder, directory_name(record.save))) is not None:
+            found.problems.append(f"set aside by a restore: {reason}")
+    return sorted(steps.values(), key=lambda step: (step.step or -1, step.attempt or -1), reverse=True)

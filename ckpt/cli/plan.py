@@ -1,0 +1,106 @@
+"""`holdfast ckpt plan`: what a job's checkpoints take and what they survive. The launcher reads the job file for it."""
+
+from __future__ import annotations
+
+import re
+
+import typer
+from rich.filesize import decimal
+
+from ckpt.capacity import Drain, Losses, Plan, Rates, make_plan
+from ckpt.cli.output import print_json
+from ckpt.config import CheckpointConfig
+from ckpt.errors import ConfigError
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kKMGTP]?)(i?)B?")
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+_MAX_BYTES = 1 << 60
+
+
+def parse_size(text: str, where: str) -> int:
+    """Bytes in "70GB", "512MiB" or "1500000"; raises ConfigError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{where}: got {text!r:.60}, expected a size such as 70GB, 512MiB or 1500000")
+    number, prefix, binary = match.groups()
+    nbytes = round(float(number) * (1024 if binary else 1000) ** _PREFIXES.index(prefix.replace("K", "k")))
+    if not 1 <= nbytes <= _MAX_BYTES:
+        raise ConfigError(f"{where}: got {text!r:.60}, expected 1 byte to {decimal(_MAX_BYTES)}")
+    return nbytes
+
+
+def show_plan(
+    config: CheckpointConfig, *, nodes: int, ranks_per_node: int, state: str | None, shard: str | None,
+    nodes_per_switch: int | None, as_json: bool, **gb_per_s: float | None,
+) -> None:  # fmt: skip
+    """Prints the account.
+
+    Args:
+        config: what the job keeps where.
+        nodes, ranks_per_node: its size.
+        state, shard: bytes of the whole state or of each rank's part, as text; one of them.
+        nodes_per_switch: which nodes share a switch; None when that is not known.
+        as_json: for programs.
+        gb_per_s: the fields of Rates.
+
+    Raises:
+        ConfigError: a size is malformed, or not just one is given.
+    """
+    if (state is None) == (shard is None):
+        raise ConfigError("ckpt plan: give one of --state-bytes (of the whole state) and --shard-bytes (of each rank)")
+    if shard is not None:
+        shard_bytes = parse_size(shard, "--shard-bytes")
+    else:
+        shard_bytes = -(-parse_size(state or "", "--state-bytes") // (nodes * ranks_per_node))
+    domains = [f"switch{node // nodes_per_switch}" for node in range(nodes)] if nodes_per_switch else []
+    plan = make_plan(
+        config, nodes=nodes, ranks_per_node=ranks_per_node, shard_bytes=shard_bytes,
+        rates=Rates(**gb_per_s), domains=domains,
+    )  # fmt: skip
+    print_json(plan.to_json()) if as_json else typer.echo("\n".join(_lines(plan)))
+
+
+def _lines(plan: Plan) -> list[str]:
+    memory = plan.memory
+    total = plan.nodes * plan.ranks_per_node * plan.shard_bytes
+    return [
+        f"{plan.nodes} nodes x {plan.ranks_per_node} ranks, {decimal(plan.shard_bytes)} each: {decimal(total)} a save",
+        f"memory of each node   {decimal(memory.total_bytes)}: {memory.slots} slots of its own "
+        f"({decimal(memory.own_bytes)}), as many of redundancy ({decimal(memory.redundancy_bytes)})",
+        f"redundancy            {_scheme(plan)}",
+        f"survives in memory    {_survives(plan.losses)}",
+        f"over the wire         {decimal(plan.wire_bytes)} sent by each node for each save{_seconds(plan.protect_s)}",
+        *map(_tier, plan.drains),
+    ]
+
+
+def _scheme(plan: Plan) -> str:
+    if plan.scheme == "none":
+        return "none"
+    sizes = " or ".join(map(str, plan.losses.set_sizes))
+    sets = "one set" if plan.losses.sets == 1 else f"{plan.losses.sets} sets"
+    return f"{plan.scheme}, {sets} of {sizes} nodes"
+
+
+def _survives(losses: Losses) -> str:
+    if not losses.any_nodes:
+        return "no node's loss: the step then comes from a tier below"
+    plural = "s" if losses.any_nodes > 1 else ""
+    text = f"the loss of any {losses.any_nodes} node{plural} at once"
+    if losses.most_nodes > losses.any_nodes:
+        text += f", of up to {losses.most_nodes} in different sets"
+    if losses.any_switch is None:
+        return f"{text}; of a switch: give --nodes-per-switch"
+    return f"{text}; of any one switch: {'yes' if losses.any_switch else 'no'}"
+
+
+def _tier(drain: Drain) -> str:
+    where = "on each node" if drain.tier == "nvme" else "in all"
+    return (
+        f"{drain.tier:<22}{decimal(drain.node_bytes)} from each node every {drain.every_steps} steps"
+        f"{_seconds(drain.seconds)}; holds {decimal(drain.held_bytes)} {where} (keep {drain.keep}, and one on its way)"
+    )
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f", {seconds:,.1f} s"

@@ -1,0 +1,118 @@
+"""`holdfast ckpt rebuild`: lost shards made again from the survivors' memory directories, without agents or MPI."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+
+from ckpt.cli.output import FAILED, end, print_json, reported
+from ckpt.cli.progress import Bar
+from ckpt.cli.silent_storage import Heard, awaiting
+from ckpt.errors import CheckpointError
+from ckpt.redundancy.offline_rebuild import Rebuilt, Survivors, commit, find_saves, rebuild
+from ckpt.tiers.lookup import is_url
+from ckpt.tiers.namespace import make_namespace
+
+
+def rebuild_lost(
+    directories: Annotated[
+        list[str], typer.Argument(metavar="DIR", help="Memory directories of the nodes that are left.")
+    ],
+    into: Annotated[
+        str, typer.Option("--into", metavar="DIR", help="Directory for what is made again; may be one of the others.")
+    ],
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="This step; else the newest that is whole then.")
+    ] = None,
+    commit_to: Annotated[
+        str | None,
+        typer.Option(
+            "--commit-to",
+            metavar="PATH-or-URL",
+            help="Write the whole step to this shared checkpoint directory or s3://bucket/prefix as well: any run of "
+            "the namespace loads it from there.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Make the lost shards of a step again from copies and parity, into another directory. Changes nothing else.
+
+    An agent of the same run that starts on the target directory finds them there. Exit code 1 when too little is left.
+    """
+    with reported():
+        urls = [where for where in (*directories, into) if is_url(where)]
+    if urls:
+        end(
+            f"{urls[0]}: is in a bucket; parity lies in nodes' memory directories alone, a step in a bucket is whole "
+            "or it is none: see `holdfast ckpt verify`",
+        )
+    target = Path(into)
+    with reported(), awaiting(into) as heard:
+        saves = find_saves(_in_turn(directories, heard), lambda nbytes: heard())
+        candidates = [save for save in saves if step in (None, save.step)]
+        if not candidates:
+            what = "no shards or parity" if step is None else f"nothing of step {step}"
+            wanted = "expected nodes' memory directories, the ones with own-*.json in them"
+            end(f"{', '.join(directories)}: {what}; {wanted}; look with `holdfast ckpt ls`")
+        heard.turn_to(into)
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(target, os.W_OK | os.X_OK):
+            end(f"{into}: is not writable")
+        heard.turn_to(f"{', '.join(directories)} or {into}")
+        reasons = []
+        for save in candidates:
+            found = saves[save]
+            try:
+                with Bar(f"rebuilding step {save.step}", found.work_bytes, quiet=as_json, heard=heard) as bar:
+                    made = rebuild(found, target, bar.advance)
+            except CheckpointError as error:
+                reasons.append(f"step {save.step} of attempt {save.attempt}: {error}")
+                continue
+            except OSError as error:
+                end(f"{error.filename or into}: {error.strerror}", FAILED)
+            committed = None
+            if commit_to is not None:
+                heard.turn_to(f"{', '.join(directories)} or {commit_to}")
+                committed = _commit(found, made, commit_to, as_json, heard)
+            _show(save.step, made, found.world_size, reasons, committed, as_json)
+            return
+    end("no step can be had whole: " + "; ".join(reasons), FAILED)
+
+
+def _in_turn(directories: list[str], heard: Heard) -> Iterator[Path]:
+    """One directory after another, which is the one that is waited for until the next."""
+    for directory in directories:
+        heard.turn_to(directory)
+        yield Path(directory)
+
+
+def _commit(found: Survivors, made: list[Rebuilt], where: str, as_json: bool, heard: Heard) -> str:
+    """Says where the step is then."""
+    files = found.shards | {one.record.rank: (one.path, one.record) for one in made}
+    tier = make_namespace(where, files[0][1].namespace)
+    total = sum(record.nbytes for _, record in files.values())
+    with Bar(f"writing step {files[0][1].save.step}", total, quiet=as_json, heard=heard) as bar:
+        commit(files, tier, bar.advance)
+    return tier.where
+
+
+def _show(
+    step: int, made: list[Rebuilt], world_size: int, passed_over: list[str], committed: str | None, as_json: bool
+) -> None:
+    if as_json:
+        rows = [{"rank": one.record.rank, "bytes": one.record.nbytes, "path": str(one.path)} for one in made]
+        facts = {"step": step, "world_size": world_size, "rebuilt": rows, "passed_over": passed_over}
+        print_json({**facts, "committed_to": committed})
+        return
+    for reason in passed_over:
+        typer.echo(f"passed over: {reason}")
+    for one in made:
+        typer.echo(f"rank {one.record.rank}: {decimal(one.record.nbytes)} in {one.path}")
+    typer.echo(f"step {step}: {len(made)} of {world_size} shards made again, all verify; the rest is where it was")
+    if committed:
+        typer.echo(f"step {step}: committed in {committed}")

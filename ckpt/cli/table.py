@@ -1,0 +1,33 @@
+"""The tables of `holdfast ckpt`, shown a page at a time: rich measures every row before it shows the first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import typer
+
+from ckpt.cli.output import printable
+
+
+def show_table(columns: Sequence[str], pages: Iterable[Iterable[Sequence[str]]], right: Collection[str] = ()) -> None:
+    """Prints rows below a heading; a column is as wide as it had to be so far.
+
+    Args:
+        columns: their headings.
+        pages: of rows, a cell for each column; at least one page, maybe an empty one.
+        right: the columns that are set to the right.
+    """
+    align = [str.rjust if column in right else str.ljust for column in columns]
+    widths = [0] * len(columns)
+
+    def line(cells: Iterable[str]) -> str:
+        return "  ".join(set_in(cell, width) for set_in, cell, width in zip(align, cells, widths, strict=True)).rstrip()
+
+    for number, page in enumerate(pages):
+        rows = [list(map(printable, row)) for row in page]
+        for row in (columns, *rows):
+            widths = list(map(max, widths, map(len, row)))
+        if number == 0:
+            typer.secho(line(columns), bold=True)
+        for row in rows:
+            typer.echo(line(row))

@@ -1,0 +1,156 @@
+"""The verbs of `holdfast ckpt` that change or make something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.filesize import decimal
+
+from ckpt.cli.output import print_json, reported
+from ckpt.cli.progress import Bar, counted
+from ckpt.cli.silent_storage import awaiting
+from ckpt.errors import ConfigError
+from ckpt.format.shard_record import SaveId
+from ckpt.tiers.copying import copy_step
+from ckpt.tiers.lookup import is_url
+from ckpt.tiers.namespace import committed_step, make_namespace, open_namespace
+from ckpt.tiers.retention import superfluous
+from ckpt.tiers.throttle import Throttle
+from ckpt.tiers.tier import Tier
+
+_PLACE = "a shared checkpoint directory, or s3://bucket/prefix (also gs:// and az://)"
+Source = Annotated[str, typer.Argument(metavar="PATH", help=f"A namespace's folder in {_PLACE}.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs to `holdfast ckpt`."""
+    app.command("copy", short_help="Copy committed steps to another directory or bucket.")(copy)
+    app.command("gc")(collect)
+    app.command("export", short_help="Write a step as torch DCP or safetensors.")(export)
+    app.command("import", short_help="Take a torch DCP directory in as a step.")(import_step)
+
+
+def copy(
+    source: Source,
+    destination: Annotated[str, typer.Argument(metavar="DST", help="Another such directory or URL.")],
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="Only this step; all committed ones when left out.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy committed steps to another directory or bucket, verified on the way; those it has are left alone."""
+    with reported(), awaiting(f"{source} or {destination}") as heard:
+        here = open_namespace(source)
+        saves = here.steps() if step is None else [committed_step(here, step)]
+        total = 2 * sum(here.read_manifest(save).nbytes for save in saves)  # verified, then written
+        rows = []
+        with Bar(f"copying {counted(len(saves))}", total, quiet=as_json, heard=heard) as bar:
+            there = make_namespace(destination, here.namespace, Throttle(None, told=bar.advance))
+            for save in reversed(saves):  # oldest first: what is cut short leaves the newest for the next time
+                copied = copy_step(here, there, save, bar.advance)
+                rows.append({**_facts(here, save), "copied": copied, "to": there.where})
+                if not as_json:
+                    typer.echo(f"step {save.step}: {'copied to' if copied else 'already in'} {there.where}")
+    if as_json:
+        print_json(rows)
+
+
+def collect(
+    path: Source,
+    keep: Annotated[int, typer.Option("--keep", metavar="N", min=1, help="Newest committed steps that stay.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove all but the newest committed steps. Steps set aside by `verify --quarantine` stay."""
+    with reported(), awaiting(path) as heard:
+        tier = open_namespace(path)
+        going = superfluous(list(tier.catalog()), keep, None)
+        sizes = {entry.name: entry.manifest.nbytes if entry.manifest else 0 for entry in going}
+        nbytes = sum(sizes.values())
+        names = list(sizes)
+        if not dry_run:
+            with Bar(f"removing {counted(len(going))}", nbytes, quiet=as_json, heard=heard) as bar:
+                names = tier.retain(keep, None, removed=lambda name: bar.advance(sizes.get(name, 0)))
+    if as_json:
+        steps = {entry.name: {"step": entry.step, "attempt": entry.attempt} for entry in going}
+        rows = [
+            {"namespace": tier.namespace, **steps.get(name, {}), "bytes": sizes.get(name, 0), "removed": not dry_run}
+            for name in names
+        ]
+        print_json(rows)
+        return
+    for name in names:
+        typer.echo(f"{'would remove' if dry_run else 'removed'} {tier.where}/{name}")
+    typer.echo(f"{counted(len(names))}, {decimal(nbytes)}{' would be' if dry_run else ''} freed")
+
+
+def export(
+    path: Source,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="Which step; the newest when left out.")
+    ] = None,
+    dcp: Annotated[Path | None, typer.Option("--dcp", metavar="DIR", help="Make a torch DCP directory here.")] = None,
+    safetensors: Annotated[
+        Path | None, typer.Option("--safetensors", metavar="FILE", help="Make one safetensors file here.")
+    ] = None,
+    rank: Annotated[
+        int, typer.Option("--rank", metavar="R", min=0, help="Whose plain tensors and values; DTensors: of all.")
+    ] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a step away in a format of torch's own; every byte is verified first."""
+    with reported(), awaiting(f"{path} or {dcp or safetensors}") as heard:
+        if (dcp is None) == (safetensors is None):
+            raise ConfigError("export: give one of --dcp DIR and --safetensors FILE")
+        tier = open_namespace(path)
+        save = committed_step(tier, step)
+        from ckpt.convert.dcp_safetensors import export_dcp, export_safetensors
+        from ckpt.convert.full_step import read_stored
+
+        total = 2 * tier.read_manifest(save).nbytes  # verified, then written
+        with Bar(f"exporting step {save.step}", total, quiet=as_json, heard=heard) as bar:
+            stored = read_stored(tier, save, rank, bar.advance)
+            if dcp is not None:
+                export_dcp(stored, dcp, bar.advance)
+            elif safetensors is not None:
+                export_safetensors(stored, safetensors)
+                bar.advance(total // 2)
+    values = len(stored.values) if safetensors else 0
+    if as_json:
+        counts = {"tensors": len(stored.parts), "values_left_out": values}
+        print_json({**_facts(tier, save), **counts, "to": str(dcp or safetensors)})
+        return
+    left_out = f" (without {values} values that are no tensors)" if values else ""
+    typer.echo(f"exported step {save.step}: {len(stored.parts)} tensors{left_out} to {dcp or safetensors}")
+
+
+def import_step(
+    source: Annotated[Path, typer.Argument(metavar="DCP_DIR", help="A torch DCP directory that you trust.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help=f"{_PLACE.capitalize()}, or a namespace's folder there.")],
+    step: Annotated[int, typer.Option("--step", metavar="N", min=1, help="The step it becomes.")],
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", metavar="NAME", help="Where PATH is no namespace's folder.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a torch DCP directory in as a step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`."""
+    with reported(), awaiting(f"{source} or {path}") as heard:
+        if namespace is None and not is_url(path) and not Path(path).exists():
+            raise ConfigError(f"{path}: is not there; --namespace NAME makes it, with that namespace in it")
+        tier = open_namespace(path) if namespace is None else make_namespace(path, namespace)
+        from ckpt.convert.dcp_safetensors import import_dcp
+
+        total = 2 * sum(file.stat().st_size for file in source.glob("*.distcp"))  # read, then written
+        with Bar(f"importing step {step}", total, quiet=as_json, heard=heard) as bar:
+            save = import_dcp(source, tier, step, bar.advance)
+    if as_json:
+        print_json({**_facts(tier, save), "to": tier.where})
+        return
+    typer.echo(f"imported {source} as step {step} of namespace {tier.namespace}")
+
+
+def _facts(tier: Tier, save: SaveId) -> dict[str, Any]:
+    return {"namespace": tier.namespace, "step": save.step, "attempt": save.attempt}

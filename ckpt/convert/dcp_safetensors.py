@@ -1,0 +1,201 @@
+"""Out of a namespace and into it: torch's own DCP directory, and one safetensors file. Nobody is locked in."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
+
+from ckpt.convert.dcp_directory import DirectoryReader, load_object
+from ckpt.convert.full_step import Part, Stored
+from ckpt.errors import ConfigError, StateError
+from ckpt.format.checksums import checksums
+from ckpt.format.json_values import encode
+from ckpt.format.layout import Chunk, Layout, align
+from ckpt.format.shard_record import SaveId, ShardRecord
+from ckpt.tiers.tier import Tier
+from ckpt.worker.load.match import DCP
+from ckpt.worker.tensors import dtype_name, view_bytes
+
+Advance = Callable[[int], object]  # told of every so many bytes done
+_IMPORTED = "import"  # run id of steps that no run has saved
+
+
+def export_dcp(stored: Stored, directory: Path, advance: Advance = lambda nbytes: None) -> None:
+    """Writes a directory that torch.distributed.checkpoint.load reads by itself, part by part: nothing is gathered.
+
+    Raises:
+        ConfigError: the directory holds something already.
+    """
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"{directory}: is not empty; choose another directory")
+    with _alone():
+        dcp.save({}, storage_writer=FileSystemWriter(directory), planner=_Planner(stored, advance))
+
+
+def export_safetensors(stored: Stored, file: Path) -> None:
+    """Writes all tensors, whole, to one file, with the step in its metadata; other values have no place there.
+
+    Raises:
+        ConfigError: the file exists, or the package safetensors is missing.
+        StateError: safetensors has no such dtype.
+    """
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        raise ConfigError(
+            "export: the package safetensors is missing; pip install 'holdfast-hpc[safetensors]'"
+        ) from None
+    if file.exists():
+        raise ConfigError(f"{file}: exists already; choose another name")
+    temporary = file.with_name(f".{file.name}.tmp")
+    # Copies where bytes are shared or strided: the format knows neither.
+    tensors = {name: stored.full(name).contiguous() for name in stored.parts}
+    try:
+        save_file(tensors, temporary, metadata={"step": str(stored.save.step), "format": "pt"})
+    except (KeyError, ValueError) as error:
+        raise StateError(f"{file}: safetensors cannot store this state: {error}") from None
+    os.replace(temporary, file)
+
+
+def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda nbytes: None) -> SaveId:
+    """Takes a torch DCP directory in as a committed step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`.
+
+    Nothing in the directory runs (ckpt.convert.dcp_directory). The whole state goes through memory.
+
+    Raises:
+        ConfigError: no DCP directory, metadata that is not torch's, or the namespace has this step already.
+        StateError: it holds an object that cannot be loaded or stored without pickle; names it.
+        NamespaceError: the namespace is another user's.
+    """
+    if not (directory / ".metadata").is_file():
+        raise ConfigError(f"{directory}: is no torch DCP directory: it has no .metadata")
+    tier.prepare()
+    if any(save.step == step for save in tier.steps()):
+        raise ConfigError(f"{tier.where}: holds step {step} already; choose another --step")
+    reader = DirectoryReader(directory)
+    metadata = reader.read_metadata()
+    chunks, nbytes = _lay_out(metadata.state_dict_metadata)
+    memory = mmap.mmap(-1, max(nbytes, 1))
+    state: dict[str, Any] = {c.key: view_bytes(memory, c.start, getattr(torch, c.dtype), c.sizes) for c in chunks}
+    tensors = set(state)
+    state.update({name: None for name in metadata.state_dict_metadata if name not in tensors})
+    try:
+        with _alone():
+            dcp.load(state, storage_reader=reader, planner=_Loader(advance))
+    except CheckpointException as error:  # torch's, which is no Exception
+        raise next(iter(error.failures.values()))[0] from None
+    objects = [[name, encode(value, (name,))] for name, value in state.items() if name not in tensors]
+    mappings = encode(metadata.planner_data or {}, ("planner_data",))
+    tree = {DCP: {"objects": objects, "mappings": mappings}}
+    save = SaveId(step=step, attempt=0, run_id=_IMPORTED)
+    data = memoryview(memory)[:nbytes]
+    record = ShardRecord(
+        save=save, namespace=tier.namespace, rank=0, world_size=1,
+        layout=Layout(chunks=tuple(chunks), tree=tree, nbytes=nbytes), blocks=checksums(data),
+    )  # fmt: skip
+    tier.begin(save)
+    tier.commit(save, 1, tier.write_node(save, 0, [(record, data)]))
+    advance(nbytes)
+    return save
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Without torch's warning that it assumes a single process: it is one. `no_dist` says so since 2.7 only."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
+
+
+def _lay_out(entries: dict[str, Any]) -> tuple[list[Chunk], int]:
+    chunks, start = [], 0
+    for name, entry in entries.items():
+        if isinstance(entry, TensorStorageMetadata):
+            shape = tuple(entry.size)
+            nbytes = entry.size.numel() * entry.properties.dtype.itemsize
+            chunks.append(
+                Chunk(
+                    key=name,
+                    dtype=dtype_name(entry.properties.dtype),
+                    shape=shape,
+                    offsets=(0,) * len(shape),
+                    sizes=shape,
+                    start=start,
+                    nbytes=nbytes,
+                )
+            )
+            start += align(nbytes)
+    return chunks, start
+
+
+class _Loader(DefaultLoadPlanner):
+    """Fills a flat state, runs nothing that is stored, and tells how far it is."""
+
+    def __init__(self, advance: Advance) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._advance = advance
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        name = read_item.dest_index.fqn
+        self.state_dict[name] = load_object(name, value)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        self._advance(tensor.nbytes)
+
+
+class _Planner(DefaultSavePlanner):
+    """Plans the parts of a stored step as torch plans the shards of a live one."""
+
+    def __init__(self, stored: Stored, advance: Advance) -> None:
+        super().__init__()
+        self._stored = stored
+        self._advance = advance
+        self._data: dict[MetadataIndex, Any] = {}
+
+    def create_local_plan(self) -> SavePlan:
+        items = []
+        for name, parts in self._stored.parts.items():
+            for part in parts:
+                index = MetadataIndex(name, torch.Size(part.box.offsets))
+                self._data[index] = part.data
+                items.append(_shard_item(index, part, self._stored.shapes[name]))
+        for name, value in self._stored.values.items():
+            index = MetadataIndex(name)
+            self._data[index] = value
+            items.append(WriteItem(index=index, type=WriteItemType.BYTE_IO))
+        self.plan = SavePlan(items, planner_data=self._stored.mappings)
+        return self.plan
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        value = self._data[MetadataIndex(write_item.index.fqn, write_item.index.offset)]
+        if write_item.type is not WriteItemType.BYTE_IO:
+            self._advance(value.nbytes)
+            return value
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        return buffer
+
+
+def _shard_item(index: MetadataIndex, part: Part, shape: tuple[int, ...]) -> WriteItem:
+    chunk = ChunkStorageMetadata(offsets=torch.Size(part.box.offsets), sizes=torch.Size(part.box.sizes))
+    properties = TensorProperties(dtype=part.data.dtype)
+    data = TensorWriteData(chunk=chunk, properties=properties, size=torch.Size(shape))
+    return WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data)

@@ -1,0 +1,107 @@
+"""`python -m ckpt.epilog DIRECTORY --within SECONDS`: as the job's user, in a job's memory directory on this node."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import logging
+import os
+import pwd
+import signal
+import stat
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ckpt.epilog.flush import Drain
+from ckpt.epilog.request import NAME, Request, read_request
+from ckpt.errors import CheckpointError
+from ckpt.tiers.open import lower_tiers
+from ckpt.tiers.tier import Tier
+from ckpt.worker.journal import Journal
+
+_LOCK = "on_job_end.lock"
+_LAST_WORDS_S = 5.0
+
+log = logging.getLogger("ckpt.epilog")
+
+
+def main() -> int:
+    """Returns 0 when all that was asked for is done or there was nothing to do."""
+    parser = argparse.ArgumentParser(prog="python -m ckpt.epilog")
+    parser.add_argument("directory", type=Path, help="The job's memory directory on this node.")
+    parser.add_argument("--within", type=float, required=True, help="Seconds, after which this process ends.")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(int(arguments.within + _LAST_WORDS_S) + 1)  # whatever hangs
+    os.umask(0o077)
+    deadline_s = time.monotonic() + arguments.within
+    work = [
+        threading.Thread(target=_drain, args=(directory, deadline_s), daemon=True)
+        for directory in _asking(arguments.directory)
+    ]
+    for thread in work:
+        thread.start()
+    for thread in work:
+        thread.join(max(0.0, deadline_s + _LAST_WORDS_S / 2 - time.monotonic()))
+    os._exit(1 if any(thread.is_alive() for thread in work) else 0)  # a thread may hang on dead storage
+
+
+def _asking(directory: Path) -> list[Path]:
+    """The directory and those right below it (an MPI program's) in which a request lies: ours, not by a link."""
+    found = []
+    for path in (directory, *sorted(directory.iterdir())):
+        facts = os.lstat(path)
+        if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and (path / NAME).is_file():
+            found.append(path)
+    return found
+
+
+def _drain(directory: Path, deadline_s: float) -> None:
+    """To each tier that asks, side by side: one that hangs holds up no other."""
+    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        request = read_request(directory)
+    except BlockingIOError:
+        return  # another does it
+    except (CheckpointError, OSError) as error:
+        print(f"ckpt.epilog: {error}", file=sys.stderr, flush=True)
+        return
+    with suppress(KeyError):
+        os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
+    os.environ.update(request.environment)
+    _start_no_program()
+    Journal(request.config.namespace, os.environ)
+    tiers = lower_tiers(request.config, node=None)
+    work = [
+        threading.Thread(target=_to_tier, args=(directory, request, tiers[name], deadline_s), daemon=True)
+        for name in request.config.on_job_end
+    ]
+    for thread in work:
+        thread.start()
+    for name, thread in zip(request.config.on_job_end, work, strict=True):
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+        if thread.is_alive():
+            log.warning("node %s: the %s tier did not answer in time", request.node, name)
+
+
+def _start_no_program() -> None:
+    """Has AWS's library pass over `credential_process`: the job is over, and no program of its user starts any more."""
+    with suppress(ImportError):
+        from botocore import credentials
+
+        credentials.ProcessProvider.load = lambda self: None
+
+
+def _to_tier(directory: Path, request: Request, tier: Tier, deadline_s: float) -> None:
+    try:
+        Drain(directory, request, tier).run(deadline_s)
+    except (CheckpointError, OSError) as error:
+        log.warning("node %s: job's end: %s", request.node, error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""One node's part in bringing a run's newest whole step from the nodes' memories to a tier, without agents.
+
+The nodes meet in the step's directory there, by names alone, so that one listing tells a node all it waits for:
+
+own-<first>-<last>.a<attempt>.<node>    that node's memory holds these ranks' shards, verified; copy-...: as copies
+rank-<rank>.data, rank-<rank>.json      a shard, and then what the manifest will say of it
+manifest.json                           last: the commit, by any node that finds all ranks there
+
+All of it may be written twice, and by several: the bytes of a rank are the same from whoever holds it. A step counts
+as whole by the rule of a restore: every rank's shard has a holder whose bytes verify. Every node names its saves
+newest first, so a step is the newest that these nodes can make whole when it is the newest that is.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ckpt.epilog.request import Request
+from ckpt.epilog.scan import by_runs, is_still, left_in, verified
+from ckpt.errors import CheckpointError
+from ckpt.format.manifest import NAME, merge, pack
+from ckpt.format.shard_record import SaveId, seal_json, unseal_json
+from ckpt.tiers.tier import Tier
+
+STEP_IN_S = 60.0  # after which the next holder writes what the one before has not
+COMMIT_TURN_S = 10.0  # after which the next node commits
+_MOST_RANKS = 99_999  # in five digits
+_HOLDS = re.compile(r"(own|copy)-([0-9]{5})-([0-9]{5})\.a([0-9]{1,12})\.(.+)")
+
+Holders = dict[int, list[str]]  # nodes by rank, those that saved it first
+
+log = logging.getLogger(__name__)
+
+
+class Superseded(CheckpointError):
+    """The run is back, or another has its namespace: nothing more of ours goes there."""
+
+
+class Drain:
+    """From the memory directory of one node to one tier."""
+
+    def __init__(
+        self, directory: Path, request: Request, tier: Tier, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._directory = directory
+        self._request = request
+        self._tier = tier
+        self._clock = clock
+        self._node = request.node
+        self._poll_s = 0.5 + request.nodes / 100  # so many listings a second for all nodes together, about
+        self._left = left_in(directory, request.run_id, request.config.namespace)
+
+    def run(self, deadline_s: float) -> SaveId | None:
+        """Returns when a step as new as the newest that the nodes can make whole is committed, or at the deadline.
+
+        Args:
+            deadline_s: on the clock.
+
+        Returns:
+            The step that is committed now; None when there was nothing newer than the tier has, or none is whole.
+
+        Raises:
+            CheckpointError: it cannot be done: the namespace is another's, or the run is back (Superseded).
+        """
+        told = ""
+        while True:
+            try:
+                return self._run(deadline_s)
+            except OSError as error:  # storage may come back: everything here may be repeated
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("node %s: %s: %s; tried again", self._node, self._tier.where, error)
+                if self._clock() > deadline_s:
+                    return None
+                time.sleep(self._poll_s)
+
+    def _run(self, deadline_s: float) -> SaveId | None:
+        named: list[SaveId] = []
+        unnamed = sorted(self._left, reverse=True)
+        if not unnamed or self._tier.has_since(unnamed[0].step):
+            return None
+        self._check_claim()
+        self._tier.prepare()
+        while True:
+            for index, save in enumerate(named):
+                if len(self._holders(save)) == self._left[save].world_size:
+                    self._tell_lost(named[:index])
+                    return self._bring(save, deadline_s)
+            if unnamed:
+                save = unnamed.pop(0)
+                if not self._tier.has_since(save.step) and self._name(save):
+                    named.append(save)
+                continue
+            if not named or self._clock() > deadline_s:
+                self._tell_lost(named)
+                return None
+            time.sleep(self._poll_s)
+
+    def _name(self, save: SaveId) -> bool:
+        """Says in the tier what this node has of a save and verifies; whether that is anything."""
+        left, named = self._left[save], False
+        if left.world_size > _MOST_RANKS:
+            raise CheckpointError(f"step {save.step}: {left.world_size} ranks, expected at most {_MOST_RANKS}")
+        for kind, shards in (("own", left.own), ("copy", left.copies)):
+            for rank in list(shards):
+                try:
+                    verified(self._directory, shards[rank], save, rank)
+                except (CheckpointError, OSError) as error:
+                    log.warning("node %s: step %d: %s; passed over", self._node, save.step, error)
+                    del shards[rank]
+            for first, last in by_runs(list(shards)):
+                if not named:
+                    self._tier.begin(save)
+                note = f"{kind}-{first:05d}-{last:05d}.a{self._request.attempt}.{self._node}"
+                self._tier.leave_note(save, note, b"")
+                named = True
+        return named
+
+    def _holders(self, save: SaveId) -> Holders:
+        """By the notes of all nodes whose last attempt was ours."""
+        found: dict[int, list[tuple[bool, str]]] = {}
+        world = range(self._left[save].world_size)
+        for match in filter(None, map(_HOLDS.fullmatch, self._tier.notes(save))):
+            if int(match[4]) == self._request.attempt:
+                for rank in world[int(match[2]) : int(match[3]) + 1]:
+                    found.setdefault(rank, []).append((match[1] == "copy", match[5]))
+        return {rank: [node for _, node in sorted(nodes)] for rank, nodes in found.items()}
+
+    def _bring(self, save: SaveId, deadline_s: float) -> SaveId | None:
+        """Writes this node's part, and commits once all parts are there and it is this node's turn."""
+        since_s, complete_s = self._clock(), None
+        world_size = self._left[save].world_size
+        while True:
+            names, now = set(self._tier.notes(save)), self._clock()
+            if NAME in names:
+                return save
+            missing = [rank for rank in range(world_size) if f"rank-{rank:05d}.json" not in names]
+            wrote = self._write_mine(save, missing, now - since_s)
+            if not missing:
+                complete_s = now if complete_s is None else complete_s
+                holding = {node for nodes in self._holders(save).values() for node in nodes}
+                if self._is_turn(sorted(holding), now - complete_s, COMMIT_TURN_S):
+                    self._commit(save, world_size)
+                    continue
+            if wrote:
+                continue
+            if now > deadline_s:
+                log.warning(
+                    "node %s: step %d did not reach %s in time: rank %s", self._node, save.step, self._tier.where,
+                    f"{missing[0]} and {len(missing) - 1} more were not written" if missing else "all are there",
+                )  # fmt: skip
+                return None
+            time.sleep(self._poll_s)
+
+    def _write_mine(self, save: SaveId, missing: list[int], waited_s: float) -> bool:
+        """Writes those of the missing ranks whose turn it is here; whether there were any."""
+        left, wrote = self._left[save], False
+        holders = self._holders(save) if missing else {}
+        for rank in missing:
+            name = left.own.get(rank) or left.copies.get(rank)
+            if name is not None and self._is_turn(holders.get(rank, []), waited_s, STEP_IN_S):
+                self._check_claim()
+                wrote |= self._write(save, rank, name)
+        return wrote
+
+    def _write(self, save: SaveId, rank: int, name: str) -> bool:
+        """Copies one shard; what was overwritten meanwhile is not counted."""
+        try:
+            record, data = verified(self._directory, name, save, rank)
+        except (CheckpointError, FileNotFoundError) as error:
+            log.warning("node %s: step %d: %s; left to another holder", self._node, save.step, error)
+            self._left[save].own.pop(rank, None)
+            self._left[save].copies.pop(rank, None)
+            return False
+        try:
+            place = self._tier.write_rank(save, record, data)
+        except CheckpointError:
+            if NAME in self._tier.notes(save):
+                return True
+            raise
+        if not is_still(self._directory, name, record):
+            raise Superseded(f"step {save.step}: rank {rank} was overwritten in memory: the job is back")
+        self._tier.leave_note(save, f"rank-{rank:05d}.json", seal_json(pack(save, [place])))
+        return True
+
+    def _is_turn(self, row: list[str], waited_s: float, each_s: float) -> bool:
+        """Whether this node is to act: each in the row gives those before it time."""
+        return self._node in row and row.index(self._node) * each_s <= waited_s
+
+    def _commit(self, save: SaveId, world_size: int) -> None:
+        notes = (self._tier.read_note(save, f"rank-{rank:05d}.json") for rank in range(world_size))
+        shards = merge(save, self._request.config.namespace, world_size, map(unseal_json, notes))
+        self._check_claim()
+        self._tier.commit(save, world_size, shards)
+        log.info("node %s: step %d was only in memory: committed in %s", self._node, save.step, self._tier.where)
+
+    def _check_claim(self) -> None:
+        claim, request = self._tier.read_claim(), self._request
+        if claim is None:
+            return
+        if claim.run_id != request.run_id and not claim.released:
+            raise Superseded(f"{self._tier.where}: is now of {claim}; nothing of run {request.run_id} goes there")
+        if claim.run_id == request.run_id and claim.attempt > request.attempt:
+            raise Superseded(f"{self._tier.where}: the job is back, in attempt {claim.attempt}")
+
+    def _tell_lost(self, named: list[SaveId]) -> None:
+        for save in named:
+            held = self._holders(save)
+            lost = [rank for rank in range(self._left[save].world_size) if rank not in held]
+            log.warning(
+                "node %s: step %d stays in memory, and is lost with it: no node has said that it holds rank %s; parity "
+                "is not used here, `holdfast ckpt rebuild --commit-to` is how, while the memory directories last",
+                self._node, save.step, f"{lost[0]} and {len(lost) - 1} more" if lost[1:] else lost,
+            )  # fmt: skip

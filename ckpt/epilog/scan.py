@@ -1,0 +1,84 @@
+"""What a node's memory still holds of a run, read without changing anything there."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckpt.errors import CheckpointError, CorruptError
+from ckpt.format.atomic_files import open_regular
+from ckpt.format.checksums import bad_blocks
+from ckpt.format.shard_record import SaveId, ShardRecord, read_record
+
+_SHARD = re.compile(r"((?:own-[0-9]+|copy-[0-9]+-[0-9]+)-[0-9]+)\.json")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Left:
+    """What this node has of one save: names of shards by rank, those of its own ranks and copies of others'."""
+
+    world_size: int
+    own: dict[int, str] = field(default_factory=dict)
+    copies: dict[int, str] = field(default_factory=dict)
+
+
+def left_in(directory: Path, run_id: str, namespace: str) -> dict[SaveId, Left]:
+    """By save, by records alone; one that cannot be read counts as absent."""
+    found: dict[SaveId, Left] = {}
+    for match in filter(None, map(_SHARD.fullmatch, sorted(os.listdir(directory)))):
+        try:
+            record = read_record(directory, match[1])
+        except (CheckpointError, OSError) as error:
+            log.warning("%s: %s; passed over", directory / match[0], error)
+            continue
+        if (record.save.run_id, record.namespace) == (run_id, namespace):
+            left = found.setdefault(record.save, Left(world_size=record.world_size))
+            (left.own if match[0].startswith("own-") else left.copies)[record.rank] = match[1]
+    return found
+
+
+def verified(directory: Path, name: str, save: SaveId, rank: int) -> tuple[ShardRecord, memoryview]:
+    """A shard's record and its bytes, mapped, every block compared.
+
+    Raises:
+        CorruptError: it does not verify, or is another by now.
+        OSError: it is gone.
+    """
+    record, path = read_record(directory, name), directory / f"{name}.data"
+    if (record.save, record.rank) != (save, rank):
+        raise CorruptError(f"{path}: is of rank {record.rank}, step {record.save.step} by now, was rank {rank}")
+    descriptor = open_regular(path)
+    try:
+        if (size := os.fstat(descriptor).st_size) < record.nbytes:
+            raise CorruptError(f"{path}: got {size} bytes, expected at least {record.nbytes}")
+        # Copy on write, and never written: a map that is read-only cannot go past the page cache.
+        mapped = mmap.mmap(descriptor, record.nbytes, access=mmap.ACCESS_COPY) if record.nbytes else b""
+    finally:
+        os.close(descriptor)
+    data = memoryview(mapped)
+    if bad := bad_blocks(data, record.blocks):
+        raise CorruptError(f"{path}: block {bad[0]} of rank {record.rank} does not match its checksum")
+    return record, data
+
+
+def is_still(directory: Path, name: str, record: ShardRecord) -> bool:
+    """Whether a shard is the same as before: who overwrites one removes its record first."""
+    try:
+        return read_record(directory, name) == record
+    except (CheckpointError, OSError):
+        return False
+
+
+def by_runs(ranks: list[int]) -> list[tuple[int, int]]:
+    """First and last of each run of neighbouring ranks."""
+    runs: dict[int, list[int]] = defaultdict(list)
+    for index, rank in enumerate(sorted(ranks)):
+        runs[rank - index].append(rank)
+    return [(run[0], run[-1]) for run in runs.values()]

@@ -1,0 +1,104 @@
+"""Which bytes of a shard belong to which tensor, and the structure of Python values around the tensors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt.errors import CorruptError
+from ckpt.format.rank_grid import Spread
+
+ALIGN_BYTES = 64  # a cache line; every dtype's size divides it
+MAX_DIMS = 64  # of a tensor; torch and NumPy take no more
+MAX_NUMBER = 1 << 62
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """A box of one tensor, stored contiguously in row-major order.
+
+    A tensor that is not distributed is one chunk with offsets 0 and sizes == shape. A replicated tensor of which this
+    rank stores nothing has a chunk without elements, which tells its dtype, its shape and who has the rest.
+    """
+
+    key: str  # path of the tensor in the state, parts joined by '/'; for torch DCP the fully qualified name
+    dtype: str  # torch's or NumPy's name without the module: "float32", "bfloat16"
+    shape: tuple[int, ...]  # of the whole tensor
+    offsets: tuple[int, ...]  # of this box in the whole tensor, per dimension
+    sizes: tuple[int, ...]  # of this box, per dimension
+    start: int  # first byte in the shard, a multiple of ALIGN_BYTES
+    nbytes: int
+    spread: int | None = None  # index into the layout's spreads; None: the tensor is this rank's alone
+    owners: tuple[int, int] | None = None  # first and last of the replicas that share it out
+
+    def to_list(self) -> list[Any]:
+        row = [self.key, self.dtype, *map(list, (self.shape, self.offsets, self.sizes)), self.start, self.nbytes]
+        return row if self.spread is None else [*row, [self.spread, *(self.owners or ())]]
+
+    @classmethod
+    def from_list(cls, row: list[Any]) -> Chunk:
+        """Raises CorruptError unless the row is a box inside its tensor."""
+        try:
+            key, dtype, shape, offsets, sizes, start, nbytes, *more = row
+            spread, *owners = more[0] if more else [None]
+            chunk = cls(key=str(key), dtype=str(dtype), shape=tuple(shape), offsets=tuple(offsets), sizes=tuple(sizes),
+                        start=start, nbytes=nbytes, spread=spread, owners=_pair(list(owners)))  # fmt: skip
+            numbers = (*chunk.shape, *chunk.offsets, *chunk.sizes, start, nbytes, *(more[0] if more else ()))
+            if len(chunk.shape) > MAX_DIMS or any(type(n) is not int or not 0 <= n < MAX_NUMBER for n in numbers):
+                raise ValueError(f"expected whole numbers, and at most {MAX_DIMS} dimensions")
+            inside = all(o + n <= s for o, n, s in zip(chunk.offsets, chunk.sizes, chunk.shape, strict=True))
+            if not inside:
+                raise ValueError("not a box inside its tensor")
+            elements = math.prod(chunk.sizes)
+            if nbytes % elements if elements else nbytes:
+                raise ValueError(f"{nbytes} bytes do not divide into {elements} elements")
+        except (TypeError, ValueError) as error:
+            raise CorruptError(f"layout: bad chunk {row!r:.200}: {error}") from None
+        return chunk
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One rank's shard: its chunks, and the tree of Python values in which tensors are named by key."""
+
+    chunks: tuple[Chunk, ...]
+    tree: Any  # JSON; see ckpt.format.json_values
+    nbytes: int  # of the whole shard, padding included
+    spreads: tuple[Spread, ...] = ()  # over which ranks the chunks' tensors lie
+
+    def to_json(self) -> dict[str, Any]:
+        value = {"nbytes": self.nbytes, "chunks": [chunk.to_list() for chunk in self.chunks], "tree": self.tree}
+        return {**value, "spreads": [spread.to_json() for spread in self.spreads]} if self.spreads else value
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Layout:
+        """Raises CorruptError unless every chunk lies inside the shard."""
+        try:
+            chunks = tuple(Chunk.from_list(row) for row in value["chunks"])
+            spreads = tuple(Spread.from_json(row) for row in value.get("spreads", ()))
+            layout = cls(chunks=chunks, tree=value["tree"], nbytes=value["nbytes"], spreads=spreads)
+        except (KeyError, TypeError) as error:
+            raise CorruptError(f"layout: missing or malformed field {error}") from None
+        if (
+            type(layout.nbytes) is not int
+            or layout.nbytes < 0
+            or any(c.start + c.nbytes > layout.nbytes for c in layout.chunks)
+        ):
+            raise CorruptError("layout: a chunk lies outside the shard")
+        if any(c.spread is not None and c.spread >= len(layout.spreads) for c in layout.chunks):
+            raise CorruptError("layout: a chunk names a spread that is not there")
+        return layout
+
+
+def align(nbytes: int) -> int:
+    """The next multiple of ALIGN_BYTES."""
+    return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def _pair(owners: list[Any]) -> tuple[int, int] | None:
+    """First and last, or nothing; raises ValueError for anything else."""
+    if not owners:
+        return None
+    first, last = owners
+    return (first, last)

@@ -1,0 +1,197 @@
+"""The manifest of one committed step in a lower tier: every shard, and where its bytes lie.
+
+It is written last, so a directory without one is no checkpoint. It is read as if a stranger had written it: bounded in
+size, checksummed, every field checked, and the files it names can only be node or rank files beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+from ckpt.errors import CorruptError
+from ckpt.format.atomic_files import durable_write, open_regular
+from ckpt.format.manifest_rows import Packed, Packer
+from ckpt.format.shard_record import SaveId, ShardRecord, seal_json, unseal_json
+
+FORMAT = 2
+NAME = "manifest.json"
+MAX_BYTES = 1 << 30
+_FILE = re.compile(r"(?:node|rank)-[0-9]{5}\.data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardPlace:
+    """A shard, and where in its step's directory it lies."""
+
+    rank: int
+    file: str  # name of a node's or rank's file beside the manifest
+    offset: int  # of the shard's first byte in that file
+    record: ShardRecord
+
+
+class Shards(Sequence[ShardPlace]):
+    """The shards of a manifest that was read, in order of rank; each is made from its row when it is asked for.
+
+    Asking raises CorruptError for one whose layout is malformed.
+    """
+
+    def __init__(self, packed: Packed, save: SaveId, namespace: str, world_size: int) -> None:
+        self.packed = packed
+        self.namespace = namespace
+        self._of = (save, namespace, world_size)
+
+    @overload
+    def __getitem__(self, index: int) -> ShardPlace: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ShardPlace]: ...
+    def __getitem__(self, index: int | slice) -> ShardPlace | list[ShardPlace]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        row = self.packed.rows[index]
+        record = self.packed.record(row, *self._of)
+        return ShardPlace(rank=row.rank, file=self.packed.files[row.file], offset=row.offset, record=record)
+
+    def __iter__(self) -> Iterator[ShardPlace]:
+        return (self[i] for i in range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self.packed.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """All shards of one save, by rank; or, when `partial`, those of one node in its own tier."""
+
+    save: SaveId
+    namespace: str
+    world_size: int
+    created_s: float  # CLOCK_REALTIME of the commit
+    nbytes: int  # of all shards together
+    shards: Sequence[ShardPlace]  # in order of rank: exactly one for each rank, or (partial) at most one
+    partial: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        packed = self.shards.packed if isinstance(self.shards, Shards) else _pack(self.shards)
+        return {
+            "format": FORMAT, "namespace": self.namespace, **self.save.to_json(), "world_size": self.world_size,
+            "created": self.created_s, "nbytes": self.nbytes, **({"partial": True} if self.partial else {}),
+            **packed.to_json(),
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, value: Any) -> Manifest:
+        """Raises CorruptError unless the shards are one of each rank (partial: of some), in files beside it."""
+        try:
+            if value["format"] != FORMAT:
+                raise CorruptError(f"manifest: format {value['format']!r:.20}, expected {FORMAT}")
+            save, namespace, world_size = SaveId.from_json(value), str(value["namespace"]), value["world_size"]
+            packed, partial = Packed.from_json(value), value.get("partial", False) is True
+            created_s = float(value["created"])
+            if not math.isfinite(created_s):
+                raise ValueError(f"created is {created_s}")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise CorruptError(f"manifest: missing or malformed field: {error}") from None
+        for file in packed.files:
+            _check_file(file)
+        _check_ranks([row.rank for row in packed.rows], world_size, partial)
+        return cls(
+            save=save, namespace=namespace, world_size=world_size, created_s=created_s, partial=partial,
+            nbytes=sum(row.nbytes for row in packed.rows), shards=Shards(packed, save, namespace, world_size),
+        )  # fmt: skip
+
+
+def new_manifest(
+    save: SaveId, world_size: int, created_s: float, shards: Sequence[ShardPlace], *, partial: bool = False
+) -> Manifest:
+    """A manifest over the shards that the nodes have written (partial: one node).
+
+    Raises:
+        CorruptError: the shards are not exactly one of each rank (partial: of some ranks), all of this save.
+    """
+    if isinstance(shards, Shards):
+        _check_ranks([row.rank for row in shards.packed.rows], world_size, partial)
+        nbytes = sum(row.nbytes for row in shards.packed.rows)
+        return Manifest(
+            save=save, namespace=shards.namespace, world_size=world_size, created_s=created_s, partial=partial,
+            nbytes=nbytes, shards=shards,
+        )  # fmt: skip
+    ordered = tuple(sorted(shards, key=lambda place: place.rank))
+    namespace = ordered[0].record.namespace if ordered else ""
+    _check_ranks([place.rank for place in ordered], world_size, partial)
+    for place in ordered:
+        record = place.record
+        if (record.save, record.world_size, record.namespace) != (save, world_size, namespace):
+            raise CorruptError(f"manifest: the record of rank {place.rank} is of another save")
+    return Manifest(
+        save=save, namespace=namespace, world_size=world_size, created_s=created_s, shards=ordered, partial=partial,
+        nbytes=sum(place.record.nbytes for place in ordered),
+    )  # fmt: skip
+
+
+def pack(save: SaveId, places: Sequence[ShardPlace]) -> dict[str, Any]:
+    """What a node tells of the shards that it has written, for `merge`; raises CorruptError for one of another save."""
+    for place in places:
+        if place.record.save != save:
+            raise CorruptError(f"manifest: the record of rank {place.rank} is of another save")
+    return _pack(places).to_json()
+
+
+def merge(save: SaveId, namespace: str, world_size: int, packs: Iterable[Any]) -> Shards:
+    """The shards of all nodes, in order of rank, from what each has packed; raises CorruptError."""
+    packer = Packer()
+    rows = [row for value in packs for row in packer.add(Packed.from_json(value))]
+    for file in packer.files:
+        _check_file(file)
+    rows.sort(key=lambda row: row.rank)
+    return Shards(Packed(files=packer.files, parts=packer.parts, rows=rows), save, namespace, world_size)
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Commits a step: the node files must be durable before."""
+    durable_write(directory / NAME, seal_json(manifest.to_json()))
+
+
+def read_manifest(directory: Path, *, partial: bool = False) -> Manifest:
+    """Raises CorruptError for a damaged or hostile manifest or one of the other kind, OSError for none to read."""
+    descriptor = open_regular(directory / NAME)
+    with os.fdopen(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        if size > MAX_BYTES:
+            raise CorruptError(f"manifest: {size} bytes, expected at most {MAX_BYTES}")
+        return parse_manifest(file.read(size), partial=partial)
+
+
+def parse_manifest(data: bytes, *, partial: bool = False) -> Manifest:
+    """The manifest in the bytes of its file; raises CorruptError for a damaged or hostile one, or of the other kind."""
+    manifest = Manifest.from_json(unseal_json(data))
+    if manifest.partial != partial:
+        kinds = ("all nodes", "one node") if partial else ("one node", "all nodes")
+        raise CorruptError(f"manifest: lists the shards of {kinds[0]}, expected {kinds[1]}")
+    return manifest
+
+
+def _pack(places: Sequence[ShardPlace]) -> Packed:
+    packer = Packer()
+    rows = [packer.row(place.record, place.file, place.offset) for place in places]
+    return Packed(files=packer.files, parts=packer.parts, rows=rows)
+
+
+def _check_file(name: Any) -> None:
+    if not isinstance(name, str) or not _FILE.fullmatch(name):
+        raise CorruptError(f"manifest: file {name!r:.100}, expected node-NNNNN.data or rank-NNNNN.data")
+
+
+def _check_ranks(ranks: list[int], world_size: Any, partial: bool) -> None:
+    whole = type(world_size) is int and len(ranks) == world_size and ranks == list(range(world_size))
+    if type(world_size) is not int or world_size < 1 or not (partial or whole):
+        raise CorruptError(
+            f"manifest: {len(ranks)} shards, expected one of each rank 0 to world size {world_size!r:.20}"
+        )
+    if partial and (not ranks or ranks != sorted(set(ranks)) or ranks[-1] >= world_size):
+        raise CorruptError(f"manifest: ranks {ranks!r:.60}, expected distinct ranks of {world_size}, in order")

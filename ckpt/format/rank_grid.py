@@ -1,0 +1,102 @@
+"""Where the other parts of a tensor lie: which saved ranks to ask, without asking all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt.errors import CorruptError
+from ckpt.format.boxes import Box
+
+MAX_DIMS = 64  # of a grid
+MAX_RANKS = 1 << 31
+UNKNOWN = -1  # a split whose boxes only the layouts tell
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A grid of ranks over which a tensor is spread.
+
+    A hint on where to look first: what a rank really holds is what its layout says.
+    """
+
+    shape: tuple[int, ...]  # of the grid
+    ranks: Sequence[int]  # row-major; a range where they follow one another
+    splits: tuple[int | None, ...]  # by dimension of the grid: that of the tensor which it cuts, None for replicas
+
+    def likely(self, tensor: tuple[int, ...], owners: tuple[int, int] | None, wanted: Box, turn: int) -> Iterator[int]:
+        """The ranks that should hold parts of a box.
+
+        Args:
+            tensor: shape of the whole tensor.
+            owners: first and last of the replicas that share the tensor out; None when each has all of its box.
+            wanted: the box.
+            turn: which of equal replicas comes first, so that readers spread over them.
+        """
+        if wanted.elements:
+            yield from self._visit(0, 0, 0, Box((0,) * len(tensor), tensor), owners, wanted, turn)
+
+    def _visit(
+        self, dim: int, index: int, replica: int, box: Box, owners: tuple[int, int] | None, wanted: Box, turn: int
+    ) -> Iterator[int]:
+        if dim == len(self.shape):
+            yield self.ranks[index]
+            return
+        size, split = self.shape[dim], self.splits[dim]
+        if split is not None and 0 <= split < len(box.sizes):
+            step = -(-box.sizes[split] // size)
+            first = max(0, (wanted.offsets[split] - box.offsets[split]) // step) if step else size
+            end = min(size, -(-(wanted.offsets[split] + wanted.sizes[split] - box.offsets[split]) // (step or 1)))
+            for i in range(first, end):
+                yield from self._visit(
+                    dim + 1, index * size + i, replica, _slab(box, split, i * step, step), owners, wanted, turn
+                )
+            return
+        first, end = 0, size
+        if split is None:
+            inner = math.prod(
+                n for n, s in zip(self.shape[dim + 1 :], self.splits[dim + 1 :], strict=True) if s is None
+            )
+            if owners:
+                first = max(0, owners[0] // inner - replica * size)
+                end = min(size, owners[1] // inner - replica * size + 1)
+        for i in range(first, end):
+            at = i if owners else (i + turn) % size
+            below = replica * size + at if split is None else replica
+            yield from self._visit(dim + 1, index * size + at, below, box, owners, wanted, turn)
+
+    def to_json(self) -> list[Any]:
+        """Regular grids take no more room for many ranks than for few."""
+        regular = isinstance(self.ranks, range)
+        ranks = [self.ranks[0], len(self.ranks)] if regular else list(self.ranks)
+        return [list(self.shape), ranks, regular, list(self.splits)]
+
+    @classmethod
+    def from_json(cls, value: Any) -> Spread:
+        """Raises CorruptError unless the grid has a rank in each place."""
+        try:
+            shape, ranks, regular, splits = value
+            if len(shape) > MAX_DIMS or any(type(n) is not int or not 0 <= n < MAX_RANKS for n in (*shape, *ranks)):
+                raise ValueError(f"expected numbers of ranks, and at most {MAX_DIMS} dimensions")
+            spread = cls(
+                shape=tuple(shape),
+                ranks=range(ranks[0], ranks[0] + ranks[1]) if regular else tuple(ranks),
+                splits=tuple(splits),
+            )
+            known = all(split is None or type(split) is int for split in spread.splits)
+            if not known or (len(spread.ranks), len(spread.splits)) != (math.prod(spread.shape), len(spread.shape)):
+                raise ValueError("not a grid of ranks")
+        except (TypeError, ValueError, IndexError) as error:
+            raise CorruptError(f"layout: bad spread {value!r:.200}: {error}") from None
+        return spread
+
+
+def _slab(box: Box, dim: int, start: int, size: int) -> Box:
+    """A part of a box along one dimension, cut short where the box ends."""
+    start = min(start, box.sizes[dim])
+    offsets, sizes = list(box.offsets), list(box.sizes)
+    offsets[dim] += start
+    sizes[dim] = min(size, sizes[dim] - start)
+    return Box(tuple(offsets), tuple(sizes))

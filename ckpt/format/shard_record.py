@@ -1,0 +1,133 @@
+"""The record beside a shard in a node's memory: who wrote it, for which step, its layout and its checksums.
+
+A shard `NAME` in a memory directory is two files: `NAME.data` (the bytes, maybe longer than the shard: slots are
+reused) and `NAME.json` (this record, written last, removed first). Without a record that verifies there is no shard.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckpt.errors import CorruptError
+from ckpt.format.atomic_files import dump_json, durable_write, read_regular
+from ckpt.format.checksums import BLOCK_BYTES, block_count, checksum
+from ckpt.format.layout import Layout
+
+FORMAT = 1
+MAX_BYTES = 1 << 30  # of a record
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class SaveId:
+    """One save of one step: an attempt that repeats a step makes a new save. Shards of different saves never mix."""
+
+    step: int
+    attempt: int
+    run_id: str
+
+    @classmethod
+    def from_json(cls, value: Any) -> SaveId:
+        """From the fields of `to_json` in a mapping; raises CorruptError when one is missing or malformed."""
+        try:
+            save = cls(step=value["step"], attempt=value["attempt"], run_id=value["run_id"])
+        except (KeyError, TypeError) as error:
+            raise CorruptError(f"save id: missing or malformed field {error}") from None
+        numbers = (save.step, save.attempt)
+        if not isinstance(save.run_id, str) or any(type(n) is not int or not 0 <= n < 1 << 62 for n in numbers):
+            raise CorruptError(f"save id: malformed step, attempt or run id {save!r:.200}")
+        return save
+
+    def to_json(self) -> dict[str, Any]:
+        return {"step": self.step, "attempt": self.attempt, "run_id": self.run_id}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRecord:
+    """What is known of one rank's shard of one save."""
+
+    save: SaveId
+    namespace: str
+    rank: int
+    world_size: int
+    layout: Layout
+    blocks: tuple[str, ...]  # ckpt.format.checksums.checksums of the shard
+    drain: bool = False  # asked to go to every lower tier, whatever their cadence (a stop is near)
+
+    @property
+    def nbytes(self) -> int:
+        return self.layout.nbytes
+
+    @property
+    def what(self) -> str:
+        """For messages."""
+        return f"rank {self.rank}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT, **self.save.to_json(), "namespace": self.namespace, "rank": self.rank,
+            "world_size": self.world_size, "drain": self.drain, "block_bytes": BLOCK_BYTES, "blocks": list(self.blocks),
+            "layout": self.layout.to_json(),
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, value: Any) -> ShardRecord:
+        """Raises CorruptError when a field is missing, malformed or of another format."""
+        try:
+            if value["format"] != FORMAT or value["block_bytes"] != BLOCK_BYTES:
+                raise CorruptError(
+                    f"shard record: format {value['format']}, blocks of {value['block_bytes']} bytes; "
+                    f"expected {FORMAT}, {BLOCK_BYTES}"
+                )
+            record = cls(
+                save=SaveId.from_json(value),
+                namespace=str(value["namespace"]), rank=int(value["rank"]), world_size=int(value["world_size"]),
+                layout=Layout.from_json(value["layout"]), blocks=tuple(map(str, value["blocks"])),
+                drain=bool(value["drain"]),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise CorruptError(f"shard record: missing or malformed field: {error}") from None
+        if not 0 <= record.rank < record.world_size or len(record.blocks) != block_count(record.layout.nbytes):
+            raise CorruptError(
+                f"shard record: rank {record.rank} of {record.world_size}, {len(record.blocks)} block checksums"
+            )
+        return record
+
+
+def seal_json(value: dict[str, Any]) -> bytes:
+    """JSON with its own checksum on a second line, so that a damaged record is noticed."""
+    body = dump_json(value)
+    return body + b"\n" + checksum(body).encode() + b"\n"
+
+
+def unseal_json(data: bytes) -> Any:
+    """The value of seal_json; raises CorruptError when the checksum does not match."""
+    end = data.rfind(b"\n")
+    start = data.rfind(b"\n", 0, max(end, 0)) + 1
+    body = memoryview(data)[: max(start - 1, 0)]  # manifests are large: no copies
+    if not body or checksum(body) != data[start:end].decode("ascii", "replace"):
+        raise CorruptError("record does not match its checksum")
+    try:
+        value = json.loads(str(body, "utf-8"))
+        if data.find(b"\\u", 0, len(body)) >= 0:  # maybe half of a surrogate pair, which nobody could write again
+            dump_json(value)
+        return value
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"record is not JSON: {error}") from None
+
+
+def write_record(directory: Path, name: str, record: ShardRecord) -> None:
+    """Publishes the shard `name`; its data must be complete."""
+    durable_write(directory / f"{name}.json", seal_json(record.to_json()), sync=False)
+
+
+def read_record(directory: Path, name: str) -> ShardRecord:
+    """Raises CorruptError for a damaged record, FileNotFoundError for none."""
+    return ShardRecord.from_json(unseal_json(read_regular(directory / f"{name}.json", MAX_BYTES)))
+
+
+def drop_record(directory: Path, name: str) -> None:
+    """Un-publishes a shard; its data may then be overwritten."""
+    (directory / f"{name}.json").unlink(missing_ok=True)

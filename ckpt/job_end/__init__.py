@@ -1,9 +1,0 @@
-"""After a job's end: what it has left only in its nodes' memories goes to the tiers that ask for it (`on_job_end`).
-
-Slurm's epilog starts `python -m ckpt.job_end DIRECTORY` on every node, as the job's user. There are no agents and no
-MPI any more: the nodes meet in the tier itself, by small files beside the step's own.
-
-request   what the agents leave in the memory directory: which tiers, and how to reach them
-left      what a node's memory still holds of that run, verified
-drain     one node's part in bringing the newest whole step to one tier
-"""

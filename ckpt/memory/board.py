@@ -1,0 +1,223 @@
+"""The board of a node: one row per worker, and the gate through which all workers agree where to stop.
+
+One file of `4096 + 64 * 64` bytes in the node's memory directory, mapped by all. The agent alone writes the header,
+each worker alone writes its row, the node's runner only reads. Every field is one aligned 8-byte word, so no lock is
+needed.
+
+The agreement: the agents raise the gate, and look at the rows after that. A worker writes its row and then looks at the
+gate; so a worker whose row shows boundary b has not passed b + 1, and one more than the furthest of all rows is a
+boundary that nobody has passed: there all stop. The gate is lowered as soon as that is known, so that a worker waiting
+at it comes along even when others wait for it in a collective.
+
+Where the file is removed, the agent makes another. It raises the gate on both boards and looks at the rows of both, as
+a worker may not have turned to the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpt.errors import CheckpointError
+from ckpt.format.atomic_files import durable_write
+
+ROWS = 64
+_HEADER_BYTES = 4096
+_ROW_BYTES = 64
+_NAME = "board"
+_SIZE_BYTES = _HEADER_BYTES + ROWS * _ROW_BYTES
+_MAGIC = int.from_bytes(b"HOLDFAST", "little")
+_VERSION = 1
+_MAGIC_AT, _VERSION_AT, _GATE_AT, _STOP_AT, _ATTEMPT_AT = range(5)  # words of the header
+_RANK, _ATTEMPT, _BOUNDARY, _STEP, _TIME, _PID, _LEFT, _CLOSED = range(8)  # words of a row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What one worker last said of itself."""
+
+    local_rank: int
+    rank: int
+    attempt: int
+    boundary: int  # step boundaries passed or reached in this attempt
+    step: int
+    time_s: float  # CLOCK_REALTIME when it said so
+    pid: int
+    left: bool  # it has closed its Checkpointer: no further boundaries are to be expected of it
+
+
+class Board:
+    """The mapped board file of one node."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._former: list[memoryview] = []  # the agent's: boards that were removed, and may still be in use
+        self._map()
+
+    @classmethod
+    def open(cls, ram_dir: Path | str) -> Board:
+        """Maps the board of a node.
+
+        Raises:
+            CheckpointError: the file is no board of this version.
+            OSError: there is no board, or the memory directory is not ours.
+        """
+        return cls(Path(ram_dir) / _NAME)
+
+    @classmethod
+    def create(cls, ram_dir: Path | str, attempt: int) -> Board:
+        """Opens the board, or makes it, and clears it for an attempt. For the agent, before it listens."""
+        path = Path(ram_dir) / _NAME
+        if not path.exists():
+            durable_write(path, bytes(_SIZE_BYTES), sync=False)
+        board = cls(path)
+        words = board._words
+        words[_GATE_AT] = words[_STOP_AT] = 0
+        for word in range(_HEADER_BYTES // 8, _SIZE_BYTES // 8):
+            words[word] = 0
+        words[_ATTEMPT_AT] = attempt
+        words[_VERSION_AT] = _VERSION
+        words[_MAGIC_AT] = _MAGIC
+        return board
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the mapped file is the one in the memory directory."""
+        try:
+            return os.lstat(self._path).st_ino == self._inode
+        except OSError:
+            return False
+
+    def make_again(self) -> None:
+        """Makes a board with the same content, where the file was removed. For the agent.
+
+        Workers find it at their next boundary. Until then they look at the gate of the former board.
+        """
+        durable_write(self._path, bytes(self._memory), sync=False)
+        self._former.append(self._words)
+        self._map()
+
+    def follow(self) -> None:
+        """Turns to the board that the agent has made in the place of this one. For workers and the runner."""
+        if self._path.exists() and not self.is_there:
+            former = self._words
+            with contextlib.suppress(OSError, CheckpointError):
+                self._map()
+                former.release()
+
+    def _map(self) -> None:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_size != _SIZE_BYTES:
+                raise CheckpointError(
+                    f"{self._path}: got {status.st_size} bytes, expected a board of {_SIZE_BYTES}; remove the file"
+                )
+            memory = mmap.mmap(descriptor, _SIZE_BYTES)
+        finally:
+            os.close(descriptor)
+        words = memoryview(memory).cast("Q")
+        if (words[_MAGIC_AT], words[_VERSION_AT]) not in ((0, 0), (_MAGIC, _VERSION)):
+            words.release()
+            memory.close()
+            raise CheckpointError(f"{self._path}: not a board of version {_VERSION}; remove the file")
+        self._memory, self._words, self._inode = memory, words, status.st_ino
+
+    @property
+    def attempt(self) -> int:
+        return self._words[_ATTEMPT_AT]
+
+    @property
+    def gate(self) -> int:
+        """The boundary from which on workers wait for a decision; 0 for none."""
+        return self._words[_GATE_AT]
+
+    @property
+    def stop_at(self) -> int:
+        """The boundary at which all workers stop; 0 while none is agreed."""
+        return self._words[_STOP_AT]
+
+    def rows(self) -> list[Row]:
+        """The rows of workers of this attempt, by local rank."""
+        rows = (_row(self._words, local_rank) for local_rank in range(ROWS))
+        return [row for row in rows if row.pid and row.attempt == self.attempt]
+
+    def boundary(self) -> int:
+        """The furthest boundary that a worker of this attempt has reached; 0 before the first."""
+        rows = (_row(words, local_rank) for words in self._all for local_rank in range(ROWS))
+        return max((row.boundary for row in rows if row.pid and row.attempt == self.attempt), default=0)
+
+    def write_row(self, local_rank: int, *, rank: int, attempt: int, boundary: int, step: int) -> None:
+        """A worker's word on itself. Raises CheckpointError when the board has no row for this local rank."""
+        if not 0 <= local_rank < ROWS:
+            raise CheckpointError(
+                f"board: local rank {local_rank}, expected 0 to {ROWS - 1}; start fewer workers per node"
+            )
+        at = _at(local_rank)
+        words = self._words
+        words[at + _RANK] = rank
+        words[at + _ATTEMPT] = attempt
+        words[at + _BOUNDARY] = boundary
+        words[at + _STEP] = step
+        struct.pack_into("=d", self._memory, (at + _TIME) * 8, time.time())
+        words[at + _PID] = os.getpid()
+        words[at + _LEFT] = 0
+
+    def leave(self, local_rank: int) -> None:
+        """A worker's word that it passes no further boundaries."""
+        self._words[_at(local_rank) + _LEFT] = 1
+
+    def set_closed(self, local_rank: int, attempt: int, session: int) -> None:
+        """A worker's word that it has closed its Checkpointer, its `session`-th: for agents that did not hear it."""
+        if 0 <= local_rank < ROWS and attempt == self.attempt:
+            self._words[_at(local_rank) + _CLOSED] = session
+
+    def closed(self, local_rank: int) -> int:
+        """Which of its Checkpointers a worker of this attempt has closed last; 0 for none."""
+        return self._words[_at(local_rank) + _CLOSED] if local_rank < ROWS else 0
+
+    def set_gate(self, boundary: int) -> None:
+        """Makes workers wait at every boundary from this one on. Call `boundary()` after this, not before."""
+        for words in self._all:
+            words[_GATE_AT] = boundary
+
+    def clear_gate(self) -> None:
+        """Lets waiting workers go on; nothing was decided."""
+        for words in self._all:
+            words[_GATE_AT] = 0
+
+    def set_stop(self, boundary: int) -> None:
+        """Decides that all workers stop at this boundary, and lets those that wait go on to it."""
+        for words in self._all:
+            words[_STOP_AT] = boundary
+            words[_GATE_AT] = 0
+
+    def close(self) -> None:
+        """Unmaps the file."""
+        self._words.release()
+        self._memory.close()
+
+    @property
+    def _all(self) -> list[memoryview]:
+        return [*self._former, self._words]
+
+
+def _row(words: memoryview, local_rank: int) -> Row:
+    at = _at(local_rank)
+    rank, attempt, boundary, step = words[at : at + _TIME]
+    (time_s,) = struct.unpack("=d", words[at + _TIME].to_bytes(8, sys.byteorder))
+    return Row(
+        local_rank=local_rank, rank=rank, attempt=attempt, boundary=boundary, step=step,
+        time_s=time_s, pid=words[at + _PID], left=bool(words[at + _LEFT]),
+    )  # fmt: skip
+
+
+def _at(local_rank: int) -> int:
+    """The first word of a row."""
+    return (_HEADER_BYTES + local_rank * _ROW_BYTES) // 8

@@ -1,0 +1,6 @@
+"""Calls to C libraries.
+
+memcpy  plain copies by several threads
+pages   mapping of many pages before they are used
+isal    ISA-L, in the copy that the pyeclib wheel brings
+"""

@@ -1,0 +1,185 @@
+"""Arithmetic on bytes as elements of GF(2^8), polynomial 0x11d: sums of multiples, and the code that parity is made by.
+
+ISA-L does the bulk where the pyeclib wheel brings it: called straight on our buffers, several times faster than through
+pyeclib's own interface, which copies (benchmarks/redundancy.py shows all three). NumPy does it elsewhere; both give the
+same bytes. It is imported at first use: agents that need none come up the sooner.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ckpt.native.isal import isal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Bytes = npt.NDArray[np.uint8]
+    Combine = Callable[[Sequence[memoryview], Sequence["Term"]], None]
+    MultiplyAdd = Callable[[Sequence[Bytes], Bytes, Sequence[int]], None]
+
+MAX_MEMBERS = 256  # data and parity of one stripe together: the field has no more elements
+_POLYNOMIAL = 0x11D
+Term = tuple[Sequence[int], int, memoryview]  # a coefficient for each sum, first byte in the sums, bytes
+_ISAL_LEAST_BYTES = 64  # below, ISA-L's vector code does not apply
+
+
+def multiply_add(into: Sequence[memoryview], data: memoryview, coefficients: Sequence[int]) -> None:
+    """into[i] += coefficients[i] * data, byte by byte, in one pass over data. All of one length; `into` is writable."""
+    import numpy as np
+
+    if len(into) != len(coefficients):
+        raise ValueError(f"{len(into)} sums, {len(coefficients)} coefficients")
+    targets, source = [np.frombuffer(one, np.uint8) for one in into], np.frombuffer(data, np.uint8)
+    if tuple(coefficients) == (1,):
+        np.bitwise_xor(targets[0], source, out=targets[0])
+    elif any(coefficients):
+        add = isal_multiply_add()
+        (add if add and len(source) >= _ISAL_LEAST_BYTES else numpy_multiply_add)(targets, source, coefficients)
+
+
+def combine(into: Sequence[memoryview], terms: Sequence[Term]) -> None:
+    """into[i] = the sum of the terms, in one pass over them where ISA-L can; zeros where no term is."""
+    sums = isal_combine()
+    nbytes = len(into[0])
+    if sums and terms and nbytes >= _ISAL_LEAST_BYTES and all(len(data) == nbytes for _, _, data in terms):
+        sums(into, terms)
+        return
+    for total in into:
+        total[:] = bytes(nbytes)
+    for coefficients, at, data in terms:
+        multiply_add([total[at : at + len(data)] for total in into], data, coefficients)
+
+
+def parity_row(row: int, data: int, parity: int) -> tuple[int, ...]:
+    """The coefficients of one of `parity` sums over `data` symbols: of all, any `data` determine the rest.
+
+    A Cauchy matrix whose columns are scaled so that row 0 is all ones: the first sum is a plain XOR.
+    """
+    if data + parity > MAX_MEMBERS or not 0 <= row < parity:
+        raise ValueError(f"row {row} of {parity} over {data} symbols: the field has {MAX_MEMBERS} elements")
+    return tuple(
+        multiply(_inverse(row ^ column), column) for column in range(parity, parity + data)
+    )  # 1/(row + column) over 1/(0 + column)
+
+
+def combination(lost: int, missing: Sequence[int], rows: Sequence[int], data: int, parity: int) -> dict[int, int]:
+    """A lost data symbol as a sum of multiples of parity rows, once the known data symbols are taken out of those.
+
+    Args:
+        lost: column wanted, one of `missing`.
+        missing: all columns that are not known.
+        rows: as many parity rows.
+        data, parity: of the whole stripe.
+
+    Returns:
+        The coefficient of each row.
+    """
+    matrix = [[parity_row(row, data, parity)[column] for column in missing] for row in rows]
+    inverse = _invert(matrix)
+    return dict(zip(rows, inverse[list(missing).index(lost)], strict=True))
+
+
+def multiply(a: int, b: int) -> int:
+    """The product of two elements."""
+    return int(_products()[a, b])
+
+
+def numpy_multiply_add(into: Sequence[Bytes], data: Bytes, coefficients: Sequence[int]) -> None:
+    """`multiply_add` by table."""
+    import numpy as np
+
+    for target, coefficient in zip(into, coefficients, strict=True):
+        np.bitwise_xor(target, _products()[coefficient][data], out=target)
+
+
+@functools.cache
+def isal_multiply_add() -> MultiplyAdd | None:
+    """`multiply_add` by ISA-L; None where the library is not there."""
+    try:
+        library = isal()
+        return _bind(library.ec_init_tables, library.ec_encode_data_update) if library else None
+    except AttributeError:
+        return None
+
+
+def _bind(init: Callable[..., None], update: Callable[..., None]) -> MultiplyAdd:
+    @functools.lru_cache(256)
+    def table(coefficients: bytes) -> ctypes.Array[ctypes.c_char]:
+        made = ctypes.create_string_buffer(32 * len(coefficients))
+        init(1, len(coefficients), coefficients, made)
+        return made
+
+    def add(into: Sequence[Bytes], data: Bytes, coefficients: Sequence[int]) -> None:
+        rows = len(into)
+        targets = (ctypes.c_void_p * rows)(*(one.ctypes.data for one in into))
+        update(len(data), 1, rows, 0, table(bytes(coefficients)), ctypes.c_void_p(data.ctypes.data), targets)
+
+    return add
+
+
+@functools.cache
+def isal_combine() -> Combine | None:
+    """`combine` by ISA-L, for terms that are as long as the sums; None where the library is not there."""
+    try:
+        library = isal()
+        return _bind_combine(library.ec_init_tables, library.ec_encode_data) if library else None
+    except AttributeError:
+        return None
+
+
+def _bind_combine(init: Callable[..., None], encode: Callable[..., None]) -> Combine:
+    import numpy as np
+
+    @functools.lru_cache(256)
+    def table(columns: int, coefficients: bytes) -> ctypes.Array[ctypes.c_char]:
+        made = ctypes.create_string_buffer(32 * len(coefficients))
+        init(columns, len(coefficients) // columns, coefficients, made)
+        return made
+
+    def addresses(ranges: Sequence[memoryview]) -> ctypes.Array[ctypes.c_void_p]:
+        return (ctypes.c_void_p * len(ranges))(*(np.frombuffer(one, np.uint8).ctypes.data for one in ranges))
+
+    def sums(into: Sequence[memoryview], terms: Sequence[Term]) -> None:
+        matrix = table(len(terms), bytes(coefficients[row] for row in range(len(into)) for coefficients, _, _ in terms))
+        encode(len(into[0]), len(terms), len(into), matrix, addresses([data for _, _, data in terms]), addresses(into))
+
+    return sums
+
+
+@functools.cache
+def _products() -> Bytes:
+    """The product of every two elements."""
+    import numpy as np
+
+    power, logarithm, value = np.zeros(510, np.uint8), np.zeros(256, np.int64), 1
+    for exponent in range(255):
+        power[exponent] = power[exponent + 255] = value
+        logarithm[value] = exponent
+        value = value << 1 ^ (_POLYNOMIAL if value & 0x80 else 0)
+    table = power[logarithm[:, None] + logarithm[None, :]]
+    table[0, :] = table[:, 0] = 0
+    return table
+
+
+def _inverse(a: int) -> int:
+    return int((_products()[a] == 1).argmax())
+
+
+def _invert(matrix: list[list[int]]) -> list[list[int]]:
+    """Gauss-Jordan; the matrices are as large as the losses of one set are many."""
+    size = len(matrix)
+    rows = [[*row, *(int(i == j) for j in range(size))] for i, row in enumerate(matrix)]
+    for i in range(size):
+        pivot = next(j for j in range(i, size) if rows[j][i])
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        scale = _inverse(rows[i][i])
+        rows[i] = [multiply(scale, value) for value in rows[i]]
+        for j in range(size):
+            if j != i and (factor := rows[j][i]):
+                rows[j] = [a ^ multiply(factor, b) for a, b in zip(rows[j], rows[i], strict=True)]
+    return [row[size:] for row in rows]

@@ -1,0 +1,229 @@
+"""Lost shards made again from the memory directories of the surviving nodes: files alone, neither agents nor MPI."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckpt.errors import CheckpointError, CorruptError
+from ckpt.format.atomic_files import open_regular
+from ckpt.format.checksums import BLOCK_BYTES, checksum
+from ckpt.format.shard_record import SaveId, ShardRecord, read_record, write_record
+from ckpt.redundancy.gf256 import multiply_add
+from ckpt.redundancy.parity_record import ParityRecord, ParitySet, read_parity
+from ckpt.redundancy.stripes import LossError, Sum, extents
+from ckpt.tiers.tier import Tier
+from ckpt.tiers.verified import mapped
+
+Advance = Callable[[int], object]  # told of every so many bytes done
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rebuilt:
+    """A shard made again."""
+
+    record: ShardRecord
+    path: Path  # of its bytes
+
+
+@dataclass(kw_only=True)
+class Survivors:
+    """What is left of one save: files by rank, and by set and member. Their bytes are verified when they are needed."""
+
+    world_size: int
+    shards: dict[int, tuple[Path, ShardRecord]] = field(default_factory=dict)
+    parity: dict[ParitySet, dict[int, tuple[Path, ParityRecord]]] = field(default_factory=lambda: defaultdict(dict))
+
+    def drop_damaged(self, advance: Advance) -> None:
+        """Leaves only what verifies."""
+        self.shards = {rank: entry for rank, entry in self.shards.items() if verifies(*entry, advance)}
+        for members in self.parity.values():
+            for index in [index for index, entry in members.items() if not verifies(*entry, advance)]:
+                del members[index]
+
+    @property
+    def work_bytes(self) -> int:
+        """What a rebuild reads to verify it, and what it makes, as far as that can be known before."""
+        total = sum(record.nbytes for _, record in self.shards.values())
+        total += sum(record.nbytes for _, record in self._parity())
+        for rank in self.lost:
+            with suppress(LossError):
+                total += self.header(rank).nbytes
+        return total
+
+    @property
+    def lost(self) -> list[int]:
+        return [rank for rank in range(self.world_size) if rank not in self.shards]
+
+    def header(self, rank: int) -> ShardRecord:
+        """The record of a lost shard; raises LossError when no copy of it is left."""
+        for _, record in self._parity():
+            if header := record.header(rank):
+                return header
+        raise LossError(f"rank {rank}: no parity is left that keeps its record")
+
+    def _parity(self) -> list[tuple[Path, ParityRecord]]:
+        return [entry for members in self.parity.values() for entry in members.values()]
+
+
+def find_saves(directories: Iterable[Path], advance: Advance = lambda nbytes: None) -> dict[SaveId, Survivors]:
+    """Every save of which the directories hold anything, newest first. Records that do not verify count as absent.
+
+    Raises:
+        OSError: a directory cannot be read.
+    """
+    saves: dict[SaveId, Survivors] = {}
+    for directory in directories:
+        for name in sorted(os.listdir(directory)):
+            if not name.endswith(".json") or not name.startswith(("own-", "copy-", "parity-")):
+                continue
+            stem, path = name.removesuffix(".json"), directory / name.replace(".json", ".data")
+            try:
+                if name.startswith("parity-"):
+                    parity = read_parity(directory, stem)
+                    found = saves.setdefault(parity.save, Survivors(world_size=parity.world_size))
+                    found.parity[parity.over][parity.index] = (path, parity)
+                else:
+                    shard = read_record(directory, stem)
+                    found = saves.setdefault(shard.save, Survivors(world_size=shard.world_size))
+                    if shard.rank not in found.shards or verifies(path, shard, advance):
+                        found.shards[shard.rank] = (path, shard)
+            except (CorruptError, FileNotFoundError):
+                continue
+    return dict(sorted(saves.items(), key=lambda entry: (entry[0].step, entry[0].attempt), reverse=True))
+
+
+def rebuild(found: Survivors, target: Path, advance: Advance = lambda nbytes: None) -> list[Rebuilt]:
+    """Makes every lost shard of a save again, into names of `target` that are free. Overwrites and removes nothing.
+
+    Raises:
+        LossError: too little is left; nothing has been written for the shard it names.
+        CorruptError: what was made does not verify; it has been removed.
+        OSError: the target is full or cannot be written.
+    """
+    found.drop_damaged(advance)
+    work = [(rank, found.header(rank), *_sums(found, rank)) for rank in found.lost]  # all or none
+    return [_make(found, target, record, over, sums, advance) for _, record, over, sums in work]
+
+
+def commit(files: dict[int, tuple[Path, ShardRecord]], tier: Tier, advance: Advance) -> None:
+    """Writes a save that is whole to a lower tier, unless it is there; may be killed and repeated.
+
+    Args:
+        files: the verified shards of all its ranks.
+        tier: of its namespace.
+        advance: told of every so many bytes written.
+
+    Raises:
+        CheckpointError, OSError: as the tier does; nothing was committed.
+    """
+    save = files[0][1].save
+    tier.prepare()
+    if save in tier.steps():
+        return
+    tier.begin(save)
+    places = []
+    for _, (path, record) in sorted(files.items()):
+        data = mapped(open_regular(path), 0, record.nbytes, str(path)) if record.nbytes else memoryview(b"")
+        places.append(tier.write_rank(save, record, data))
+        advance(record.nbytes)
+    tier.commit(save, len(files), places)
+
+
+def verifies(path: Path, record: ShardRecord | ParityRecord, advance: Advance = lambda nbytes: None) -> bool:
+    """Whether a file's bytes match its record; reads them block by block."""
+
+    def read(block: int) -> bytes:
+        nbytes = min(BLOCK_BYTES, record.nbytes - block * BLOCK_BYTES)
+        advance(nbytes)
+        return os.pread(descriptor, nbytes, block * BLOCK_BYTES)
+
+    try:
+        descriptor = open_regular(path)
+    except (CheckpointError, OSError):
+        return False
+    try:
+        return all(checksum(read(i)) == block for i, block in enumerate(record.blocks))
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _sums(found: Survivors, rank: int) -> tuple[ParitySet, list[Sum]]:
+    reasons = []
+    for over, members in found.parity.items():
+        member = over.member_of(rank)
+        if member is None:
+            continue
+        there = [i for i, ranks in enumerate(over.ranks) if all(r in found.shards for r in ranks)]
+        try:
+            return over, over.stripes().rebuild(member, *over.range_of(rank), there, members)
+        except LossError as error:
+            names = next(iter(members.values()))[1].members if members else ()
+            lost = ", ".join(name for i, name in enumerate(names) if i not in there)
+            reasons.append(f"set {', '.join(names)} without {lost}: {error}" if names else str(error))
+    raise LossError(f"rank {rank}: {'; '.join(reasons) or 'no parity of its set is left'}")
+
+
+def _make(
+    found: Survivors, target: Path, record: ShardRecord, over: ParitySet, sums: list[Sum], advance: Advance
+) -> Rebuilt:
+    slot = 0
+    while any((target / f"copy-{record.rank}-0-{slot}.{kind}").exists() for kind in ("data", "json")):
+        slot += 1
+    name = f"copy-{record.rank}-0-{slot}"
+    path = target / f"{name}.data"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            for part in sums:
+                _write_sum(found, over, part, descriptor, advance)
+        finally:
+            os.close(descriptor)
+        if not verifies(path, record):
+            raise CorruptError(f"rank {record.rank} of step {record.save.step}: does not verify when made from parity")
+    except BaseException:
+        path.unlink()
+        raise
+    write_record(target, name, record)
+    return Rebuilt(record=record, path=path)
+
+
+def _write_sum(found: Survivors, over: ParitySet, part: Sum, descriptor: int, advance: Advance) -> None:
+    """A block at a time, so that memory stays the same however long the shard."""
+    for start in range(0, part.nbytes, BLOCK_BYTES):
+        block = memoryview(bytearray(min(BLOCK_BYTES, part.nbytes - start)))
+        for term in part.terms:
+            nbytes = min(len(block), term.nbytes - start)
+            if nbytes <= 0:
+                continue
+            for path, first, count, at in _files(found, over, term.member, term.parity, term.start + start, nbytes):
+                source = open_regular(path)
+                try:
+                    data = os.pread(source, count, first)
+                finally:
+                    os.close(source)
+                if len(data) != count:
+                    raise CorruptError(f"{path}: ends early, expected {count} bytes from {first}")
+                multiply_add([block[at : at + count]], memoryview(data), [term.coefficient])
+        done = 0
+        while done < len(block):
+            done += os.pwrite(descriptor, block[done:], part.at + start + done)
+        advance(len(block))
+
+
+def _files(
+    found: Survivors, over: ParitySet, member: int, parity: bool, start: int, nbytes: int
+) -> list[tuple[Path, int, int, int]]:
+    """Where a range of a member's stream or parity lies: (file, first byte, bytes, at)."""
+    if parity:
+        return [(found.parity[over][member][0], start, nbytes, 0)]
+    return [
+        (found.shards[over.ranks[member][index]][0], first, count, at)
+        for index, first, count, at in extents(over.lengths[member], start, nbytes)
+    ]

@@ -1,0 +1,133 @@
+"""The record beside a node's parity: all that is needed to make a lost shard again, from the survivors' files alone.
+
+Parity `NAME` in a memory directory is `NAME.data` and `NAME.json` (this record, written last, removed first), like a
+shard. It carries copies of the shard records of as many members before it in the ring as may be lost at once: one of
+those copies outlives its shard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckpt.errors import CorruptError
+from ckpt.format.atomic_files import durable_write, read_regular
+from ckpt.format.checksums import BLOCK_BYTES, block_count
+from ckpt.format.shard_record import FORMAT, MAX_BYTES, SaveId, ShardRecord, seal_json, unseal_json
+from ckpt.redundancy.stripes import Stripes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParitySet:
+    """What the members of a redundancy set put under parity together. Equal sets have equal parity."""
+
+    parity: int  # symbols of each stripe: members that may be lost
+    ranks: tuple[tuple[int, ...], ...]  # of each member, in the set's order
+    lengths: tuple[tuple[int, ...], ...]  # of each member's shards
+
+    def to_json(self) -> dict[str, Any]:
+        return {"parity": self.parity, "ranks": list(map(list, self.ranks)), "lengths": list(map(list, self.lengths))}
+
+    @classmethod
+    def from_json(cls, value: Any) -> ParitySet:
+        """Raises CorruptError unless it is a set with parity."""
+        try:
+            found = cls(
+                parity=value["parity"],
+                ranks=tuple(map(tuple, value["ranks"])),
+                lengths=tuple(map(tuple, value["lengths"])),
+            )
+            numbers = [found.parity, *sum(found.ranks, ()), *sum(found.lengths, ())]
+        except (KeyError, TypeError) as error:
+            raise CorruptError(f"parity: missing or malformed field {error}") from None
+        shapes = [list(map(len, found.ranks)), list(map(len, found.lengths))]
+        if any(type(n) is not int or not 0 <= n < 1 << 62 for n in numbers) or shapes[0] != shapes[1]:
+            raise CorruptError("parity: malformed ranks or lengths")
+        if not 0 < found.parity < len(found.ranks) <= 256 or len(set(sum(found.ranks, ()))) != sum(shapes[0]):
+            raise CorruptError(f"parity: {found.parity} over {len(found.ranks)} members")
+        return found
+
+    def stripes(self) -> Stripes:
+        return Stripes([sum(lengths) for lengths in self.lengths], self.parity)
+
+    def member_of(self, rank: int) -> int | None:
+        """The index of the member that a rank ran on; None when it is not in this set."""
+        return next((member for member, ranks in enumerate(self.ranks) if rank in ranks), None)
+
+    def range_of(self, rank: int) -> tuple[int, int]:
+        """First byte of a rank's shard in its member's stream, and one past the last."""
+        member = self.member_of(rank)
+        if member is None:
+            raise CorruptError(f"parity: rank {rank} is not in its set")
+        position = self.ranks[member].index(rank)
+        start = sum(self.lengths[member][:position])
+        return start, start + self.lengths[member][position]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityRecord:
+    """What is known of one member's parity of one save."""
+
+    save: SaveId
+    namespace: str
+    world_size: int
+    over: ParitySet
+    members: tuple[str, ...]  # node names when it was made, for people
+    index: int  # whose parity this is
+    headers: tuple[ShardRecord, ...]  # of the members before it
+    blocks: tuple[str, ...]  # ckpt.format.checksums.checksums of the parity
+
+    @property
+    def nbytes(self) -> int:
+        return self.over.stripes().parity_bytes(self.index)
+
+    @property
+    def what(self) -> str:
+        """For messages."""
+        return f"parity of {self.members[self.index]}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT, **self.save.to_json(), "namespace": self.namespace, "world_size": self.world_size,
+            "over": self.over.to_json(), "members": list(self.members), "index": self.index,
+            "headers": [header.to_json() for header in self.headers],
+            "block_bytes": BLOCK_BYTES, "blocks": list(self.blocks),
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, value: Any) -> ParityRecord:
+        """Raises CorruptError when a field is missing, malformed or of another format."""
+        try:
+            if value["format"] != FORMAT or value["block_bytes"] != BLOCK_BYTES:
+                raise CorruptError(f"parity record: format {value['format']!r:.20}, expected {FORMAT}")
+            record = cls(
+                save=SaveId.from_json(value), namespace=str(value["namespace"]), world_size=int(value["world_size"]),
+                over=ParitySet.from_json(value["over"]), members=tuple(map(str, value["members"])),
+                index=int(value["index"]), headers=tuple(map(ShardRecord.from_json, value["headers"])),
+                blocks=tuple(map(str, value["blocks"])),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise CorruptError(f"parity record: missing or malformed field: {error}") from None
+        if len(record.members) != len(record.over.ranks) or not 0 <= record.index < len(record.members):
+            raise CorruptError(f"parity record: member {record.index} of {len(record.members)}")
+        if len(record.blocks) != block_count(record.nbytes):
+            raise CorruptError(f"parity record: {len(record.blocks)} block checksums for {record.nbytes} bytes")
+        for header in record.headers:
+            if (header.save, header.namespace) != (record.save, record.namespace):
+                raise CorruptError(f"parity record: the header of rank {header.rank} is of another save")
+        return record
+
+    def header(self, rank: int) -> ShardRecord | None:
+        """The copy of a rank's shard record, if this member keeps it."""
+        return next((header for header in self.headers if header.rank == rank), None)
+
+
+def write_parity(directory: Path, name: str, record: ParityRecord) -> None:
+    """Publishes parity; its data must be complete."""
+    durable_write(directory / f"{name}.json", seal_json(record.to_json()), sync=False)
+
+
+def read_parity(directory: Path, name: str) -> ParityRecord:
+    """Raises CorruptError for a damaged record, FileNotFoundError for none."""
+    return ParityRecord.from_json(unseal_json(read_regular(directory / f"{name}.json", MAX_BYTES)))

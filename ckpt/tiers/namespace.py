@@ -1,0 +1,72 @@
+"""The namespace that a path or URL on a command line names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ckpt.config import CheckpointConfig
+from ckpt.errors import ConfigError
+from ckpt.format.shard_record import SaveId
+from ckpt.tiers.lookup import is_url, s3_tiers
+from ckpt.tiers.mark import MARK
+from ckpt.tiers.posix import SharedTier, read_mark
+from ckpt.tiers.s3 import S3Tier
+from ckpt.tiers.throttle import Throttle
+from ckpt.tiers.tier import Tier
+
+
+def open_namespace(where: str, namespace: str | None = None) -> Tier:
+    """The tier at a namespace's folder or prefix, or right below the directory or prefix given.
+
+    Args:
+        where: an existing directory, or s3://bucket/prefix.
+        namespace: which one, where there are several.
+
+    Raises:
+        ConfigError: there is none, or there are several and none is named.
+        NamespaceError: its mark cannot be read.
+        OSError: the storage cannot be read.
+    """
+    tiers: Sequence[Tier] = s3_tiers(where) if is_url(where) else _directories(Path(where))
+    found = [tier for tier in tiers if namespace in (None, tier.namespace)]
+    if len(found) != 1:
+        names = ", ".join(tier.namespace for tier in tiers) or "none"
+        wanted = "one checkpoint namespace" if namespace is None else f"namespace {namespace}"
+        raise ConfigError(f"{where}: expected {wanted}, found {names}; give the folder of one")
+    return found[0]
+
+
+def make_namespace(where: str, namespace: str, throttle: Throttle | None = None) -> Tier:
+    """The tier of that namespace below a directory or prefix; it may not be there yet, and is not made here."""
+    CheckpointConfig.from_mapping({"namespace": namespace}, where="namespace")
+    if is_url(where):
+        return S3Tier(where, namespace, throttle=throttle)
+    return SharedTier(Path(where).absolute(), namespace, throttle=throttle)
+
+
+def committed_step(tier: Tier, step: int | None) -> SaveId:
+    """The newest committed save of a step; of all steps when None. Raises ConfigError when there is none."""
+    for save in tier.steps():
+        if step in (None, save.step):
+            return save
+    what = "committed step" if step is None else f"committed step {step}"
+    raise ConfigError(f"{tier.where}: holds no {what}; look with `holdfast ckpt ls`")
+
+
+def _directories(path: Path) -> list[SharedTier]:
+    if (path / MARK).is_file():
+        folders = [path]
+    elif path.is_dir():
+        folders = sorted(mark.parent for mark in path.glob(f"*/{MARK}"))
+    else:
+        raise ConfigError(f"{path}: is no directory")
+    tiers = []
+    for folder in folders:
+        mark, tier = read_mark(folder), SharedTier(folder.parent, folder.name)
+        if mark.node is not None:
+            raise ConfigError(f"{path}: holds only the shards of node {mark.node}; give a shared checkpoint directory")
+        if mark.namespace != folder.name:
+            raise ConfigError(f"{folder}: is marked as namespace {mark.namespace!r:.100}; rename it back")
+        tiers.append(tier)
+    return tiers

@@ -1,0 +1,281 @@
+"""torch.distributed.checkpoint on the same shards, slots and tiers as Checkpointer.save.
+
+Torch plans who writes which part; each rank's part becomes its shard. Objects that are no tensors are stored as JSON,
+not pickled. No metadata file is kept: the reader puts torch's metadata together from the layouts of all shards, so the
+world size may change between save and load.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch.distributed.checkpoint import StorageReader, StorageWriter
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from ckpt.errors import CheckpointError, StateError
+from ckpt.format.boxes import Box, cover
+from ckpt.format.json_values import decode, encode, tag_of
+from ckpt.format.layout import Chunk
+from ckpt.format.shard_record import ShardRecord
+from ckpt.worker.lazy_torch import is_dtensor
+from ckpt.worker.load.match import DCP
+from ckpt.worker.load.shard_reader import Read, SavedStep
+from ckpt.worker.placement import parts_of
+from ckpt.worker.save.flatten import Piece
+from ckpt.worker.tensors import check_target, check_tensor, chunk_box, torch_dtype, waited
+
+
+class Shards(Protocol):
+    """Where shards go and come from; `ckpt.Checkpointer` is one, and says what each of these does."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def newest_step(self) -> int: ...
+    def save_pieces(self, step: int, pieces: list[Piece], tree: Any, *, drain: bool = False) -> None: ...
+    def saved_step(self) -> SavedStep: ...
+    def stored_step(self, step: int) -> SavedStep: ...
+    def loaded(self) -> None: ...
+
+
+class DcpWriter(StorageWriter):
+    """Give it to torch.distributed.checkpoint.save or async_save as `storage_writer`; one for each step.
+
+    A save that fails for want of memory or of an agent is logged and counted like any other, and raises nothing.
+    """
+
+    def __init__(self, checkpointer: Shards, step: int, *, drain: bool = False) -> None:
+        """
+        Args:
+            checkpointer: the process's own.
+            step: greater than that of the save before.
+            drain: to every lower tier, whatever their cadence.
+        """
+        self._checkpointer = checkpointer
+        self._step = step
+        self._drain = drain
+
+    def __reduce__(self) -> NoReturn:
+        raise StateError(
+            "dcp_writer: works in its own process only; call dcp.async_save with "
+            "async_checkpointer_type=AsyncCheckpointerType.THREAD, which is its default"
+        )
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing to forget: a writer serves one step. The id is not used; step and namespace say where to write."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """All ranks are equal here."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Stages this rank's part.
+
+        Raises:
+            StateError: an object cannot be stored as JSON; names its key.
+        """
+        objects, pieces, results = [], [], []
+        for item in plan.items:
+            if item.type is WriteItemType.BYTE_IO:
+                node = _object(item, planner)
+                objects.append([item.index.fqn, node])
+                size_bytes = len(str(node))
+            else:
+                check_one_box(planner, item.index.fqn)
+                piece = _piece(item, waited(planner.resolve_data(item)).detach())
+                pieces.append(piece)
+                size_bytes = piece.data.numel() * piece.data.element_size()
+            results.append(WriteResult(index=item.index, size_in_bytes=size_bytes, storage_data=None))
+        mappings = encode(plan.planner_data or {}, ("planner_data",))
+        tree = {DCP: {"objects": objects, "mappings": mappings}}
+        self._checkpointer.save_pieces(self._step, pieces, tree, drain=self._drain)
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """The agents commit the step when all ranks have staged it; torch's metadata is made again from the shards."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False
+
+    def storage_meta(self) -> StorageMeta | None:
+        return None
+
+
+class DcpReader(StorageReader):
+    """Give it to torch.distributed.checkpoint.load as `storage_reader`; `Checkpointer.newest_step` is its step."""
+
+    def __init__(self, checkpointer: Shards, step: int | None) -> None:
+        newest = checkpointer.newest_step
+        if not newest and step is None:
+            raise CheckpointError("dcp_reader: there is no step to restore; look at Checkpointer.newest_step before")
+        self._checkpointer = checkpointer
+        self._saved: SavedStep
+        if step is None or step == newest:
+            self._saved = checkpointer.saved_step()
+        else:
+            self._saved = checkpointer.stored_step(step)
+        self._content(next(self._records()))
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing to forget. The id is not used."""
+
+    def read_metadata(self, *args: Any) -> Metadata:
+        """Torch's metadata, from the layouts of all ranks' shards."""
+        tensors: dict[str, Any] = {}
+        mappings: dict[str, Any] = {}
+        for record in self._records():
+            content = self._content(record)
+            mappings.update(decode(content["mappings"]))
+            tensors.update({fqn: BytesStorageMetadata() for fqn, _ in content["objects"]})
+            for chunk in record.layout.chunks:
+                _add_chunk(tensors, chunk)
+        return Metadata(state_dict_metadata=tensors, planner_data=mappings)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """All ranks are equal here."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Says which save this rank has found: several attempts may have saved the same step."""
+        return replace(plan, storage_data=self._saved.record(0).save)
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        if len(saves := {plan.storage_data for plan in plans}) > 1:
+            raise CheckpointError(f"dcp_reader: ranks found different saves of step {self._saved.step}: {saves}")
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fills the tensors of this rank's plan, reading from whichever ranks hold the parts."""
+        table = self._table()
+        objects = {fqn: node for record in self._records() for fqn, node in self._content(record)["objects"]}
+        reads: list[Read] = []
+        tensors: list[tuple[ReadItem, torch.Tensor]] = []
+        for item in plan.items:
+            if item.type is LoadItemType.BYTE_IO:
+                planner.load_bytes(item, _pickled_in_memory(decode(objects[item.storage_index.fqn])))
+            else:
+                check_one_box(planner, item.dest_index.fqn)
+                target = waited(planner.resolve_tensor(item)).detach()
+                check_target(target, (item.dest_index.fqn,))
+                reads += _reads(item, target, table.get(item.storage_index.fqn, []))
+                tensors.append((item, target))
+        with torch.no_grad():
+            self._saved.read(reads)
+        for item, target in tensors:
+            planner.commit_tensor(item, target)
+        self._checkpointer.loaded()
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False
+
+    def _records(self) -> Iterator[ShardRecord]:
+        return self._saved.records(self._checkpointer.rank % self._saved.world_size)
+
+    def _content(self, record: ShardRecord) -> Any:
+        tree = record.layout.tree
+        if tag_of(tree) != DCP:
+            step, is_newest = self._saved.step, self._saved.step == self._checkpointer.newest_step
+            how = "load it with Checkpointer.load()" if is_newest else f"`holdfast ckpt export --step {step}` gives it"
+            raise StateError(f"step {step} was saved with Checkpointer.save(): {how}")
+        return tree[DCP]
+
+    def _table(self) -> dict[str, list[tuple[Box, tuple[int, Chunk]]]]:
+        """All chunks on offer by name, our own shard's first."""
+        table: dict[str, list[tuple[Box, tuple[int, Chunk]]]] = {}
+        for record in self._records():
+            for chunk in record.layout.chunks:
+                table.setdefault(chunk.key, []).append((chunk_box(chunk), (record.rank, chunk)))
+        return table
+
+
+def check_one_box(planner: SavePlanner | LoadPlanner, fqn: str) -> None:
+    """Raises StateError for a DTensor whose local tensor has gaps: torch plans one box for it, with wrong rows."""
+    live: Any = getattr(planner, "state_dict", {}).get(fqn)
+    if is_dtensor(live) and len(parts_of(live, (fqn,))) > 1:
+        raise StateError(
+            f"{fqn}: a DTensor placed by {live.placements} has gaps between its rows, which torch's planner does not "
+            "know; redistribute it, or use Checkpointer.save() and load()"
+        )
+
+
+def _object(item: WriteItem, planner: SavePlanner) -> Any:
+    lookup = getattr(planner, "lookup_object", None)
+    if lookup is None:
+        raise StateError(
+            f"{type(planner).__name__} has no lookup_object(); use a planner derived from DefaultSavePlanner"
+        )
+    return encode(lookup(item.index), (item.index.fqn,))
+
+
+def _piece(item: WriteItem, data: torch.Tensor) -> Piece:
+    check_tensor(data, (item.index.fqn,))
+    if item.tensor_data is None:
+        raise StateError(f"{item.index.fqn}: the plan has no tensor_data for it")
+    chunk = item.tensor_data.chunk
+    box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
+    return Piece(key=item.index.fqn, data=data.reshape(box.sizes), shape=tuple(item.tensor_data.size), box=box)
+
+
+def _add_chunk(tensors: dict[str, Any], chunk: Chunk) -> None:
+    """Adds a chunk to the metadata of its tensor; replicas count once."""
+    metadata = tensors.get(chunk.key)
+    if metadata is None:
+        properties = TensorProperties(dtype=torch_dtype(chunk))
+        metadata = tensors[chunk.key] = TensorStorageMetadata(properties, torch.Size(chunk.shape), [])
+    box = ChunkStorageMetadata(offsets=torch.Size(chunk.offsets), sizes=torch.Size(chunk.sizes))
+    if box not in metadata.chunks:
+        metadata.chunks.append(box)
+
+
+def _reads(item: ReadItem, target: torch.Tensor, offers: list[tuple[Box, tuple[int, Chunk]]]) -> Iterator[Read]:
+    origin = item.storage_index.offset or (0,) * len(item.lengths)
+    start = tuple(a + b for a, b in zip(origin, item.storage_offsets, strict=True))
+    wanted = Box(start, tuple(item.lengths))
+    parts, missing = cover(wanted, offers)
+    if missing:
+        raise CheckpointError(f"{item.storage_index.fqn}: no rank saved the elements from {missing[0].offsets}")
+    for part, _, (rank, chunk) in parts:
+        yield Read(rank=rank, chunk=chunk, part=part, target=target[part.within(wanted)].copy_)
+
+
+def _pickled_in_memory(value: Any) -> io.BytesIO:
+    """What torch's planners expect of an object: bytes that they unpickle. Made here, never read from storage."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    buffer.seek(0)
+    return buffer

@@ -1,0 +1,111 @@
+"""What a saved step holds, without a live state to fill: its values at once, its tensors on demand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ckpt.errors import ConfigError, CorruptError
+from ckpt.format.boxes import Box
+from ckpt.format.json_values import decode, tag_of
+from ckpt.worker.lazy_torch import no_grad, torch
+from ckpt.worker.load.match import DCP
+from ckpt.worker.load.read_plan import TensorReads
+from ckpt.worker.load.shard_reader import SavedStep
+from ckpt.worker.tensors import ARRAY, DTENSOR, STATE, TAGS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """One rank's part of a saved step."""
+
+    step: int
+    world_size: int  # of the run that saved it
+    rank: int  # the saved rank whose plain tensors, arrays and values these are
+    state: dict[str, Any]  # as it was saved, with a StoredTensor for each tensor and array, a dict for each object
+
+
+class StoredTensor:
+    """A whole tensor of a saved step, put together from the ranks that hold its parts when it is read."""
+
+    def __init__(self, tensors: TensorReads, saved: SavedStep, node: dict[str, str]) -> None:
+        self._tensors = tensors
+        self._saved = saved
+        self._node = node
+        self.shape, self.dtype = tensors.kind(node)
+        """The dtype by its name in torch, or in NumPy: "bfloat16"."""
+
+    def read(self) -> Any:
+        """The torch.Tensor, on the CPU, or the NumPy array; every byte of it verifies.
+
+        Raises:
+            CheckpointError: no source has the bytes intact.
+        """
+        return self[()]
+
+    def __getitem__(self, index: Any) -> Any:
+        """A part of the tensor: slices without steps, one for each of the first dimensions. Only that part is read."""
+        slices = index if isinstance(index, tuple) else (index,)
+        if len(slices) > len(self.shape) or any(not isinstance(s, slice) or s.step not in (None, 1) for s in slices):
+            raise TypeError(f"{self!r}: index {index!r}, expected at most {len(self.shape)} slices without steps")
+        slices += (slice(None),) * (len(self.shape) - len(slices))
+        bounds = [s.indices(size)[:2] for s, size in zip(slices, self.shape, strict=True)]
+        box = Box(tuple(start for start, _ in bounds), tuple(max(0, end - start) for start, end in bounds))
+        with no_grad():
+            into = self._empty(box.sizes)
+            self._saved.read(self._tensors.part(self._node, box, into))
+        return into
+
+    def _empty(self, sizes: tuple[int, ...]) -> Any:
+        if tag_of(self._node) == ARRAY:
+            return np.empty(sizes, self.dtype)
+        return torch.empty(sizes, dtype=getattr(torch, self.dtype))
+
+    def __repr__(self) -> str:
+        return f"StoredTensor({next(iter(self._node.values()))!r}, {self.dtype} {list(self.shape)})"
+
+
+def contents_of(saved: SavedStep, rank: int) -> Contents:
+    """Reads the values of a saved rank; its tensors are read when they are asked for.
+
+    Raises:
+        ConfigError: there is no such rank.
+        CorruptError: a value names a class that this process has not imported.
+    """
+    if not 0 <= rank < saved.world_size:
+        raise ConfigError(f"step {saved.step}: no rank {rank}; it was saved by {saved.world_size} ranks")
+    tree = saved.record(rank).layout.tree
+    state = _of_dcp(saved, rank) if tag_of(tree) == DCP else _of_tree(saved, rank, tree)
+    return Contents(step=saved.step, world_size=saved.world_size, rank=rank, state=state)
+
+
+def _of_tree(saved: SavedStep, rank: int, tree: Any) -> Any:
+    tensors = TensorReads(saved, rank)
+
+    def resolve(tag: str, content: Any) -> Any:
+        if tag == STATE:
+            return decode(content, resolve)
+        if tag not in TAGS:
+            raise CorruptError(f"step {saved.step}: unknown tag {tag!r:.40}")
+        return StoredTensor(tensors, saved, {tag: content})
+
+    return decode(tree, resolve)
+
+
+def _of_dcp(saved: SavedStep, rank: int) -> Any:
+    """Torch's planner stores what ranks hold alike with one of them: all ranks' parts are one state."""
+    from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
+
+    tensors = TensorReads(saved, rank, everywhere=True)
+    flat: dict[str, Any] = {}
+    mappings: dict[str, Any] = {}
+    for record in saved.records(rank):
+        content = record.layout.tree[DCP]
+        mappings = decode(content["mappings"]) | mappings
+        flat = {name: decode(node) for name, node in content["objects"]} | flat
+        for chunk in record.layout.chunks:
+            if chunk.key not in flat:
+                flat[chunk.key] = StoredTensor(tensors, saved, {DTENSOR: chunk.key})
+    return unflatten_state_dict(flat, {name: (name,) for name in flat} | mappings)

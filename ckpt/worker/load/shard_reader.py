@@ -1,0 +1,211 @@
+"""One saved step's shards, as the node's agent hands them out: every byte is verified before it is used."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ckpt.errors import AgentError, CheckpointError, CorruptError
+from ckpt.format.atomic_files import open_regular
+from ckpt.format.boxes import Box
+from ckpt.format.checksums import block_count, blocks_of_range
+from ckpt.format.layout import Chunk
+from ckpt.format.shard_record import ShardRecord
+from ckpt.worker.load.verified_copy import Region, copy_verified
+from ckpt.worker.tensors import chunk_box, torch_dtype, view_array, view_bytes
+
+_TRIES = 6  # own memory, a partner's copy, three lower tiers, and one to spare
+
+Mapped = Callable[[str, int], "memoryview | None"]  # a file's first bytes, where they are mapped already
+
+log = logging.getLogger(__name__)
+
+
+class Agent(Protocol):
+    """What is needed of the connection to the agent; `ckpt.agent.rpc.client.AgentClient` is one."""
+
+    def request(self, op: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """A part of a chunk, and where it goes."""
+
+    rank: int  # whose shard
+    chunk: Chunk
+    part: Box  # inside the chunk's box
+    target: Callable[[Any], Any]  # takes a tensor over the mapped bytes, of the part's sizes; must copy
+    flat: np.ndarray | None = None  # the target's own bytes, where they are the whole chunk's, one after another
+    as_array: bool = False  # whether the target takes a NumPy array instead
+
+    @property
+    def itemsize(self) -> int:
+        elements = chunk_box(self.chunk).elements
+        return self.chunk.nbytes // elements if elements else 0
+
+
+class SavedStep:
+    """A step that the agents have agreed to restore."""
+
+    def __init__(
+        self, agent: Agent, *, step: int, world_size: int, node: str, open_s: float, threads: int = 1,
+        mapped: Mapped = lambda path, nbytes: None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            agent: the connection to this node's agent.
+            step: the step agreed on.
+            world_size: of the run that saved it.
+            node: this node's name, for messages.
+            open_s: how long to wait for each shard.
+            threads: how many copy and verify at once.
+            mapped: finds bytes that this process has mapped already.
+        """
+        self.step = step
+        self.world_size = world_size
+        self.bytes_read = 0
+        self._agent = agent
+        self._node = node
+        self._open_s = open_s
+        self._threads = threads
+        self._mapped = mapped
+        self._records: dict[int, ShardRecord] = {}
+
+    def record(self, rank: int) -> ShardRecord:
+        """The record of a saved rank's shard; its bytes are not fetched."""
+        if rank not in self._records:
+            self._records[rank] = self._open(rank, [])[2]
+        return self._records[rank]
+
+    def records(self, first: int) -> Iterator[ShardRecord]:
+        """The records of all saved ranks, one by one, starting with `first`."""
+        for i in range(self.world_size):
+            yield self.record((first + i) % self.world_size)
+
+    def read(self, reads: Iterable[Read]) -> None:
+        """Fetches, verifies and hands out parts, shard by shard.
+
+        Raises:
+            CheckpointError: no source has the bytes intact; names the step.
+        """
+        for rank, wanted in _by_rank(reads).items():
+            self._read_shard(rank, wanted)
+
+    def wants(self, reads: Iterable[Read]) -> list[tuple[int, list[int] | None]]:
+        """The ranks whose shards hold the parts, and which of their blocks: None for all."""
+        found = []
+        for rank, wanted in _by_rank(reads).items():
+            blocks = _blocks(wanted)
+            found.append((rank, None if self._is_all(rank, blocks) else blocks))
+        return found
+
+    def _is_all(self, rank: int, blocks: list[int]) -> bool:
+        return len(blocks) == block_count(self.record(rank).layout.nbytes)
+
+    def _read_shard(self, rank: int, wanted: list[Read]) -> None:
+        blocks = _blocks(wanted)
+        if not blocks:
+            return
+        everything = self._is_all(rank, blocks)
+        for _ in range(_TRIES):
+            path, base, record = self._open(rank, None if everything else blocks)
+            data = None if base else self._mapped(path, record.layout.nbytes)
+            if data is None:
+                data = _map(path, base, record.layout.nbytes)
+            regions = [Region(start=read.chunk.start, target=read.flat) for read in wanted if read.flat is not None]
+            bad = blocks if data is None else copy_verified(data, record.blocks, blocks, regions, self._threads)
+            if not bad and data is not None:
+                for read in wanted:
+                    self._hand_out(data, read)
+                return
+            log.warning(
+                "step %d: %d blocks of rank %d are damaged in %s: asking for another source",
+                self.step,
+                len(bad),
+                rank,
+                path,
+            )
+            self._agent.request("bad", timeout_s=self._open_s, rank=rank, block=bad[0] if bad else 0, path=path)
+        raise CheckpointError(
+            f"step {self.step}: no source has the shard of rank {rank} intact; "
+            "start the job again: it will restore an older step"
+        )
+
+    def _hand_out(self, data: memoryview, read: Read) -> None:
+        chunk = read.chunk
+        if read.flat is not None:
+            self.bytes_read += chunk.nbytes
+            return
+        whole: Any
+        if read.as_array:
+            whole = view_array(data, chunk.start, chunk.dtype, chunk.sizes)
+        else:
+            whole = view_bytes(data, chunk.start, torch_dtype(chunk), chunk.sizes)
+        read.target(whole[read.part.within(chunk_box(chunk))])
+        self.bytes_read += read.part.elements * read.itemsize
+
+    def _open(self, rank: int, blocks: list[int] | None) -> tuple[str, int, ShardRecord]:
+        try:
+            reply = self._agent.request("open", timeout_s=self._open_s, rank=rank, blocks=blocks)
+        except AgentError as error:
+            raise CheckpointError(
+                f"step {self.step}: the agent of node {self._node} has no shard of rank {rank}: {error}"
+            ) from None
+        record = ShardRecord.from_json(reply["record"])
+        known = self._records.get(rank, record)
+        if (record.save, record.rank, record.layout) != (
+            known.save,
+            rank,
+            known.layout,
+        ) or record.save.step != self.step:
+            raise CorruptError(
+                f"step {self.step}: the shard offered for rank {rank} is of rank {record.rank}, {record.save}"
+            )
+        return str(reply["path"]), int(reply["base"]), record
+
+
+def _by_rank(reads: Iterable[Read]) -> dict[int, list[Read]]:
+    found: dict[int, list[Read]] = defaultdict(list)
+    for read in reads:
+        found[read.rank].append(read)
+    return found
+
+
+def _blocks(reads: list[Read]) -> list[int]:
+    """The blocks of a shard that hold its reads."""
+    return sorted({block for read in reads for block in blocks_of_range(*_byte_range(read))})
+
+
+def _byte_range(read: Read) -> tuple[int, int]:
+    """Start and length of the bytes in the shard that a part touches."""
+    first, end = read.part.span(chunk_box(read.chunk))
+    return read.chunk.start + first * read.itemsize, (end - first) * read.itemsize
+
+
+def _map(path: str, base: int, nbytes: int) -> memoryview | None:
+    """The shard's bytes, private to us; None when the file is gone or too short."""
+    if not nbytes:
+        return memoryview(b"")
+    try:
+        descriptor = open_regular(Path(path))
+    except (CorruptError, OSError) as error:
+        log.warning("%s: %s", path, error)
+        return None
+    try:
+        if os.fstat(descriptor).st_size < base + nbytes:
+            log.warning("%s: ends before byte %d of the shard", path, base + nbytes)
+            return None
+        start = base - base % mmap.ALLOCATIONGRANULARITY
+        # Copy on write only because torch warns of read-only memory; nothing is ever written here.
+        memory = mmap.mmap(descriptor, base + nbytes - start, access=mmap.ACCESS_COPY, offset=start)
+    finally:
+        os.close(descriptor)
+    return memoryview(memory)[base - start :]

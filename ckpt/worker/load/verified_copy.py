@@ -1,0 +1,71 @@
+"""Copying and verifying in one pass over memory, by several threads: each piece is checksummed while caches hold it."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from ckpt.format.checksums import BLOCK_BYTES, block_count
+from ckpt.native.memcpy import copy_bytes
+from ckpt.native.pages import populate_for_reading
+
+# Stays in a core's cache between the copy and the checksum. Both release Python's lock: taking it back between smaller
+# pieces costs more than it gains.
+_PIECE_BYTES = 512 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """Bytes of a shard, and where they go."""
+
+    start: int  # in the shard
+    target: np.ndarray  # of bytes
+
+
+def copy_verified(
+    data: memoryview, expected: Sequence[str], blocks: Sequence[int], regions: Sequence[Region], threads: int
+) -> list[int]:
+    """Copies regions of a shard; they are good only when nothing is returned.
+
+    Args:
+        data: the whole shard.
+        expected: one checksum (ckpt.format.checksums) per block of the shard.
+        blocks: the blocks to verify, which hold all regions.
+        regions: disjoint.
+        threads: how many work at once.
+
+    Returns:
+        The blocks whose bytes do not match.
+    """
+    if len(expected) != block_count(len(data)):
+        return list(blocks) or [0]
+    source = np.frombuffer(data, np.uint8)
+    address = source.ctypes.data
+    ordered = sorted((region for region in regions if region.target.size), key=lambda region: region.start)
+    starts = [region.start for region in ordered]
+
+    def copy_piece(first: int, last: int) -> None:
+        for region in ordered[max(0, bisect.bisect_right(starts, first) - 1) : bisect.bisect_left(starts, last)]:
+            low, high = max(first, region.start), min(last, region.start + region.target.size)
+            if low < high:
+                copy_bytes(region.target.ctypes.data + low - region.start, address + low, high - low)
+
+    def is_bad(block: int) -> bool:
+        end = min(len(data), (block + 1) * BLOCK_BYTES)
+        populate_for_reading(address + block * BLOCK_BYTES, end - block * BLOCK_BYTES)
+        state = xxhash.xxh3_128()
+        for first in range(block * BLOCK_BYTES, end, _PIECE_BYTES):
+            last = min(end, first + _PIECE_BYTES)
+            copy_piece(first, last)
+            state.update(source[first:last].data)
+        return state.hexdigest() != expected[block]
+
+    if threads == 1 or len(blocks) < 2:
+        return [block for block in blocks if is_bad(block)]
+    with ThreadPoolExecutor(threads, thread_name_prefix="ckpt-verify") as pool:
+        return [block for block, bad in zip(blocks, pool.map(is_bad, blocks), strict=True) if bad]

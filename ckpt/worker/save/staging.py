@@ -1,0 +1,201 @@
+"""From live state to a slot: one copy into memory that is mapped and laid out already. The only time training waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from ckpt.format.layout import Chunk, Layout, align
+from ckpt.format.rank_grid import Spread
+from ckpt.memory.arena import Slot
+from ckpt.native.memcpy import Move, ParallelCopy
+from ckpt.worker.lazy_torch import no_grad, torch
+from ckpt.worker.save.async_copy import Copies, Job, Overlap
+from ckpt.worker.save.cuda import Cuda, Device
+from ckpt.worker.save.flatten import Piece, State, place_of
+from ckpt.worker.save.replicas import Replica, Share, share_out
+from ckpt.worker.tensors import Local, dtype_name, lies_flat, view_array, view_bytes
+
+
+class Stager:
+    """Copies pieces into slots. Layout and mapped views are kept while the state keeps its structure."""
+
+    def __init__(self, rank: int = 0, threads: int = 1, device: Device | None = None) -> None:
+        """`threads`: how many copy at once; `device`: the accelerator, CUDA's GPUs unless a test brings its own."""
+        self._copies = ParallelCopy(threads)
+        self.tokens: dict[str, int] = {}  # of the plan's groups of replicas: see ckpt.worker.save.replicas
+        self._rank = rank
+        self._shares: dict[int, Share] = {}  # of pieces by their place; the others are stored whole
+        self._cuts: list[tuple[int, Any]] | None = None  # of pieces: the tensor and the index in it; None: one for one
+        self._sharing = True
+        self._signature: list[tuple[Any, ...]] | None = None
+        self._chunks: tuple[Chunk, ...] = ()
+        self._arrays: list[bool] = []  # for each chunk, whether it is NumPy's
+        self._spreads: tuple[Spread, ...] = ()
+        self._nbytes = 0
+        self._views: dict[int, tuple[Any, list[Local]]] = {}  # by slot index: the mapping, and views of it
+        self._device = device or Cuda()
+        self._overlap = Overlap(self._device)
+        self._pins: dict[int, tuple[Any, Callable[[], None] | None]] = {}  # by slot index: the mapping, what unpins it
+        self._pinning = threading.Lock()
+
+    def store_replicas_everywhere(self) -> None:
+        """From now on every rank stores all it holds: the ranks do not agree on what they hold alike."""
+        self._sharing, self._signature = False, None
+
+    def plan(self, state: State) -> int:
+        """Lays a state out, unless it has the structure of the one before; returns the shard's bytes."""
+        if state.signature != self._signature:
+            pieces = state.pieces()
+            replicas = {number: _replica(piece) for number, piece in enumerate(pieces) if piece.group is not None}
+            self._shares, self.tokens = share_out(replicas if self._sharing else {}, self._rank)
+            self._lay_out(pieces)
+            whole = [piece.number for piece in pieces if piece.index == (...,)] == list(range(len(state.values)))
+            self._cuts = None if whole else [(piece.number, piece.index) for piece in pieces]
+            self._signature = state.signature
+        return self._nbytes
+
+    def plan_pieces(self, pieces: list[Piece]) -> int:
+        """Lays out pieces that come without a signature; returns the shard's bytes."""
+        self._shares, self.tokens, self._signature, self._cuts = {}, {}, None, None
+        self._lay_out(pieces)
+        return self._nbytes
+
+    def stage(self, slot: Slot, tensors: list[Local], tree: Any) -> Layout:
+        """Copies tensors, in the order of the plan, into a reserved slot; returns when all bytes are there."""
+        self._copy(zip(self._slot_views(slot), self._pieces_of(tensors), strict=True))
+        return self._layout(tree)
+
+    def stage_beside(self, slot: Slot, state: State) -> tuple[Layout, Copies | None]:
+        """Copies a planned state into a reserved slot.
+
+        Returns:
+            Its layout; and the copies from the accelerator that still run, of which nothing that training does later
+            is seen.
+
+        Raises:
+            CopyError: the accelerator refused.
+        """
+        tensors = state.tensors()
+        if not any(map(self._device.holds, tensors)):
+            return self.stage(slot, tensors, state.tree), None
+        views, pieces, stepped = self._slot_views(slot), self._pieces_of(tensors), state.stepped()
+        sources = [number for number, _ in self._cuts] if self._cuts is not None else range(len(tensors))
+        aside = [i for i, number in enumerate(sources) if self._device.holds(tensors[number])]
+        jobs = [
+            Job(
+                key=self._chunks[i].key,
+                view=views[i],
+                tensor=pieces[i],
+                stepped=place_of(tensors[sources[i]]) in stepped,
+            )
+            for i in aside
+        ]
+        with no_grad():
+            copies = self._overlap.start(jobs)
+        others = sorted(set(range(len(pieces))) - set(aside))
+        self._copy((views[i], pieces[i]) for i in others)
+        return self._layout(state.tree), copies
+
+    def pin(self, slot: Slot) -> None:
+        """Makes a reserved slot fast for copies from the accelerator, if it is not; takes long. From any thread."""
+        with self._pinning:
+            if slot.index not in self._pins and slot.memory is not None:
+                self._pins[slot.index] = (slot.memory, self._device.pin(slot.memory))
+
+    def hold_back(self) -> None:
+        """What changes from now on does not reach copies that still run."""
+        self._overlap.hold_back()
+
+    def close(self) -> None:
+        """Gives the mapped memory up; no copies may run any more."""
+        self._overlap.close()
+        self._copies.close()
+        self._views.clear()
+        for index in list(self._pins):
+            self._unpin(index)
+
+    def _pieces_of(self, tensors: list[Local]) -> list[Local]:
+        """What this rank stores of the plan's tensors, one for each chunk."""
+        if self._cuts is not None:
+            tensors = [tensors[number][index] for number, index in self._cuts]
+        if self._shares:
+            tensors = [self._shares[i].of(tensor) if i in self._shares else tensor for i, tensor in enumerate(tensors)]
+        return tensors
+
+    def _copy(self, pairs: Iterable[tuple[Local, Local]]) -> None:
+        """Copies from memory into views."""
+        moves = []
+        with no_grad():
+            for view, data in pairs:
+                if lies_flat(data):
+                    moves.append(Move(target=_address(view), source=_address(data), nbytes=view.nbytes))
+                elif isinstance(data, np.ndarray):
+                    np.copyto(view, data)
+                else:
+                    view.copy_(data)
+        self._copies.run(moves)
+
+    def _layout(self, tree: Any) -> Layout:
+        return Layout(chunks=self._chunks, tree=tree, nbytes=self._nbytes, spreads=self._spreads)
+
+    def _lay_out(self, pieces: list[Piece]) -> None:
+        chunks, start = [], 0
+        spreads: dict[Spread, int] = {}
+        for number, piece in enumerate(pieces):
+            share = self._shares.get(number)
+            box = share.box(piece.box) if share else piece.box
+            nbytes = box.elements * piece.data.dtype.itemsize
+            chunks.append(
+                Chunk(
+                    key=piece.key,
+                    dtype=dtype_name(piece.data.dtype),
+                    shape=piece.shape,
+                    offsets=box.offsets,
+                    sizes=box.sizes,
+                    start=start,
+                    nbytes=nbytes,
+                    spread=spreads.setdefault(piece.spread, len(spreads)) if piece.spread else None,
+                    owners=share.owners if share else None,
+                )
+            )
+            start += align(nbytes)
+        self._arrays = [isinstance(piece.data, np.ndarray) for piece in pieces]
+        self._chunks, self._nbytes, self._spreads = tuple(chunks), start, tuple(spreads)
+        self._views.clear()
+
+    def _slot_views(self, slot: Slot) -> list[Local]:
+        memory, views = self._views.get(slot.index, (None, []))
+        if memory is not slot.memory or memory is None:
+            memory = slot.memory
+            views = [
+                view_array(memory, c.start, c.dtype, c.sizes)
+                if is_array
+                else view_bytes(memory, c.start, getattr(torch, c.dtype), c.sizes)
+                for c, is_array in zip(self._chunks, self._arrays, strict=True)
+            ]
+            self._views[slot.index] = (memory, views)
+            if self._pins.get(slot.index, (None, None))[0] is not memory:
+                with self._pinning:
+                    self._unpin(slot.index)
+                self.pin(slot)
+        return views
+
+    def _unpin(self, index: int) -> None:
+        unpin = self._pins.pop(index, (None, None))[1]
+        if unpin is not None:
+            unpin()
+
+
+def _address(data: Local) -> int:
+    return data.ctypes.data if isinstance(data, np.ndarray) else data.data_ptr()
+
+
+def _replica(piece: Piece) -> Replica:
+    nbytes = piece.box.elements * piece.data.dtype.itemsize
+    return Replica(
+        group=piece.group or (), key=piece.key, dtype=dtype_name(piece.data.dtype), box=piece.box, nbytes=nbytes
+    )

@@ -1,0 +1,415 @@
+"""This worker's link with its node's agent, and the slots that it stages into."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ckpt.agent.rpc.client import AgentClient
+from ckpt.config import CheckpointConfig, Place
+from ckpt.errors import AgentError, CheckpointError, CopyError
+from ckpt.format.layout import Layout
+from ckpt.format.shard_record import SaveId
+from ckpt.memory.arena import Arena, Slot
+from ckpt.memory.board import Board
+from ckpt.native.memcpy import threads_per_rank
+from ckpt.worker.journal import rate
+from ckpt.worker.load.shard_reader import SavedStep
+from ckpt.worker.save.async_copy import Background, Copies
+from ckpt.worker.timeouts import Deadlines
+
+GROW_THREAD, MAP_THREAD = "ckpt-grow", "ckpt-map"
+_REMEMBER = 64  # steps
+_FOLLOW_S = 1.0  # between looks for events that came beside the answer to a request
+_REJOIN_POLL_S = 0.05  # between looks for an agent in the place of the lost one
+
+_opened: Counter[tuple[Path, int]] = Counter()  # sessions of this process, by the agent's socket and local rank
+
+Stage = Callable[[Slot], tuple[Layout, Copies | None]]  # the copies that still run when it returns
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Which worker this is."""
+
+    rank: int
+    local_rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the agents have agreed to restore."""
+
+    step: int  # 0: nothing
+    tier: str
+    world_size: int
+
+
+class Session:
+    """From the first use of a Checkpointer to its end. Saves never raise for what storage or agent do."""
+
+    def __init__(
+        self, place: Place, config: CheckpointConfig, identity: Identity, deadlines: Deadlines,
+        pin: Callable[[Slot], None], wants: Callable[[SavedStep], list[Any]] | None = None,
+    ) -> None:  # fmt: skip
+        """Waits for the agent and its plan.
+
+        Args:
+            pin: is given every slot that memory was made ready for.
+            wants: says what a load would read of a step, while lost shards of it are still being made again.
+
+        Raises:
+            AgentError: it did not answer in time; names it.
+        """
+        self.failed_saves = 0
+        self._place = place
+        self._identity = identity
+        self._deadlines = deadlines
+        self._lost = False  # the agent is gone
+        self._hopeless = ""  # why no save can come about any more
+        self._skipped: deque[int] = deque(maxlen=_REMEMBER)  # steps of which no shard was staged here
+        self._away_since_s = 0.0  # when the agent, or its world, was lost
+        self._missed_step = self._missed_saves = 0  # the last one that was not saved since, and how many
+        self._closed = threading.Event()
+        self._lock = threading.RLock()  # around what the agent's events change
+        self._arena = Arena(place.ram_dir, identity.local_rank, config.slots)
+        threading.Thread(target=self._arena.map_ahead, name=MAP_THREAD, daemon=True).start()  # while the agents plan
+        opened = place.socket_path, identity.local_rank
+        self._number = _opened[opened] + 1  # the same on all ranks, as they make the same calls
+        self._agent = self._connect(deadlines.connect_s)
+        if wants is not None:
+            self._look_ahead(wants)
+        reply = self._agent.request("plan", timeout_s=deadlines.plan_s)
+        self.plan = Plan(step=reply["step"], tier=reply["tier"], world_size=reply["world_size"])
+        self._generation = int(reply["generation"])
+        _opened[opened] = self._number
+        for skipped in reply.get("skipped", []):
+            log.warning("rank %d: step %s passed over: %s", identity.rank, skipped["step"], skipped["reason"])
+        newest = SaveId(step=self.plan.step, attempt=reply["attempt"], run_id=place.run_id) if self.plan.step else None
+        self._arena.adopt(newest, pinned=reply["pinned"])
+        self._grown_bytes = 0
+        self._replicas_differ = False
+        self._sealing = Background("ckpt-seal")
+        self._pin = pin
+        threading.Thread(target=self._follow, name="ckpt-follow", daemon=True).start()
+
+    def saved_step(self) -> SavedStep:
+        """The planned step's shards; only when the plan has a step."""
+        return self._saved_step(self.plan.step, self.plan.world_size)
+
+    def _look_ahead(self, wants: Callable[[SavedStep], list[Any]]) -> None:
+        """Has the agent fetch what survives before the rest is there. What goes wrong shows in the load itself."""
+        foreseen = self._agent.request("foreseen", timeout_s=self._deadlines.plan_s)
+        if not foreseen["step"]:
+            return
+        try:
+            wanted = wants(self._saved_step(foreseen["step"], foreseen["world_size"]))
+        except Exception as error:
+            log.debug("rank %d: nothing is read ahead: %s", self._identity.rank, error)
+            return
+        self._agent.send("ahead", step=foreseen["step"], wants=wanted)
+
+    def _saved_step(self, step: int, world_size: int) -> SavedStep:
+        return SavedStep(
+            self._agent,
+            step=step,
+            world_size=world_size,
+            node=self._place.node,
+            open_s=self._deadlines.open_s,
+            threads=threads_per_rank(self._place.ranks_per_node),
+            mapped=self._arena.mapped,
+        )
+
+    def _connect(self, timeout_s: float) -> AgentClient:
+        path, who = self._place.socket_path, self._identity
+        return AgentClient.connect(
+            path, rank=who.rank, local_rank=who.local_rank, session=self._number, timeout_s=timeout_s
+        )
+
+    def prepare(self, nbytes: int) -> None:
+        """Makes memory ready for saves of this size, in the background: the first touch is many times slower."""
+        if nbytes > self._grown_bytes:
+            self._grown_bytes = nbytes
+            threading.Thread(target=self._grow, args=(nbytes,), name=GROW_THREAD, daemon=True).start()
+
+    def _grow(self, nbytes: int) -> None:
+        self._arena.grow(nbytes)
+        for slot in self._arena.slots:
+            self._pin(slot)
+
+    def loaded(self) -> None:
+        """Tells the agent that what it fetched for us may go."""
+        self._send("loaded", step=self.plan.step)
+
+    def save(self, step: int, nbytes: int, stage: Stage, *, tokens: dict[str, int], drain: bool) -> None:
+        """Stages one save and hands it to the agent, as soon as all its bytes are there.
+
+        Args:
+            step: the step.
+            nbytes: of the shard.
+            stage: fills a slot that has been reserved for `nbytes`.
+            tokens: of the groups that share their replicas out: ckpt.worker.save.replicas.
+            drain: write it to every lower tier, whatever their cadence.
+
+        What fails is logged and counted, and training goes on.
+        """
+        with self._lock:
+            self._save(step, nbytes, stage, tokens, drain)
+
+    def _save(self, step: int, nbytes: int, stage: Stage, tokens: dict[str, int], drain: bool) -> None:
+        started = time.monotonic()
+        slot, reason = self._take(step)
+        if slot is not None:
+            try:
+                slot.reserve(nbytes)
+            except OSError as error:
+                self._arena.give_back(slot)
+                slot, reason = None, f"no memory for {nbytes} bytes in {self._place.ram_dir}: {error.strerror}"
+        if slot is None:
+            self._skip(step, reason)
+            return
+        try:
+            layout, copies = stage(slot)
+        except CopyError as error:
+            self._arena.give_back(slot)
+            self._skip(step, str(error))
+            return
+        except BaseException:
+            self._arena.give_back(slot)
+            self._send("skipped", step=step, rank=self._identity.rank, reason="staging failed")
+            raise
+        message = {"slot": slot.index, "step": step, "rank": self._identity.rank, "layout": layout.to_json()}
+        message |= {"tokens": tokens, "drain": drain}
+        seal = partial(self._seal, self._agent, slot, copies, message, nbytes, started)
+        if copies is not None or self._sealing.busy:
+            self._sealing.do(seal)
+        else:
+            seal()
+        self.prepare(nbytes)  # the other slots will be wanted too
+
+    def _seal(
+        self,
+        agent: AgentClient,
+        slot: Slot,
+        copies: Copies | None,
+        message: dict[str, Any],
+        nbytes: int,
+        started: float,
+    ) -> None:
+        """Hands a staged save to the agent, in whichever thread sees the end of its copies; without the lock."""
+        try:
+            if copies is not None:
+                copies.wait()
+            agent.send("sealed", **message)
+        except (AgentError, CopyError) as error:
+            self._arena.give_back(slot)
+            self._skip(message["step"], str(error))
+            return
+        if self._identity.rank == 0:
+            log.info("saved step %d to memory: %s", message["step"], rate(nbytes, time.monotonic() - started))
+
+    def replicas_differ(self) -> bool:
+        """Whether a save was dropped because the ranks do not agree on what they hold alike."""
+        self._handle_events(0.0)
+        return self._replicas_differ
+
+    def flush(self) -> None:
+        """Waits until none of this node's saves is in flight any more."""
+        self._settle(self._deadlines.flush_s)
+        self._await_outcomes()
+
+    def _settle(self, timeout_s: float) -> None:
+        if not self._sealing.settle(timeout_s):
+            log.warning("rank %d: copies have not ended within %g s", self._identity.rank, timeout_s)
+
+    def _await_outcomes(self) -> None:
+        if self._lost:
+            return
+        try:
+            self._agent.request("flush", timeout_s=self._deadlines.flush_s)
+            self._handle_events(0.0)
+        except AgentError as error:
+            log.warning("rank %d: whether the last saves are safe is not known: %s", self._identity.rank, error)
+            self._lose(error)
+
+    def close(self, *, flush: bool) -> None:
+        """Says goodbye, so that nobody waits for this rank; copies that still run have a moment to end.
+
+        Args:
+            flush: wait then for the saves in flight; what lacks the shard of a rank that has said goodbye is dropped.
+        """
+        self._settle(self._deadlines.flush_s if flush else self._deadlines.slot_s)
+        self._leave_word()
+        self._send("bye")
+        if flush:
+            self._await_outcomes()
+        with self._lock:
+            self._closed.set()
+            self._agent.close()
+
+    def _leave_word(self) -> None:
+        """For agents that do not hear our farewell: those that will take the place of the ones we have, or had."""
+        with (
+            contextlib.suppress(CheckpointError, OSError),
+            contextlib.closing(Board.open(self._place.ram_dir)) as board,
+        ):
+            board.set_closed(self._identity.local_rank, self._place.attempt, self._number)
+
+    def _follow(self) -> None:
+        """Hears what becomes of saves as it happens, in a thread of its own: the next save may be far away.
+
+        The same thread finds the way back when the agent is lost, so that training never waits for it.
+        """
+        while not self._closed.is_set():
+            self._agent.wait(_FOLLOW_S)
+            with self._lock:
+                is_lost = not self._closed.is_set() and not self._handle_events(0.0)
+            if is_lost:
+                self._rejoin()
+
+    def _rejoin(self) -> None:
+        """Returns when an agent has come in the place of the lost one, or the session is closed."""
+        found = None
+        while found is None and not self._closed.wait(_REJOIN_POLL_S):
+            found = self._find_agent()
+        if found is None:
+            return
+        agent, reply = found
+        with self._lock:
+            if self._closed.is_set():
+                agent.close()
+            else:
+                self._take_up(agent, reply)
+
+    def _find_agent(self) -> tuple[AgentClient, dict[str, Any]] | None:
+        """An agent of a later generation, once saving can go on there and no copy into a slot is under way here."""
+        try:
+            agent = self._connect(0.0)
+        except AgentError:
+            return None
+        try:
+            reply = agent.request("rejoin", timeout_s=self._deadlines.plan_s, generation=self._generation)
+            if self._sealing.settle(self._deadlines.slot_s):
+                return agent, reply
+        except AgentError as error:
+            log.debug("rank %d: no agent yet: %s", self._identity.rank, error)
+        agent.close()
+        return None
+
+    def _take_up(self, agent: AgentClient, reply: dict[str, Any]) -> None:
+        """Goes on with another agent; what was in flight with the lost one is given up."""
+        newest = SaveId(step=reply["step"], attempt=reply["attempt"], run_id=self._place.run_id)
+        for step in self._arena.rejoin(newest if newest.step else None, pinned=reply["pinned"]):
+            self._count("step %d was dropped before it was committed: the agents were lost", step)
+        self._agent.close()
+        self._agent, self._generation = agent, reply["generation"]
+        self._lost, self._hopeless = False, ""
+        away_s = time.monotonic() - self._away_since_s
+        level = logging.WARNING if self._identity.rank == 0 else logging.DEBUG
+        text = "rank %d: saving goes on after %.1f s without an agent; %d saves were missed"
+        log.log(level, text, self._identity.rank, away_s, self._missed_saves)
+        if self._missed_saves:  # ranks that came back before us may have saved some of these, and wait for us
+            self._send("missed", step=self._missed_step, rank=self._identity.rank)
+            self._missed_saves = 0
+
+    def _take(self, step: int) -> tuple[Slot | None, str]:
+        """A free slot, waiting for one within the deadline; or why there is none."""
+        deadline = time.monotonic() + self._deadlines.slot_s
+        wait_s = 0.0
+        while self._handle_events(wait_s) and not self._hopeless:
+            slot = self._arena.take(step)
+            if slot is not None:
+                return slot, ""
+            wait_s = deadline - time.monotonic()
+            if wait_s <= 0:
+                return (
+                    None,
+                    f"no slot within {self._deadlines.slot_s:g} s, waited for the agent: {self._arena.describe()}",
+                )
+        return None, self._hopeless
+
+    def _handle_events(self, timeout_s: float) -> bool:
+        """Follows what the agent says of earlier saves; False once it is gone."""
+        with self._lock:
+            if self._lost:
+                return False
+            try:
+                events = self._agent.events(timeout_s)
+            except AgentError as error:
+                self._lose(error)
+                return False
+            for event in events:
+                self._heed(event)
+            return True
+
+    def _heed(self, event: dict[str, Any]) -> None:
+        step = event.get("step", 0)
+        match event["event"]:
+            case "committed":
+                self._arena.committed(step, pinned=bool(event.get("pinned")))
+                self._report("in the memory of all nodes", event)
+            case "drained":
+                if not event.get("pinned"):
+                    self._arena.drained(step)
+                if event.get("failed"):
+                    self._count("step %d did not reach the %s tier; it is safe in memory", step, event.get("tier"))
+                else:
+                    self._report(f"in tier {event.get('tier')}", event)
+            case "passed_over" if self._identity.rank == 0:
+                tier, older = event.get("tier"), event.get("under_way")
+                log.warning("step %d does not go to the %s tier: step %s is still on its way there", step, tier, older)
+            case "dropped":
+                self._arena.dropped(step)
+                self._replicas_differ |= bool(event.get("replicas_differ"))
+                if step not in self._skipped:  # else this is the echo of our own word
+                    self._count("step %d was dropped before it was committed: %s", step, event.get("reason"))
+            case "world_lost":
+                self._despair(str(event.get("reason")))
+
+    def _report(self, where: str, event: dict[str, Any]) -> None:
+        if self._identity.rank == 0 and "bytes" in event:
+            log.info("committed step %d %s: %s", event["step"], where, rate(event["bytes"], event["seconds"]))
+
+    def _send(self, op: str, **fields: object) -> bool:
+        if self._lost:
+            return False
+        try:
+            self._agent.send(op, **fields)
+        except AgentError as error:
+            self._lose(error)
+        return not self._lost
+
+    def _lose(self, error: AgentError) -> None:
+        self._lost = True
+        self._despair(f"the agent of node {self._place.node} is gone: {error}")
+
+    def _despair(self, reason: str) -> None:
+        """No save can come about until other agents are there: said once, not for each save that is missed."""
+        if not self._hopeless:
+            log.error("rank %d: saving stops, training goes on: %s", self._identity.rank, reason)
+            self._away_since_s = time.monotonic()
+        self._hopeless = reason
+
+    def _skip(self, step: int, reason: str) -> None:
+        self._skipped.append(step)
+        self._send("skipped", step=step, rank=self._identity.rank, reason=reason)
+        if self._hopeless:
+            self._missed_step = step
+            self._missed_saves += 1
+            self.failed_saves += 1
+            return
+        self._count("step %d is not saved: %s", step, reason)
+
+    def _count(self, message: str, *args: object) -> None:
+        self.failed_saves += 1
+        log.warning("rank %d: " + message, self._identity.rank, *args)

@@ -1,0 +1,250 @@
+"""Agents of our own for an MPI program, one on each of its nodes, in an MPI world of theirs.
+
+Rank 0 starts them beside the program: inside a Slurm job by an srun, on one node as a child. Nobody tells them to end:
+on each node one rank stays connected from here to `close`, and when no process of the program is connected on any node
+they leave together (ckpt.agent.process.idle_exit), so a killed program's agents end too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ckpt.agent.process.launch import ONE_WORLD, command, environment, outside_our_step, srun
+from ckpt.agent.rpc.client import Monitor
+from ckpt.config import CheckpointConfig, Place
+from ckpt.errors import AgentError, CheckpointError, ConfigError
+from ckpt.worker.standalone.memory_dir import (
+    LOG,
+    agent_variables,
+    lock_directory,
+    memory_directory,
+    open_log,
+    read_note,
+    run_id,
+    slurm_job,
+    write_note,
+)
+
+_POLL_S = 0.02
+_LOOK_S = 0.5  # for the agent's socket, between looks whether the agents' start has failed
+_GRACE_S = 30.0  # beyond rank 0's own deadline, before the other ranks give up waiting for it
+_END_S = 30.0  # for the agents to end once this program's ranks have closed; else they end a little later
+_TAIL_LINES = 3
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """What each rank tells all others: where it sits, and what it found there."""
+
+    node: str
+    local_rank: int
+    ranks_on_node: int
+    last_attempt: int = 0
+    error: str = ""
+
+
+class ProgramAgents:
+    """The agents of an MPI program that no launcher has started; `place` says where this process stands."""
+
+    def __init__(self, comm: Any, config: CheckpointConfig, env: Mapping[str, str], timeout_s: float) -> None:
+        """Starts the agents and returns when all nodes' listen. Collective over `comm`: all ranks raise or none.
+
+        Args:
+            comm: of mpi4py, the program's ranks.
+            config: what to keep where; the same on all ranks.
+            env: this process's environment, with LOCAL_RANK and LOCAL_WORLD_SIZE.
+            timeout_s: for the agents to listen.
+
+        Raises:
+            ConfigError: the ranks do not lie on the nodes as they should, the nodes are not of a Slurm job, or the
+                namespace is in use on one of them.
+            AgentError: the agents did not start; says on which node, and what their log says last.
+        """
+        self._process: subprocess.Popen[bytes] | None = None
+        self._monitor: Monitor | None = None
+        self._lock = -1
+        try:
+            self._join(comm, config, env, timeout_s)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def close(self) -> None:
+        """Takes leave. Rank 0 then waits a while for the agents to end: they do when all ranks have closed."""
+        self._let_go()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            process.wait(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            log.warning(
+                "the checkpoint agents have not ended within %g s: some rank has not closed its Checkpointer; "
+                "they end when it does",
+                _END_S,
+            )
+
+    def _let_go(self) -> None:
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None:
+            with contextlib.suppress(AgentError):
+                while monitor.receive(0) is not None:
+                    pass  # a socket closed with events unread would look like a fault at the other end
+            monitor.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _join(self, comm: Any, config: CheckpointConfig, env: Mapping[str, str], timeout_s: float) -> None:
+        job, leads = slurm_job(env), int(env["LOCAL_RANK"]) == 0
+        ram_dir, seat = self._sit_down(config, env, job, leads)
+        seats = comm.allgather(seat)
+        if errors := sorted({seat.error for seat in seats if seat.error}):
+            raise ConfigError("; ".join(errors))
+        nodes = nodes_of(seats)
+        if len(nodes) > 1 and not job:
+            raise ConfigError(
+                f"Checkpointer: the communicator spans {', '.join(nodes)}, and this is no Slurm job: only there can an "
+                "agent be started on each; run the program by srun or mpirun in one (sbatch, salloc), or on one node"
+            )
+        attempt = max(int(time.time()), 1 + max(seat.last_attempt for seat in seats))
+        run = _told_by_rank_0(comm, lambda: f"{attempt} {run_id(config, job)}").split(" ", 1)
+        self.place = Place(
+            run_id=run[1], attempt=int(run[0]), node=seat.node, nodes=nodes, ranks_per_node=seat.ranks_on_node,
+            ram_dir=ram_dir, job=env.get("SLURM_JOB_ID", ""),
+        )  # fmt: skip
+        if leads:
+            with contextlib.suppress(OSError):  # a full memory file system; the time of day counts on as well
+                write_note(self.place)
+        self._meet(comm, config, leads, timeout_s)
+
+    def _sit_down(self, config: CheckpointConfig, env: Mapping[str, str], job: str, leads: bool) -> tuple[Path, Seat]:
+        """Takes the node's memory directory, by the node's first rank; what is wrong with it is told to all."""
+        # Slurm's name of a node is what srun understands; a process that mpirun has started here may lack it.
+        node = env.get("SLURMD_NODENAME") or os.uname().nodename
+        seat = Seat(node=node, local_rank=int(env["LOCAL_RANK"]), ranks_on_node=int(env["LOCAL_WORLD_SIZE"]))
+        try:
+            ram_dir = memory_directory(config, job)
+            if leads:
+                self._lock = lock_directory(ram_dir, config)
+            return ram_dir, replace(seat, last_attempt=int(read_note(ram_dir).get("attempt", 0)))
+        except (ConfigError, OSError, TypeError, ValueError) as error:
+            return Path(), replace(seat, error=f"node {node}: {error}")
+
+    def _meet(self, comm: Any, config: CheckpointConfig, leads: bool, timeout_s: float) -> None:
+        """Rank 0 starts the agents; then every node's first rank connects to its own."""
+
+        def start() -> str:
+            self._start(config)
+            self._monitor = self._connect_while_starting(timeout_s)
+            return ""
+
+        if comm.rank:
+            _wait_quietly(comm, timeout_s + _GRACE_S)
+        _told_by_rank_0(comm, start, arrive=True)
+        error = ""
+        if leads and comm.rank:
+            try:  # the agents listen only after they all have met
+                self._monitor = Monitor.connect(self.place.ram_dir, self.place.attempt, timeout_s)
+            except AgentError as failed:
+                error = f"node {self.place.node}: {failed}"
+        if errors := sorted(filter(None, comm.allgather(error))):
+            raise AgentError("; ".join(errors))
+
+    def _start(self, config: CheckpointConfig) -> None:
+        place, argv = self.place, command(until_unused=True)
+        variables = {**outside_our_step(os.environ), **environment(), **agent_variables(place, config)}
+        if len(place.nodes) == 1:
+            variables["HOLDFAST_NODE"] = place.node
+        else:
+            argv = [*srun(place.job, place.nodes, *ONE_WORLD), *argv]
+        with open(place.ram_dir / LOG, "ab", opener=open_log) as output:
+            self._process = subprocess.Popen(
+                argv,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for the program; the agents still have to keep what they have
+            )
+
+    def _connect_while_starting(self, timeout_s: float) -> Monitor:
+        place, process = self.place, self._process
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return Monitor.connect(place.ram_dir, place.attempt, _LOOK_S)
+            except AgentError:
+                ended = process is not None and process.poll() is not None
+                if not ended and time.monotonic() < deadline:
+                    continue
+            what = "could not be started" if ended else f"do not listen within {timeout_s:g} s"
+            raise AgentError(f"agents of {', '.join(place.nodes)} {what}: {_tail(place.ram_dir / LOG)}")
+
+
+def nodes_of(seats: list[Seat]) -> tuple[str, ...]:
+    """The nodes in the order of their ranks.
+
+    Raises:
+        ConfigError: the ranks do not lie node after node, as many on each: agents know by a rank's number where it is.
+    """
+    nodes = tuple(dict.fromkeys(seat.node for seat in seats))
+    counts = {node: sum(seat.node == node for seat in seats) for node in nodes}
+    apart = next((seat for seat in seats if seat.ranks_on_node != counts[seat.node]), None)
+    if apart is not None:
+        raise ConfigError(
+            f"Checkpointer: {counts[apart.node]} ranks say that they run on node {apart.node}, MPI finds "
+            f"{apart.ranks_on_node} together there; give nodes and containers names of their own"
+        )
+    here = [(seat.node, seat.local_rank) for seat in seats]
+    if here != [(node, rank) for node in nodes for rank in range(seats[0].ranks_on_node)]:
+        found = ", ".join(f"{count} on {node}" for node, count in counts.items())
+        raise ConfigError(
+            f"Checkpointer: ranks {found}; expected the same number on each node and numbered node after node: "
+            "srun --ntasks-per-node=N --distribution=block, mpirun --map-by ppr:N:node"
+        )
+    return nodes
+
+
+def _told_by_rank_0(comm: Any, tell: Callable[[], str], *, arrive: bool = False) -> str:
+    """What `tell` returns on rank 0, on all ranks; or its error. `arrive`: the others wait in _wait_quietly."""
+    said, error = "", ""
+    if comm.rank == 0:
+        try:
+            said = tell()
+        except (CheckpointError, OSError) as failed:
+            error = str(failed)
+        if arrive:
+            comm.Ibarrier().Wait()
+    said, error = comm.bcast((said, error))
+    if error:
+        raise AgentError(error)
+    return said
+
+
+def _wait_quietly(comm: Any, timeout_s: float) -> None:
+    """Waits for rank 0 without keeping the cores busy that it starts agents on, as a blocking call would."""
+    arrived, deadline = comm.Ibarrier(), time.monotonic() + timeout_s
+    while not arrived.Test():
+        if time.monotonic() > deadline:
+            raise AgentError(f"rank 0 has not started the checkpoint agents within {timeout_s:g} s")
+        time.sleep(_POLL_S)
+
+
+def _tail(path: Path) -> str:
+    """The last lines of a log, in one."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return f"{path} ends with: {' | '.join(lines)}" if lines else f"{path} is empty"

@@ -1,0 +1,112 @@
+"""A one-node agent of our own, for a script that runs without a launcher (python, torchrun on one node).
+
+Rank 0 of the node starts it and writes a note into the memory directory; the other workers of the same launch wait for
+the note. The agent ends with rank 0. An MPI program has a communicator instead of notes: ckpt.worker.standalone.mpi.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ckpt.agent.process.launch import command
+from ckpt.agent.rpc.client import Monitor
+from ckpt.config import CheckpointConfig, Place
+from ckpt.errors import AgentError, ConfigError
+from ckpt.worker.session import Identity
+from ckpt.worker.standalone.memory_dir import (
+    LOG,
+    agent_variables,
+    lock_directory,
+    memory_directory,
+    open_log,
+    read_note,
+    run_id,
+    write_note,
+)
+
+_POLL_S = 0.02
+_END_S = 30.0  # for the agent to end after it was asked to
+
+log = logging.getLogger(__name__)
+
+
+class SoloAgent:
+    """The agent of a run that has one node and no launcher; `place` says where this process stands."""
+
+    def __init__(self, config: CheckpointConfig, identity: Identity, env: Mapping[str, str], timeout_s: float) -> None:
+        """Starts the agent (rank 0), or waits until rank 0 has.
+
+        Raises:
+            ConfigError: more than one node, or the namespace is in use on this node.
+            AgentError: rank 0 did not start the agent in time.
+        """
+        ranks = int(env.get("LOCAL_WORLD_SIZE", "1"))
+        if int(env.get("WORLD_SIZE", "1")) != ranks:
+            raise ConfigError(
+                "Checkpointer: several nodes need the launcher (holdfast run or submit): it starts an agent on each; "
+                "or, in an MPI program, Checkpointer(comm)"
+            )
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = -1
+        # All workers of one launch share their parent and its restart count.
+        launch = f"{os.getppid()}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        ram_dir = memory_directory(config)
+        if identity.local_rank == 0:
+            self._lock = lock_directory(ram_dir, config)
+            attempt = max(int(time.time()), read_note(ram_dir).get("attempt", 0) + 1)
+            self.place = _place(ram_dir, run_id(config), attempt, ranks)
+            self._start(config)
+            write_note(self.place, launch)
+        else:
+            note = _wait_for_note(ram_dir, launch, timeout_s)
+            self.place = _place(ram_dir, str(note["run_id"]), int(note["attempt"]), ranks)
+
+    def close(self) -> None:
+        """Ends the agent, where this process has started it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):  # somebody may just have removed the directory
+            write_note(self.place)  # nobody may follow it any more
+        try:
+            with Monitor.connect(self.place.ram_dir, self.place.attempt, timeout_s=_END_S) as monitor:
+                monitor.shutdown()
+            process.wait(timeout=_END_S)
+        except (AgentError, subprocess.TimeoutExpired) as error:
+            log.warning("the checkpoint agent (pid %d) does not end: %s; killing it", process.pid, error)
+            process.kill()
+            process.wait()
+        os.close(self._lock)
+
+    def _start(self, config: CheckpointConfig) -> None:
+        variables = agent_variables(self.place, config) | {"HOLDFAST_NODE": self.place.node}
+        with open(self.place.ram_dir / LOG, "ab", opener=open_log) as output:
+            self._process = subprocess.Popen(
+                command(),
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for the script; the agent still has to keep what it has
+            )
+
+
+def _place(ram_dir: Path, run: str, attempt: int, ranks: int) -> Place:
+    node = os.uname().nodename
+    return Place(run_id=run, attempt=attempt, node=node, nodes=(node,), ranks_per_node=ranks, ram_dir=ram_dir)
+
+
+def _wait_for_note(ram_dir: Path, launch: str, timeout_s: float) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout_s
+    while (note := read_note(ram_dir)).get("launch") != launch or not Path(f"/proc/{note.get('pid')}").exists():
+        if time.monotonic() > deadline:
+            raise AgentError(f"{ram_dir}: local rank 0 has not started the checkpoint agent within {timeout_s:g} s")
+        time.sleep(_POLL_S)
+    return note

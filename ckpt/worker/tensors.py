@@ -1,0 +1,134 @@
+"""What counts as a tensor in a state, and how its bytes lie in memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ckpt.errors import CorruptError, StateError
+from ckpt.format.boxes import Box
+from ckpt.format.json_values import Path, name_of, unsupported
+from ckpt.format.layout import Chunk
+from ckpt.worker.lazy_torch import is_dtensor, is_tensor, torch
+
+TENSOR, DTENSOR, ARRAY = "#tensor", "#dtensor", "#array"
+TAGS = (TENSOR, DTENSOR, ARRAY)
+STATE = "#state"  # the state_dict() of an object
+
+Local = Any  # a torch.Tensor or a np.ndarray: this rank's bytes of a value
+
+_PLACEMENTS = ("Replicate", "Shard", "_StridedShard")
+_ARRAY_DTYPES = ("bool", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32",
+                 "float64", "complex64", "complex128")  # fmt: skip
+
+
+def tag_of_live(value: Any) -> str | None:
+    """The tag under which a live value is stored; None when it is no tensor."""
+    if is_tensor(value):
+        return DTENSOR if is_dtensor(value) else TENSOR
+    return ARRAY if isinstance(value, np.ndarray) else None
+
+
+def is_stateful(value: Any) -> bool:
+    """Whether a value saves and loads itself; a class of such values does not."""
+    if isinstance(value, type):
+        return False
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def check_tensor(value: Any, path: Path) -> None:
+    """Raises StateError for tensors and arrays whose bytes do not say all, or are not there."""
+    if is_dtensor(value):
+        for placement in value.placements:
+            if type(placement).__name__ not in _PLACEMENTS:
+                raise StateError(
+                    f"{name_of(path)}: a DTensor placed by {placement}, expected {', '.join(_PLACEMENTS)}; "
+                    "redistribute it before saving"
+                )
+        check_tensor(waited(value._local_tensor), path)
+    elif is_tensor(value):
+        if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise unsupported(value, path)
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            kind = "meta" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
+            raise StateError(f"{name_of(path)}: a {kind} tensor, expected a strided one with data")
+    elif type(value) not in (np.ndarray, np.memmap) or value.dtype.name not in _ARRAY_DTYPES:
+        raise StateError(f"{name_of(path)}: a NumPy array of dtype {value.dtype}, expected numbers or booleans")
+
+
+def check_target(value: Any, path: Path) -> None:
+    """Raises StateError for what `check_tensor` refuses, and for tensors that cannot be filled element by element."""
+    check_tensor(value, path)
+    local = local_part(value)
+    if is_tensor(local) and any(s == 0 and n > 1 for s, n in zip(local.stride(), local.shape, strict=True)):
+        raise StateError(f"{name_of(path)}: an expanded tensor, whose elements share memory; clone() it before load()")
+
+
+def waited(value: Any) -> Any:
+    """A tensor; the result of a collective that may still run, once it has ended."""
+    return value.trigger_wait() if type(value).__name__ == "AsyncCollectiveTensor" else value
+
+
+def local_part(value: Any) -> Local:
+    """The tensor that holds this rank's bytes, detached; an array is its own."""
+    if isinstance(value, np.ndarray):
+        return value
+    return waited(value._local_tensor if is_dtensor(value) else value).detach()
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name stored for a torch or NumPy dtype."""
+    name = str(dtype)
+    return name.removeprefix("torch.") if name.startswith("torch.") else np.dtype(dtype).name
+
+
+def torch_dtype(chunk: Chunk) -> torch.dtype:
+    """The torch dtype of a chunk; raises CorruptError when there is none of that name and size."""
+    dtype = getattr(torch, chunk.dtype, None)
+    if not isinstance(dtype, torch.dtype) or chunk.nbytes != dtype.itemsize * chunk_box(chunk).elements:
+        raise CorruptError(f"chunk {chunk.key!r:.200}: {chunk.nbytes} bytes of dtype {chunk.dtype!r:.40} {chunk.sizes}")
+    return dtype
+
+
+def check_array_dtype(chunk: Chunk) -> None:
+    """Raises CorruptError unless a chunk's bytes are numbers that NumPy knows."""
+    if chunk.dtype not in _ARRAY_DTYPES or chunk.nbytes != np.dtype(chunk.dtype).itemsize * chunk_box(chunk).elements:
+        raise CorruptError(f"chunk {chunk.key!r:.200}: {chunk.nbytes} bytes of dtype {chunk.dtype!r:.40} {chunk.sizes}")
+
+
+def chunk_box(chunk: Chunk) -> Box:
+    """The box of the whole tensor that a chunk holds."""
+    return Box(chunk.offsets, chunk.sizes)
+
+
+def lies_flat(value: Local) -> bool:
+    """Whether a tensor's or array's bytes lie in memory as they are stored: on the CPU, in row-major order."""
+    if isinstance(value, np.ndarray):
+        return value.flags.c_contiguous and value.dtype.isnative
+    return value.device.type == "cpu" and value.is_contiguous() and not value.is_conj() and not value.is_neg()
+
+
+def flat_bytes(value: Local) -> np.ndarray | None:
+    """The bytes of a tensor or array in row-major order, as they lie in memory; None when they do not lie so."""
+    if not lies_flat(value):
+        return None
+    if isinstance(value, np.ndarray):
+        return value.reshape(-1).view(np.uint8)
+    return np.asarray(value.detach().reshape(-1).view(torch.uint8).numpy())
+
+
+def view_bytes(buffer: Any, start: int, dtype: torch.dtype, sizes: tuple[int, ...]) -> torch.Tensor:
+    """A tensor over some bytes of a mapped buffer, not copied."""
+    elements = math.prod(sizes)
+    if not elements:
+        return torch.empty(sizes, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype, count=elements, offset=start).view(sizes)
+
+
+def view_array(buffer: Any, start: int, dtype: str, sizes: tuple[int, ...]) -> np.ndarray:
+    """The same as an array."""
+    if not math.prod(sizes):
+        return np.empty(sizes, dtype)
+    return np.frombuffer(buffer, dtype, math.prod(sizes), start).reshape(sizes)
