@@ -15,6 +15,7 @@
     jobfile        what to run; checkpoint_plan.py says what its checkpoints will take
     module_names   a script's own modules win over Holdfast's of the same name
     channel        authenticated frames between supervisor and runners; half_open.py and listener.py bound strangers
+    job_socket     a socket that only the job's hosts reach; host_addresses.py: which these are
     doctor/        whether a job will run here
     fabric         NCCL over EFA: what to set, what its log says; environment.py and node_env.py lint what is set
     domains        which switch each node hangs on

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from launcher.doctor.node import finding_of
 from launcher.doctor.slurm_settings import judge_settings
 from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec
+from launcher.runner.port import PORTS
 from lifecycle import Finding, Status
 from slurm import Slurm, SlurmError
 from slurm.command import CommandError, Runner, run
@@ -28,6 +30,7 @@ QUEUE_S = 60  # how long a node is waited for
 STEP_MIN = 5
 NODE_S = 240.0
 CLOCK_S = 0.5
+_REACHED_S = 3.0
 _SEEN_S = 5.0  # a network file system shows a new file late
 _OF_THE_STEP = ("partition", "account", "qos", "reservation", "constraint", "container-image", "container-mounts")
 
@@ -67,7 +70,8 @@ def examine(spec: JobSpec | None, folder: Path, *, on_slurm: bool, runner: Runne
         request["markers"] = [str(marker) for marker in markers.values()]
         has_pmix = on_slurm and any(row.check == "pmix" and row.status is Status.OK for row in findings)
         command = [*_step(spec, has_pmix), sys.executable, "-m", "launcher.doctor.node", json.dumps(request)]
-        findings += _on_node(command if on_slurm else command[-4:], markers, runner, expects_pmix=has_pmix)
+        command = command if on_slurm else command[-4:]
+        findings += _on_node(command, markers, runner, expects_pmix=has_pmix, on_slurm=on_slurm)
     return findings
 
 
@@ -130,7 +134,7 @@ def _step(spec: JobSpec | None, has_pmix: bool) -> list[str]:
 
 
 def _on_node(
-    command: list[str], markers: Mapping[str, Path], runner: Runner, *, expects_pmix: bool
+    command: list[str], markers: Mapping[str, Path], runner: Runner, *, expects_pmix: bool, on_slurm: bool
 ) -> Iterator[Finding]:
     begun_s = time.time()
     try:
@@ -163,7 +167,29 @@ def _on_node(
     if ahead_s > CLOCK_S:
         row = replace(row, status=Status.WARNING, advice="chrony or another time server, here and on the nodes")
     yield row
+    if on_slurm:
+        yield _rendezvous(host, facts["filter_refused"])
     yield from map(finding_of, facts["findings"])
+
+
+def _rendezvous(host: str, refused: str) -> Finding:
+    """Whether hosts beside a job's own reach torch's store on this node; this host stands for them."""
+    expected = "only a job's own hosts reach torch's rendezvous"
+    row = Finding(check="rendezvous", status=Status.OK, measured=f"{host}: a socket filter", expected=expected)
+    if not refused:
+        return row
+    why = f"{host} refuses users socket filters ({refused})"
+    port = PORTS[-1]
+    try:
+        socket.create_connection((host, port), _REACHED_S).close()
+    except ConnectionRefusedError:
+        pass
+    except socket.gaierror as error:
+        return replace(row, status=Status.UNKNOWN, measured=f"{why}; its name is not known here: {error.strerror}")
+    except OSError:
+        return replace(row, measured=f"{why}; this host does not reach its port {port}")
+    advice = "trust all users of the network, or see docs/admin/security.md"
+    return replace(row, status=Status.WARNING, measured=f"{why}; this host reaches its port {port}", advice=advice)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 
 from ckpt import CheckpointConfig, CheckpointError
 from ckpt.cli.app import probe_bucket
+from launcher.job_socket import filter_refused
 from lifecycle import Finding, Status
 from slurm.command import CommandError, run
 
@@ -32,7 +33,8 @@ def look(request: Mapping[str, Any]) -> dict[str, Any]:
         request: `markers`: files to read, and to answer beside; `checkpoint`: the job's section, or null.
 
     Returns:
-        The node's name, its time, the markers that it has read, and its findings, as JSON data.
+        The node's name, its time, the markers that it has read, why it refuses socket filters ("" where it does not),
+        and its findings, as JSON data.
     """
     seen = [marker for marker in request["markers"] if _answer(Path(marker))]
     findings = [*_health(), *_versions(), *_environment(), *_bucket(request["checkpoint"])]
@@ -41,6 +43,7 @@ def look(request: Mapping[str, Any]) -> dict[str, Any]:
         "time_s": time.time(),
         "seen": seen,
         "has_pmix": "PMIX_RANK" in os.environ,
+        "filter_refused": filter_refused(),
         "findings": [finding.to_mapping() for finding in findings],
     }
 

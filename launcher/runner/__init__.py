@@ -8,6 +8,7 @@
     watch.py       one attempt as seen on this node: the workers' board, the ckpt agent's events
     variables.py   what workers and agents find in their environment
     port.py        for the workers' next rendezvous
+    rendezvous.py  torch's, which only the job's hosts reach
     workers.py     the runner's handle on the warm process; ends workers for certain
     warm.py        the warm process, which has torch loaded: forks an elastic agent for each attempt
     process_groups.py  keeps a script's process groups until its end
@@ -21,9 +22,9 @@
     processes.py   finding and ending processes
 
 Messages (JSON objects on launcher.channel), runner -> supervisor:
-    hello {node, pid, restart_count, attempt, warm, port, problem}    first; restart_count: of the job when this runner
-        was started; attempt: what runs here, or null; problem: why this node cannot train, or null. Then once more what
-        it has told of the attempt: another supervisor may have heard that
+    hello {node, pid, restart_count, addresses, attempt, warm, port, problem}    first; restart_count: of the job when
+        this runner was started; addresses: of this host, IPv4; attempt: what runs here, or null; problem: why this node
+        cannot train, or null. Then once more what it has told of the attempt: another supervisor may have heard that
     heartbeat {attempt, step, slowest, activity, rank_ended, warm, port}    twice a second and on change; step: the
         furthest of the node's ranks; slowest: of those still training; activity: grows while they do anything that can
         be seen; rank_ended: whether one of them has ended; port: free for the next rendezvous
@@ -43,8 +44,8 @@ Messages (JSON objects on launcher.channel), runner -> supervisor:
 supervisor -> runner:
     welcome {term, turn}                     answers hello; turn: the node's place in the succession, or null
     ack {turn}                               answers a heartbeat: every other one, of who is next every one
-    start {attempt, node_rank, nodes, master_addr, master_port, agent}     begin the attempt; nodes: a hostlist;
-        agent: whether one is coming up
+    start {attempt, node_rank, nodes, master_addr, master_port, hosts, agent}    begin the attempt; nodes: a hostlist;
+        hosts: for node rank 0, address ranges of those who may reach the rendezvous; agent: whether one is coming up
     stop {attempt}                           ask all ranks to stop at one step boundary
     release_agent {attempt}                  training is over: let the agent finish and end
     renew_agents {attempt, generation}       end the node's agent; another is coming up

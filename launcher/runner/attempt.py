@@ -97,6 +97,7 @@ class NodeAttempt:
                 "nodes": len(nodes),
                 "master_addr": message["master_addr"],
                 "master_port": message["master_port"],
+                "hosts": message["hosts"],
                 "run_id": f"{self._config.run_id}-{attempt}",
                 "log_dir": str(log_dir),
                 "rendezvous_timeout_s": _RENDEZVOUS_TIMEOUT_S,

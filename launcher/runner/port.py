@@ -7,12 +7,12 @@ import random
 import socket
 
 # Below the range from which Linux takes ports for outgoing connections, so nothing takes one by chance before we do.
-_PORTS = range(20000, 32000)
+PORTS = range(20000, 32000)
 
 
 def free_port() -> int:
     """One that nobody listens on now."""
-    for port in random.sample(_PORTS, 100):
+    for port in random.sample(PORTS, 100):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))
             return port

@@ -19,6 +19,7 @@ from collections.abc import Coroutine
 
 from launcher.channel import Channel, ChannelError, Message, connect
 from launcher.errors import LauncherError, UsageError
+from launcher.host_addresses import own_addresses
 from launcher.jobfile import JobSpec, read_job
 from launcher.runner.attempt import NodeAttempt
 from launcher.runner.config import RunnerConfig
@@ -178,6 +179,7 @@ class Runner:
         host, port = address = self._address()
         hello = {"op": "hello", "node": self._config.node, "pid": os.getpid(), "problem": self._problem}
         hello |= {"restart_count": self._config.restart_count, "attempt": self._attempt.number} | self._attempt.state()
+        hello["addresses"] = own_addresses()
         connecting = asyncio.create_task(connect(host, port, secret, hello))
         try:
             while not connecting.done():

@@ -29,7 +29,8 @@ try:
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
-    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+    from launcher.runner.rendezvous import JobRendezvous
 except (ImportError, OSError) as error:  # a library of CUDA's that is missing is an OSError
     if __name__ == "__main__":
         told = f"{sys.executable} cannot load torch: {type(error).__name__}: {error}"
@@ -216,20 +217,16 @@ class _Agent(LocalElasticAgent):
         self._pids: dict[int, int] = {}
         self._errors = _ErrorFiles(task)
         self._last_words = [LastWords() for _ in range(task["workers"])]
-        master_addr, master_port = task["master_addr"], task["master_port"]
-        rendezvous = StaticTCPRendezvous(
-            master_addr, master_port, task["node_rank"], task["nodes"], task["run_id"], task["rendezvous_timeout_s"]
-        )
         spec = WorkerSpec(
             role="worker",
             local_world_size=task["workers"],
             entrypoint=run_script,
             args=(task, os.getpid(), self._last_words),
-            rdzv_handler=rendezvous,
+            rdzv_handler=JobRendezvous(task),
             max_restarts=0,
             monitor_interval=_MONITOR_INTERVAL_S,
-            master_addr=master_addr,
-            master_port=master_port,
+            master_addr=task["master_addr"],
+            master_port=task["master_port"],
         )
         super().__init__(spec, self._errors, start_method="fork", exit_barrier_timeout=_EXIT_BARRIER_S)
 

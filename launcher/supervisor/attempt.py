@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launcher.clusters.cluster import Cluster
 from launcher.history.events import Event
+from launcher.host_addresses import ranges
 from launcher.supervisor.agents import Agents
 from launcher.supervisor.clearing import clear
 from launcher.supervisor.evidence import Evidence
@@ -136,6 +137,8 @@ class Attempt:
     async def _begin(self) -> None:
         """Sets agents and workers going, at the same time."""
         first = self._nodes[0]
+        addresses = (address for node in self._nodes for address in self._links.addresses(node))
+        hosts = ranges(addresses)  # of those who may come to the first node's store
         hostlist = compress(self._nodes)  # to every node the names of all: as a list that is 160 MB at 4096 nodes
         for rank, node in enumerate(self._nodes):
             start = {
@@ -145,6 +148,7 @@ class Attempt:
                 "nodes": hostlist,
                 "master_addr": self._address(first),
                 "master_port": self._links.state(first)["port"],
+                "hosts": hosts if node == first else [],
                 "agent": self._agents.are_wanted,
             }
             self._links.send(node, start)

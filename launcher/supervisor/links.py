@@ -46,6 +46,7 @@ class _Link:
     def __init__(self, channel: Channel, hello: Message) -> None:
         self.channel = channel
         self.state = hello  # of the last heartbeat
+        self.addresses: list[str] = hello["addresses"]
         self.heard_s = time.monotonic()
         self.acked_s = 0.0
 
@@ -127,6 +128,11 @@ class Links:
         """The address from which the node's runner came; the node's name if it has just gone."""
         link = self._last(node)
         return link.channel.peer_host if link is not None else node
+
+    def addresses(self, node: str) -> list[str]:
+        """The addresses that the node's runner told when it came, and the one from which it came."""
+        link = self._last(node)
+        return [*link.addresses, link.channel.peer_host] if link is not None else []
 
     def await_return(self, nodes: Iterable[str]) -> None:
         """After a take-over: these nodes' runners look for us."""

@@ -28,5 +28,6 @@ def test_a_page_for_a_job_on_a_cluster_that_can_run_it(slurm_cluster: Any) -> No
         assert rows[name]["status"] == "ok", story
     assert rows["proctrack"]["status"] == "warning" and "proctrack/cgroup" in rows["proctrack"]["advice"], story
     assert {"memory_file_system", "locked_memory", "versions", "environment", "hooks"} <= rows.keys(), story
+    assert "rendezvous" in rows, story
     assert done.returncode == (facts["status"] == "critical"), story
     assert sorted(path.name for path in folder.iterdir()) == ["job.yaml", "train.py"]

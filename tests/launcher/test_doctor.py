@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,6 +53,7 @@ class FakeSlurm:
             raise CommandError(failed, "exit code 1")
         request = json.loads(argv[-1])
         facts = {"host": "n1", "time_s": time.time(), "seen": request["markers"], "has_pmix": True, "findings": []}
+        facts["filter_refused"] = ""
         for marker in request["markers"]:
             Path(marker).with_suffix(".seen").touch()
         return self._with(result, stdout=f"a site's banner\n{json.dumps(facts | dict(self.node))}\n")
@@ -128,7 +130,7 @@ def test_one_step_on_one_node_is_asked_with_the_jobs_own_options(tmp_path: Path)
     rows = of(examine(JobSpec.from_mapping(job, tmp_path), tmp_path / "runs", on_slurm=True, runner=slurm))
     (step,) = slurm.steps
     assert {"--partition=train", "--gpus-per-node=4", "--mpi=pmix", "--immediate=60"} <= {*step}
-    fine = ("pmix", "pmix_step", "node", "job_folder", "clock_difference")
+    fine = ("pmix", "pmix_step", "node", "job_folder", "clock_difference", "rendezvous")
     assert {rows[name].status for name in fine} == {Status.OK}
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
@@ -139,12 +141,30 @@ def test_one_step_on_one_node_is_asked_with_the_jobs_own_options(tmp_path: Path)
         ({"seen": []}, "job_folder", "critical"),
         ({"has_pmix": False}, "pmix_step", "critical"),
         ({"time_s": 0.0}, "clock_difference", "warning"),
+        ({"filter_refused": "Operation not permitted", "host": "127.0.0.1"}, "rendezvous", "warning"),
         ({"findings": [{"name": "versions", "status": "critical", "measured": "no torch"}]}, "versions", "critical"),
     ],
 )
 def test_what_the_node_says_is_judged(answer: dict[str, Any], check: str, status: str, tmp_path: Path) -> None:
     rows = of(examine(None, tmp_path, on_slurm=True, runner=FakeSlurm(config(), node=answer)))
     assert rows[check].status.word == status and (rows[check].advice or check == "versions")
+
+
+def test_torchs_rendezvous_is_open_only_where_a_neighbour_reaches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged(error: OSError) -> Finding:
+        def connect(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr("socket.create_connection", connect)
+        answer = {"filter_refused": "Operation not permitted"}
+        return of(examine(None, tmp_path, on_slurm=True, runner=FakeSlurm(config(), node=answer)))["rendezvous"]
+
+    assert judged(ConnectionRefusedError()).status is Status.WARNING, "nothing listens there, but packets arrive"
+    assert judged(TimeoutError()).status is Status.OK
+    assert judged(PermissionError("a firewall here")).status is Status.OK
+    assert judged(socket.gaierror(-2, "Name or service not known")).status is Status.UNKNOWN
 
 
 def test_no_free_node_and_no_plugin_are_said(tmp_path: Path) -> None:

@@ -35,7 +35,14 @@ class Runners:
             await self.connect(node)
 
     async def connect(self, node: str) -> None:
-        hello = {"op": "hello", "node": node, "restart_count": self.restart_count, "warm": True, "port": 1}
+        hello = {
+            "op": "hello",
+            "node": node,
+            "restart_count": self.restart_count,
+            "addresses": [],
+            "warm": True,
+            "port": 1,
+        }
         self.channels[node], welcome = await connect("127.0.0.1", self.port, SECRET, hello)
         self.turns[node] = welcome["turn"]
 

@@ -1,0 +1,55 @@
+"""The store of torch's rendezvous as an attempt's agents make it."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+
+from launcher import job_socket
+from launcher.runner.port import free_port
+from launcher.runner.rendezvous import JobRendezvous
+
+
+def task(**changes: Any) -> dict[str, Any]:
+    facts = {"master_addr": "127.0.0.1", "master_port": free_port(), "node_rank": 0, "nodes": 1, "run_id": "r"}
+    return facts | {"rendezvous_timeout_s": 20, "hosts": []} | changes
+
+
+def client(port: int) -> TCPStore:
+    return TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=20))
+
+
+@pytest.mark.skipif(bool(job_socket.filter_refused()), reason="this kernel allows this user no socket filters")
+def test_workers_of_the_job_use_the_store_and_a_neighbour_does_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_socket, "_LOOPBACK", ("127.0.0.1", "127.0.0.1"))  # the others play other hosts
+    facts = task(hosts=[["127.0.0.2", "127.0.0.3"]])
+    rendezvous = JobRendezvous(facts)
+    rendezvous.next_rendezvous().store.set("from the agent", "1")
+    assert client(facts["master_port"]).num_keys() > 0
+    address = ("127.0.0.1", facts["master_port"])
+    socket.create_connection(address, 5, ("127.0.0.3", 0)).close()
+    with pytest.raises(TimeoutError):
+        socket.create_connection(address, 0.5, ("127.0.0.9", 0))
+
+
+def test_where_the_kernel_allows_no_filter_the_store_works_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(job_socket, "_SO_ATTACH_FILTER", 9999)
+    facts = task()
+    rendezvous = JobRendezvous(facts)
+    rendezvous.next_rendezvous()
+    client(facts["master_port"]).set("a", "b")
+    assert "accepts connections from every host" in caplog.text and "Protocol not available" in caplog.text
+
+
+def test_the_store_is_bound_to_the_address_that_the_workers_are_given() -> None:
+    facts = task()
+    rendezvous = JobRendezvous(facts)
+    rendezvous.next_rendezvous()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", facts["master_port"]), 5)
