@@ -9,6 +9,7 @@ writes; all of them lie between. If one stands there twice, or not in Slurm's or
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -31,6 +32,9 @@ _STILL_RUNNING = frozenset(("RESIZING", "SIGNALING", "STOPPED"))
 # NonZeroExitCode where a shell outlived what it ran. Of a script that a signal ended, releases since 23.02 say
 # RaisedSignal:9(Killed).
 _SCRIPT_LOST = ("JobLaunchFailure", "NonZeroExitCode", "RaisedSignal")
+_TRES = re.compile(r"\s(?:Alloc)?TRES=(\S*)")
+_RESOURCE = re.compile(r"(?:^|,)(cpu|mem|node)=([0-9]+(?:\.[0-9]+)?)([KMGTP]?)")
+_UNIT = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 _ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
@@ -103,6 +107,8 @@ class Job:
         batch_host: the node on which its script runs, None before it starts.
         restarts: how often it was requeued.
         exit_code: exit code of its script.
+        memory_per_node_bytes: memory that it is allocated on a node, on average; None where Slurm does not count it.
+        cpus_per_node: processors, the same, rounded up.
     """
 
     id: int
@@ -116,6 +122,8 @@ class Job:
     exit_code: int
     excluded: tuple[str, ...] = ()
     time_left_s: float | None = None
+    memory_per_node_bytes: int | None = None
+    cpus_per_node: int | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -134,6 +142,7 @@ class Job:
     def parse(cls, line: str) -> Job:
         """Read all of `scontrol show job --oneliner JOBID`; one line, unless the job's name has several."""
         fields = _Fields(line, "JobId", _OF_JOB)
+        share = _share_of_a_node(fields.rest)
         return cls(
             id=fields.number("JobId"),
             user=fields.text("UserId").split("(")[0],
@@ -146,6 +155,8 @@ class Job:
             exit_code=int(fields.optional("ExitCode").split(":")[0] or 0),
             excluded=expand(fields.optional("ExcNodeList")),
             time_left_s=_difference_s(fields.optional("TimeLimit"), fields.optional("RunTime")),
+            memory_per_node_bytes=share.get("mem"),
+            cpus_per_node=share.get("cpu"),
         )
 
 
@@ -291,6 +302,21 @@ class _Fields:
         if not re.fullmatch(r"[0-9]{1,18}", value):
             raise RecordError(self._line, f"{key}={value}, expected a number")
         return int(value)
+
+
+def _share_of_a_node(rest: str) -> dict[str, int]:
+    """What a job has of a node, by resource, memory in bytes; from what follows NumNodes, up to Slurm's own TRES=.
+
+    Slurm prints no person's text between them. AllocTRES= stands in its place since 23.11.
+    """
+    found = _TRES.search(rest)
+    if found is None:
+        return {}
+    whole: dict[str, float] = {}
+    for name, count, unit in _RESOURCE.findall(found[1]):
+        whole[name] = float(count) * _UNIT[unit or ("M" if name == "mem" else "")]
+    nodes = whole.get("node") or 1.0
+    return {name: math.ceil(amount / nodes) for name, amount in whole.items() if amount}
 
 
 def _difference_s(limit: str, spent: str) -> float | None:

@@ -21,7 +21,7 @@ ledger.py        which jobs have memory on this node, and until when
 removal.py       removes trees of any depth and size, in small pieces
 usage.py         whose files fill the memory
 flush.py         memory of an ended job to its lower tiers, by a process of its user that the hook does not wait for
-scope.py         the control group of what runs after a job
+scope.py         the control group of what runs after a job; devices.py: its devices, with version 2
 strays.py        processes that outlived their job
 incidents.py     what the kernel said while a job ran
 places.py        where all of this is; the site's settings

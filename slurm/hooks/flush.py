@@ -1,9 +1,9 @@
 """What an ended job has only in this node's memory goes to its lower tiers, where the job asked for it.
 
 Root starts that and does nothing of it: a process of the job's user does, with the Python of this installation, an
-environment of our own and no descriptor of ours, in a control group of its own (scope.py). No hook waits for it. It
-ends by itself. The job's prolog, should the job come back, and whoever frees its memory end its scope; where a node has
-no control groups they know it by SLURM_JOB_ID (strays.py).
+environment of our own and no descriptor of ours, in a control group of its own with the job's limits (scope.py). No
+hook waits for it. It ends by itself. The job's prolog, should the job come back, and whoever frees its memory end its
+scope; where a node has no control groups they know it by SLURM_JOB_ID (strays.py).
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ import sys
 from itertools import islice
 from pathlib import Path
 
+from slurm.errors import SlurmError
 from slurm.hooks.directories import DirectoryError, as_user, job_dir
 from slurm.hooks.hook import HookJob
 from slurm.hooks.log import log
-from slurm.hooks.scope import Scope
+from slurm.hooks.scope import Limits, Scope
 
 _REQUEST = "on_job_end.json"  # left by the job's checkpoint agents (ckpt/epilog/request.py)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOST_ENTRIES = 10_000  # of the job's directory that are looked at
 _NICE = 19  # the next job comes first
 _END_S = 10.0  # for the kernel to end what is in a scope
+_ASK_S = 10.0  # for the controller's word on the job's limits
 _LAST_WORDS_S = 10  # for the process to say that it is late, before it is ended
 
 
@@ -81,10 +83,11 @@ def _watch(job: HookJob, argv: list[str], within_s: float) -> None:
     """Starts the program, and ends what it has left in its scope when it is done or its time is over."""
     scope = Scope(job)
     scope.end(_END_S)  # of an earlier flush of this job
+    limits = _limits(job)
     child = os.fork()
     if child == 0:
         try:
-            if not scope.enter():
+            if not scope.enter(limits):
                 log.warning("job %d: no control group here: its flush is known by its environment alone", job.job_id)
             _become(job, within_s)
             os.execve(argv[0], argv, _environment(job))
@@ -93,6 +96,23 @@ def _watch(job: HookJob, argv: list[str], within_s: float) -> None:
     watch = os.pidfd_open(child)
     select.select([watch], [], [], within_s + _LAST_WORDS_S)
     scope.end(_END_S)
+
+
+def _limits(job: HookJob) -> Limits:
+    """The job's own limits, as the controller has them: the job's control group has gone by now.
+
+    No hook waits for the answer. A user has no say in it: it is what Slurm has allocated.
+    """
+    from slurm.client import Slurm  # for this rare case alone
+
+    try:
+        found = Slurm(timeout_s=_ASK_S).job(job.job_id)
+    except SlurmError as error:
+        log.warning("job %d: its limits are not known: %s", job.job_id, error)
+        found = None
+    if found is None:
+        return Limits(memory_bytes=None, cpus=None)
+    return Limits(memory_bytes=found.memory_per_node_bytes, cpus=found.cpus_per_node)
 
 
 def _let_go() -> None:

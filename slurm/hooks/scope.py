@@ -10,6 +10,7 @@ import os
 import signal
 import time
 
+from slurm.hooks.devices import ALLOWED, withhold_devices
 from slurm.hooks.hook import HookJob
 from slurm.hooks.log import log
 
@@ -17,14 +18,37 @@ ROOT = "/sys/fs/cgroup"
 MOST_PROCESSES = 512  # threads counted
 MOST_MEMORY_BYTES = 4 << 30  # what is read from the job's memory directory is not counted here
 
-_LIMITS: dict[str, dict[str, tuple[str, ...]]] = {
-    "pids": {"pids.max": (str(MOST_PROCESSES),)},
-    "memory": {"memory.max": (str(MOST_MEMORY_BYTES),), "memory.limit_in_bytes": (str(MOST_MEMORY_BYTES),)},
-    # null, zero, full, random and urandom; version 2 has no file for devices
-    "devices": {"devices.deny": ("a",), "devices.allow": tuple(f"c 1:{minor} rw" for minor in (3, 5, 7, 8, 9))},
-    "freezer": {},
-}
+_KINDS = ("pids", "memory", "cpu", "devices", "freezer")
+_PERIOD_US = 100_000
 _POLL_S = 0.02
+
+
+class Limits:
+    """What a flush may use: the job's own share of the node, and no more than the ceilings above.
+
+    Attributes:
+        memory_bytes: of memory.
+        cpus: of processor time, in processors.
+    """
+
+    def __init__(self, *, memory_bytes: int | None, cpus: int | None) -> None:
+        """
+        Args:
+            memory_bytes, cpus: the job's; None where they are not known: the ceiling, and one processor.
+        """
+        self.memory_bytes = min(memory_bytes or MOST_MEMORY_BYTES, MOST_MEMORY_BYTES)
+        self.cpus = max(1, cpus or 1)
+
+    @property
+    def files(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """What is written, by kind: file -> values. Of each kind a version of control groups has its own files."""
+        memory, quota_us = str(self.memory_bytes), self.cpus * _PERIOD_US
+        return {
+            "pids": {"pids.max": (str(MOST_PROCESSES),)},
+            "memory": {"memory.max": (memory,), "memory.limit_in_bytes": (memory,)},
+            "cpu": {"cpu.max": (f"{quota_us} {_PERIOD_US}",), "cpu.cfs_quota_us": (str(quota_us),)},
+            "devices": {"devices.deny": ("a",), "devices.allow": tuple(f"c 1:{minor} rw" for minor in ALLOWED)},
+        }
 
 
 class Scope:
@@ -34,24 +58,32 @@ class Scope:
         name = f"holdfast-flush-{job.job_id}"
         v2 = [f"{root}/{name}" for root in (ROOT, f"{ROOT}/unified") if os.path.exists(f"{root}/cgroup.controllers")]
         self._v2 = v2[0] if v2 else ""
-        self._v1 = [f"{ROOT}/{kind}/{name}" for kind in _LIMITS if os.path.exists(f"{ROOT}/{kind}/cgroup.procs")]
+        self._v1 = [f"{ROOT}/{kind}/{name}" for kind in _KINDS if os.path.exists(f"{ROOT}/{kind}/cgroup.procs")]
 
     @property
     def _groups(self) -> list[str]:
         return [*filter(None, [self._v2]), *self._v1]
 
-    def enter(self) -> bool:
+    def enter(self, limits: Limits) -> bool:
         """Puts this process into the scope; whether that makes its processes known and killable as a whole."""
+        unbounded = set(limits.files)
         for group in self._groups:
             try:
                 os.makedirs(group, exist_ok=True)
-                for files in _LIMITS.values():
+                for kind, files in limits.files.items():
                     for file, values in files.items():
-                        self._limit(f"{group}/{file}", values)
-                _write(f"{group}/cgroup.procs", "0")
+                        if self._limit(f"{group}/{file}", values):
+                            unbounded.discard(kind)
+                if group == self._v2:
+                    withhold_devices(group)
+                    unbounded.discard("devices")
             except OSError as error:
-                log.warning("%s: %s: what is flushed is not bounded by it", group, error.strerror)
-        return any(self._members(group) for group in self._groups)
+                log.warning("%s: %s", group, error.strerror)
+            _try_write(f"{group}/cgroup.procs", "0")
+        is_held = any(self._members(group) for group in self._groups)
+        if is_held and unbounded:
+            log.warning("no control group here bounds what is flushed in its use of: %s", ", ".join(sorted(unbounded)))
+        return is_held
 
     def end(self, limit_s: float) -> bool:
         """Kills all that is in the scope and removes it; whether nothing is left."""
@@ -85,10 +117,13 @@ class Scope:
         _try_write(f"{frozen}/freezer.state", "THAWED")
 
     @staticmethod
-    def _limit(path: str, values: tuple[str, ...]) -> None:
-        if os.path.exists(path):
-            for value in values:
-                _write(path, value)
+    def _limit(path: str, values: tuple[str, ...]) -> bool:
+        """Whether there is such a file, and it has taken the values."""
+        if not os.path.exists(path):
+            return False
+        for value in values:
+            _write(path, value)
+        return True
 
     @staticmethod
     def _members(group: str) -> list[int]:

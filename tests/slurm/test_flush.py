@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from waiting import until
 from slurm.hooks.hook import FIT, HookJob
 from slurm.hooks.ledger import Ledger
 from slurm.hooks.places import Places
-from slurm.hooks.scope import MOST_PROCESSES
+from slurm.hooks.scope import MOST_MEMORY_BYTES, MOST_PROCESSES
 from slurm.hooks.strays import kill_strays
 
 PROGRAM = """#!/bin/sh
@@ -35,6 +36,7 @@ exec sleep 60
 """
 
 
+RUNNING = Path(__file__).parent / "recorded" / "job_running.txt"
 NEXT = HookJob(job_id=78, uid=OTHER, gid=OTHER, cluster="c")
 
 
@@ -169,6 +171,63 @@ class TestFlush:
     @staticmethod
     def is_alive(pid: int) -> bool:
         return b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes() if Path(f"/proc/{pid}").exists() else False
+
+    @pytest.mark.parametrize(
+        ("tres", "memory_bytes", "cpus"),
+        [("cpu=6,mem=1800M,node=3", 600 << 20, 2), ("cpu=96,mem=3T,node=3", MOST_MEMORY_BYTES, 32), ("", None, 1)],
+    )
+    def test_it_has_the_limits_of_the_job_within_a_ceiling(
+        self,
+        places: Places,
+        job: HookJob,
+        said: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        tres: str,
+        memory_bytes: int | None,
+        cpus: int,
+    ) -> None:
+        """The next job has the rest of the node. The controller says what the job had; one that is silent, nothing."""
+        record = RUNNING.read_text().replace("JobId=7 ", f"JobId={job.job_id} ").replace("cpu=3,node=3", tres)
+        (tmp_path / "record").write_text(record)
+        scontrol = tmp_path / "bin" / "scontrol"
+        scontrol.parent.mkdir()
+        scontrol.write_text(f"#!/bin/sh\n{f'exec cat {tmp_path}/record' if tres else 'exit 1'}\n")
+        scontrol.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
+        group = f"/sys/fs/cgroup/{{}}holdfast-flush-{job.job_id}"
+        look = [f"cat {group.format('memory/')}/memory.limit_in_bytes || cat {group.format('')}/memory.max"]
+        look += [f"cat {group.format('cpu/')}/cpu.cfs_quota_us || cut -d' ' -f1 {group.format('')}/cpu.max"]
+        program = f"#!/bin/sh\n{{ {'; '.join(look)}; }} >{said}.new 2>/dev/null; mv {said}.new {said}\n"
+        (tmp_path / "python").write_text(program)
+        self.ask(places, job)
+        run("epilog", places, environment(job))
+        assert self.until_said(said) == [str(memory_bytes or MOST_MEMORY_BYTES), str(cpus * 100_000)]
+
+    @pytest.mark.parametrize("version", ["both", "2"])
+    def test_it_opens_no_device_of_the_node(
+        self,
+        places: Places,
+        job: HookJob,
+        said: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        version: str,
+    ) -> None:
+        """A GPU, say, which the next job has. /dev/net/tun stands for it: every kernel here has that driver."""
+        gpu = tmp_path / "gpu"
+        os.mknod(gpu, stat.S_IFCHR, os.makedev(10, 200))
+        gpu.chmod(0o666)
+        if version == "2":
+            monkeypatch.setattr("slurm.hooks.scope._KINDS", ("freezer",))
+        look = f"cat {gpu}; for device in null zero urandom; do head -c 1 /dev/$device >/dev/null && echo ok; done"
+        (tmp_path / "python").write_text(f"#!/bin/sh\n{{ {look}; }} >{said}.new 2>&1; mv {said}.new {said}\n")
+        self.ask(places, job)
+        run("epilog", places, environment(job))
+        first, *others = self.until_said(said)
+        assert "Operation not permitted" in first and others == ["ok"] * 3
+        own = as_user(USER, f"cat {gpu} 2>&1 | grep -q permitted || echo ready")
+        own.communicate()  # as_user() has read it: without the scope the user may open it
 
     def test_it_starts_a_bounded_number_of_processes_and_cannot_leave_its_scope(
         self, places: Places, job: HookJob, said: Path, tmp_path: Path

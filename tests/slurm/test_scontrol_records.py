@@ -30,8 +30,28 @@ def test_reads_a_running_job() -> None:
         batch_host="n1",
         restarts=0,
         exit_code=0,
+        cpus_per_node=1,
     )
     assert not job.has_ended
+
+
+@pytest.mark.parametrize(
+    ("printed", "memory_bytes", "cpus"),
+    [
+        ("TRES=cpu=3,node=3,billing=3", None, 1),
+        ("TRES=cpu=10,mem=62.50G,node=4,billing=10,gres/gpu=4", 16777216000, 3),
+        ("TRES=cpu=2,mem=900M,node=3", 300 << 20, 1),
+        ("ReqTRES=cpu=1,mem=1M,node=1 AllocTRES=cpu=16,mem=2T,node=2", 1 << 40, 8),
+        ("TRES=(null)", None, None),
+    ],
+)
+def test_a_jobs_share_of_a_node_is_what_slurm_allocated(
+    printed: str, memory_bytes: int | None, cpus: int | None
+) -> None:
+    text = recorded("job_running.txt").replace("TRES=cpu=3,node=3,billing=3", printed)
+    for line in (text, text.replace("Comment=a b", "Comment= AllocTRES=cpu=999,mem=9T,node=1")):
+        job = Job.parse(line)
+        assert (job.memory_per_node_bytes, job.cpus_per_node) == (memory_bytes, cpus)
 
 
 def test_reads_a_pending_job() -> None:
