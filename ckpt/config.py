@@ -138,6 +138,7 @@ class Place:
     domains: tuple[str, ...] = ()  # each node's failure domain, in the order of `nodes`; empty: nothing is known
     job: str = ""  # Slurm's number, for messages
     generation: int = 0
+    run_pid: int = 0  # of the process on node rank 0 that the run ends with; 0: there is none
     ended_command: tuple[str, ...] = ()  # exits with 0 when the run whose id it is given has ended; empty: unknown
 
     @property
@@ -179,6 +180,7 @@ class Place:
                 generation=int(
                     _matching({"HOLDFAST_GENERATION": "0", **env}, "HOLDFAST_GENERATION", _WHOLE, "a whole number")
                 ),
+                run_pid=int(_matching({"HOLDFAST_RUN_PID": "0", **env}, "HOLDFAST_RUN_PID", _WHOLE, "a whole number")),
                 ended_command=_command(env, "HOLDFAST_RUN_ENDED"),
             )
         except KeyError as error:

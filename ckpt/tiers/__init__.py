@@ -8,7 +8,7 @@ open       the configured tiers, nearest first
 reads      shards read from a tier, and verified
 catalog    what steps a tier holds, and which can be restored
 mark       whose folder it is
-claim      which live run writes there; occupancy: the same on a node's own disk
+claim      which live run writes there; run_process: whether it can still; occupancy: the same on a node's own disk
 retention  which steps may go
 quarantine bad ones, set aside with the reason
 copying    one step to another directory

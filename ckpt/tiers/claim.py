@@ -19,7 +19,10 @@ MAX_BYTES = 65536
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One run's word that a namespace is its own. User, host, job and since_s are for people: they decide nothing."""
+    """One run's word that a namespace is its own. User, host, job and since_s are for people: they decide nothing.
+
+    `process` is the one that the run ends with (`ckpt.tiers.run_process`). "": it is not known.
+    """
 
     run_id: str
     attempt: int
@@ -28,6 +31,7 @@ class Claim:
     host: str
     job: str  # Slurm's number; "" outside Slurm
     since_s: float  # CLOCK_REALTIME
+    process: str = ""
     beat: int = 0
     released: bool = False  # the run has ended in peace
 

@@ -75,7 +75,10 @@ class LocalCluster:
             own = [f"{name}={value}" for name, value in self._node_environment(node).items()]
             argv += [":"] * (index > 0) + ["-n", "1", "env", *own, *agent_launch.command()]
         mpi = agent_launch.environment(loopback=True) | _private_mpi(self._mpi_dir)
-        own_environment = mpi | {"HOLDFAST_RUN_ENDED": json.dumps(ended.command())}
+        own_environment = mpi | {
+            "HOLDFAST_RUN_ENDED": json.dumps(ended.command()),
+            "HOLDFAST_RUN_PID": str(os.getpid()),
+        }
         return await Spawned.start(argv, {**environment, **own_environment}, log_path)
 
     def adopt_agents(self) -> AgentsHandle:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,8 @@ from ckpt.errors import CorruptError
 from ckpt.tiers.claim import Claim, parse_claim
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
+from ckpt.tiers.run_process import has_ended as process_has_ended
+from ckpt.tiers.run_process import identity_of
 
 NEVER = replace(DEADLINES, quiet_s=3600)  # who has to wait for silence does not come through
 CLAIM = Claim(run_id="r", attempt=1, nonce="n", user="u", host="h", job="7", since_s=1.5e9)
@@ -87,6 +91,43 @@ def test_a_run_that_has_ended_by_the_launchers_word_is_succeeded_at_once(
     assert "run run-1 of user" in caplog.text and "has ended: taken over" in caplog.text
 
 
+def test_a_run_whose_process_on_this_machine_is_gone_is_succeeded_before_silence_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the supervisor's of a local job that was cancelled, or a script's that has started its agent itself."""
+
+    async def test() -> None:
+        checkpoint = config(tmp_path / "shared")
+        owner = subprocess.Popen(["sleep", "60"])
+        first = World(tmp_path, ["a"], 3, checkpoint)
+        first.places = [replace(place, run_pid=owner.pid) for place in first.places]
+        async with first:
+            await first.save(10, 0)
+            await first.flush()
+        another_run(monkeypatch)
+        async with World(tmp_path, ["b"], 0, checkpoint, deadlines=NEVER) as second:
+            await second.monitors[0].event("problem", what="the namespace is claimed in the shared tier")
+            assert "taken over" not in caplog.text
+            owner.kill()
+            owner.wait()
+            assert (await second.plan())["step"] == 10
+
+    run(test)
+    assert "the process of run run-1 of user" in caplog.text and "is gone: taken over" in caplog.text
+
+
+def test_of_a_process_of_another_machine_or_container_nothing_is_known() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        identity = identity_of(process.pid)
+        assert not process_has_ended(identity)
+        process.kill()
+    assert process_has_ended(identity) and identity_of(process.pid) == ""
+    boot, namespace, pid, started = identity.split(" ")
+    for elsewhere in (f"x {namespace} {pid} {started}", f"{boot} x {pid} {started}", "", "x"):
+        assert not process_has_ended(elsewhere)
+    assert process_has_ended(f"{boot} {namespace} {os.getpid()} {started}")  # its number is another's by now
+
+
 @pytest.mark.parametrize("command", [[], ["/nonexistent"], ["/bin/false"], ["/bin/sleep", "30"]], ids=str)
 def test_without_a_word_no_run_has_ended(command: list[str]) -> None:
     assert not has_ended(command, "60", timeout_s=0.2)
@@ -152,9 +193,11 @@ def test_who_finds_himself_replaced_writes_nothing_more_there(tmp_path: Path) ->
     async def test() -> None:
         tier = SharedTier(tmp_path / "shared", "test")
         async with World(tmp_path, ["a"], 0, config(tmp_path / "shared")) as world:
+            await world.plan()
             await world.save(10, 0)
             await world.flush()
-            tier.write_claim(replace(CLAIM, run_id="run-2"))
+            # Again and again, as a run that lives: the agent may just be about to write its own.
+            await until(lambda: tier.write_claim(replace(CLAIM, run_id="run-2")) or world.monitors[0].seen("problem"))
             problem = await world.monitors[0].event("problem", what="nothing goes to the shared tier any more")
             assert "taken over in the shared tier by job 7 of user u on h" in problem["detail"]
             await world.save(20, 1)

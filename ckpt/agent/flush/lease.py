@@ -17,11 +17,15 @@ from ckpt.agent.flush.run_liveness import has_ended
 from ckpt.agent.storage_calls import in_thread
 from ckpt.errors import AgentError, CheckpointError, ConfigError, NamespaceError
 from ckpt.tiers.claim import Claim
+from ckpt.tiers.run_process import has_ended as process_has_ended
+from ckpt.tiers.run_process import identity_of
 from ckpt.tiers.s3_client import AccessError
 from ckpt.tiers.tier import Tier
 from ckpt.timeouts import within
 
 T = TypeVar("T")
+
+_BEATS_MISSED = 1.2  # by agents that would have outlived the process of their run
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +42,7 @@ class Tenure:
         self._ended_command = place.ended_command
         self._claim = Claim(
             run_id=place.run_id, attempt=place.attempt, nonce=secrets.token_hex(8), user=_user(), host=place.node,
-            job=place.job, since_s=time.time(),
+            job=place.job, since_s=time.time(), process=identity_of(place.run_pid) if place.run_pid else "",
         )  # fmt: skip
         self._taken = asyncio.Event()
         self._held: set[str] = set()  # tiers that hold our claim
@@ -92,11 +96,16 @@ class Tenure:
     async def _outlive(self, name: str, tier: Tier, found: Claim) -> None:
         """Returns once the other run has ended or been silent for `quiet_s`; raises Occupied at its first sign of life.
 
-        That it has ended is the launcher's word. Without it only silence tells.
+        That it has ended is the launcher's word, or its process on this machine is gone and no agent counts the claim
+        up. Else only silence tells.
         """
         log.warning("%s tier: claimed by %s; watching for %g s whether it lives", name, found, self._deadlines.quiet_s)
-        deadline, told = time.monotonic() + self._deadlines.quiet_s, False
-        while time.monotonic() < deadline:
+        started, told = time.monotonic(), False
+        while time.monotonic() < started + self._deadlines.quiet_s:
+            silent_s = time.monotonic() - started
+            if silent_s > _BEATS_MISSED * self._deadlines.beat_s and process_has_ended(found.process):
+                log.warning("%s tier: the process of %s is gone: taken over", name, found)
+                return
             if await in_thread(has_ended, self._ended_command, found.run_id, self._deadlines.answer_s):
                 log.warning("%s tier: %s has ended: taken over", name, found)
                 return

@@ -107,6 +107,7 @@ def agent_variables(place: Place, config: CheckpointConfig) -> dict[str, str]:
         "HOLDFAST_NODES": ",".join(place.nodes),
         "HOLDFAST_RANKS_PER_NODE": str(place.ranks_per_node),
         "HOLDFAST_RAM_DIR": str(place.ram_dir),
+        "HOLDFAST_RUN_PID": str(os.getpid()),
         "HOLDFAST_CHECKPOINT": json.dumps({k: v for k, v in asdict(config).items() if v is not None}),
     }
 
