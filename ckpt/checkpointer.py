@@ -272,6 +272,9 @@ class Checkpointer:
 
     def close(self, *, flush: bool = True) -> None:
         """Waits for saves in flight (unless told not to) and takes leave of the agent. May be called twice."""
+        self._close(flush=flush, together=True)
+
+    def _close(self, *, flush: bool, together: bool) -> None:
         if self._is_forked:
             return
         with self._lock:
@@ -283,7 +286,7 @@ class Checkpointer:
                 self._cadence = None
             self._stager.close()
             if self._own:
-                self._own.close()
+                self._own.close(together=together)
             if self._journal:
                 self._journal.close()
 
@@ -301,7 +304,8 @@ class Checkpointer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # After an exception the agent finishes what it has by itself; an agent of our own would end with us.
-        self.close(flush=kind is None or self._own is not None)
+        # The other ranks may wait for this one in a collective, so nobody waits for them.
+        self._close(flush=kind is None or self._own is not None, together=kind is None)
 
     def save_pieces(self, step: int, pieces: list[Piece], tree: Any, *, drain: bool = False) -> None:
         """For adapters: saves tensors that are taken apart already, under a tree of the adapter's own."""

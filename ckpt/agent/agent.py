@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from typing import Any
 
 from ckpt.agent.context import Context
@@ -40,6 +41,7 @@ from ckpt.tiers.open import lower_tiers
 _PARENT_POLL_S = 1.0
 _BOARD_POLL_S = 1.0
 _MEMORY_POLL_S = 1.0
+_WORKERS_POLL_S = 0.05
 
 Lead = RecoverLead | RejoinLead | Coordinator | Tenure  # of node rank 0
 
@@ -221,9 +223,16 @@ class Agent:
             case "stop":
                 await self._stop.request()
             case "shutdown":
+                await self._workers_gone(float(message.get("workers_s", 0.0)))
                 self._ended.set()
             case op:
                 raise AgentError(f"unknown request {op!r:.40} of a monitor")
+
+    async def _workers_gone(self, timeout_s: float) -> None:
+        """Waits until no worker is connected any more."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and any(client.role == "trainer" for client in self._listener.clients):
+            await asyncio.sleep(_WORKERS_POLL_S)
 
     async def _serve_worker(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
         match message.get("op"):

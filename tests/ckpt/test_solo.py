@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from trainer_kit import LIMIT_S, processes, solo_directories, solo_namespace
+from waiting import until
 
 from ckpt import Checkpointer
 from ckpt.errors import ConfigError
+from ckpt.worker.standalone.memory_dir import read_note
 
 
 @pytest.fixture
@@ -55,6 +57,30 @@ def test_a_script_without_a_launcher_resumes_from_memory_then_disk_then_afresh(n
     assert run_script(namespace, tmp_path) == 8
     shutil.rmtree(tmp_path / namespace)
     assert run_script(namespace, tmp_path) == 0
+
+
+def _rank(namespace: str, rank: int, results: Any) -> None:
+    """Rank 1 is late: it goes on using the agent when rank 0 has begun to close."""
+    env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    with Checkpointer(namespace=namespace, env=env) as ckpt:
+        session = ckpt._connect()
+        results.put("connected")
+        if rank == 1:
+            until(lambda: read_note(ckpt._place.ram_dir).get("launch") == "", "rank 0 to close")
+            for _ in range(200):
+                session.flush()
+    results.put(session._lost)
+
+
+def test_the_agent_stays_until_the_last_rank_has_closed(namespace: str) -> None:
+    results = processes.Queue()
+    ranks = [processes.Process(target=_rank, args=(namespace, rank, results)) for rank in (1, 0)]
+    for process in ranks:
+        process.start()
+    assert [results.get(timeout=LIMIT_S) for _ in range(4)] == ["connected"] * 2 + [False] * 2
+    for process in ranks:
+        process.join(LIMIT_S)
+        assert process.exitcode == 0
 
 
 def test_a_namespace_in_use_on_this_node_is_refused(namespace: str) -> None:

@@ -143,16 +143,20 @@ class Monitor:
         """Asks all ranks of all nodes to stop at one common step boundary; answered by the event `stop_agreed`."""
         self._connection.send({"op": "stop"})
 
-    def shutdown(self, timeout_s: float = 2.0) -> None:
+    def shutdown(self, timeout_s: float = 2.0, *, workers_s: float = 0.0) -> None:
         """Ends this node's agent, and waits until it serves nobody any more; events that come meanwhile are given up.
 
         Waiting is part of the request: the agent may not read what comes before a connection that is closed already.
 
+        Args:
+            timeout_s: for the agent to end.
+            workers_s: before that, for the workers that are connected to leave.
+
         Raises:
-            AgentError: it is still there after `timeout_s`; kill it.
+            AgentError: it is still there after both; kill it.
         """
-        self._connection.send({"op": "shutdown"})
-        deadline = time.monotonic() + timeout_s
+        self._connection.send({"op": "shutdown", "workers_s": workers_s})
+        deadline = time.monotonic() + workers_s + timeout_s
         try:
             while self._connection.receive(max(0.0, deadline - time.monotonic())) is not None:
                 pass

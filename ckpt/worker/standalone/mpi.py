@@ -79,11 +79,15 @@ class ProgramAgents:
             self._let_go()
             raise
 
-    def close(self) -> None:
-        """Takes leave. Rank 0 then waits a while for the agents to end: they do when all ranks have closed."""
+    def close(self, *, together: bool = True) -> None:
+        """Takes leave. Agents end when all ranks have closed.
+
+        Args:
+            together: the other ranks are about to close too; rank 0 waits a while for the agents to end.
+        """
         self._let_go()
         process, self._process = self._process, None
-        if process is None:
+        if process is None or not together:
             return
         try:
             process.wait(timeout=_END_S)

@@ -68,8 +68,12 @@ class SoloAgent:
             note = _wait_for_note(ram_dir, launch, timeout_s)
             self.place = _place(ram_dir, str(note["run_id"]), int(note["attempt"]), ranks)
 
-    def close(self) -> None:
-        """Ends the agent, where this process has started it."""
+    def close(self, *, together: bool = True) -> None:
+        """Ends the agent, where this process has started it.
+
+        Args:
+            together: the other ranks are about to close too; the agent waits for them.
+        """
         process, self._process = self._process, None
         if process is None:
             return
@@ -77,7 +81,7 @@ class SoloAgent:
             write_note(self.place)  # nobody may follow it any more
         try:
             with Monitor.connect(self.place.ram_dir, self.place.attempt, timeout_s=_END_S) as monitor:
-                monitor.shutdown()
+                monitor.shutdown(workers_s=_END_S if together else 0.0)
             process.wait(timeout=_END_S)
         except (AgentError, subprocess.TimeoutExpired) as error:
             log.warning("the checkpoint agent (pid %d) does not end: %s; killing it", process.pid, error)
