@@ -184,6 +184,42 @@ def test_an_empty_folder_planted_by_another_user_is_refused_before_it_is_marked(
 
 
 @needs_root
+def test_a_planted_folder_gets_no_claim_later_and_is_used_once_it_is_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = tmp_path / "shared" / "test"
+    planted.mkdir(parents=True)
+    planted.chmod(0o777)
+    os.chown(planted, 12345, -1)
+    prepared: list[str] = []
+    prepare = SharedTier.prepare
+
+    def counted(tier: SharedTier) -> float:
+        prepared.append(tier.where)
+        return prepare(tier)
+
+    monkeypatch.setattr(SharedTier, "prepare", counted)
+
+    async def test() -> None:
+        async with World(tmp_path, ["a"], 0, config(planted.parent)) as world:
+            await world.monitors[0].event("problem", what="nothing can be saved to the shared tier")
+            world.workers[0].save(10, 0, content(0, 10))
+            await world.workers[0].event("committed", step=10)
+            refused = await world.monitors[0].event("problem", what="drain to the shared tier failed")
+            assert "belongs to uid 12345" in refused["detail"]
+            await until(lambda: len(prepared) > 3)  # the claim is renewed again and again
+            assert not list(planted.iterdir())
+            os.chown(planted, os.getuid(), -1)
+            await until((planted / "owner.json").exists)
+            world.workers[0].save(20, 1, content(0, 20))
+            await world.workers[0].event("committed", step=20)
+            await world.flush()
+        assert [save.step for save in SharedTier(planted.parent, "test").steps()] == [20]
+
+    run(test)
+
+
+@needs_root
 def test_a_folder_of_another_user_is_refused_by_name_and_nothing_in_it_is_restored(tmp_path: Path) -> None:
     """Whoever may write above it can have made it, with a mark that says whatever he likes."""
 

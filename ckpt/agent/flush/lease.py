@@ -47,6 +47,7 @@ class Tenure:
         self._taken = asyncio.Event()
         self._held: set[str] = set()  # tiers that hold our claim
         self._lost: dict[str, str] = {}  # tiers that another run has taken, and why we stay away
+        self._refused: dict[str, str] = {}  # tiers whose namespace may not be used, and why
         self._silent: set[str] = set()  # tiers that did not answer last time: said once
 
     async def take(self) -> None:
@@ -73,9 +74,11 @@ class Tenure:
         await asyncio.gather(*held)
 
     def check(self, name: str) -> None:
-        """Raises AgentError when another run has taken the namespace over in a tier: nothing of ours may go there."""
-        if name in self._lost:
-            raise AgentError(self._lost[name])
+        """Raises AgentError when the namespace in a tier is another run's, or another user's: nothing of ours may go
+        there."""
+        reason = self._lost.get(name) or self._refused.get(name)
+        if reason is not None:
+            raise AgentError(reason)
 
     async def _take(self, name: str, tier: Tier) -> None:
         try:
@@ -89,6 +92,7 @@ class Tenure:
             raise
         except (NamespaceError, ConfigError, PermissionError, AccessError) as error:
             self._silent.add(name)
+            self._refused[name] = str(error)
             self._listener.problem(f"nothing can be saved to the {name} tier", str(error))
         except (CheckpointError, OSError) as error:
             self._unanswered(name, error)
@@ -125,10 +129,12 @@ class Tenure:
         log.warning("%s tier: %s has given no sign of life for %g s: taken over", name, found, self._deadlines.quiet_s)
 
     async def _renew(self, name: str, tier: Tier) -> None:
-        """Also claims a tier that was away before."""
+        """Also claims a tier that was away before, or whose namespace could not be used."""
         if name in self._lost:
             return
         try:
+            if name not in self._held:
+                await self._in_time(tier.prepare)
             found = await self._in_time(tier.read_claim)
             if found is not None and found.nonce != self._claim.nonce and not found.yields_to(self._claim):
                 self._lost[name] = f"namespace {self._namespace} was taken over in the {name} tier by {found}"
@@ -137,6 +143,7 @@ class Tenure:
             await self._in_time(tier.write_claim, self._claim)
             self._held.add(name)
             self._silent.discard(name)
+            self._refused.pop(name, None)
         except (CheckpointError, OSError) as error:
             self._unanswered(name, error)
 
