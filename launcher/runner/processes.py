@@ -60,8 +60,7 @@ def session_pids(session: int) -> list[int]:
     found = []
     for pid in _pids():
         with contextlib.suppress(OSError):
-            state, _, _, sid = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
-            if sid == str(session) and state not in "ZX":
+            if os.getsid(pid) == session and state_of(pid) not in ("", "Z", "X"):
                 found.append(pid)
     return found
 
