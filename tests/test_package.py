@@ -43,6 +43,11 @@ def test_users_import_every_name_from_holdfast_which_imports_nothing_before() ->
         holdfast.Chekpointer  # noqa: B018
 
 
+def test_examples_import_nothing_but_what_users_import() -> None:
+    rooms = re.compile(r"^ *(?:from|import) (?:ckpt|launcher|lifecycle|slurm)\b", re.MULTILINE)
+    assert [path for path in (ROOT / "examples").rglob("*.py") if rooms.search(path.read_text())] == []
+
+
 def test_examples_readme_and_templates_import_users_names_from_holdfast() -> None:
     rooms = re.compile(rf"^ *from (?:ckpt|launcher) import .*\b(?:{'|'.join(holdfast.__all__)})\b", re.MULTILINE)
     texts = [
