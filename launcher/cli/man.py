@@ -15,32 +15,43 @@ import typer
 from launcher.cli.app import app
 
 
-def pages() -> Iterator[tuple[str, str]]:
+def pages(release: str) -> Iterator[tuple[str, str]]:
     """The name and the text, in man(7)'s macros, of each page; `holdfast` first."""
     command = typer.main.get_command(app)
-    yield from _pages_of(command, command.context_class(command, info_name="holdfast", **_settings(command)))
+    context = command.context_class(command, info_name="holdfast", **_settings(command))
+    yield from _pages_of(command, context, f"holdfast {release}")
+
+
+def write_pages(directory: Path, release: str) -> list[Path]:
+    """Writes all pages into a directory, which is made if missing; `release` is the version that they name."""
+    directory.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name, text in pages(release):
+        files.append(directory / f"{name}.1")
+        files[-1].write_text(text)
+    return files
 
 
 def _settings(command: Any) -> dict[str, Any]:
     return {**command.context_settings, "resilient_parsing": True}
 
 
-def _pages_of(command: Any, context: Any) -> Iterator[tuple[str, str]]:
-    yield context.command_path.replace(" ", "-"), _page(command, context)
+def _pages_of(command: Any, context: Any, source: str) -> Iterator[tuple[str, str]]:
+    yield context.command_path.replace(" ", "-"), _page(command, context, source)
     for name in _verbs(command, context):
         verb = command.get_command(context, name)
-        yield from _pages_of(verb, verb.context_class(verb, info_name=name, parent=context, **_settings(verb)))
+        below = verb.context_class(verb, info_name=name, parent=context, **_settings(verb))
+        yield from _pages_of(verb, below, source)
 
 
 def _verbs(command: Any, context: Any) -> list[str]:
     return command.list_commands(context) if hasattr(command, "list_commands") else []
 
 
-def _page(command: Any, context: Any) -> str:
+def _page(command: Any, context: Any, source: str) -> str:
     name = context.command_path.replace(" ", "-")
     text = inspect.cleandoc(command.help or "")
     usage = " ".join(command.collect_usage_pieces(context))
-    source = f"holdfast {version('holdfast-hpc')}"
     lines = [f'.TH {name.upper()} 1 "" "{source}"', ".SH NAME"]
     lines += [f"{name} \\- {_roff(command.get_short_help_str(200).rstrip('.'))}", ".SH SYNOPSIS"]
     lines += [f".B {_roff(context.command_path)}", _roff(usage), ".SH DESCRIPTION", *_paragraphs(text)]
@@ -81,10 +92,7 @@ def main() -> int:
     if len(sys.argv) != 2:
         print("launcher.cli.man: expected one directory", file=sys.stderr)
         return 2
-    directory = Path(sys.argv[1])
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, text in pages():
-        (directory / f"{name}.1").write_text(text)
+    write_pages(Path(sys.argv[1]), version("holdfast-hpc"))
     return 0
 
 

@@ -221,7 +221,7 @@ def test_an_id_is_never_cut(width: int, desk: Path) -> None:
 
 
 def test_the_manual_has_a_page_for_each_verb_with_all_its_options() -> None:
-    texts = dict(pages())
+    texts = dict(pages(holdfast.__version__))
     assert set(texts) == {"-".join(["holdfast", *words]) for words in verbs()}
     assert r"\-\-test\-only" in texts["holdfast-submit"]
     assert all(".SH NAME\n" in text and ".SH OPTIONS\n" in text for text in texts.values())
