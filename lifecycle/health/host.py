@@ -13,7 +13,7 @@ from lifecycle.health.finding import Finding, fit, unfit, weak
 MIN_FREE_BYTES = 256 << 20
 MIN_OPEN_FILES = 1024
 _LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
-_FIX = "RemoveIPC=no in /etc/systemd/logind.conf; systemctl restart systemd-logind"
+_FIX = "as root: holdfast node provision --only logind, which sets RemoveIPC=no"
 
 
 @check("memory_file_system", Level.PROLOG, limit_s=1.0)

@@ -13,6 +13,7 @@ from lifecycle.provision.steps.efa import Efa
 from lifecycle.provision.steps.gpu import GdrCopy, Nccl, NcclTests
 from lifecycle.provision.steps.hooks import Hooks
 from lifecycle.provision.steps.limits import HugePages, Limits
+from lifecycle.provision.steps.logind import Logind
 from lifecycle.provision.steps.lustre import Lustre
 from lifecycle.provision.steps.mountpoint import Mountpoint
 from lifecycle.provision.steps.nvme import Nvme
@@ -30,6 +31,7 @@ STEPS: tuple[Step, ...] = (
     Limits(),
     HugePages(),
     Shm(),
+    Logind(),
     Nvme(),
     Efa(),
     OfiNccl(),

@@ -95,6 +95,7 @@ def bare(root: Path) -> Path:
         "proc/mounts": "/dev/root / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n",
         "proc/meminfo": "MemTotal:        1048576 kB\n",
         "proc/sys/vm/nr_hugepages": "0\n",
+        "usr/lib/systemd/systemd-logind": "",
         "shm.size": str(512 << 20),
     }
     for name, text in files.items():

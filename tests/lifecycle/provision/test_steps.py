@@ -305,3 +305,17 @@ def test_a_package_that_dpkg_was_killed_in_is_installed_again_before_any_other(t
     assert programs.ran[reinstalled][-2:] == ("install", "xfsprogs")
     assert programs.ran.index(("dpkg", "--configure", "-a")) > reinstalled
     assert programs.torn == {}
+
+
+def test_logind_is_told_to_leave_users_memory_where_it_is_there(tmp_path: Path) -> None:
+    programs = Programs(bare(tmp_path))
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    assert _one("logind", node_of(tmp_path, programs)).ending is Ending.DONE
+    assert ("systemctl", "reload-or-try-restart", "systemd-logind.service") in programs.ran
+    drop_in = tmp_path / "etc/systemd/logind.conf.d/90-holdfast.conf"
+    assert drop_in.read_text().splitlines() == ["[Login]", "RemoveIPC=no"] and drop_in.stat().st_mode & 0o777 == 0o644
+    programs.ran.clear()
+    assert _one("logind", node_of(tmp_path, programs)).ending is Ending.NOTHING_TO_DO and not programs.ran
+    drop_in.unlink()
+    (tmp_path / "usr/lib/systemd/systemd-logind").unlink()
+    assert _one("logind", node_of(tmp_path, programs)).ending is Ending.SKIPPED and not drop_in.exists()

@@ -1,0 +1,29 @@
+"""systemd-logind: by default it removes the files of users in /dev/shm when they log out, those of their jobs too."""
+
+from __future__ import annotations
+
+from lifecycle.provision.step import Node, Step
+
+_DROP_IN = "/etc/systemd/logind.conf.d/90-holdfast.conf"
+_TEXT = "[Login]\nRemoveIPC=no\n"
+_PROGRAMS = ("/usr/lib/systemd/systemd-logind", "/lib/systemd/systemd-logind")
+
+
+class Logind(Step):
+    """RemoveIPC=no, in a file of its own: whoever wants systemd's default back removes the file."""
+
+    name = "logind"
+
+    def goal(self, node: Node) -> str:
+        return f"RemoveIPC=no in {_DROP_IN}"
+
+    def skip(self, node: Node) -> str:
+        return "" if any(node.path(program).exists() for program in _PROGRAMS) else "no systemd-logind here"
+
+    def is_done(self, node: Node) -> bool:
+        return node.text(_DROP_IN) == _TEXT
+
+    def apply(self, node: Node) -> None:
+        node.write(_DROP_IN, _TEXT)
+        if node.has_systemd:  # sessions outlive a restart of logind
+            node.run(("systemctl", "reload-or-try-restart", "systemd-logind.service"))
