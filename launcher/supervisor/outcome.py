@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.history.status import Status
@@ -52,18 +53,20 @@ class Ending:
 
     Attributes:
         outcome: done, fault, stopped, halted or cancelled.
-        faults: what ended it, the decisive one first; only for the outcome fault.
+        faults: what ended it, the decisive one first; beside another outcome than fault, what kept the ranks from
+            saving in a stop.
     """
 
     outcome: str
     faults: tuple[Fault, ...] = ()
 
 
-def kept(status: Status) -> str:
-    """What outlives a job that was halted: memory goes with the job."""
+def kept(status: Status, faults: Sequence[Fault] = ()) -> str:
+    """What outlives a job that was halted: memory goes with the job. With the fault that kept the ranks from saving."""
     lower = {tier: step for tier, step in status.committed.items() if tier != "memory"}
     steps = ", ".join(f"step {step} in {tier}" for tier, step in lower.items())
-    return f"stopped for good, as asked; kept: {steps or 'no step: none was saved below memory'}"
+    unsaved_at_stop = f"the ranks did not save in the stop: {faults[0].reason}; " if faults else ""
+    return f"stopped for good, as asked; {unsaved_at_stop}kept: {steps or 'no step: none was saved below memory'}"
 
 
 def unsaved(status: Status) -> str:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -336,11 +336,11 @@ class Supervisor:
             else:
                 ending = await self._attempt(nodes, rung)
             await self.requests.settled()
-            if ending.outcome == "fault" and self.requests.any:
-                ending = self._as_asked()
+            if self.requests.any and ending.outcome == "fault":
+                ending = replace(self._as_asked(), faults=ending.faults)
             if ending.outcome != "fault":
                 self._requeue = ending.outcome == "stopped" and self.requests.stop in OURS_TO_REQUEUE
-                return self._outcome(ending.outcome, self._why(ending.outcome))
+                return self._outcome(ending.outcome, self._why(ending))
             if ending.faults[0].kind == SCHEDULER_LOST and (silence := await self._readiness.scheduler()):
                 return self._outcome("internal", silence)
             await self._start_runners_again()
@@ -372,12 +372,13 @@ class Supervisor:
     def _as_asked(self) -> Ending:
         return Ending(outcome=self.requests.outcome)
 
-    def _why(self, outcome: str) -> str:
+    def _why(self, ending: Ending) -> str:
         """The reason of an outcome that is no fault's."""
-        if outcome in REASONS:
-            return REASONS[outcome]
+        if ending.outcome in REASONS:
+            return REASONS[ending.outcome]
         status = self._history.status()
-        return "; ".join(filter(None, (kept(status) if outcome == "halted" else "", unsaved(status))))
+        halted = kept(status, ending.faults) if ending.outcome == "halted" else ""
+        return "; ".join(filter(None, (halted, unsaved(status))))
 
     def _decide(self, fault: Fault, nodes: tuple[str, ...]) -> Decision:
         roster = self._roster

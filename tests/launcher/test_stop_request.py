@@ -111,6 +111,21 @@ def test_a_halted_job_keeps_its_last_step_and_goes_on_from_it_if_it_is_started_a
     assert (restored["step"], restored["tier"]) == (end["step"], "shared")
 
 
+def test_a_job_whose_script_fails_in_the_stop_says_that_it_did_not_save(home: Path) -> None:
+    job = LocalJob(home)
+    stopping = "if ckpt.due(step):\n            if step % 10: raise SystemExit('no more room')\n"
+    (home / "script.py").write_text(SCRIPT.replace("if ckpt.due(step):\n", stopping))
+    supervisor = job.start()
+    until(lambda: job.events("commit"), "a committed step")
+    assert main(["stop", "1"]) == 0
+    assert supervisor.wait(60) == 0
+    (end,), (fault,) = job.events("job_end"), job.events("fault")
+    assert end["outcome"] == "halted" and not job.ended_at()
+    unsaved = f"the ranks did not save in the stop: {fault['reason']}; "
+    assert end["reason"] == f"stopped for good, as asked; {unsaved}kept: no step: none was saved below memory"
+    assert "no more room" in end["reason"]
+
+
 @pytest.mark.parametrize(
     ("request_", "step", "now_s", "due"),
     [
