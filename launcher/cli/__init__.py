@@ -4,6 +4,7 @@
     init      init
     start     run, submit
     jobs      status, logs, stop, cancel
+    supervise the verb of that name
     doctor    the verb of that name
     cluster   up, down, status of a test cluster
     options   what several verbs have in common

@@ -22,6 +22,7 @@ from launcher.cli.options import GROUP
 from launcher.cli.plain_command import plain
 from launcher.cli.schema import schema
 from launcher.cli.start import run, submit
+from launcher.cli.supervise import supervise
 
 
 class _RoomVerbs(TyperGroup, ABC):
@@ -89,6 +90,7 @@ app.command("status", short_help="Show how a job stands; without JOB, all jobs."
 app.command("logs", short_help="Print what a job's workers wrote.")(logs)
 app.command("stop", short_help="Have all ranks save, then end a job for good.")(stop)
 app.command("cancel", short_help="End a job for good, at once.")(cancel)
+app.command("supervise", short_help="Supervise a job inside its Slurm job: for batch scripts.")(supervise)
 app.command("doctor", short_help="Say whether a job will run here.")(doctor)
 app.command("schema", short_help="Print the JSON Schema of a job file or of settings.")(schema)
 ckpt = typer.Typer(**GROUP, cls=_CheckpointVerbs, help="List, verify, rebuild, copy and plan checkpoints.")

@@ -13,7 +13,6 @@ import yaml
 from launcher.cli import main
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
-from launcher.supervisor.__main__ import main as supervise
 
 
 @pytest.fixture(autouse=True)
@@ -293,8 +292,7 @@ def test_a_supervisor_outside_slurm_says_so_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr("sys.argv", ["supervisor", "job.yaml"])
-    assert supervise() == 2
+    assert main(["supervise", "job.yaml"]) == 2
     complaint = capsys.readouterr().err
     assert "SLURM_JOB_ID is not set; start this inside a Slurm job" in complaint and complaint.count("\n") == 1
     assert not Path("runs").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,10 @@ def run_template(name: str, tmp_path: Path, *arguments: str, **env: str) -> subp
 
 def test_the_job_that_the_template_with_spares_writes_is_one_that_can_be_loaded(tmp_path: Path, program: Any) -> None:
     (tmp_path / "train.py").touch()
-    program("python", 'echo "$*"')
+    program("holdfast", 'echo "$*"')
     done = run_template("train_with_spares.sbatch", tmp_path, SLURM_JOB_NUM_NODES="5", SLURM_JOB_NAME="gpt")
     folder = tmp_path / "runs" / "7"
-    assert done.stdout == f"-m launcher.supervisor {folder}/job.yaml --job-dir {folder}\n" and not done.stderr
+    assert done.stdout == f"supervise {folder}/job.yaml --job-dir {folder}\n" and not done.stderr
     spec = load_job(folder / "job.yaml")
     assert (spec.name, spec.script, spec.nodes, spec.spares) == ("gpt", tmp_path / "train.py", 4, 1)
     assert spec.args == ("--steps", "1000") and spec.checkpoint is not None
@@ -136,17 +137,25 @@ def test_an_mpi_program_that_is_killed_every_time_is_given_up(mpi_job: Any) -> N
     assert returned == 137 and [line.split()[0] for line in asked] == ["program", "program", "free"]
 
 
-def test_the_supervisor_takes_the_shells_place(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$$ $*"\n')
-    python.chmod(0o755)
+def test_the_supervisor_takes_the_shells_place(tmp_path: Path, program: Any) -> None:
+    program("holdfast", 'echo "$$ $*"')
     process = subprocess.Popen(
         ["bash", SUPERVISED[0], "job.yaml"],
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.communicate(timeout=20)[0] == f"{process.pid} -m launcher.supervisor job.yaml\n"
+    assert process.communicate(timeout=20)[0] == f"{process.pid} supervise job.yaml\n"
+
+
+@pytest.mark.parametrize("name", ["launcher", "ckpt", "slurm", "lifecycle", "typer"])
+def test_a_module_beside_the_template_is_not_taken_for_one_of_ours(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text("raise SystemExit('the user’s own')")
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text("script: train.py\n")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = run_template("train.sbatch", tmp_path, "job.yaml", PATH=path, SLURM_JOB_ID="")
+    assert done.returncode == 2 and "environment: SLURM_JOB_ID" in done.stderr
 
 
 def test_without_a_job_file_the_template_says_how_to_use_it() -> None:

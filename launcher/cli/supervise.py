@@ -1,0 +1,36 @@
+"""`holdfast supervise`: what a batch script runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.cli.options import JobFile
+
+
+def supervise(
+    job_file: JobFile,
+    job_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="The job's folder; all nodes must see it.  [default: runs/$SLURM_JOB_ID]",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """Supervise a job to its end, inside its Slurm job. For batch scripts: `holdfast submit` needs none.
+
+    The script is to `exec` it, so that Slurm's signals reach it; see sbatch_templates/, which `holdfast init` writes.
+    """
+    from launcher.jobfile import load_job
+    from launcher.module_names import check_modules
+    from launcher.supervisor import supervise as run_to_its_end
+    from slurm import JobEnvironment
+
+    spec = load_job(job_file)
+    check_modules(spec, os.environ)
+    job = JobEnvironment.from_env(os.environ)
+    raise typer.Exit(run_to_its_end(spec, job_dir or Path("runs") / str(job.job_id), "slurm").exit_code)
