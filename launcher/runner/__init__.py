@@ -15,7 +15,7 @@
     last_words.py  the end of a worker's stderr
     step_signals.py  signals that Slurm sends to every process: what a script forks leaves them to its rank
     script.py      inside a worker: runs the user's script as `python script.py` would
-    memory.py      the node's memory directory
+    memory.py      the node's memory directory; and what ended jobs have left beside it
     network.py     which network NCCL uses in the workers
     activity.py    whether the workers do anything that can be seen from outside
     stacks.py      stack dumps of workers that hang

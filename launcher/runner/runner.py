@@ -18,19 +18,28 @@ import time
 from collections.abc import Coroutine
 
 from launcher.channel import Channel, ChannelError, Message, connect
+from launcher.clusters.ended import verdict
 from launcher.errors import LauncherError, UsageError
 from launcher.host_addresses import own_addresses
 from launcher.jobfile import JobSpec, read_job
 from launcher.runner.attempt import NodeAttempt
 from launcher.runner.config import RunnerConfig
 from launcher.runner.memo import Memo
-from launcher.runner.memory import MEMORY_ROOT, is_left_to_epilog, make_memory_dir, remove_memory_dir
+from launcher.runner.memory import (
+    MEMORY_ROOT,
+    hold_memory_dir,
+    is_left_to_epilog,
+    is_looked_after,
+    remove_ended,
+    remove_memory_dir,
+)
 from launcher.runner.processes import die_with_parent
 from launcher.runner.step_signals import WARNINGS
 from launcher.runner.succession import Succession
 from launcher.runner.watch import LOOK_S
 from launcher.terms import SUSPECT_S
 from lifecycle import Status, preflight
+from slurm import Slurm
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +63,7 @@ class Runner:
         self._channel: Channel | None = None
         self._spec: JobSpec | None = None
         self._problem: str | None = None  # why this node cannot train
+        self._memory: int | None = None  # our hold on the node's memory directory
         self._leaving = False
         self._is_terminated = False  # Slurm has sent a SIGTERM
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,6 +74,8 @@ class Runner:
         for unheard in (signal.SIGHUP, *WARNINGS):  # `scancel --signal` sends them to every process
             signal.signal(unheard, signal.SIG_IGN)
         self._preflight()
+        if self._config.parent_pid is None and not is_looked_after(self._config.ram_dir, os.environ):
+            self._in_background(self._tidy())
         warm = asyncio.create_task(self._attempt.run(self._spec))
         looking = asyncio.create_task(self._look())
         heard_s = time.monotonic()
@@ -97,13 +109,23 @@ class Runner:
             sick = [finding for finding in preflight(MEMORY_ROOT) if finding.status is Status.CRITICAL]
             if sick:
                 raise LauncherError("; ".join(map(str, sick)))
-            make_memory_dir(self._config.ram_dir)
+            self._memory = hold_memory_dir(self._config.ram_dir)
             self._spec = read_job(self._config.job_dir)
             with self._spec.script.open("rb"):
                 pass
         except (LauncherError, OSError, ValueError) as error:
             self._problem = str(error)
             log.error("this node cannot train: %s", error)
+
+    async def _tidy(self) -> None:
+        """Frees the memory of this user's ended jobs, where no hooks do."""
+        slurm = Slurm()
+
+        def has_ended(run_id: str) -> bool:
+            return verdict(run_id, slurm, os.environ)[0]
+
+        for run_id in await asyncio.to_thread(remove_ended, self._config.ram_dir, has_ended):
+            log.info("memory of %s, which has ended: freed", run_id)
 
     async def _session(self) -> bool:
         """One connection to the supervisor, from hello to its end; False if none could be made."""

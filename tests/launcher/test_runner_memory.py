@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from launcher.runner import memory
-from launcher.runner.memory import MemoryDirError, is_left_to_epilog, make_memory_dir, memory_dir, remove_memory_dir
+from launcher.runner.memory import (
+    MemoryDirError,
+    hold_memory_dir,
+    is_left_to_epilog,
+    make_memory_dir,
+    memory_dir,
+    remove_ended,
+    remove_memory_dir,
+)
 
 
 @pytest.fixture
@@ -85,3 +93,59 @@ def test_memory_is_left_to_the_epilog_only_where_that_comes_and_was_asked_to(
     hooks = {None: {}, "..": {"HOLDFAST_MEMORY_DIR": str(tmp_path)}}
     env = hooks.get(looked_after, {"HOLDFAST_MEMORY_DIR": str(directory / (looked_after or ""))})
     assert is_left_to_epilog(directory, env) == left
+
+
+class TestEnded:
+    """Memory of ended jobs, on a node without hooks."""
+
+    @pytest.fixture
+    def own(self, root: Path) -> Path:
+        own = memory_dir("slurm-c-9")
+        for run in ("slurm-c-9", "slurm-c-7", "slurm-c-8", "local-x-1"):
+            make_memory_dir(memory_dir(run))
+            (memory_dir(run) / "arena").write_bytes(b"x")
+        return own
+
+    def runs(self, own: Path) -> set[str]:
+        return {path.name for path in own.parent.iterdir()}
+
+    def test_goes_where_the_job_has_ended_for_certain(self, own: Path) -> None:
+        asked: list[str] = []
+
+        def has_ended(run_id: str) -> bool:
+            asked.append(run_id)
+            return run_id == "slurm-c-7"
+
+        assert remove_ended(own, has_ended) == ["slurm-c-7"]
+        assert asked == ["slurm-c-7", "slurm-c-8"]
+        assert self.runs(own) == {"slurm-c-9", "slurm-c-8", "local-x-1"}
+
+    def test_stays_while_its_runner_lives_whatever_slurm_says(self, own: Path) -> None:
+        held = hold_memory_dir(memory_dir("slurm-c-7"))
+        assert remove_ended(own, lambda run_id: run_id == "slurm-c-7") == []
+        assert (memory_dir("slurm-c-7") / "arena").exists()
+        os.close(held)
+        assert remove_ended(own, lambda run_id: run_id == "slurm-c-7") == ["slurm-c-7"]
+
+    def test_a_runner_that_comes_meanwhile_has_a_directory_of_its_own(
+        self, own: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The directory is moved away between its open and its lock."""
+        path, opened = memory_dir("slurm-c-7"), os.open
+
+        def slow(name: object, flags: int, *rest: int) -> int:
+            descriptor = opened(name, flags, *rest)
+            monkeypatch.setattr(os, "open", opened)
+            assert remove_ended(own, lambda run_id: run_id == path.name) == [path.name]
+            return descriptor
+
+        monkeypatch.setattr(os, "open", slow)
+        held = hold_memory_dir(path)
+        assert path.is_dir() and not list(path.iterdir())
+        assert remove_ended(own, lambda run_id: run_id == path.name) == []
+        os.close(held)
+
+    def test_what_a_killed_runner_has_left_of_it_goes_too(self, own: Path) -> None:
+        memory_dir("slurm-c-7").rename(own.parent / ".ended-slurm-c-7-0a1b2c3d")
+        assert remove_ended(own, lambda run_id: False) == []
+        assert self.runs(own) == {"slurm-c-9", "slurm-c-8", "local-x-1"}
