@@ -23,8 +23,7 @@ from launcher.tail import Tail
 
 _POLL_S = 0.1
 _REPORT_EVERY_S = 10.0  # between step lines where there is no terminal to redraw
-_STEPS = ("commit", "progress")
-_DETAILS = ("node_ready", "attempt_end", "job_end")
+_UNSAID = ("commit", "node_ready", "attempt_end", "job_end")
 EXIT_CANCELLED = 13
 EXIT_LEFT_RUNNING = 130
 
@@ -124,7 +123,7 @@ class _View:
         self._console.print(line, soft_wrap=True, highlight=False)
 
     def _show(self, event: Event) -> None:
-        if event.get("event") not in _STEPS + _DETAILS:
+        if event.get("event") not in _UNSAID:
             self._console.print(event_line(event), soft_wrap=True)
 
 
@@ -137,7 +136,7 @@ class _PlainView(_View):
 
     def _show(self, event: Event) -> None:
         super()._show(event)
-        if event.get("event") in _STEPS and time.monotonic() >= self._next_report_s:
+        if event.get("event") == "commit" and time.monotonic() >= self._next_report_s:
             self._next_report_s = time.monotonic() + _REPORT_EVERY_S
             self.say(f"{event_line(event).plain.split('  ')[0]}  {_standing(self.status()).plain}")
 

@@ -12,7 +12,7 @@ Event = Mapping[str, Any]
 
 _LAST_EVENTS = 8
 _RATE_WINDOW = 8
-_QUIET = ("commit", "progress", "own_checkpoint", "node_ready")  # too many of them to be news
+_QUIET = ("commit", "own_checkpoint", "node_ready")  # too many of them to be news
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,9 +188,6 @@ class History:
         self._spans.append(_Span(start_step=step - 1, end_step=step, start_s=event["time"], end_s=event["time"]))
         self._training = True
         self._set(state="training", reason=None, step=step)
-        self._reached(event)
-
-    def _on_progress(self, event: Event) -> None:
         self._reached(event)
 
     def _on_commit(self, event: Event) -> None:

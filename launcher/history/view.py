@@ -90,8 +90,6 @@ def describe(event: Event) -> str:
             return f"training: step {step} made{taking} from the attempt's start"
         case "commit":
             return f"step {step} committed to {event.get('tier')}{taking}"
-        case "progress":
-            return f"step {step}"
         case "fault":
             detect = event.get("detect")
             noticed = f" (noticed within {detect:.1f} s)" if isinstance(detect, int | float) else ""

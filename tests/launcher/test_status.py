@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launcher.history.status import Status, status_of
+from launcher.history.fields import FIELDS
+from launcher.history.status import History, Status, status_of
 from launcher.history.view import describe, duration, render
 
 
@@ -91,8 +92,8 @@ def test_what_is_not_saved_in_a_tier_is_told_until_a_newer_step_is() -> None:
     assert status_of([*TRAINED, *lost[::-1]]).unsaved == {"s3": "step 30: drain failed: no room"}
 
 
-def test_progress_between_commits_counts() -> None:
-    assert status_of([*TRAINED, event(24, "progress", attempt=0, step=15)], now_s=25).step == 15
+def test_every_event_that_it_reads_is_one_that_is_written() -> None:
+    assert {name.removeprefix("_on_") for name in vars(History) if name.startswith("_on_")} <= set(FIELDS)
 
 
 def test_a_job_that_lost_a_node_is_recovering_and_says_why() -> None:
