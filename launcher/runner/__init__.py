@@ -35,6 +35,8 @@ Messages (JSON objects on launcher.channel), runner -> supervisor:
     monitor {attempt, event}                 what the ckpt agent told
     agent_lost {attempt, generation, reason} the ckpt agent did not come up, or went away
     agent_ended {attempt}                    the ckpt agent has ended after it was released
+    stopping {attempt, handled}              answers stop where no agent is: whether a worker handles SIGTERM, and ends
+        by that
     ended {attempt, ok, step, failures: [{rank, exit_code, time, error, traceback, last_words}],
         reason}
     killed {attempt, step, left}             nothing of the attempt runs here any more, but for the pids in left
@@ -46,7 +48,8 @@ supervisor -> runner:
     ack {turn}                               answers a heartbeat: every other one, of who is next every one
     start {attempt, node_rank, nodes, master_addr, master_port, hosts, agent}    begin the attempt; nodes: a hostlist;
         hosts: for node rank 0, address ranges of those who may reach the rendezvous; agent: whether one is coming up
-    stop {attempt}                           ask all ranks to stop at one step boundary
+    stop {attempt}                           ask all ranks to stop at one step boundary; without an agent: SIGTERM to
+        those that handle it
     release_agent {attempt}                  training is over: let the agent finish and end
     renew_agents {attempt, generation}       end the node's agent; another is coming up
     dump {attempt}                           write the stacks of all workers

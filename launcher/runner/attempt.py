@@ -62,6 +62,7 @@ class NodeAttempt:
         self._nccl_logs: str | None = None  # the pattern of their names
         self._activity = Activity()
         self._handler_told = False
+        self._terminated = False  # whether the workers have had a SIGTERM
         self.number: int | None = None
         self.final_step: int | None = None
 
@@ -73,7 +74,7 @@ class NodeAttempt:
         """Begins an attempt, as the supervisor's `start` says. The one before must have ended."""
         self._spec = spec
         self.number = attempt = message["attempt"]
-        self._handler_told = False
+        self._handler_told = self._terminated = False
         self._first_rank = message["node_rank"] * spec.workers_per_node
         log_dir = self._log_dir(attempt)
         nodes = list(expand(message["nodes"]))
@@ -101,6 +102,7 @@ class NodeAttempt:
                 "run_id": f"{self._config.run_id}-{attempt}",
                 "log_dir": str(log_dir),
                 "rendezvous_timeout_s": _RENDEZVOUS_TIMEOUT_S,
+                "agreed_stop": message["agent"],
             }
         )
         self._port = free_port()
@@ -131,11 +133,21 @@ class NodeAttempt:
         if self._watch is not None:
             self._watch.look_after_agent()
 
-    def stop(self) -> None:
-        """Asks all ranks to stop at one step boundary."""
+    def stop(self, *, terminated: bool) -> None:
+        """Asks all ranks to stop at one step boundary. Without an agent each rank stops by its own SIGTERM handler.
+
+        Args:
+            terminated: whether Slurm has sent a SIGTERM to the workers as well.
+        """
         self.look_at_handlers()
         if self._watch is not None:
             self._watch.stop()
+        elif self.number is not None:
+            handling = [pid for pid in self._pids.values() if handles(pid, signal.SIGTERM)]
+            if not (terminated or self._terminated):
+                self._terminated = True
+                self._workers.terminate(handling)
+            self._send({"op": "stopping", "attempt": self.number, "handled": bool(handling)})
 
     def look_at_handlers(self) -> None:
         """Tells once if rank 0 handles SIGTERM itself, and so may not stop where all do. All have the same script."""

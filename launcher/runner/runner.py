@@ -249,7 +249,7 @@ class Runner:
         elif message.get("attempt") != attempt.number:
             return  # of one that is over
         elif op == "stop":
-            attempt.stop()
+            attempt.stop(terminated=self._is_terminated)
         elif op == "release_agent":
             attempt.release_agent()
         elif op == "renew_agents":
@@ -263,7 +263,7 @@ class Runner:
         self._tell_of_sigterm()
         self._attempt.look_at_handlers()
         if self._channel is None:
-            self._attempt.stop()
+            self._attempt.stop(terminated=True)
 
     def _tell_of_sigterm(self) -> None:
         if self._is_terminated:

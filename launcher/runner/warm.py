@@ -200,10 +200,11 @@ def _run_agent(task: dict[str, Any], warm_pid: int, report: Report) -> int:
     agent = _Agent(task, report)
     reason = None
     try:
-        ok = not agent.run().is_failed()
+        if not agent.run().is_failed():
+            return 0  # it has reported that
     except Exception as error:  # whatever torch raises in its rendezvous: the supervisor decides what next
-        ok, reason = False, f"torch elastic: {type(error).__name__}: {error}"
-    report({"event": "ended", "ok": ok, "failures": agent.failures, "reason": reason})
+        reason = f"torch elastic: {type(error).__name__}: {error}"
+    report({"event": "ended", "ok": False, "failures": agent.failures, "reason": reason})
     return 0
 
 
@@ -235,9 +236,16 @@ class _Agent(LocalElasticAgent):
         self._tell({"event": "started", "pids": list(self._pids.values())})
         return self._pids
 
+    def _exit_barrier(self) -> None:
+        """Reports that this node's workers have ended well; then waits: the first agent holds the store of all."""
+        self._tell({"event": "ended", "ok": True, "failures": [], "reason": None})
+        super()._exit_barrier()
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         codes = {local_rank: _exit_code(pid) for local_rank, pid in self._pids.items()}
         failed = {local_rank: code for local_rank, code in codes.items() if code}
+        if failed and None in codes.values() and self._is_stopping():
+            return RunResult(state=WorkerState.HEALTHY)  # others may still be saving
         if failed:
             for pid in self._pids.values():  # at once: torch would ask with SIGTERM first and wait 30 s
                 os.kill(pid, signal.SIGKILL)
@@ -248,6 +256,10 @@ class _Agent(LocalElasticAgent):
             ends = {worker.global_rank: None for worker in worker_group.workers}
             return RunResult(state=WorkerState.SUCCEEDED, return_values=ends)
         return RunResult(state=WorkerState.HEALTHY)
+
+    def _is_stopping(self) -> bool:
+        """Whether the workers end by their own handlers of SIGTERM. One for us stays pending."""
+        return not self._task["agreed_stop"] and signal.SIGTERM in signal.sigpending()
 
     def _failure(self, rank: int, local_rank: int, code: int) -> dict[str, Any]:
         error, trace, time_s = self._errors.read(local_rank)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ckpt.agent.process.launch import PYTHON
@@ -80,6 +81,13 @@ class Workers:
         self._session = None
         if self.warm:
             self._send()
+
+    def terminate(self, pids: Iterable[int]) -> None:
+        """Sends SIGTERM to some of the attempt's workers, and to their elastic agent: it lets each end by itself."""
+        agent = self._session.result() if self._session is not None and self._session.done() else None
+        for pid in (*([agent] if agent is not None else []), *pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
     async def kill(self, timeout_s: float) -> list[int]:
         """Ends the attempt's workers and all their children.

@@ -120,7 +120,8 @@ class Attempt:
             await self._host.requests.settled()
         ending = self._ending()
         if ending.outcome in ("stopped", "halted") and self._stop_is_overdue():
-            what = f"not all ranks reached a common step boundary in time ({self._host.requests.stop}); they were ended"
+            late = "reached a common step boundary" if self._agents.are_wanted else "ended by their handlers of SIGTERM"
+            what = f"not all ranks {late} in time ({self._host.requests.stop}); they were ended"
             self._host.record("problem", attempt=self._number, what=what)
         await self._clear(ending)
         if ending.faults:
@@ -243,13 +244,9 @@ class Attempt:
                 return
 
     def _is_over(self) -> bool:
-        stop_without_agents = self._host.requests.stop is not None and not self._agents.are_wanted
-        return (
-            self._host.requests.cancelled
-            or self._evidence.is_decisive
-            or stop_without_agents
-            or self._stop_is_overdue()
-        )
+        ends_by_handlers = self._host.requests.stop is not None and not self._agents.are_wanted
+        is_over = self._evidence.has_stopped if ends_by_handlers else self._evidence.is_decisive
+        return self._host.requests.cancelled or is_over or self._stop_is_overdue()
 
     def _pass_on_stop(self) -> float | None:
         """Asks all ranks to stop if somebody wants that; returns how long that may take from now."""

@@ -37,6 +37,7 @@ class Evidence:
 
     Attributes:
         started, ended, killed: nodes whose workers run, have all ended well, are gone.
+        without_handler: nodes whose workers were asked to stop, and do not handle SIGTERM.
         lost: nodes that are gone themselves.
         failures: workers that ended otherwise.
         faults: what else ends the attempt, in the order it was heard.
@@ -66,6 +67,7 @@ class Evidence:
         self.started: set[str] = set()
         self.ended: set[str] = set()
         self.killed: set[str] = set()
+        self.without_handler: set[str] = set()
         self.lost: set[str] = set()
         self.failures: list[WorkerFailure] = []
         self.faults: list[Fault] = []
@@ -91,6 +93,12 @@ class Evidence:
     def is_decisive(self) -> bool:
         """Whether the attempt is over by what has been heard."""
         return bool(self.faults or self.failures) or self.all_ended
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a stop without agents is over: no worker is left that may still end by its own SIGTERM handler."""
+        failed = {failure.node for failure in self.failures}
+        return bool(self.faults) or self.without_handler | self.ended | failed >= self._nodes
 
     @property
     def seconds(self) -> float:
@@ -183,6 +191,8 @@ class Evidence:
         elif kind == "agent_ended" and self._has_no_launcher:
             self._agents_gone.add(node)
             self.agents_ended |= self._agents_gone >= self._nodes
+        elif kind == "stopping":
+            self.without_handler |= set() if body["handled"] else {node}
         elif kind == "ended":
             self._take_end(node, body)
         elif kind == "killed":

@@ -23,7 +23,8 @@ from launcher.errors import LauncherError
 from launcher.history.events import EventLog, parse_event, read_events
 from launcher.jobfile import JobSpec
 from launcher.runner.memory import memory_dir
-from launcher.runner.processes import pids_with_environment
+from launcher.runner.processes import pids_with_environment, state_of
+from launcher.stop_request import StopRequest
 from launcher.supervisor import Outcome, supervise
 from launcher.supervisor.entry import supervise_here
 from launcher.supervisor.folder import make_folders, prepare
@@ -388,6 +389,27 @@ def test_the_agreed_stop_wins_over_a_scripts_sigterm_handler_where_the_script_as
     shutil.rmtree(memory_dir(local_run_id(job.dir)))  # a third start would go on from there
 
 
+def test_a_job_without_checkpoints_stops_by_its_scripts_own_sigterm_handlers(make_job: Callable[..., Job]) -> None:
+    """Each rank has the time to save, also when others have ended, on its node or another, in whatever way."""
+    job = make_job(SAVES_ON_SIGTERM, spares=0, workers_per_node=2)
+
+    def stop() -> None:
+        job.wait_for(*(f"up-{rank}" for rank in range(4)))
+        StopRequest(host="here").write(job.dir)
+        job.wait_for(*(f"stops-{rank}" for rank in range(4)))
+        for rank in (1, 2, 3, 0):
+            pid = int((job.dir / f"up-{rank}").read_text())
+            (job.dir / f"go-{rank}").touch()
+            until(lambda: state_of(pid) in ("", "Z"), f"end of rank {rank}")  # noqa: B023
+
+    job.meanwhile(stop)
+    outcome = job.supervise()
+    assert outcome.name == "halted", outcome
+    saved = [(job.dir / f"stops-{rank}").read_text() for rank in range(4)]
+    assert saved == ["saved once"] * 4
+    assert not job.events("problem")
+
+
 def test_killed_supervisor_takes_everything_along(tmp_path: Path) -> None:
     job = Job(tmp_path, WAIT, spares=0)
     code = (
@@ -481,6 +503,26 @@ with Checkpointer.from_env() as ckpt:
         (job / f"up-{attempt}-{rank}").touch()
         time.sleep(0.01)
 print("stopped at", step)
+"""
+SAVES_ON_SIGTERM = """
+import os, pathlib, signal, sys, time
+job, rank = pathlib.Path(os.environ["HOLDFAST_JOB_DIR"]), int(os.environ["RANK"])
+signals = 0
+def save(*_):
+    global signals
+    signals += 1
+    if signals > 1:
+        return
+    (job / f"stops-{rank}").touch()
+    while not (job / f"go-{rank}").exists():
+        time.sleep(0.01)
+    (job / f"stops-{rank}").write_text("saved " + ("once" if signals == 1 else "twice"))
+    sys.exit(rank % 2)
+signal.signal(signal.SIGTERM, save)
+(job / f"up-{rank}.draft").write_text(str(os.getpid()))
+(job / f"up-{rank}.draft").rename(job / f"up-{rank}")
+while True:
+    time.sleep(0.01)
 """
 UNSAVED = """
 import json, os, pathlib, time, torch
