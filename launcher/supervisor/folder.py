@@ -51,13 +51,14 @@ def read_secret(job_dir: Path) -> bytes:
 
 
 def probe(directory: Path) -> None:
-    """Makes a directory and tries to write into it as much as an attempt's first log lines need.
+    """Tries to write into a directory as much as an attempt's first log lines need; makes it, and its parent.
 
     Raises:
         OSError: the file system is full, read-only or away.
     """
     trial = directory / f".probe-{os.getpid()}"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in (directory.parent, directory):  # not the job's folder itself: somebody may have removed it
+        path.mkdir(mode=0o700, exist_ok=True)
     durable_write(trial, bytes(_PROBE_BYTES))
     trial.unlink()
 

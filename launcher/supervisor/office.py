@@ -17,6 +17,7 @@ from launcher.terms import RENEW_S, Term, claim, newest_number, renew
 log = logging.getLogger(__name__)
 
 _CHECK_S = 0.2
+_LOOKS = 2  # in a row that must find the folder removed, before that ends the job
 
 
 class Superseded(LauncherError):
@@ -24,7 +25,7 @@ class Superseded(LauncherError):
 
 
 class FolderRemoved(LauncherError):
-    """Somebody has removed the job's folder: nothing can be recorded there any more. Waiting would not help."""
+    """Somebody has removed the job's folder, or all that was in it. It ends the job: waiting would not help."""
 
 
 class Office:
@@ -77,16 +78,14 @@ class Office:
         """
         Raises:
             Superseded: there is a higher term than ours.
+            FolderRemoved: as `confirm`.
         """
         now_s = time.monotonic()
         if not self.term or now_s - self._checked_s < _CHECK_S:
             return
         try:
             number = self._newest()
-        except (
-            OSError,
-            FolderRemoved,
-        ) as error:  # what is written meanwhile is kept, and does not count if another rules
+        except OSError as error:  # what is written meanwhile is kept, and does not count if another rules
             log.warning("terms of %s not read: %s", self._job_dir, error)
             return
         self._compare(number)
@@ -98,26 +97,36 @@ class Office:
         Raises:
             OSError: the terms cannot be read. Others may see them, and have taken over, while a node that is cut off
                 does not.
-            FolderRemoved: the folder is not there any more.
+            FolderRemoved: our folder, or all that was in it, is not on its file system any more.
         """
         self._compare(self._newest())
 
-    async def hold(self, is_heard: Callable[[], bool], lost: Callable[[], None]) -> None:
-        """Renews the lease for as long as the runners hear us; returns when we are superseded.
+    async def hold(
+        self, is_heard: Callable[[], bool], lost: Callable[[], None], removed: Callable[[FolderRemoved], None]
+    ) -> None:
+        """Renews the lease for as long as the runners hear us; returns when we are superseded, or have no folder.
 
         Args:
             is_heard: whether most runners answer. If not we may be the one who is cut off, and let others take over.
             lost: called when somebody did.
+            removed: called when the folder is not there any more.
         """
+        missing = 0
         while True:
             try:
                 await asyncio.to_thread(self.check)
                 if is_heard():
                     self._count += 1
                     await asyncio.to_thread(renew, self._job_dir, self.term, self._count)
+                missing = 0
             except Superseded:
                 lost()
                 return
+            except FolderRemoved as error:
+                missing += 1
+                if missing == _LOOKS:
+                    removed(error)
+                    return
             except OSError as error:  # training does not depend on it, and runners that hear us look at no lease
                 log.warning("lease of %s not renewed: %s", self._job_dir, error)
             await asyncio.sleep(RENEW_S)
@@ -128,7 +137,8 @@ class Office:
         if number >= self.term or self._taken is None:
             return number
         if not (self._job_dir / "secret").exists():
-            if not self._job_dir.exists() and os.stat(self._job_dir.parent).st_dev == self._device:
+            there = self._job_dir if self._job_dir.exists() else self._job_dir.parent
+            if os.stat(there).st_dev == self._device:
                 raise FolderRemoved(f"{self._job_dir}: removed while the job ran; submit the job again")
             raise OSError(errno.ESTALE, "our term is not there", str(self._job_dir / "terms"))
         log.warning("%s was removed: our term %d is written again", self._job_dir / "terms", self.term)

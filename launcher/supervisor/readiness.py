@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher.clusters.cluster import Cluster
-from launcher.supervisor.folder import probe, until_written
+from launcher.supervisor.folder import until_written
 from launcher.supervisor.host import Host
 from launcher.supervisor.launch import Launch
 from launcher.supervisor.roster import Roster
@@ -90,14 +90,14 @@ class Readiness:
         while (left_s := deadline_s - time.monotonic()) > 0 and not self._host.requests.any:
             await self._host.next_notice(left_s)
 
-    async def folder(self, log_dir: Path) -> str | None:
+    async def folder(self, probe: Callable[[], None]) -> str | None:
         """Waits until an attempt's logs can be written, as no worker starts without; why not, after too long."""
-        why = await until_written(lambda: probe(log_dir), timeout_s=0.0, give_up=lambda: True)
+        why = await until_written(probe, timeout_s=0.0, give_up=lambda: True)
         if why is None or self._host.requests.any:
             return None
         what = f"the job's folder cannot be written ({why}); no attempt starts before: make room in {self._job_dir}"
         self._host.record("problem", what=what)
-        why = await self.written(lambda: probe(log_dir))
+        why = await self.written(probe)
         if why is None or self._host.requests.any:
             return None
         return f"the job's folder could not be written for {FOLDER_TIMEOUT_S:g} s ({why}); make room, submit again"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher.history.events import Event, EventLog
-from launcher.supervisor.office import Superseded
+from launcher.supervisor.office import FolderRemoved, Superseded
 
 
 class Recorder:
@@ -60,11 +60,14 @@ class Recorder:
             elif not self._is_superseded:
                 try:
                     self._check()
-                    with contextlib.suppress(OSError):
-                        self._events.write(item)
+                except FolderRemoved:
+                    pass  # whoever holds the lease says so, and ends the job
                 except Superseded:
                     self._is_superseded = True
                     _in_loop(loop, self._superseded)
+                    continue
+                with contextlib.suppress(OSError):
+                    self._events.write(item)
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

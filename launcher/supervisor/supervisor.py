@@ -26,7 +26,7 @@ from launcher.runner.variables import attempt_environment
 from launcher.stop_request import StopRequest
 from launcher.supervisor.attempt import PREDECESSOR_LOST, RETURN_S, Attempt
 from launcher.supervisor.faults import ENVIRONMENT, PREFLIGHT, SCHEDULER_LOST, START_TIMEOUT, Fault
-from launcher.supervisor.folder import read_secret, write_json
+from launcher.supervisor.folder import probe, read_secret, write_json
 from launcher.supervisor.hang import HangDetector
 from launcher.supervisor.ladder import Decision, Ladder
 from launcher.supervisor.launch import Launch
@@ -125,6 +125,8 @@ class Supervisor:
                 outcome = await self._hand_back(outcome)
         except Superseded:
             raise
+        except FolderRemoved as error:
+            outcome = self._outcome("internal", str(error))
         except Exception as error:  # the last line of defence: say it, end everything, leave a result
             log.exception("internal error")
             outcome = self._outcome("internal", f"{type(error).__name__}: {error}; see log/supervisor.log")
@@ -251,7 +253,8 @@ class Supervisor:
         if self._take_over is not None:
             taken = self._events.append("takeover", node=cluster.node, predecessor=self._predecessor)
         self._recall()
-        self._holding = asyncio.create_task(self._office.hold(lambda: not self._links.is_isolated, self._on_superseded))
+        is_heard = lambda: not self._links.is_isolated  # noqa: E731
+        self._holding = asyncio.create_task(self._office.hold(is_heard, self._on_superseded, self._on_removed))
         self._timing = asyncio.create_task(self._stop_in_time())
         self._asked = asyncio.create_task(self._stop_when_asked())
         for node in self._roster.out.keys() - self._lost:
@@ -315,7 +318,7 @@ class Supervisor:
         patient = True
         resumed = self._past.running_attempt()
         while True:
-            if unwritable := await self._readiness.folder(self._log_dir(self._number)):
+            if unwritable := await self._readiness.folder(self._probe):
                 return self._outcome("internal", unwritable)
             if resumed is None:
                 await self._readiness.nodes(patient=patient)
@@ -440,7 +443,9 @@ class Supervisor:
     def _note(self, notice: Notice) -> None:
         """What a notice means for the job as a whole."""
         node, body = notice.node, notice.body
-        if notice.kind == "signal":
+        if notice.kind == "folder_removed":
+            raise FolderRemoved(body["reason"])
+        elif notice.kind == "signal":
             self.requests.judge_sigterm(str(node))
         elif notice.kind == "isolated":
             log.warning("most nodes are silent: waiting whether it is this one that is cut off")
@@ -511,6 +516,9 @@ class Supervisor:
         self._is_superseded = True
         self.post(Notice(kind="superseded"))
 
+    def _on_removed(self, error: FolderRemoved) -> None:
+        self.post(Notice(kind="folder_removed", body={"reason": str(error)}))
+
     def _leave(self, why: str) -> Outcome:
         """Another supervisor rules: drops everything and writes nothing. What we started ends with this process."""
         log.warning("leaving the job to another supervisor: %s", why)
@@ -534,6 +542,11 @@ class Supervisor:
         self._office.confirm()
         write_json(self._job_dir / "result.json", result)
         StopRequest.remove(self._job_dir)
+
+    def _probe(self) -> None:
+        """Whether the next attempt's logs can be written, into the folder that is ours."""
+        self._office.confirm()
+        probe(self._log_dir(self._number))
 
     def _log_dir(self, attempt: int) -> Path:
         return self._job_dir / "log" / f"attempt-{attempt}"

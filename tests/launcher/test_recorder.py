@@ -87,25 +87,43 @@ def test_nothing_is_written_once_another_supervisor_rules(tmp_path: Path) -> Non
     assert told == [True]
 
 
-class LosesItsFolder(Talkers):
-    """Somebody removes the job's terms, or all of its folder, while it trains."""
-
-    removed = "terms"
+class LosesItsTerms(Talkers):
+    """Somebody removes the job's terms while it trains."""
 
     def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
         if node == self.nodes[-1]:
-            shutil.rmtree(self._job_dir / self.removed)
+            shutil.rmtree(self._job_dir / "terms")
         channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": ""} | attempt)
 
 
 def test_a_job_whose_terms_are_removed_ends_well(tmp_path: Path) -> None:
-    outcome, events = supervised(tmp_path, LosesItsFolder)
+    outcome, events = supervised(tmp_path, LosesItsTerms)
     assert outcome.name == "done" and events[-1]["event"] == "job_end"
 
 
-def test_a_job_whose_folder_is_removed_ends_at_once_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LosesItsFolder, "removed", "")
-    outcome, _ = supervised(tmp_path, LosesItsFolder)
-    assert outcome.name == "internal" and "removed while the job ran" in outcome.reason
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_job_whose_folder_is_removed_ends_at_once_and_says_so(tmp_path: Path, is_made_again: bool) -> None:
+    """Its workers train on: nothing else would end it."""
+
+    class Trains(Talkers):
+        def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
+            if node == self.nodes[-1]:
+                shutil.rmtree(self._job_dir)
+                if is_made_again:
+                    self._job_dir.mkdir()
+
+    outcome, _ = supervised(tmp_path, Trains)
+    assert outcome.name == "internal" and outcome.reason.endswith("removed while the job ran; submit the job again")
+
+
+def test_a_job_whose_folder_is_removed_between_attempts_ends_at_once(tmp_path: Path) -> None:
+    class Fails(Talkers):
+        def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
+            if node == self.nodes[-1]:
+                shutil.rmtree(self._job_dir)
+                failure = {"rank": 0, "exit_code": -9, "time": 0.0, "error": None, "traceback": None}
+                channel.send({"op": "ended", "ok": False, "step": 7, "failures": [failure], "reason": ""} | attempt)
+
+    outcome, _ = supervised(tmp_path, Fails)
+    assert outcome.name == "internal" and outcome.reason.endswith("removed while the job ran; submit the job again")
+    assert not (tmp_path / "job").exists()

@@ -190,12 +190,14 @@ def test_a_supervisor_that_does_not_see_the_folder_waits_before_it_ends_or_reque
     cut_off.take(1, after=None)
     cut_off.confirm()
     (tmp_path / "terms").rename(tmp_path / "away")
+    (tmp_path / "terms").touch()
     cut_off.check()  # events may be written: they do not count if another rules
     asked: list[bool] = []
 
     def is_given_up() -> bool:  # asked between one try and the next
         asked.append(True)
         if len(asked) == 2:
+            (tmp_path / "terms").unlink()
             (tmp_path / "away").rename(tmp_path / "terms")
             office(tmp_path, "n2").take(2, after=1)
         return False
@@ -220,9 +222,24 @@ def test_a_folder_that_was_removed_is_an_error_at_once(tmp_path: Path) -> None:
     ruling = office(tmp_path / "job", "n1")
     ruling.take(1, after=None)
     shutil.rmtree(tmp_path / "job")
-    ruling.check()  # training goes on
     with pytest.raises(FolderRemoved, match="removed while the job ran"):
         asyncio.run(until_written(ruling.confirm, timeout_s=30, give_up=lambda: False))
+    (tmp_path / "job").mkdir()  # by the script, say
+    with pytest.raises(FolderRemoved, match="removed while the job ran"):
+        ruling.check()
+
+
+def test_a_file_system_that_is_away_is_no_removed_folder(tmp_path: Path) -> None:
+    """The mount point's own device shows then, without our folder."""
+    (tmp_path / "share" / "job").mkdir(parents=True)
+    mount = tmp_path / "mount"
+    mount.symlink_to(tmp_path / "share")
+    ruling = office(mount / "job", "n1")
+    ruling.take(1, after=None)
+    mount.unlink()
+    mount.symlink_to("/proc")
+    with pytest.raises(OSError, match="our term is not there"):
+        ruling.confirm()
 
 
 def test_supervisor_that_finds_a_higher_term_is_superseded(tmp_path: Path) -> None:
