@@ -19,6 +19,7 @@ from collections.abc import Coroutine
 
 from launcher.channel import Channel, ChannelError, Message, connect
 from launcher.clusters.ended import verdict
+from launcher.disk_read import DiskRead
 from launcher.errors import LauncherError, UsageError
 from launcher.host_addresses import own_addresses
 from launcher.jobfile import JobSpec, read_job
@@ -50,6 +51,8 @@ LEAVE_S = 120.0
 
 _RECONNECT_S = 0.5
 _LOOK_S = 0.2
+_LONGEST_LOOK_S = 2.0  # what passes between two looks counts as no more: we may have stood still
+_SECRET_TIMEOUT_S = 5.0
 
 
 class Runner:
@@ -58,6 +61,9 @@ class Runner:
     def __init__(self, config: RunnerConfig) -> None:
         self._config = config
         self._succession = Succession(config.job_dir)
+        secret = config.job_dir / "secret"
+        self._secret_file = DiskRead(lambda: bytes.fromhex(secret.read_text()), secret)
+        self._secret: bytes | None = None  # read once: a connection may break while the file system hangs
         self._memo = Memo()
         self._attempt = NodeAttempt(config, self._send, self._beat)
         self._channel: Channel | None = None
@@ -81,8 +87,8 @@ class Runner:
         heard_s = time.monotonic()
         try:
             while not self._leaving:
-                rules = self._address()
-                if await self._session() or self._address() != rules:  # one that has just begun gets its time
+                rules = await self._address()
+                if await self._session() or await self._address() != rules:  # one that has just begun gets its time
                     heard_s = time.monotonic()
                 if not self._leaving:
                     await self._succession.step_in()
@@ -91,7 +97,7 @@ class Runner:
                     await self._attempt.end()
                 leave_s = FENCE_S if self._is_terminated else LEAVE_S
                 if gone_s > leave_s:
-                    log.error("no supervisor at %s:%s for %s s: leaving", *self._address(), leave_s)
+                    log.error("no supervisor at %s:%s for %s s: leaving", *await self._address(), leave_s)
                     if self._config.parent_pid is None:
                         await self._succession.abandon()
                     return
@@ -130,8 +136,8 @@ class Runner:
     async def _session(self) -> bool:
         """One connection to the supervisor, from hello to its end; False if none could be made."""
         try:
-            secret = bytes.fromhex((self._config.job_dir / "secret").read_text())
-            found = await self._connect(secret)
+            self._secret = self._secret or await self._secret_file.newest(_SECRET_TIMEOUT_S)
+            found = await self._connect(self._secret)
         except (ChannelError, OSError, ValueError) as error:
             log.warning("supervisor not reached: %s", error)
             return False
@@ -174,18 +180,19 @@ class Runner:
         silent_s = 0.0
         try:
             while silent_s < SUPERVISOR_SILENCE_S:
+                looked_s = time.monotonic()
                 wait_s = _LOOK_S if silent_s else SUSPECT_S
                 await asyncio.wait({receiving}, timeout=wait_s)
                 if receiving.done():
                     message = receiving.result()
-                    if silent_s and self._succession.is_superseded:
+                    if silent_s and await self._succession.is_superseded():
                         break
                     self._succession.heard()
                     return message
-                silent_s += wait_s
-                if self._succession.is_superseded:
+                if await self._succession.is_superseded():
                     break
                 await self._succession.step_in()
+                silent_s += min(time.monotonic() - looked_s, _LONGEST_LOOK_S)
             log.warning("supervisor lost: silent for %.1f s, or another rules", silent_s)
             return None
         finally:
@@ -193,12 +200,12 @@ class Runner:
 
     async def _until_another_rules(self, rules: tuple[str, int], timeout_s: float) -> None:
         until_s = time.monotonic() + timeout_s
-        while self._address() == rules and time.monotonic() < until_s:
+        while await self._address() == rules and time.monotonic() < until_s:
             await asyncio.sleep(_LOOK_S)
 
     async def _connect(self, secret: bytes) -> tuple[Channel, Message] | None:
         """To the supervisor that rules; None if another comes to rule meanwhile: the old one may never answer."""
-        host, port = address = self._address()
+        host, port = address = await self._address()
         hello = {"op": "hello", "node": self._config.node, "pid": os.getpid(), "problem": self._problem}
         hello |= {"restart_count": self._config.restart_count, "attempt": self._attempt.number} | self._attempt.state()
         hello["addresses"] = own_addresses()
@@ -206,7 +213,7 @@ class Runner:
         try:
             while not connecting.done():
                 await asyncio.wait({connecting}, timeout=_LOOK_S)
-                if not connecting.done() and self._address() != address:
+                if not connecting.done() and await self._address() != address:
                     return None
                 if not connecting.done() and self._succession.term:
                     await self._succession.step_in()
@@ -283,9 +290,9 @@ class Runner:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _address(self) -> tuple[str, int]:
+    async def _address(self) -> tuple[str, int]:
         """Of the supervisor that rules; until the first term can be read, the one that started us."""
-        ruling = self._succession.ruling()
+        ruling = await self._succession.ruling()
         return (ruling.host, ruling.port) if ruling is not None else (self._config.host, self._config.port)
 
 

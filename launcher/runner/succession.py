@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from ckpt.agent.process.launch import PYTHON
+from launcher.disk_read import DiskRead
 from launcher.runner.processes import die_with_parent
 from launcher.terms import LEASE_S, RENEW_S, LeaseWatch, Term, newest
 from slurm import JobEnvironment, Slurm, SlurmError
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 STAGGER_S = 2.0  # between one candidate and the next: the first needs so long to be up and seen
 _MEETING_S = 1.0  # one that has just begun is connected to first
+_READ_TIMEOUT_S = 0.5  # the terms' file system may hang
 _MAX_TURN = 8  # from here on nobody waits longer: claiming a term is safe for any number at once
 # Of the step that we run in; a supervisor starts steps of its own.
 _STEP_VARIABLES = ("SLURM_STEP", "SLURM_TASK", "SLURM_CPU_BIND", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_DISTRIBUTION",
@@ -33,6 +35,9 @@ class Succession:
 
     def __init__(self, job_dir: Path) -> None:
         self._job_dir = job_dir
+        self._terms = DiskRead(lambda: newest(job_dir), job_dir / "terms")
+        self._ruling: Term | None = None
+        self._is_unread = False  # whether they could not be read when that was tried last
         self._standby: asyncio.subprocess.Process | None = None
         self._lost_s: float | None = None
         self._missed = 0  # the term that has been without a supervisor since then
@@ -59,26 +64,28 @@ class Succession:
         """The supervisor, or its host's kernel, has closed the connection."""
         self._was_closed = True
 
-    @property
-    def is_superseded(self) -> bool:
+    async def is_superseded(self) -> bool:
         """Whether a higher term rules than the one that we obey."""
-        ruling = self.ruling()
+        ruling = await self.ruling()
         return ruling is not None and ruling.number > self.term
 
-    def ruling(self) -> Term | None:
-        """The newest term, if it can be read."""
+    async def ruling(self) -> Term | None:
+        """The newest term, or the newest that could be read before."""
         try:
-            return newest(self._job_dir)
+            self._ruling = await self._terms.newest(_READ_TIMEOUT_S)
+            self._is_unread = False
         except (OSError, ValueError) as error:
-            log.warning("terms not read: %s", error)
-            return None
+            if not self._is_unread:
+                log.warning("terms not read: %s", error)
+            self._is_unread = True
+        return self._ruling
 
     async def step_in(self) -> None:
         """Called again and again while the supervisor is missed: starts a standby when our turn has come."""
         if self.turn is None or self._stands_by:
             return
         now_s = time.monotonic()
-        ruling = self.ruling()
+        ruling = await self.ruling()
         missed = max(self.term, ruling.number if ruling is not None else 0)
         if self._lost_s is None or missed != self._missed:
             self._lost_s, self._missed = now_s, missed

@@ -8,10 +8,13 @@ waited for any more: whatever has launched the runners is gone before it can end
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 
 from launcher.clusters.cluster import Cluster
+from launcher.disk_read import DiskRead
 from launcher.supervisor.host import Host
 from launcher.supervisor.links import Links, Notice
 from launcher.supervisor.roster import Roster
@@ -21,6 +24,7 @@ log = logging.getLogger(__name__)
 BLIND_TRIES = 3  # where nobody says which node it was
 LATE_S = 120.0  # for a runner that has not come when an attempt begins
 _LOOK_S = 1.0
+_READ_TIMEOUT_S = 1.0  # the file system of the log may hang
 
 
 class Launch:
@@ -31,12 +35,13 @@ class Launch:
         roster: its nodes.
         links: the runners' connections.
         cluster: starts the runners.
+        job_dir: the job's folder, with the log of what starts them.
 
     Attributes:
         environment: the runners'.
     """
 
-    def __init__(self, host: Host, roster: Roster, links: Links, cluster: Cluster) -> None:
+    def __init__(self, host: Host, roster: Roster, links: Links, cluster: Cluster, job_dir: Path) -> None:
         self._host = host
         self._roster = roster
         self._links = links
@@ -46,6 +51,8 @@ class Launch:
         self._watching: asyncio.Task[None] | None = None
         self._has_ended = False
         self._blind = 0
+        self._failed: dict[str, str] = {}  # the nodes on which the scheduler could start none
+        self._log = DiskRead(lambda: cluster.not_launched(roster.nodes), job_dir / "log")
 
     async def begin(self) -> None:
         """Starts a runner on every node that is not out."""
@@ -57,13 +64,13 @@ class Launch:
         if self._roster.absent:
             await self._start(self._roster.absent)
 
-    def lost(self, node: str) -> bool:
+    async def lost(self, node: str) -> bool:
         """Whether a runner that is lost is to come again, and is not to be held against its node."""
         if not self._is_under_way:
             return False
         if node in self._roster.absent:  # it was started again since
             return True
-        if not self._not_launched():
+        if not await self._not_launched():
             return False
         self._has_ended = True
         self._roster.await_again(node)
@@ -74,7 +81,7 @@ class Launch:
         if not self._is_under_way or not self._has_ended:
             return
         self._has_ended = False
-        failed = self._not_launched()
+        failed = await self._not_launched()
         for node, reason in failed.items():
             self._host.put_out(node, reason)
         if failed:  # all others are being ended with it, whether we have heard that or not
@@ -108,13 +115,14 @@ class Launch:
             self._watching.cancel()
         self._is_under_way = True
         await self._cluster.start_runners(nodes, self.environment)
+        self._failed = {}
         self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
         """Until what launches them has ended, or says that it will."""
         launched = asyncio.ensure_future(self._cluster.runners_launched())
         try:
-            while not launched.done() and not self._not_launched():
+            while not launched.done() and not await self._not_launched():
                 await asyncio.wait({launched}, timeout=_LOOK_S)
         finally:
             launched.cancel()
@@ -122,7 +130,8 @@ class Launch:
         self._has_ended = True
         self._host.post(Notice(kind="launch_ended"))
 
-    def _not_launched(self) -> dict[str, str]:
+    async def _not_launched(self) -> dict[str, str]:
+        with contextlib.suppress(TimeoutError):  # it then is what was known before
+            self._failed = await self._log.newest(_READ_TIMEOUT_S)
         out = self._roster.out
-        failed = self._cluster.not_launched(self._roster.nodes)
-        return {node: reason for node, reason in failed.items() if node not in out}
+        return {node: reason for node, reason in self._failed.items() if node not in out}

@@ -89,7 +89,7 @@ class Supervisor:
         # Where there is a spare it is the supervisor's node: the job then outlives its loss without a fault.
         in_order = sorted(cluster.nodes, key=lambda node: node == cluster.node)
         self._roster = Roster(in_order, spec.sizes, {}, cluster.topology.distance)
-        self._launch = Launch(self, self._roster, self._links, cluster)
+        self._launch = Launch(self, self._roster, self._links, cluster, job_dir)
         self._readiness = Readiness(self, self._roster, cluster, job_dir, self._launch)
         self._switches = domains.switches_of(cluster.topology, cluster.nodes)
         self._number = 0
@@ -158,7 +158,7 @@ class Supervisor:
                 notice = await within(timeout_s, self._inbox.get())
             except asyncio.TimeoutError:
                 return None
-        self._note(notice)
+        await self._note(notice)
         return notice
 
     def post(self, notice: Notice) -> None:
@@ -440,7 +440,7 @@ class Supervisor:
             hang=self._hang,
         )
 
-    def _note(self, notice: Notice) -> None:
+    async def _note(self, notice: Notice) -> None:
         """What a notice means for the job as a whole."""
         node, body = notice.node, notice.body
         if notice.kind == "folder_removed":
@@ -475,7 +475,7 @@ class Supervisor:
             self.record("node_ready", node=node, warm=True)
         elif notice.kind == "broken":
             self.put_out(node, body["reason"], environment=body["environment"])
-        elif notice.kind == "lost" and not self._launch.lost(node):
+        elif notice.kind == "lost" and not await self._launch.lost(node):
             self.lose(node, body["reason"])
 
     def _call_the_roll_later(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ class Stage:
         self.recorded: list[str] = []
         self.step_ends = asyncio.Event()
         self.posted: list[Notice] = []
-        self.launch = Launch(self, self.roster, self, self)  # type: ignore[arg-type]
+        self.launch = Launch(self, self.roster, self, self, Path("."))  # type: ignore[arg-type]
 
     async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
         self.started.append(nodes)
@@ -63,7 +64,7 @@ class Stage:
         seen = len(self.posted)
         self.step_ends.set()
         while len(self.posted) == seen:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
     def come(self, *nodes: str) -> None:
         for node in nodes:
@@ -76,14 +77,14 @@ def test_a_node_that_refuses_its_runner_is_out_and_the_others_start_again() -> N
         await stage.launch.begin()
         stage.come("n1", "n2")
         stage.failed = {"n3": "no answer"}
-        assert stage.launch.lost("n1")  # n2's is yet to be heard of
+        assert await stage.launch.lost("n1")  # n2's is yet to be heard of
         await stage.launch.tend()
         assert stage.started == [list(NODES), ["n1", "n2", "n4"]]
         assert stage.roster.out == {"n3": "no answer"} and stage.roster.ready == []
         assert stage.told == ["n1", "n2", "n4"] and stage.released == 1 and stage.recorded == ["problem"]
-        assert stage.launch.lost("n2")  # the old one's end
+        assert await stage.launch.lost("n2")  # the old one's end
         stage.come("n1", "n2", "n4")
-        assert not stage.launch.lost("n4")  # a new one's: its node is lost
+        assert not await stage.launch.lost("n4")  # a new one's: its node is lost
         await stage.launch.end()
 
     asyncio.run(scenario())
@@ -111,7 +112,7 @@ def test_it_is_noticed_long_before_srun_has_ended(monkeypatch: pytest.MonkeyPatc
         await stage.launch.begin()
         stage.failed = {"n4": "no answer"}
         while not stage.posted:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         await stage.launch.tend()
         assert stage.started[1:] == [["n1", "n2", "n3"]]
         await stage.launch.end()
@@ -128,8 +129,34 @@ def test_a_runner_that_is_still_absent_when_training_begins_is_given_up_later(mo
         stage.come("n1", "n2", "n3")
         await stage.launch.end()
         while not stage.posted:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         assert [notice.kind for notice in stage.posted] == ["late"]
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_a_log_that_cannot_be_read_for_a_while_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was known before counts; when the file system answers again, what the log says then."""
+    monkeypatch.setattr(launch, "_READ_TIMEOUT_S", 0.01)
+    hangs, thaws = threading.Event(), threading.Event()
+
+    class Hangs(Stage):
+        def not_launched(self, nodes: Collection[str]) -> dict[str, str]:
+            if hangs.is_set():
+                thaws.wait(30)
+            return super().not_launched(nodes)
+
+    async def scenario() -> None:
+        stage = Hangs(3)
+        await stage.launch.begin()
+        stage.come("n1", "n2")
+        hangs.set()
+        stage.failed = {"n3": "no answer"}
+        assert not await stage.launch.lost("n1")
+        thaws.set()
+        while not await stage.launch.lost("n1"):
+            pass
+        await stage.launch.end()
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
@@ -169,7 +196,7 @@ def test_once_it_is_over_a_lost_runner_is_a_lost_node(named: dict[str, str]) -> 
         stage.come("n1", "n2")
         await stage.launch.end()
         stage.failed = named
-        assert not stage.launch.lost("n1")
+        assert not await stage.launch.lost("n1")
         await stage.launch.tend()
         assert len(stage.started) == 1 and stage.released == 1
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,11 +15,12 @@ import pytest
 
 from launcher.channel import Channel, Message, serve
 from launcher.runner import runner as runner_module
+from launcher.runner import succession as succession_module
 from launcher.runner.config import RunnerConfig
 from launcher.runner.runner import Runner
 from launcher.runner.succession import Succession
 from launcher.runner.workers import Workers
-from launcher.terms import Term, claim, newest_number, renew
+from launcher.terms import Term, claim, newest, newest_number, renew
 
 SECRET = b"\0"
 DEADLINE_S = 30.0
@@ -57,6 +59,7 @@ class Supervisor:
     def __init__(self, job_dir: Path) -> None:
         self._job_dir = job_dir
         self._came: asyncio.Queue[Channel] = asyncio.Queue()
+        self.heard = 0  # messages; -1 once the runner has gone
 
     @contextlib.asynccontextmanager
     async def serves(self) -> AsyncIterator[int]:
@@ -86,6 +89,8 @@ class Supervisor:
         with contextlib.suppress(Exception):
             while True:
                 await channel.receive()
+                self.heard += 1
+        self.heard = -1
 
 
 def test_a_supervisor_that_wakes_up_after_its_succession_is_not_obeyed(
@@ -108,6 +113,43 @@ def test_a_supervisor_that_wakes_up_after_its_succession_is_not_obeyed(
             await asyncio.wait_for(running, DEADLINE_S)
 
     asyncio.run(scene())
+
+
+def test_a_runner_whose_terms_cannot_be_read_goes_on_with_its_heartbeats(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their file system hangs, and with it the supervisor: it is silent, but it may hear."""
+    monkeypatch.setattr(runner_module, "SUSPECT_S", 0.1)
+    monkeypatch.setattr(runner_module, "HEARTBEAT_S", 0.1)
+    hangs, thaws = threading.Event(), threading.Event()
+
+    def read(job_dir: Path) -> Term | None:
+        if connected.is_set():
+            hangs.set()
+            thaws.wait(DEADLINE_S)
+        return newest(job_dir)
+
+    connected = threading.Event()
+    monkeypatch.setattr(succession_module, "newest", read)
+
+    async def scene() -> None:
+        supervisor = Supervisor(job_dir)
+        async with supervisor.serves() as port:
+            supervisor.take_office(port)
+            running = asyncio.create_task(runner(job_dir, port).run())
+            channel = await supervisor.runner()
+            connected.set()
+            await asyncio.to_thread(hangs.wait, DEADLINE_S)
+            before = supervisor.heard
+            while supervisor.heard < before + 10:
+                await asyncio.sleep(0.01)
+            channel.send({"op": "leave", "forget": False})
+            while supervisor.heard >= 0:
+                await asyncio.sleep(0.01)
+            thaws.set()
+            await asyncio.wait_for(running, DEADLINE_S)
+
+    asyncio.run(asyncio.wait_for(scene(), DEADLINE_S))
 
 
 def test_a_silent_supervisor_is_left_for_its_successor_before_it_is_given_up(
