@@ -2,10 +2,15 @@
 
 To add one, write a function from an `Injection` to an undo (or None) and register it with `@fault`. The campaign then
 draws it. Each fault leaves the job able to go on, unless `ends` names the outcome that must follow.
+
+No fault sets a clock wrong. The nodes share one kernel, and time namespaces shift CLOCK_MONOTONIC and CLOCK_BOOTTIME
+alone: CLOCK_REALTIME is the machine's. libfaketime, the other way, breaks torch elastic.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import sys
 from collections.abc import Callable, Mapping
@@ -272,15 +277,50 @@ def share_hangs(at: Injection) -> Undo:
     return lambda: _on_host("fsfreeze", "--unfreeze", str(at.share))
 
 
+def flip_bits(path: Path, random: random.Random) -> None:
+    with path.open("r+b") as file:
+        offset = random.randrange(path.stat().st_size)
+        (byte,) = os.pread(file.fileno(), 1, offset)
+        os.pwrite(file.fileno(), bytes([byte ^ random.randrange(1, 256)]), offset)
+
+
+def truncate(path: Path, random: random.Random) -> None:
+    os.truncate(path, random.randrange(path.stat().st_size))
+
+
+def delete(path: Path, random: random.Random) -> None:
+    path.unlink()
+
+
+def damage(root: Path, random: random.Random, how: Callable[[Path, random.Random], None]) -> list[str]:
+    """Damages up to three files below a folder; returns their names. One that has gone meanwhile needs no damage."""
+    found = sorted(path for path in root.rglob("*") if path.is_file() and path.stat().st_size)
+    chosen = random.sample(found, min(3, len(found)))
+    for path in chosen:
+        with contextlib.suppress(FileNotFoundError):
+            how(path, random)
+    return [path.name for path in chosen]
+
+
 @fault("shared tier damaged", "storage", needs=["checkpoint"])
 def shared_damaged(at: Injection) -> Undo:
-    found = sorted(path for path in at.folder.glob("**/checkpoints/**/*") if path.is_file() and path.stat().st_size)
-    for path in at.random.sample(found, min(3, len(found))):
-        at.notes.append(path.name)
-        with path.open("r+b") as file:
-            file.seek(at.random.randrange(path.stat().st_size))
-            file.write(b"\xff\x00\xff")
+    at.notes += damage(at.folder / "checkpoints", at.random, flip_bits)
     return None
+
+
+def _damage_s3(how: Callable[[Path, random.Random], None]) -> Inject:
+    """The server reads the folder at each request: the next one sees the damage."""
+
+    def inject(at: Injection) -> Undo:
+        at.notes += damage(at.s3.folder, at.random, how)
+        return None
+
+    return inject
+
+
+fault("S3 objects with flipped bits", "storage", needs=["s3"])(_damage_s3(flip_bits))
+fault("S3 objects truncated", "storage", needs=["s3"])(_damage_s3(truncate))
+fault("S3 objects deleted", "storage", needs=["s3"])(_damage_s3(delete))
 
 
 @fault("memory full", "storage")

@@ -40,6 +40,11 @@ class ClusterS3:
                 server.stop()
 
     @property
+    def folder(self) -> Path:
+        """The bucket's objects, as files."""
+        return self._root / BUCKET
+
+    @property
     def environment(self) -> dict[str, str]:
         """The credentials, for the job."""
         return {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_EC2_METADATA_DISABLED": "true"}

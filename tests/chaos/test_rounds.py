@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
-from catalogue import CATALOGUE, drawable
+from catalogue import CATALOGUE, damage, delete, drawable, flip_bits, truncate
 from verdict import DEGRADED, OK, WRONG, Injected, Round, costs
 
 START = {"event": "attempt_start", "time": 1.0, "attempt": 0, "nodes": ["n1", "n2"], "spares": ["n3"]}
@@ -50,6 +54,17 @@ def test_a_fault_costs_the_time_to_the_next_step_and_the_steps_trained_again() -
 def test_a_fault_that_interrupts_nothing_costs_nothing() -> None:
     (cost,) = costs([START, COMMIT, DONE], [CRASH])
     assert (cost.seconds, cost.steps) == (None, None)
+
+
+@pytest.mark.parametrize("how", [flip_bits, truncate, delete])
+def test_damage_changes_some_files_and_leaves_the_others(tmp_path: Path, how: Callable[..., None]) -> None:
+    before = {f"{number}.bin": bytes(range(100)) for number in range(5)}
+    for name, content in before.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "empty").touch()
+    names = damage(tmp_path, random.Random(1), how)
+    after = {path.name: path.read_bytes() for path in tmp_path.glob("*.bin")}
+    assert len(names) == 3 and {name for name in before if after.get(name) != before[name]} == set(names)
 
 
 def test_only_a_last_fault_may_end_the_job_and_s3_faults_need_s3() -> None:
