@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from launcher.host_addresses import ranges
 from launcher.runner.port import free_port
 from launcher.runner.processes import children, state_of, status_of
 from launcher.runner.workers import Workers
@@ -74,7 +75,9 @@ def test_what_a_script_leaves_behind_is_ended_and_reaped(tmp_path: Path) -> None
         "master_port": free_port(),
         "run_id": "run",
         "log_dir": str(tmp_path),
+        "hosts": ranges(["127.0.0.1"]),
         "rendezvous_timeout_s": 60,
+        "agreed_stop": False,
     }
     reports: list[dict[str, Any]] = []
 
