@@ -103,7 +103,7 @@ class Succession:
             env={name: value for name, value in os.environ.items() if not name.startswith(_STEP_VARIABLES)},
             stdin=asyncio.subprocess.PIPE,  # closed when the supervisor is heard again
             start_new_session=True,
-            preexec_fn=lambda: _outlive_sigterm(me),
+            preexec_fn=lambda: _outlive_signals(me),
         )
 
     async def abandon(self) -> None:
@@ -156,7 +156,12 @@ class Succession:
         return self._standby is not None and self._standby.returncode is None
 
 
-def _outlive_sigterm(parent_pid: int) -> None:
-    """Slurm may be ending the step: a standby that is coming up has to stop and save what runs."""
+def _outlive_signals(parent_pid: int) -> None:
+    """Slurm may be ending the step: a standby that is coming up has to stop and save what runs.
+
+    `scancel --signal=INT` signals every process of a step. A SIGINT cancels the job at the batch script's supervisor
+    alone: one that has taken over never hears it.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     die_with_parent(parent_pid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import threading
 import time
@@ -17,6 +18,7 @@ from launcher.channel import Channel, Message, serve
 from launcher.runner import runner as runner_module
 from launcher.runner import succession as succession_module
 from launcher.runner.config import RunnerConfig
+from launcher.runner.processes import children
 from launcher.runner.runner import Runner
 from launcher.runner.succession import Succession
 from launcher.runner.workers import Workers
@@ -215,3 +217,22 @@ def test_a_runner_without_a_supervisor_hands_the_job_back_and_leaves(
         begun_s = time.monotonic()
         asyncio.run(runner(job_dir, nobody.getsockname()[1]).run())
     assert len(handed_back_s) == 1 and handed_back_s[0] - begun_s >= 1.0
+
+
+def test_a_standby_outlives_the_sigint_that_slurm_sends_to_every_process_of_a_step(
+    job_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From its first moment on, and when it supervises: nobody has asked to cancel the job."""
+
+    async def scene() -> None:
+        Supervisor(job_dir).take_office(1)
+        succession = Succession(job_dir)
+        assert succession.welcome(1, turn=0)
+        before = set(children(os.getpid()))
+        await succession.step_in()
+        (standby,) = set(children(os.getpid())) - before
+        os.kill(standby, signal.SIGINT)
+        await asyncio.wait_for(succession.close(), DEADLINE_S)
+
+    asyncio.run(scene())
+    assert "the supervisor of term 1 lives" in capfd.readouterr().err
