@@ -54,6 +54,7 @@ def test_a_fault_costs_the_time_to_the_next_step_and_the_steps_trained_again() -
 def test_a_fault_that_interrupts_nothing_costs_nothing() -> None:
     (cost,) = costs([START, COMMIT, DONE], [CRASH])
     assert (cost.seconds, cost.steps) == (None, None)
+    assert costs([START, COMMIT], []) == [], "a job that never trained was given no fault"
 
 
 @pytest.mark.parametrize("how", [flip_bits, truncate, delete])

@@ -133,7 +133,7 @@ class Cost:
 def costs(events: Sequence[Event], injected: Sequence[Injected]) -> list[Cost]:
     """The cost of each fault, counted until the next one is injected: overlapping faults share the later one's cost."""
     found = []
-    ends = [fault.time for fault in injected[1:]] + [float("inf")]
+    ends = [*(fault.time for fault in injected[1:]), float("inf")][: len(injected)]
     for fault, end in zip(injected, ends, strict=True):
         span = [event for event in events if fault.time <= event["time"]]
         start = next((e for e in span if e["event"] == "attempt_start" and e["time"] < end), None)
