@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +18,18 @@ import yaml
 from main_job import Watch
 
 from launcher.terms import newest
+from slurm.command import Result, run
 
 pytestmark = pytest.mark.slurm
 
 STRANGER = "games"
 JOB = """
-import sys
+import os, sys
 from pathlib import Path
 import torch
 from ckpt import Checkpointer
+if os.environ["RANK"] == "0":
+    Path(sys.argv[1]).with_name("rendezvous").write_text(os.environ["MASTER_ADDR"] + " " + os.environ["MASTER_PORT"])
 state = {"weights": torch.zeros(1000)}
 with Checkpointer.from_env() as ckpt:
     step = ckpt.load(state)
@@ -82,12 +88,39 @@ if wanted["greet"]:
 print(json.dumps(done))
 """
 
+# Whoever connects to torch's store can list, read and write its keys.
+CONNECT = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()
+    print("connected")
+except OSError as error:
+    print(type(error).__name__)
+"""
+
 
 @pytest.fixture
 def job(slurm_cluster: Any) -> Any:
     """A job on two nodes that has committed a step and saves on until the test ends it."""
     folder = slurm_cluster.home / "another-user"
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    yield from guarded_job(folder, slurm_cluster.user, slurm_cluster.run_as_user)
+
+
+@pytest.fixture
+def job_of_root(slurm_cluster: Any) -> Any:
+    """The same with the rights of root, in a folder that only root can change."""
+
+    def submit(argv: list[str], cwd: Path) -> Result:
+        return run(argv, cwd=cwd, env=os.environ | slurm_cluster.env, timeout_s=60)
+
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-root-", dir="/var/tmp"))
+    yield from guarded_job(folder, "root", submit)
+    shutil.rmtree(folder)
+
+
+def guarded_job(folder: Path, user: str, submit: Callable[..., Result]) -> Iterator[Watch]:
     end = folder / "end"
     (folder / "train.py").write_text(JOB)
     mapping = {
@@ -103,9 +136,8 @@ def job(slurm_cluster: Any) -> Any:
         },
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(mapping))
-    subprocess.run(["chown", "-R", slurm_cluster.user, folder], check=True)
-    submit = [sys.executable, "-m", "launcher", "submit", "job.yaml", "--json"]
-    facts = json.loads(slurm_cluster.run_as_user(submit, cwd=folder).stdout)
+    subprocess.run(["chown", "-R", user, folder], check=True)
+    facts = json.loads(submit([sys.executable, "-m", "launcher", "submit", "job.yaml", "--json"], cwd=folder).stdout)
     watch = Watch(Path(facts["folder"]))
     watch.wait_for("commit", 120, tier="memory")
     watch.wait_for("commit", 60, tier="shared")
@@ -118,9 +150,13 @@ def probe(cluster: Any, node: str, user: str, wanted: dict[str, Any]) -> dict[st
     task = cluster.home / "probe.json"
     task.write_text(json.dumps(wanted))
     task.chmod(0o644)
+    return json.loads(run_as(cluster, node, user, PROBE, str(task)))
+
+
+def run_as(cluster: Any, node: str, user: str, code: str, *args: str) -> str:
     who = pwd.getpwnam(user)
     become = ["setpriv", f"--reuid={who.pw_uid}", f"--regid={who.pw_gid}", "--clear-groups", "--inh-caps=-all"]
-    return json.loads(cluster.run_on_node(node, [*become, "/usr/bin/python3", "-c", PROBE, str(task)]).stdout)
+    return cluster.run_on_node(node, [*become, "/usr/bin/python3", "-c", code, *args]).stdout.strip()
 
 
 def test_another_user_on_the_node_is_shut_out_of_the_job(slurm_cluster: Any, job: Watch) -> None:
@@ -160,3 +196,15 @@ def test_another_user_on_the_node_is_shut_out_of_the_job(slurm_cluster: Any, job
     # Nothing of this disturbed the job.
     assert not job.events("fault") and not job.events("node_out")
     assert os.stat(job.job_dir / "secret").st_mode & 0o777 == 0o600
+
+
+def test_another_user_on_another_node_does_not_reach_torchs_rendezvous(slurm_cluster: Any, job_of_root: Watch) -> None:
+    """The job is root's, as some kernels, this one perhaps, allow filters of sockets to nobody else."""
+    job = job_of_root
+    address = (job.job_dir.parent.parent / "rendezvous").read_text().split()
+    own = job.events("attempt_start")[0]["nodes"]
+    elsewhere = next(node for node in slurm_cluster.nodes if node not in own)
+    assert run_as(slurm_cluster, elsewhere, STRANGER, CONNECT, *address) == "TimeoutError"
+    # The same attempt has teeth: from the job's nodes it succeeds.
+    assert [run_as(slurm_cluster, node, slurm_cluster.user, CONNECT, *address) for node in own] == ["connected"] * 2
+    assert not job.events("fault")
