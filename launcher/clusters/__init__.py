@@ -5,6 +5,7 @@ slurm.py     inside a Slurm job: one srun step for the runners, one per attempt 
 launches.py  which nodes an srun could not start its tasks on
 ended.py     whether the Slurm job of another run has ended, for ckpt agents that ask
 local.py     nodes are process groups on this machine; kill_node() loses one
+mpirun.py    where mpirun is
 spawned.py   a process that we started and end for certain
 """
 

@@ -8,13 +8,13 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import ckpt.agent.process.launch as agent_launch
 from launcher.clusters import ended
 from launcher.clusters.cluster import AgentsHandle
+from launcher.clusters.mpirun import find_mpirun
 from launcher.clusters.spawned import Spawned
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
@@ -153,9 +153,7 @@ def require_mpirun(spec: JobSpec) -> None:
 
 
 def _mpirun() -> str:
-    beside = Path(sys.executable).parent / "mpirun"
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    if mpirun is None:
+    if (mpirun := find_mpirun()) is None:
         raise UsageError(
             "mpirun: not found; checkpoints on the local cluster need one: pip install 'holdfast-hpc[mpi]'"
         )

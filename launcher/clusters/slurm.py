@@ -1,5 +1,7 @@
 """Inside a Slurm job: runners are one long-lived step, the ckpt agents of each attempt another.
 
+Where srun has no PMIx, mpirun starts the agents, and an srun for each node its daemons.
+
 Every srun names its nodes: after a node has died, SLURM_JOB_NODELIST is stale and a plain srun fails. Both steps get
 --no-kill of their own, or the loss of one node would end them everywhere. The exit code of such an srun says nothing.
 
@@ -28,6 +30,7 @@ import ckpt.agent.process.launch as agent_launch
 from launcher.clusters import ended
 from launcher.clusters.cluster import AgentsHandle
 from launcher.clusters.launches import Launches
+from launcher.clusters.mpirun import find_mpirun
 from launcher.clusters.spawned import Adopted, Spawned
 from launcher.containers import of_the_steps
 from launcher.errors import UsageError
@@ -88,16 +91,22 @@ class SlurmCluster:
             log.warning("the network's switches are not known, all nodes count as equally near: %s", error)
             return Topology()
 
-    def require_mpi(self) -> None:
+    @cached_property
+    def _mpi_types(self) -> tuple[str, ...]:
+        """What srun starts MPI programs by; pmix alone where Slurm does not tell."""
         try:
-            types = self._slurm.mpi_types()
+            return self._slurm.mpi_types()
         except SlurmError as error:  # the runners' srun will fail likewise, and say of which node
             log.warning("whether srun knows pmix is not known: %s", error)
-            return
-        if "pmix" not in types:
+            return ("pmix",)
+
+    def require_mpi(self) -> None:
+        types = self._mpi_types
+        if "pmix" not in types and (find_mpirun() is None or self._in_container):
             raise UsageError(
                 f"srun --mpi=list: got {', '.join(types) or 'nothing'}, expected pmix, by which agents start; "
-                "install Slurm's PMIx plugin, or leave `checkpoint` out of the job file"
+                "install Slurm's PMIx plugin, or outside of containers Open MPI (pip install 'holdfast-hpc[mpi]'), "
+                "or leave `checkpoint` out of the job file"
             )
 
     async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
@@ -120,8 +129,15 @@ class SlurmCluster:
             await self._runners.kill()
 
     async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
-        argv = [*self._srun(nodes, *agent_launch.ONE_WORLD), *agent_launch.command()]
-        own = agent_launch.environment() | {"HOLDFAST_RAM_DIR": str(memory_dir(self.run_id))}
+        ram_dir = str(memory_dir(self.run_id))
+        own = agent_launch.environment() | {"HOLDFAST_RAM_DIR": ram_dir}
+        if "pmix" in await asyncio.to_thread(lambda: self._mpi_types):
+            argv = self._srun(nodes, *agent_launch.ONE_WORLD)
+        else:
+            jobs = dict.fromkeys(nodes, self._job_id)
+            argv, more = agent_launch.mpirun_over_srun(find_mpirun() or "mpirun", jobs, ram_dir)
+            own |= more
+        argv += agent_launch.command()
         own["HOLDFAST_RUN_ENDED"] = json.dumps(ended.command())
         self._launches = await asyncio.to_thread(Launches, log_path)
         self._agents = await Spawned.start(argv, {**environment, **own}, log_path, outlives_us=True)

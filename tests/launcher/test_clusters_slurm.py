@@ -38,6 +38,7 @@ def spec(tmp_path: Path) -> JobSpec:
     return JobSpec.from_mapping({"script": "s.py", "nodes": 2, "spares": 1}, tmp_path)
 
 
+MPI_TYPES = "MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix\nspecific pmix plugin versions available: pmix_v4\n"
 PARTITION = "PartitionName=train Default=YES Nodes=n[1-5] PriorityTier=1 State=UP"
 
 
@@ -74,11 +75,15 @@ def test_allocation_smaller_than_the_job_is_refused(spec: JobSpec) -> None:
         SlurmCluster(spec, Path("/job"), env=ENV | {"SLURM_JOB_NODELIST": "n[1-2]"})
 
 
-def test_a_slurm_without_pmix_is_refused_at_once_in_its_own_words(spec: JobSpec) -> None:
+def test_a_slurm_without_pmix_needs_mpirun_or_is_refused_at_once_in_its_own_words(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listed = "MPI plugin types are...\n\tnone\n\tpmi2\n"
+    cluster(spec, Scontrol(listed)).require_mpi()
+    monkeypatch.setattr(slurm_cluster, "find_mpirun", lambda: None)
     with pytest.raises(UsageError, match="srun --mpi=list: got none, pmi2, expected pmix"):
         cluster(spec, Scontrol(listed)).require_mpi()
-    cluster(spec, Scontrol(listed + "\tpmix\nspecific pmix plugin versions available: pmix_v4\n")).require_mpi()
+    cluster(spec, Scontrol(MPI_TYPES)).require_mpi()
     cluster(spec, Scontrol(None)).require_mpi()
 
 
@@ -217,7 +222,7 @@ def test_steps_name_their_nodes_and_survive_the_loss_of_one(spec: JobSpec, monke
             started.append((argv, environment))
 
     monkeypatch.setattr(slurm_cluster, "Spawned", Recorded)
-    job = cluster(spec, Scontrol())
+    job = cluster(spec, Scontrol(MPI_TYPES))
     asyncio.run(job.start_runners(["n1", "n2", "n3"], {"A": "1"}))
     asyncio.run(job.start_agents(["n1", "n3"], {"HOLDFAST_ATTEMPT": "1"}, Path("/job/log/agents.log")))
     (runners, _), (agents, environment) = started
@@ -247,7 +252,7 @@ def test_steps_run_in_the_jobs_container(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "s.py").touch()
     image = {"container_image": "/images/torch.sqsh", "container_writable": True, "partition": "train"}
     spec = JobSpec.from_mapping({"script": "s.py", "nodes": 3, "slurm": image}, tmp_path)
-    job = cluster(spec, Scontrol())
+    job = cluster(spec, Scontrol(MPI_TYPES))
     asyncio.run(job.start_runners(["n1", "n2", "n3"], {}))
     asyncio.run(job.start_agents(["n1", "n3"], {}, Path("/job/log/agents.log")))
     common = "--no-kill --kill-on-bad-exit=0 --overlap --export=ALL --cpu-bind=none --wait=0 --quiet"
@@ -294,7 +299,7 @@ def test_a_node_that_srun_has_named_can_be_given_nothing(
     monkeypatch.setattr(slurm_cluster, "Spawned", Said)
     with socket.create_server(("127.0.0.1", 0)) as slurmd:
         lines = "\n".join(node_line(name, "MIXED", slurmd.getsockname()[1]) for name in ("n1", "n2"))
-        job = cluster(spec, Scontrol(("RUNNING", 2), lines, "SlurmdPort              = 6818\n"))
+        job = cluster(spec, Scontrol(MPI_TYPES, ("RUNNING", 2), lines, "SlurmdPort              = 6818\n"))
         asyncio.run(job.start_agents(["n1", "n2"], {}, tmp_path / "agents.log"))
         assert job.unusable(["n1", "n2"]) == {"n2": "srun could start no process there: Socket timed out"}
 

@@ -1,6 +1,7 @@
 """How agents start and end.
 
 launch     the command line and environment of agents, for launchers
+daemon     mpirun's daemon on a node, where mpirun starts the agents
 fabric     the settings of an agent's MPI on its node
 lifetime   one agent for each memory directory
 idle_exit  agents that a program has started itself end with it

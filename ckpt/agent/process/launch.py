@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 PYTHON = (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()))
 
 UNTIL_UNUSED = "--until-unused"
+JOBS = "HOLDFAST_JOBS"
 # In the memory directory, one for each agent: it is found without a look at every process of the node.
 PID_FILE = "agent-{pid}.pid"
 
@@ -66,6 +68,30 @@ def srun(job_id: int | str, nodes: Sequence[str], *options: str) -> list[str]:
         *(f"--nodelist={','.join(nodes)}", "--no-kill", "--kill-on-bad-exit=0", "--overlap", "--export=ALL"),
         *("--cpu-bind=none", "--wait=0", "--quiet", *options),
     ]
+
+
+def mpirun_over_srun(mpirun: str, jobs: Mapping[str, int | str], session_dir: str) -> tuple[list[str], dict[str, str]]:
+    """Starts one process on each of these nodes, in one MPI world, where srun has no PMIx.
+
+    mpirun starts a daemon on each node by an srun of its own, so the nodes may belong to several jobs. When a process
+    or a node is lost, mpirun ends the others, as Slurm's PMIx does.
+
+    Args:
+        mpirun: Open MPI's.
+        jobs: the Slurm job that each node belongs to, in node-rank order.
+        session_dir: for mpirun's own files; a directory on every node.
+
+    Returns:
+        The command line, to be followed by the program, and what to add to its environment.
+    """
+    options = {
+        "plm": "ssh", "ras": "^slurm", "plm_ssh_agent": " ".join([*PYTHON, "-m", "ckpt.agent.process.daemon"]),
+        "plm_ssh_no_tree_spawn": "1", "prte_tmpdir_base": session_dir,
+    }  # fmt: skip
+    hosts = ",".join(f"{node}:1" for node in jobs)
+    argv = [mpirun, *(word for name, value in options.items() for word in ("--prtemca", name, value))]
+    argv += ["--host", hosts, "--map-by", "ppr:1:node", "--bind-to", "none"]
+    return argv, {JOBS: json.dumps(dict(jobs))}
 
 
 def outside_our_step(env: Mapping[str, str]) -> dict[str, str]:
