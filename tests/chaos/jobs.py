@@ -47,7 +47,8 @@ class Kind:
         }
         if s3 is not None:
             checkpoint["s3"] = {**s3.section(folder.name), "every_steps": 40, "keep": 2}
-            job["env"] = s3.environment
+            passed = (f"{name}={value}" for name, value in s3.environment.items())
+            job["slurm"] = {"export": ",".join(["ALL", *passed])}  # agents do not have the workers' `env`
         return {**job, "checkpoint": checkpoint}
 
 
