@@ -22,9 +22,9 @@ from lifecycle.versions import pin, table
 from slurm.command import run
 from tests.ckpt.s3_kit import BUCKET, s3_server
 
-pytestmark = [pytest.mark.provision, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.provision, pytest.mark.timeout(1800)]
 _CREATE = "/src/lifecycle/on_create.sh"
-_RUN_S = 200.0
+_RUN_S = 600.0
 
 _EFA = """#!/bin/bash
 # Amazon's installer as far as it is called: its options, where it installs, what it leaves.
