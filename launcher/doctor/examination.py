@@ -16,6 +16,7 @@ from typing import Any
 
 from ckpt import CheckpointError, check_shared
 from launcher.clusters.local import require_mpirun
+from launcher.clusters.mpirun import find_mpirun
 from launcher.doctor.node import finding_of
 from launcher.doctor.slurm_settings import judge_settings
 from launcher.errors import LauncherError
@@ -89,8 +90,11 @@ def _slurm(runner: Runner) -> Iterator[Finding]:
     if any(word.startswith("pmix") for word in listed):
         yield Finding(check="pmix", status=Status.OK, measured="srun --mpi=list has pmix", expected="pmix")
     else:
-        advice = "install Slurm's pmix plugin: checkpoint agents are one MPI world, which srun starts by it"
-        yield _bad("pmix", f"srun --mpi=list: {' '.join(listed)[:200]}", "pmix", advice)
+        advice = "install Slurm's pmix plugin: srun starts checkpoint agents, which are one MPI world, by it"
+        row = _bad("pmix", f"srun --mpi=list: {' '.join(listed)[:200]}", "pmix", advice)
+        if (mpirun := find_mpirun()) is not None:
+            row = replace(row, status=Status.WARNING, advice=f"{advice}; without it {mpirun} does, in no container")
+        yield row
 
 
 def _hooks(config: Mapping[str, str]) -> Iterator[Finding]:

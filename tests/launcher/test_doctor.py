@@ -167,8 +167,14 @@ def test_torchs_rendezvous_is_open_only_where_a_neighbour_reaches_it(
     assert judged(socket.gaierror(-2, "Name or service not known")).status is Status.UNKNOWN
 
 
-def test_no_free_node_and_no_plugin_are_said(tmp_path: Path) -> None:
-    rows = of(examine(None, tmp_path, on_slurm=True, runner=FakeSlurm(config(), mpi="\tnone pmi2\n", node=None)))
+def test_no_free_node_and_no_plugin_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_pmix() -> dict[str, Any]:
+        slurm = FakeSlurm(config(), mpi="\tnone pmi2\n", node=None)
+        return of(examine(None, tmp_path, on_slurm=True, runner=slurm))
+
+    assert without_pmix()["pmix"].status is Status.WARNING, "mpirun starts the agents"
+    monkeypatch.setattr("launcher.doctor.examination.find_mpirun", lambda: None)
+    rows = without_pmix()
     assert rows["node"].status is Status.UNKNOWN and "Unable to allocate resources" in rows["node"].measured
     assert rows["pmix"].status is Status.CRITICAL and "pmi2" in rows["pmix"].measured
 
