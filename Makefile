@@ -112,6 +112,7 @@ $(VENV)/.torch: $(VENV)/.created constraints.txt
 	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
 ifdef SITE_TORCH
 	@$(BIN)/python -c 'import torch; print("using the site torch", torch.__version__)'
+	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >> $(VENV)/constraints.txt
 else
 	@echo "$(TORCH)" >> $(VENV)/constraints.txt
 	@$(PIP) --dry-run --ignore-installed --report $(VENV)/torch.json "$(TORCH)"

@@ -87,12 +87,22 @@ def test_another_version_of_torch_replaces_the_pinned_one_in_the_constraints(che
     assert (checkout / ".venv/constraints.txt").read_text().split() == ["numpy==1.26", "torch==2.2"]
 
 
-def test_the_sites_torch_is_used_and_nothing_is_fetched(checkout: Path) -> None:
+def test_the_sites_torch_is_used_and_never_replaced(checkout: Path) -> None:
+    """Where another package's requirements conflict with those of the site's torch, pip would fetch a newer torch."""
     site = checkout / "site"
     site.mkdir()
-    (site / "torch.py").write_text("__version__ = '2.5.site'\n")
+    wheel(checkout / "index", "torch", "2.0", requires="sympy==1.13")
+    with zipfile.ZipFile(next((checkout / "index").glob("torch-2.0-*"))) as file:
+        file.extractall(site)
     done = make(checkout, "SITE_TORCH=1", PYTHONPATH=str(site))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "using the site torch 2.5.site" in done.stdout
-    assert "torch" not in (checkout / ".venv/constraints.txt").read_text()
+    assert "using the site torch 2.0" in done.stdout
+    assert (checkout / ".venv/constraints.txt").read_text().split() == ["numpy==1.26", "torch==2.0"]
     assert not list((checkout / ".venv").glob("lib/python3*/site-packages/torch*"))
+    wheel(checkout / "index", "sympy", "1.14")
+    pip = [checkout / ".venv/bin/python", "-m", "pip", "install", "--no-index", "--find-links", checkout / "index"]
+    constrained = [*pip, "-c", checkout / ".venv/constraints.txt", "torch>=2", "sympy>=1.14"]
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    refused = subprocess.run(constrained, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert refused.returncode != 0 and "ResolutionImpossible" in refused.stderr
+    assert installed_torch(checkout, PYTHONPATH=str(site)) == "2.0"
