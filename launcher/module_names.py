@@ -43,13 +43,16 @@ def check_modules(spec: JobSpec, env: Mapping[str, str]) -> None:
         UsageError: names the file, and what to do.
     """
     folders = spec.env.get("PYTHONPATH", env.get("PYTHONPATH", "")).split(os.pathsep)
-    if sys.version_info < (3, 11):  # without -P
-        folders.append(os.getcwd())
     for name in _OURS:
         if found := _found(name, [folder for folder in folders if folder]):
             raise UsageError(
                 f"{found} hides Holdfast's package {name} from its own programs; "
                 "rename it, or take its folder off PYTHONPATH (the script's own folder need not be there)"
+            )
+        if sys.version_info < (3, 11) and (found := _found(name, [os.getcwd()])):
+            raise UsageError(
+                f"{found} hides Holdfast's package {name} from its own programs under Python 3.10; "
+                "rename it, submit from another directory, or use Python 3.11 or newer"
             )
     found = _found("ckpt", [str(spec.script.parent)])
     if found and (spec.checkpoint is not None or _imports_holdfast(spec.script)):

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
+from ckpt.convert.dcp_safetensors import alone
 from ckpt_bench.figures import Figure, median, timed_s
 from ckpt_bench.node import BenchNode
 from ckpt_bench.plain import MappedCopy
@@ -18,13 +19,15 @@ def loads(node: BenchNode, state: dict[str, torch.Tensor], memory: Path, repeat:
     tensors = list(state.values())
     plain = MappedCopy(memory / "plain", tensors)
     plain.store(tensors)
-    dcp.save(state, checkpoint_id=memory / "dcp", no_dist=True)
+    with alone():
+        dcp.save(state, checkpoint_id=memory / "dcp")
     ours, floor, torchs = [], [], []
     for _ in range(repeat):
         ckpt = node.start()
         _ = ckpt.newest_step  # the agent has started and knows what there is; its start is no part of this
         floor.append(timed_s(lambda: plain.fetch(tensors)))
-        torchs.append(timed_s(lambda: dcp.load(dict(state), checkpoint_id=memory / "dcp", no_dist=True)))
+        with alone():
+            torchs.append(timed_s(lambda: dcp.load(dict(state), checkpoint_id=memory / "dcp")))
         ours.append(timed_s(lambda ckpt=ckpt: ckpt.load(dict(state))))  # type: ignore[misc]
         node.wait_for_memory()
     (memory / "plain").unlink()

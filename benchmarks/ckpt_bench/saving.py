@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint import staging
 
+from ckpt.convert.dcp_safetensors import alone
 from ckpt_bench.figures import Figure, median, timed_s
 from ckpt_bench.node import BenchNode
 from ckpt_bench.plain import MappedCopy
 
-_STAGER = StagingOptions(
-    use_pinned_memory=torch.cuda.is_available(),
-    use_shared_memory=True,
-    use_async_staging=False,
-    use_non_blocking_copy=torch.cuda.is_available(),
-)
+_DEFAULT, _OWN = "dcp.async_save, default stager", "dcp.async_save, own stager"
 
 
 def stalls(node: BenchNode, state: dict[str, torch.Tensor], memory: Path, repeat: int) -> list[Figure]:
@@ -38,7 +34,7 @@ def stalls(node: BenchNode, state: dict[str, torch.Tensor], memory: Path, repeat
     plain = MappedCopy(memory / "plain", tensors)
     plain.store(tensors)
     ways: dict[str, list[float]] = {}
-    with closing(DefaultStager(_STAGER)) as stager:
+    with _own_stager() as stager:
         for turn in range(repeat):
             step = 2 + turn
             measured = {
@@ -55,31 +51,49 @@ def stalls(node: BenchNode, state: dict[str, torch.Tensor], memory: Path, repeat
     middle = {way: median(seconds) for way, seconds in ways.items()}
     peers = {
         "plain copy_ into mapped memory": middle["plain"],
-        "dcp.async_save, own stager": middle["async_save"],
-        "dcp.async_save, default stager": middle["async_save_default"],
+        **({_OWN: middle[_OWN]} if _OWN in middle else {}),
+        _DEFAULT: middle[_DEFAULT],
         "dcp.save to /dev/shm": middle["dcp_save"],
         "torch.save to /dev/shm": middle["torch_save"],
     }
+    missing = {} if _OWN in middle else {_OWN: f"torch {torch.__version__} has no stager that is kept"}
     return [
-        Figure(name="save() blocks", value=middle["save"], unit="s", peers=peers),
+        Figure(name="save() blocks", value=middle["save"], unit="s", peers=peers, missing=missing),
         Figure(name="first save() blocks", value=first, unit="s", peers={"plain copy_ into new memory": first_floor}),
     ]
+
+
+def _own_stager() -> Any:
+    """A stager whose memory is kept over saves. torch has one since 2.9; before, None."""
+    if not hasattr(staging, "DefaultStager"):
+        return nullcontext()
+    gpu = torch.cuda.is_available()
+    return closing(
+        staging.DefaultStager(
+            staging.StagingOptions(
+                use_pinned_memory=gpu, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=gpu
+            )
+        )
+    )
 
 
 def _torch_ways(state: dict[str, torch.Tensor], memory: Path, stager: Any) -> dict[str, float]:
     folder, file = memory / "dcp", memory / "torch.pt"
     measured = {}
-    for name, given in (("async_save", stager), ("async_save_default", None)):
-        handle: list[Any] = []
-        measured[name] = timed_s(
-            lambda given=given, handle=handle: handle.append(  # type: ignore[misc]
-                dcp.async_save(state, checkpoint_id=folder, async_stager=given, no_dist=True)
+    with alone():
+        for name, given in ((_OWN, {"async_stager": stager}), (_DEFAULT, {})):
+            if name == _OWN and stager is None:
+                continue
+            handle: list[Any] = []
+            measured[name] = timed_s(
+                lambda given=given, handle=handle: handle.append(  # type: ignore[misc]
+                    dcp.async_save(state, checkpoint_id=folder, **given)
+                )
             )
-        )
-        getattr(handle[0], "upload_completion", handle[0]).result()
+            getattr(handle[0], "upload_completion", handle[0]).result()
+            shutil.rmtree(folder)
+        measured["dcp_save"] = timed_s(lambda: dcp.save(state, checkpoint_id=folder))
         shutil.rmtree(folder)
-    measured["dcp_save"] = timed_s(lambda: dcp.save(state, checkpoint_id=folder, no_dist=True))
-    shutil.rmtree(folder)
     measured["torch_save"] = timed_s(lambda: torch.save(state, file))
     file.unlink()
     return measured

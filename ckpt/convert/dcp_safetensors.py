@@ -46,7 +46,7 @@ def export_dcp(stored: Stored, directory: Path, advance: Advance = lambda nbytes
     """
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory}: is not empty; choose another directory")
-    with _alone():
+    with alone():
         dcp.save({}, storage_writer=FileSystemWriter(directory), planner=_Planner(stored, advance))
 
 
@@ -98,7 +98,7 @@ def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda
     tensors = set(state)
     state.update({name: None for name in metadata.state_dict_metadata if name not in tensors})
     try:
-        with _alone():
+        with alone():
             dcp.load(state, storage_reader=reader, planner=_Loader(advance))
     except CheckpointException as error:  # torch's, which is no Exception
         raise next(iter(error.failures.values()))[0] from None
@@ -118,7 +118,7 @@ def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """Without torch's warning that it assumes a single process: it is one. `no_dist` says so since 2.7 only."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)

@@ -233,7 +233,7 @@ def test_a_bad_step_of_a_bucket_is_set_aside_whole_with_the_reason(bucket: Store
 def test_a_bucket_exports_and_imports_what_torch_reads(bucket: Stored, server: S3Server, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     dcp = pytest.importorskip("torch.distributed.checkpoint")
-    dcp.save({"w": torch.arange(3000.0)}, checkpoint_id=tmp_path / "in", no_dist=True)
+    dcp.save({"w": torch.arange(3000.0)}, checkpoint_id=tmp_path / "in")
     url = server.fresh_url()
     result = run("import", tmp_path / "in", url, "--step", "7", "--namespace", "model")
     assert result.exit_code == 0, result.stderr
@@ -241,7 +241,7 @@ def test_a_bucket_exports_and_imports_what_torch_reads(bucket: Stored, server: S
     result = run("export", url, "--dcp", tmp_path / "out")
     assert result.exit_code == 0 and "exported step 7: 1 tensors" in result.stdout, result.stderr
     state = {"w": torch.zeros(3000)}
-    dcp.load(state, checkpoint_id=tmp_path / "out", no_dist=True)
+    dcp.load(state, checkpoint_id=tmp_path / "out")
     assert torch.equal(state["w"], torch.arange(3000.0))
 
 

@@ -125,7 +125,7 @@ def test_export(tmp_path: Path, kind: str, stage: str) -> None:
 @pytest.mark.parametrize("stage", ["pwrite:0", "replace:1"])
 def test_import(tmp_path: Path, stage: str) -> None:
     source, tier = tmp_path / "dcp", SharedTier(tmp_path / "here", "ns")
-    dcp.save({"w": torch.arange(35.0)}, checkpoint_id=source, no_dist=True)
+    dcp.save({"w": torch.arange(35.0)}, checkpoint_id=source)
     before = files(source)
     arguments = ["import", source, tier.path, "--step", "7", "--namespace", "ns"]
     killed(stage, *arguments)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +19,17 @@ from slurm.testbed.plan import account
 USER, STRANGER = account("nobody").pw_uid, account("daemon").pw_uid
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that all users may pass: pytest closes the folders above tmp_path whenever another session starts."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as two users")
-def test_a_stranger_neither_plants_nor_reads_what_enroot_keeps(tmp_path: Path) -> None:
-    for level in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        level.chmod(0o755)
-    disk = tmp_path / "disk"
-    disk.mkdir(mode=0o755)
+def test_a_stranger_neither_plants_nor_reads_what_enroot_keeps(tmp_path: Path, open_folder: Path) -> None:
+    disk = open_folder
     node = node_of(bare(tmp_path / "root"), enroot=True, nvme={"mount": str(disk)})
     conf = next(text for path, text in Containers()._files(node).items() if path.endswith("90-holdfast.conf"))
     paths = [line.split(" ", 1)[1] for line in conf.splitlines()]
