@@ -2,6 +2,10 @@
 # make test   installs what the tests need (as root: Slurm, munge and PMIx from Debian) and runs all but the fault suite
 # make test-faults   the fault suite: breaks jobs on a real Slurm in every way of docs/faults.md; needs root
 # make provision-test   a bare Debian becomes a node, with its power cut at every step; needs root and Debian's registry
+# make test-oldest   the tests that need no Slurm, on Python 3.10 with torch 2.6 in .venv-oldest; PyPI's torch brings 6 GB
+#                    of CUDA libraries. OLDEST_PYTHON=/path/to/python3.10 names the interpreter.
+# make test-debian13   the tests on Slurm and the fault suite on Debian 13: Slurm 24.11, Python 3.13; needs
+#                      root and Debian's registry
 # make lint   ruff, mypy and, where it is installed, shellcheck
 # make lock   the versions and hashes of what root installs on nodes, anew: lifecycle/requirements.lock
 # make bench  the benchmarks; each prints a table
@@ -21,7 +25,7 @@
 #   make demo TORCH=torch==2.9.1                  another version
 
 .DELETE_ON_ERROR:
-.PHONY: release demo test test-faults provision-test chaos lint lock bench bench-faults docs man clean
+.PHONY: release demo test test-faults test-oldest test-debian13 provision-test chaos lint lock bench bench-faults docs man clean
 SHELL := /bin/bash
 
 # A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
@@ -52,6 +56,17 @@ test-faults: $(VENV)/.installed-dev
 provision-test: $(VENV)/.installed-dev
 	@command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap
 	@$(BIN)/python -m pytest -m provision $(PYTEST_FLAGS) tests/lifecycle/root
+
+OLDEST_PYTHON ?= $(shell for p in python3.10 ~/.pyenv/versions/3.10.*/bin/python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 10))' 2>/dev/null && { echo $$p; break; }; done)
+test-oldest:
+	@test -n "$(OLDEST_PYTHON)" || { echo "make test-oldest: no Python 3.10 found: name one with OLDEST_PYTHON="; exit 2; }
+	@$(MAKE) --no-print-directory VENV=.venv-oldest PYTHON=$(OLDEST_PYTHON) TORCH=torch==2.6.0 CUDA=1 .venv-oldest/.installed-dev
+	@.venv-oldest/bin/python -m pytest $(PARALLEL) -m 'not slurm and not faults and not provision' $(PYTEST_FLAGS)
+
+test-debian13:
+	@command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap
+	@$(PYTHON) -m tests.debian13 -m 'slurm or faults' $(PYTEST_FLAGS)
 
 ROUNDS ?= 50
 SEED ?= 1
@@ -138,4 +153,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) runs build build.log dist *.egg-info
+	rm -rf $(VENV) .venv-oldest runs build build.log dist *.egg-info

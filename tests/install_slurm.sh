@@ -2,7 +2,7 @@
 # Installs Slurm, munge and PMIx from Debian for the tests on a real cluster, when run as root on a Debian machine.
 set -euo pipefail
 
-packages=(slurm-wlm slurm-wlm-basic-plugins slurm-client munge libpmix2 libpmix-dev iproute2 shellcheck libfabric-bin)
+packages=(slurm-wlm slurm-wlm-basic-plugins slurm-client munge libpmix-dev iproute2 shellcheck libfabric-bin)
 
 missing=()
 for package in "${packages[@]}"; do

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from trainer_kit import FAST, LIMIT_S, Node, processes, solo_namespace
-from world_kit import World
+from world_kit import World, needs_torch_2_7
 
 from ckpt import Checkpointer
 from ckpt.errors import CheckpointError, StateError
@@ -140,6 +140,7 @@ def load_sharded(ckpt: Checkpointer, rank: int) -> tuple[dict[str, torch.Tensor]
     return found, state["rank"], int(state["own"])
 
 
+@needs_torch_2_7
 def test_a_sharded_state_loads_at_any_world_size(world: World) -> None:
     saved = world.run(2, save_sharded)[0]
     for size in (2, 1, 3):
@@ -190,6 +191,7 @@ def dcp_load(ckpt: Checkpointer, rank: int) -> dict[str, torch.Tensor]:
     return whole(model, optimizer)
 
 
+@needs_torch_2_7
 def test_torch_distributed_checkpoint_saves_and_loads_at_any_world_size(world: World) -> None:
     saved = world.run(2, dcp_save)[0]
     for size in (2, 3):
@@ -218,6 +220,7 @@ def dcp_load_first(ckpt: Checkpointer, rank: int) -> dict[str, torch.Tensor]:
     return whole(model, optimizer)
 
 
+@needs_torch_2_7
 def test_a_step_that_is_not_the_newest_is_read_from_the_shared_tier_at_any_world_size(tmp_path: Path) -> None:
     world = World(tmp_path, shared={"path": str(tmp_path / "shared"), "every_steps": 1000})
     try:

@@ -29,7 +29,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 from trainer_kit import settle
-from world_kit import World, placed
+from world_kit import World, needs_torch_2_7, placed
 
 from ckpt import Checkpointer
 from ckpt.errors import StateError
@@ -282,6 +282,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.stop()
 
 
+@needs_torch_2_7
 def test_what_torch_expects_of_a_storage_holds_at_the_same_and_at_another_world_size(world: World) -> None:
     trained = world.run(4, save_all)[0]
     world.run(2, partial(load_everything, trained=trained))

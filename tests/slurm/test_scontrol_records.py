@@ -102,6 +102,13 @@ def test_a_job_name_that_imitates_a_whole_record_is_refused_not_believed() -> No
         Job.parse(text.replace("two words", whole))
 
 
+def test_slurm_24_11_says_of_a_killed_script_that_a_signal_was_raised() -> None:
+    """Recorded on Debian 13, of a job whose comment imitates other fields."""
+    job = Job.parse(recorded("job_killed_24_11.txt"))
+    assert (job.state, job.reason, job.nodes) == ("FAILED", "RaisedSignal:9(Killed)", ("n1",))
+    assert job.has_ended and job.has_lost_its_script
+
+
 _JOB = recorded("job_running.txt").replace("Network=(null)", "Network=(null) SubmitLine=sbatch x.sh")
 _NODE = recorded("nodes.txt").splitlines()[3] + " Comment=of an admin Extra=more"
 _WORDS = st.sampled_from(

@@ -138,7 +138,8 @@ def test_a_node_that_is_cut_off_goes_on_unheard_and_comes_back(slurm_cluster: Te
 @pytest.mark.skipif(shutil.which("slurmd-wlm") is None, reason="Debian's name")
 def test_a_daemon_that_has_executed_itself_again_is_found_by_its_files_name(slurm_cluster: TestCluster) -> None:
     slurm_cluster.kill_daemon("n2")
-    slurm_cluster.run_on_node("n2", ["slurmd-wlm", "-N", "n2"])
+    itself = "exec -a slurmd slurmd-wlm -N n2"  # as `scontrol reconfigure` has it; 24.11 ends under another name
+    slurm_cluster.run_on_node("n2", ["bash", "-c", itself])
     slurm_cluster.freeze_daemon("n2")
     slurm_cluster.restore()
     slurm_cluster.run_on_node("n2", ["pgrep", "-x", "slurmd-wlm"])

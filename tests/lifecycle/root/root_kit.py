@@ -13,11 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm.command import run
+from tests import debian_root
 
 REPOSITORY = Path(__file__).parents[3]
-_DEBIAN = "http://deb.debian.org/debian"
-_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
-_BUILD_S = 300.0
 
 # What a machine has when it comes up: its own /proc, memory file systems, and the host's devices.
 _BOOT = """
@@ -40,8 +38,8 @@ class Machine:
 
     @classmethod
     def install(cls, root: Path) -> Machine:
-        """debootstrap, and this checkout in /src."""
-        run(("debootstrap", "--variant=minbase", "bookworm", str(root), _DEBIAN), timeout_s=_BUILD_S)
+        """A minimal Debian 12, and this checkout in /src."""
+        debian_root.install(root, "bookworm")
         tracked = run(
             ("git", "-C", str(REPOSITORY), "ls-files", "-z", "*.py", "*.yaml", "*.sh", "*.toml", "*.txt", "*.lock")
         ).stdout
@@ -49,27 +47,14 @@ class Machine:
             if not name.startswith("tests/"):
                 (root / "src" / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(REPOSITORY / name, root / "src" / name)
-        # Packages must not start daemons in here, and reach the registries the way this machine does.
-        (root / "usr/sbin/policy-rc.d").write_text("#!/bin/sh\nexit 101\n")
-        (root / "usr/sbin/policy-rc.d").chmod(0o755)
-        for name in ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf"):
-            if Path(name).exists():
-                shutil.copy(name, root / name.lstrip("/"))
-        # Under a name of its own: installing ca-certificates in there makes the usual one anew.
-        if Path(_CERTIFICATES).exists():
-            shutil.copy(_CERTIFICATES, root / "etc/host-certificates.crt")
         return cls(root)
 
     def power_on(self, script: str, log: Path) -> subprocess.Popen[bytes]:
         """Runs a script as the machine's first process; killing the returned process is a loss of power."""
-        pip = [f"{key}={value}" for key, value in os.environ.items() if key.startswith("PIP_") and key != "PIP_CERT"]
-        if (self.root / "etc/host-certificates.crt").exists():
-            pip.append("PIP_CERT=/etc/host-certificates.crt")
-        settings = ["SAGEMAKER_RESOURCE_CONFIG_PATH=/opt/ml/resource_config.json", "HOME=/root", *pip]
-        apart = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
+        settings = ["SAGEMAKER_RESOURCE_CONFIG_PATH=/opt/ml/resource_config.json", *debian_root.environment(self.root)]
         with log.open("wb") as out:
             return subprocess.Popen(
-                (*apart, "bash", "-c", _BOOT, str(self.root), script, *settings),
+                (*debian_root.APART, "bash", "-c", _BOOT, str(self.root), script, *settings),
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
