@@ -77,7 +77,7 @@ def test_the_oldest_torch_is_what_test_oldest_runs(pyproject: dict[str, Any]) ->
 
 
 def test_programs_of_ours_start_with_flags_that_their_python_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = ROOT / "ckpt/agent/launch.py"
+    launch = ROOT / "ckpt/agent/process/launch.py"
     for version, wanted in (((3, 10, 13), (sys.executable,)), ((3, 11, 0), (sys.executable, "-P"))):
         monkeypatch.setattr(sys, "version_info", version)
         assert runpy.run_path(str(launch))["PYTHON"] == wanted
