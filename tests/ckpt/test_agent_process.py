@@ -281,10 +281,10 @@ def test_a_client_without_an_agent_names_the_socket_and_the_deadline(tmp_path):
 
 _IMPATIENT = """
 import runpy, sys
-from ckpt.agent import deadlines
+from ckpt.agent import timeouts
 given = dict(pair.split("=") for pair in sys.argv.pop(1).split(","))
-real = deadlines.Deadlines
-deadlines.Deadlines = lambda: real(**{name: float(value) for name, value in given.items()})
+real = timeouts.Deadlines
+timeouts.Deadlines = lambda: real(**{name: float(value) for name, value in given.items()})
 runpy.run_module("ckpt.agent", run_name="__main__")
 """
 
