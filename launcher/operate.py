@@ -7,7 +7,6 @@ import socket
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from launcher.errors import LauncherError, UsageError
 from launcher.history.events import read_events
@@ -128,14 +127,6 @@ def _leave_queue(job: KnownJob) -> bool:
     run(["scancel", "--state=PENDING", job.job_id])
     queued = Slurm().job(job.job_id)
     return queued is None or queued.state == "CANCELLED"
-
-
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """The outcome that the supervisor wrote last; None before that."""
-    try:
-        return read_json(folder / "result.json")
-    except (OSError, ValueError):
-        return None
 
 
 def last_words(job: KnownJob) -> str:

@@ -16,7 +16,8 @@ from rich.text import Text
 from launcher.errors import LauncherError
 from launcher.history.status import Event, History, Status
 from launcher.history.view import duration, event_line, plural, state_style
-from launcher.operate import last_words, read_result
+from launcher.operate import last_words
+from launcher.outcome import Outcome
 from launcher.registry import KnownJob
 from launcher.submission.process import Process
 from launcher.tail import Tail
@@ -53,7 +54,7 @@ def follow(job: KnownJob, console: Console) -> int:
                     return EXIT_LEFT_RUNNING
                 view.say("cancelling (press Ctrl-C again not to wait for the job's end)")
                 process.interrupt()
-    if interrupts and read_result(job.folder) is None:
+    if interrupts and Outcome.read(job.folder) is None:
         console.print("cancelled before it began")
         return EXIT_CANCELLED
     return _conclude(job, view.status(), console)
@@ -67,16 +68,16 @@ def _watch(process: Process | None, view: _View) -> None:
 
 
 def _conclude(job: KnownJob, status: Status, console: Console) -> int:
-    result = read_result(job.folder)
+    result = Outcome.read(job.folder)
     if result is None:
         if status.state == "requeued":
             console.print(f"stopped at step {status.step}; nothing requeues a job on the local cluster", soft_wrap=True)
             return 1
         raise LauncherError(f"job {job.job_id}: its supervisor ended without an outcome; {last_words(job)}")
-    outcome = str(result.get("name"))
+    outcome = result.name
     summary = Text.assemble((outcome, state_style(outcome)))
-    if result.get("step") is not None:
-        summary.append(f" at step {result['step']}")
+    if result.step is not None:
+        summary.append(f" at step {result.step}")
     if status.seconds is not None:
         summary.append(f" after {duration(status.seconds)}")
     if status.faults and outcome == "done":
@@ -86,13 +87,13 @@ def _conclude(job: KnownJob, status: Status, console: Console) -> int:
     if status.ettr is not None:
         summary.append(f", ETTR {status.ettr:.1%}")
     console.print(summary, soft_wrap=True)
-    if outcome in ("done", "halted") and result.get("reason"):
-        console.print(Text(str(result["reason"]), style="yellow"), soft_wrap=True)
+    if outcome in ("done", "halted") and result.reason:
+        console.print(Text(result.reason, style="yellow"), soft_wrap=True)
     if outcome not in ("done", "halted", "cancelled"):
         rank = next((event["rank"] for event in reversed(status.events) if event.get("rank") is not None), None)
         where = "--supervisor" if rank is None else f"--rank {rank}"
-        print(f"{result.get('reason')}\nmore: holdfast logs {job.job_id} {where}", file=sys.stderr)
-    return int(result.get("exit_code", 1))
+        print(f"{result.reason}\nmore: holdfast logs {job.job_id} {where}", file=sys.stderr)
+    return result.exit_code
 
 
 class _View:

@@ -140,11 +140,11 @@ def _load() -> None:
 def _is_out(job_dir: Path, env: Mapping[str, str]) -> bool:
     """Whether the job's events say that our node is out, or lost: a requeue would then look like the supervisor's loss,
     and the take-over would put the batch host out."""
+    from launcher.core.replay import History, replay
     from launcher.history.events import read_events
-    from launcher.supervisor.past import Past
 
     try:
-        out = Past(read_events(job_dir / "events.jsonl"), take_over=True).out
+        out = replay(read_events(job_dir / "events.jsonl"), History()).out
     except OSError as error:
         log.warning("events not read: %s", error)
         return True

@@ -54,15 +54,6 @@ class StopRequest:
         """The job has ended: a later run in the same folder is not to stop."""
         (job_dir / _NAME).unlink(missing_ok=True)
 
-    def is_due(self, step: int | None, now_s: float) -> bool:
-        """Whether the job is to stop now.
-
-        Args:
-            step: the newest finished step; None if none is known.
-            now_s: epoch seconds.
-        """
-        return not self.is_served and (step or 0) >= (self.at_step or 0) and now_s >= (self.at_s or 0.0)
-
     def __str__(self) -> str:
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at_s or 0))
         when = [f"after step {self.at_step}"] if self.at_step else []

@@ -47,7 +47,7 @@ def verdict(run_id: str, slurm: Slurm, env: Mapping[str, str]) -> tuple[bool, st
 
 def _local(run_id: str, env: Mapping[str, str]) -> tuple[bool, str]:
     """Looks among the jobs of this user, and beside the job that asks."""
-    from launcher.clusters.local import local_run_id
+    from launcher.clusters.run_id import local_run_id
     from launcher.registry import listed_jobs
     from launcher.runner.processes import pids_with_environment
     from launcher.submission.process import Process

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -15,6 +13,7 @@ import ckpt.agent.process.launch as agent_launch
 from launcher.clusters import ended
 from launcher.clusters.cluster import AgentsHandle
 from launcher.clusters.mpirun import find_mpirun
+from launcher.clusters.run_id import local_run_id
 from launcher.clusters.spawned import Spawned
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
@@ -112,13 +111,6 @@ class LocalCluster:
 
     def _node_environment(self, node: str) -> dict[str, str]:
         return {"HOLDFAST_NODE": node, "HOLDFAST_RAM_DIR": str(memory_dir(self.run_id, node))}
-
-
-def local_run_id(job_dir: Path) -> str:
-    """The run in a job folder: the folder's name, and a hash that keeps equal names apart."""
-    path = str(job_dir.absolute())
-    name = re.sub(r"[^A-Za-z0-9_.-]", "_", job_dir.absolute().name)[:32]
-    return f"local-{name}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
 
 
 def kill_node(job_dir: Path, node: str) -> list[int]:

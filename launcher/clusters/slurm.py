@@ -31,6 +31,7 @@ from launcher.clusters import ended
 from launcher.clusters.cluster import AgentsHandle
 from launcher.clusters.launches import Launches
 from launcher.clusters.mpirun import find_mpirun
+from launcher.clusters.run_id import slurm_run_id
 from launcher.clusters.spawned import Adopted, Spawned
 from launcher.containers import of_the_steps
 from launcher.errors import UsageError
@@ -76,7 +77,7 @@ class SlurmCluster:
         self._runners: Spawned | None = None
         self._agents: Spawned | None = None
         self._launches: Launches | None = None  # of the srun that was started last
-        self.run_id = f"slurm-{job.cluster}-{job.job_id}"
+        self.run_id = slurm_run_id(job.cluster, job.job_id)
         self.nodes = job.nodes
         self.restart_count = job.restart_count
         self.host = socket.gethostname()

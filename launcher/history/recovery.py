@@ -48,16 +48,19 @@ def recoveries(events: Iterable[Mapping[str, Any]], failed_at: Mapping[str, floa
     found: list[Recovery] = []
     fault: Mapping[str, Any] | None = None
     origin_s = started_s = 0.0
+    step_lost = 0
     for event in events:
         kind = event["event"]
         under_way = bool(found) and found[-1].next_step_s is None
         if kind == "fault" and fault is None and not under_way:
-            fault = event
+            fault, step_lost = event, event.get("step") or 0
             origin_s = (failed_at or {}).get(event.get("node") or "", event["time"] - (event.get("detect") or 0.0))
+        elif kind == "attempt_end" and fault is not None:  # what was finished is known for certain only then
+            step_lost = max(step_lost, event.get("step") or 0)
         elif kind == "attempt_start":
             started_s = event["time"]
             if fault is not None:
-                found.append(_begun(fault, event, origin_s))
+                found.append(_begun(fault, event, origin_s, step_lost))
                 fault = None
             elif under_way:  # a fault on the way back: the same recovery, on the rung that it took in the end
                 found[-1] = dataclasses.replace(found[-1], rung=event["rung"], workers_s=None)
@@ -86,11 +89,11 @@ def cold_start_s(events: Iterable[Mapping[str, Any]], submitted_at: float | None
     return None
 
 
-def _begun(fault: Mapping[str, Any], attempt: Mapping[str, Any], origin_s: float) -> Recovery:
+def _begun(fault: Mapping[str, Any], attempt: Mapping[str, Any], origin_s: float, step_lost: int) -> Recovery:
     return Recovery(
         node=fault.get("node"),
         kind=fault["kind"],
         rung=attempt["rung"],
-        step_lost=fault.get("step") or 0,
+        step_lost=step_lost,
         detect_s=fault["time"] - origin_s,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 
@@ -28,7 +27,7 @@ def main(cluster: str, folder: str) -> int:
         print(f"holdfast: error: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
     try:
-        settle(spec.name, dataclasses.asdict(outcome))
+        settle(spec.name, outcome)
     except JobFailed as error:
         print(f"holdfast: {error}", file=sys.stderr)
     except SystemExit:

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from ckpt.timeouts import within
 from launcher.channel import ChannelError, connect
 from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec
-from launcher.submission.outcome import read_result, settle
+from launcher.outcome import Outcome
+from launcher.submission.outcome import settle
 from launcher.terms import newest
 from slurm import JobEnvironment
 
@@ -87,21 +88,21 @@ def run_here(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
     spec = JobSpec.from_mapping({"nodes": nodes, **mapping}, Path.cwd(), source)
     stem = place.job_id or time.strftime("%Y%m%d-%H%M%S")
     job_dir = place.folder / f"{stem}_torchrun-{next(_calls)}"
-    earlier = read_result(job_dir)
-    if earlier is not None and earlier["name"] in ("done", "halted"):
-        return earlier  # ended before the job that we are in was requeued
+    earlier = Outcome.read(job_dir)
+    if earlier is not None and earlier.name in ("done", "halted"):
+        return asdict(earlier)  # ended before the job that we are in was requeued
     if place.task > 0:
         return settle(spec.name, _follow(job_dir, earlier))
     from launcher.supervisor import supervise
 
     outcome = supervise(spec, job_dir, place.cluster)
-    return settle(spec.name, vars(outcome))
+    return settle(spec.name, outcome)
 
 
-def _follow(job_dir: Path, earlier: dict[str, Any] | None) -> dict[str, Any]:
+def _follow(job_dir: Path, earlier: Outcome | None) -> Outcome:
     """Stays with task 0's supervisor until it has ended; returns the outcome that it left."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
-    while (result := read_result(job_dir)) in (None, earlier):
+    while (outcome := Outcome.read(job_dir)) is None or outcome == earlier:
         if asyncio.run(_stay(job_dir)):
             deadline_s = time.monotonic() + START_TIMEOUT_S
         elif time.monotonic() > deadline_s:
@@ -111,7 +112,7 @@ def _follow(job_dir: Path, earlier: dict[str, Any] | None) -> dict[str, Any]:
             )
         else:
             time.sleep(_POLL_S)
-    return result or {}
+    return outcome
 
 
 async def _stay(job_dir: Path) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 from submitit.core.core import Job
@@ -12,34 +11,26 @@ from submitit.core.utils import DelayedSubmission, UncompletedJobError
 
 from launcher.errors import JobFailed
 from launcher.jobfile import JobSpec
-from launcher.plain_file import read_json
+from launcher.outcome import Outcome
 from launcher.submission.request import read_request
 
 _POLL_S = 0.5
 
 
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """The outcome that a supervisor left in a job's folder; None where there is none."""
-    try:
-        return read_json(folder / "result.json")
-    except (OSError, ValueError):
-        return None
-
-
-def settle(name: str, outcome: Mapping[str, Any]) -> dict[str, Any]:
+def settle(name: str, outcome: Outcome) -> dict[str, Any]:
     """Returns the outcome of a job that is done.
 
     Raises:
         JobFailed: it ended without finishing.
         SystemExit: it stopped to go on after a requeue. submitit then writes no result, so the job is not done.
     """
-    if outcome["name"] == "stopped":
+    if outcome.name == "stopped":
         raise SystemExit(0)
-    if outcome["exit_code"]:
-        at_step = "" if outcome["step"] is None else f" at step {outcome['step']}"
-        because = f": {outcome['reason']}" if outcome["reason"] else ""
-        raise JobFailed(f"job {name}: {outcome['name']}{at_step}{because}")
-    return dict(outcome)
+    if outcome.exit_code:
+        at_step = "" if outcome.step is None else f" at step {outcome.step}"
+        because = f": {outcome.reason}" if outcome.reason else ""
+        raise JobFailed(f"job {name}: {outcome.name}{at_step}{because}")
+    return asdict(outcome)
 
 
 class SupervisedJob(Job[Any]):
@@ -54,9 +45,9 @@ class SupervisedJob(Job[Any]):
         folder = self.paths.folder
         return DelayedSubmission(JobSpec.from_json(read_request(folder)))
 
-    def _outcome(self) -> dict[str, Any] | None:
-        result = read_result(self.paths.folder)
-        return None if result is None or result.get("name") == "stopped" else result
+    def _outcome(self) -> Outcome | None:
+        outcome = Outcome.read(self.paths.folder)
+        return None if outcome is None or outcome.name == "stopped" else outcome
 
     def _get_outcome_and_result(self) -> tuple[str, Any]:
         deadline_s = time.monotonic() + self._results_timeout_s  # a shared file system may be late
@@ -68,7 +59,6 @@ class SupervisedJob(Job[Any]):
                     + "\n".join(log.splitlines()[-40:])
                 )
             time.sleep(_POLL_S)
-        outcome.pop("run_id", None)
         try:
             return "success", settle(str(read_request(self.paths.folder)["name"]), outcome)
         except JobFailed as error:

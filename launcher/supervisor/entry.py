@@ -8,9 +8,9 @@ from pathlib import Path
 from launcher.clusters import open_cluster
 from launcher.history.events import EventLog
 from launcher.jobfile import JobSpec
+from launcher.outcome import Outcome
 from launcher.supervisor.folder import log_to, make_folders, prepare
 from launcher.supervisor.keeper import Keeper
-from launcher.supervisor.outcome import Outcome
 from launcher.supervisor.supervisor import Supervisor
 
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from launcher.outcome import Outcome
 from launcher.runner.processes import die_with_parent
 from launcher.runner.step_signals import WARNINGS
-from launcher.supervisor.outcome import Outcome
 from launcher.terms import LeaseWatch, newest_number
 
 log = logging.getLogger(__name__)
@@ -94,9 +94,8 @@ class Keeper:
         """What the other supervisor writes at the end; None if it is gone as well."""
         lease = LeaseWatch(self._job_dir)
         while lease.quiet_s() < _ORPHANED_S:
-            with contextlib.suppress(FileNotFoundError):
-                result = json.loads((self._job_dir / "result.json").read_text())
-                return Outcome(**{key: value for key, value in result.items() if key != "run_id"})
+            if (outcome := Outcome.read(self._job_dir)) is not None:
+                return outcome
             time.sleep(_POLL_S)
         return None
 

@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from launcher.channel import MAX_HALF_OPEN, Channel, ChannelError, Message, serve
+from launcher.core.inputs import Input, IsolationChanged, NodeLost, NodeWarm, StoodStill
 from launcher.listener import Listener
+from launcher.supervisor.reports import Heartbeats, to_input
 from launcher.terms import SUSPECT_S
 
 log = logging.getLogger(__name__)
@@ -19,27 +21,12 @@ log = logging.getLogger(__name__)
 SILENCE_S = 2.5  # heartbeats come every 0.5 s
 ISOLATED_S = 20.0  # most nodes silent at once: time for others to take over, before we believe that they are gone
 RETURN_S = 6.0  # for a runner whose connection broke while we may have been at fault; it looks for us twice a second
+_PAUSE_S = 2.0  # a supervisor that did not run for longer has messages to read before it judges its workers
 _TICK_S = 0.1
 _ACK_EVERY_S = 0.9  # every other heartbeat
 _CLOSE_TIMEOUT_S = 3.0
 _FEWEST_HALF_OPEN = 16
 _OTHER_FILES = 256  # logs, pipes and sockets of the process beside the runners' connections
-
-
-@dataclass(frozen=True, kw_only=True)
-class Notice:
-    """Something that the supervisor has to hear of.
-
-    Attributes:
-        kind: a runner's message by its `op`; "lost" (body: reason, detect_s); "isolated": most nodes are silent at
-            once; or what others put into the inbox.
-        node: whose.
-        body: the message.
-    """
-
-    kind: str
-    node: str | None = None
-    body: Message = field(default_factory=dict)
 
 
 class _Link:
@@ -66,16 +53,20 @@ class Links:
     Args:
         nodes: the nodes whose runners are served.
         secret: the job's secret.
-        inbox: takes a Notice for each message, and one of kind "lost" for each runner that goes.
+        inbox: takes an input for each message, and NodeLost for each runner that goes.
         successors: nodes that may take over, in this order.
         restart_count: how often the job was requeued; runners of another start of it are not taken on.
+
+    Attributes:
+        heartbeats: the runners' heartbeats, put together.
+        term: of the supervisor; every runner receives it.
     """
 
     def __init__(
         self,
         nodes: Iterable[str],
         secret: bytes,
-        inbox: asyncio.Queue[Notice],
+        inbox: asyncio.Queue[Input],
         successors: Iterable[str] = (),
         restart_count: int = 0,
     ) -> None:
@@ -94,7 +85,8 @@ class Links:
         self._inbox = inbox
         self._links: dict[str, _Link] = {}
         self._dismissed: dict[str, bool] = {}  # node -> whether it forgets its memory
-        self.term = 0  # of the supervisor; told to every runner
+        self.heartbeats = Heartbeats()
+        self.term = 0
         self._server: Listener | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -198,18 +190,21 @@ class Links:
         broken = self._broken.pop(node, None)
         for message in broken.unsent if broken is not None else ():
             channel.send(message)
-        self._inbox.put_nowait(Notice(kind="hello", node=node, body=hello))
+        self._put(to_input(node, hello))
         try:
             while True:
                 message = await channel.receive()
                 link.heard_s = time.monotonic()
                 if message["op"] == "heartbeat":
                     link.state = message
+                    if self.heartbeats.add(node, message):
+                        self._put(NodeWarm(node=node))
                     turn = self._turn(node)  # who is to follow us has to notice soonest
                     if turn == 0 or link.heard_s - link.acked_s >= _ACK_EVERY_S:
                         link.acked_s = link.heard_s
                         channel.send({"op": "ack", "turn": turn})
-                self._inbox.put_nowait(Notice(kind=message["op"], node=node, body=message))
+                else:
+                    self._put(to_input(node, message))
         except ChannelError:
             self._close(node, link)
 
@@ -245,6 +240,8 @@ class Links:
             if lag_s > _TICK_S:  # we were not running: what came meanwhile has not been read yet
                 for link in self._links.values():
                     link.heard_s += lag_s
+            if lag_s > _PAUSE_S:
+                self._put(StoodStill(seconds=lag_s))
             if self._may_be_cut_off(now_s):
                 continue
             for node, broken in list(self._broken.items()):
@@ -270,11 +267,13 @@ class Links:
         silent += len(self._awaited) if now_s - self._awaited_s > SUSPECT_S else 0
         silent += sum(now_s - broken.since_s > SUSPECT_S for broken in self._broken.values())
         if 2 * silent <= len(self._links) + len(self._awaited) + len(self._broken):
+            if self._isolated_s is not None:
+                self._put(IsolationChanged(is_isolated=False))
             self._isolated_s = None
             return False
         if self._isolated_s is None:
             self._isolated_s = now_s
-            self._inbox.put_nowait(Notice(kind="isolated"))
+            self._put(IsolationChanged(is_isolated=True))
         if now_s - self._isolated_s < ISOLATED_S:
             return True
         self._awaited.clear()
@@ -307,9 +306,13 @@ class Links:
     def _report_lost(self, node: str, reason: str, detect_s: float) -> None:
         self._away.add(node)
         self._turns = None
+        self.heartbeats.left(node)
         if node not in self._dismissed:
-            body = {"reason": reason, "detect_s": round(detect_s, 3)}
-            self._inbox.put_nowait(Notice(kind="lost", node=node, body=body))
+            self._put(NodeLost(node=node, reason=reason, detect_s=round(detect_s, 3)))
+
+    def _put(self, given: Input | None) -> None:
+        if given is not None:
+            self._inbox.put_nowait(given)
 
 
 def _allow_files(count: int) -> int:

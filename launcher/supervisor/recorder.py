@@ -41,6 +41,22 @@ class Recorder:
         self._queue.put(record)
         return record
 
+    async def flushed(self) -> bool:
+        """Returns whether all events so far are in the file."""
+        loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+        def flush() -> None:
+            is_written = not self._is_superseded
+            try:
+                if is_written:
+                    self._events.flush()
+            except OSError:
+                is_written = False
+            _in_loop(loop, lambda: done.set_result(is_written))
+
+        self._queue.put(flush)
+        return await done
+
     async def settled(self) -> None:
         """Returns when all events so far are written, or the file has refused them: it then has them later."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()

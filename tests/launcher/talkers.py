@@ -12,8 +12,8 @@ from launcher.channel import Channel, ChannelError, Message, connect
 from launcher.clusters.local import LocalCluster
 from launcher.history.events import EventLog, read_events
 from launcher.jobfile import JobSpec
+from launcher.outcome import Outcome
 from launcher.supervisor.folder import make_folders, prepare, read_secret
-from launcher.supervisor.outcome import Outcome
 from launcher.supervisor.supervisor import Supervisor
 
 

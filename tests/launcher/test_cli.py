@@ -23,10 +23,10 @@ from launcher.errors import UsageError
 from launcher.history.status import Status
 from launcher.jobfile import JobSpec, load_job
 from launcher.logs import Selection, follow_logs
+from launcher.outcome import EXIT_CODES
 from launcher.progress import follow
 from launcher.registry import KnownJob, known_jobs, remember
 from launcher.submission.process import Process
-from launcher.supervisor.outcome import EXIT_CODES
 
 EVENTS = [
     {"time": 100.0, "event": "job_start", "run_id": "local-7", "nodes_requested": 2, "spares": 1, "cluster": "local"},

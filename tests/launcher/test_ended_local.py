@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.clusters import ended
-from launcher.clusters.local import local_run_id
+from launcher.clusters.run_id import local_run_id
 from launcher.submission.process import Process
 from slurm import Slurm
 

@@ -5,15 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from launcher.core.inputs import Input, Terminated
+from launcher.outcome import Outcome
 from launcher.supervisor.keeper import Keeper
-from launcher.supervisor.outcome import Outcome
-from launcher.supervisor.requests import Requests
+from launcher.supervisor.supervisor import Supervisor
 from launcher.terms import Term, claim
+
+
+def signals_into(inbox: asyncio.Queue[Input]) -> AbstractContextManager[None]:
+    """A supervisor's signals; nothing else of it."""
+    return Supervisor._signals(cast(Supervisor, SimpleNamespace(_inbox=inbox)))
 
 
 def test_a_sigterm_that_comes_when_the_supervisor_is_done_does_not_take_its_outcome_along(tmp_path: Path) -> None:
@@ -21,7 +29,7 @@ def test_a_sigterm_that_comes_when_the_supervisor_is_done_does_not_take_its_outc
     claim(tmp_path, Term(number=1, run_id="run", node="n1", host="n1", port=7, pid=1))
 
     async def supervise() -> None:
-        with Requests(lambda: "requeue", lambda: None, lambda reason: None).signals():
+        with signals_into(asyncio.Queue()):
             pass
 
     def work(after: int | None) -> Outcome:
@@ -43,11 +51,10 @@ def test_signals_that_are_given_back_end_nothing_in_between(monkeypatch: pytest.
         return give(number, handler)
 
     async def supervise() -> bool:
-        requests = Requests(lambda: "requeue", lambda: None, lambda reason: None)
-        with requests.signals():
+        inbox: asyncio.Queue[Input] = asyncio.Queue()
+        with signals_into(inbox):
             os.kill(os.getpid(), signal.SIGTERM)
-            while requests.stop is None:  # it is heard meanwhile
-                await asyncio.sleep(0)
+            assert await asyncio.wait_for(inbox.get(), 30) == Terminated()
             monkeypatch.setattr(signal, "signal", note)
         return True
 

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from launcher.channel import Channel, ChannelError, Message, connect
+from launcher.core.inputs import Input, IsolationChanged, NodeJoined, NodeLost, NodeWarm
 from launcher.supervisor import links
-from launcher.supervisor.links import Links, Notice
+from launcher.supervisor.links import Links
 
 SECRET = b"secret"
-BEAT: Message = {"op": "heartbeat", "warm": True, "port": 1}
+BEAT: Message = {"op": "heartbeat", "attempt": None, "warm": True, "port": 1}
 DEADLINE_S = 30.0
 
 
@@ -23,7 +24,7 @@ class Runners:
 
     def __init__(self, count: int) -> None:
         self.nodes = [f"n{number}" for number in range(1, count + 1)]
-        self.inbox: asyncio.Queue[Notice] = asyncio.Queue()
+        self.inbox: asyncio.Queue[Input] = asyncio.Queue()
         self.links = Links(self.nodes, SECRET, self.inbox, successors=self.nodes[1:])
         self.channels: dict[str, Channel] = {}
         self.turns: dict[str, int | None] = {}
@@ -46,7 +47,7 @@ class Runners:
         self.channels[node], welcome = await connect("127.0.0.1", self.port, SECRET, hello)
         self.turns[node] = welcome["turn"]
 
-    def pending(self) -> list[Notice]:
+    def pending(self) -> list[Input]:
         """What is yet to be read."""
         return [self.inbox.get_nowait() for _ in range(self.inbox.qsize())]
 
@@ -66,11 +67,16 @@ class Runners:
         finally:
             task.cancel()
 
-    async def notice(self, *kinds: str) -> Notice:
-        """The next one of these."""
-        while (notice := await asyncio.wait_for(self.inbox.get(), DEADLINE_S)).kind not in kinds:
+    async def next_of(self, *kinds: type) -> Input:
+        """The next input of these kinds."""
+        while not isinstance(given := await asyncio.wait_for(self.inbox.get(), DEADLINE_S), kinds):
             pass
-        return notice
+        return given
+
+    async def beats(self, node: str, number: int = 1) -> None:
+        """Sends a heartbeat, and waits until it has arrived."""
+        self.channels[node].send(BEAT | {"number": number})
+        await asyncio.wait_for(until(lambda: self.links.state(node).get("number") == number), DEADLINE_S)
 
 
 def test_who_is_next_is_answered_every_time_and_the_others_every_other_time() -> None:
@@ -78,9 +84,8 @@ def test_who_is_next_is_answered_every_time_and_the_others_every_other_time() ->
 
     async def answers(runners: Runners, node: str) -> list[str]:
         channel = runners.channels[node]
-        for _ in range(3):
-            channel.send(BEAT)
-            await runners.notice("heartbeat")
+        for number in range(3):
+            await runners.beats(node, number)
         runners.links.send(node, {"op": "end"})
         heard = [""]
         while heard[-1] != "end":
@@ -104,10 +109,12 @@ def test_one_that_has_taken_over_and_to_which_nobody_comes_doubts_itself_too() -
         await runners.join(alone=True)
         runners.links.await_return(runners.nodes[:3])
         async with runners.beating(runners.nodes[:1]):
-            assert (await runners.notice("isolated", "lost")).kind == "isolated" and runners.links.is_isolated
+            assert await runners.next_of(IsolationChanged, NodeLost) == IsolationChanged(is_isolated=True)
+            assert runners.links.is_isolated
             for node in runners.nodes[1:3]:
                 runners.links.dismiss(node, forget=False)
-            await asyncio.wait_for(until(lambda: not runners.links.is_isolated), DEADLINE_S)
+            assert await runners.next_of(IsolationChanged, NodeLost) == IsolationChanged(is_isolated=False)
+            assert not runners.links.is_isolated
         runners.links.abort()
 
     asyncio.run(scene())
@@ -131,9 +138,9 @@ def test_a_runner_of_another_start_of_the_job_does_not_take_its_nodes_place(
         else:
             with pytest.raises(ChannelError):
                 await connect("127.0.0.1", runners.port, SECRET, hello)
-        assert [notice.kind for notice in runners.pending()] == ["hello"]
-        runners.channels["n1"].send(BEAT)
-        assert (await runners.notice("heartbeat", "lost")).kind == "heartbeat", "the right runner stays connected"
+        assert runners.pending() == [NodeJoined(node="n1", is_warm=True)]
+        await runners.beats("n1")
+        assert runners.pending() == [NodeWarm(node="n1")], "the right runner stays connected"
         runners.links.abort()
 
     asyncio.run(scene())
@@ -157,7 +164,8 @@ def test_connections_that_close_while_the_supervisor_stands_still_are_awaited(mo
             await runners.connect("n2")
             received = [await runners.channels["n2"].receive() for _ in range(2)]
             assert [message["op"] for message in received] == ["stop", "kill"]
-            assert (await runners.notice("lost")).node == "n3"
+            lost = await runners.next_of(NodeLost)
+            assert isinstance(lost, NodeLost) and (lost.node, lost.detect_s) == ("n3", 0.0)
         runners.links.abort()
 
     asyncio.run(scene())
@@ -168,14 +176,15 @@ def test_a_cluster_without_successors_doubts_itself_when_all_nodes_are_silent() 
         runners = Runners(2)
         runners.links = Links(runners.nodes, SECRET, runners.inbox)
         await runners.join()
-        assert (await runners.notice("isolated", "lost")).kind == "isolated"
+        assert await runners.next_of(IsolationChanged, NodeLost) == IsolationChanged(is_isolated=True)
         for channel in runners.channels.values():
             channel.abort()
         await asyncio.wait_for(until(lambda: not runners.links.has("n1")), DEADLINE_S)
         for node in runners.nodes:
             await runners.connect(node)
         await asyncio.wait_for(until(lambda: not runners.links.is_isolated), DEADLINE_S)
-        assert [notice.kind for notice in runners.pending()] == ["hello", "hello"]
+        came = [given for given in runners.pending() if not isinstance(given, IsolationChanged)]
+        assert came == [NodeJoined(node=node, is_warm=True) for node in runners.nodes]
         runners.links.abort()
 
     asyncio.run(scene())
@@ -200,9 +209,9 @@ def test_a_supervisor_doubts_itself_when_more_than_half_of_its_nodes_are_silent(
         await runners.join()
 
         async with runners.beating(runners.nodes[:-silent]):
-            notice = await runners.notice("isolated", "lost")
-        assert (notice.kind == "isolated") is doubts and runners.links.is_isolated is doubts
-        assert doubts or notice.node in runners.nodes[-silent:]
+            given = await runners.next_of(IsolationChanged, NodeLost)
+        assert isinstance(given, IsolationChanged) is doubts and runners.links.is_isolated is doubts
+        assert doubts or (isinstance(given, NodeLost) and given.node in runners.nodes[-silent:])
         runners.links.abort()
 
     asyncio.run(scene())

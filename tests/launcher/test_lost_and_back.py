@@ -10,10 +10,10 @@ import pytest
 from talkers import Talkers, supervised
 
 from launcher.channel import Channel
+from launcher.core import decision
+from launcher.core.replay import History, replay
 from launcher.history.events import Event, read_events
 from launcher.history.status import status_of
-from launcher.supervisor import returns
-from launcher.supervisor.past import Past
 
 
 class Trains(Talkers):
@@ -48,7 +48,7 @@ def test_runners_that_are_lost_all_at_once_are_started_again_and_no_node_is_out(
         (["node0", "node1"], "start"),
         (["node0", "node1"], "workers"),
     ]
-    assert status_of(events).out == {} == Past(events, take_over=False).out
+    assert status_of(events).out == {} == dict(replay(events, History()).out)
 
 
 class Flaps(Trains):
@@ -61,11 +61,17 @@ class Flaps(Trains):
     def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
         if (attempt["attempt"], node) == (0, "node1"):
             channel.abort()
-            self._tasks.append(asyncio.create_task(self._runner(node, self._port, attempt=0)))
+            self._tasks.append(asyncio.create_task(self._comes_back(node)))
         elif (attempt["attempt"], node) == (1, "node2"):
             self._tasks.append(asyncio.create_task(self._breaks_once_node1_is_back(channel, attempt)))
         elif attempt["attempt"] == 2:
             self.ends(channel, attempt)
+
+    async def _comes_back(self, node: str) -> None:
+        """When others train: one that is back before that is not replaced."""
+        while len(self._events("attempt_start")) < 2:
+            await asyncio.sleep(0.01)
+        await self._runner(node, self._port, attempt=0)
 
     async def _breaks_once_node1_is_back(self, channel: Channel, attempt: dict[str, Any]) -> None:
         while not self._events("node_back"):
@@ -81,7 +87,8 @@ def test_a_node_whose_connection_broke_is_a_spare_again_when_its_runner_is_back(
     assert outcome.name == "done", outcome
     starts = [event["nodes"] for event in events if event["event"] == "attempt_start"]
     assert starts == [["node0", "node1"], ["node0", "node2"], ["node0", "node1"]]
-    assert status_of(events).out.keys() == {"node2"} == Past(events, take_over=True).lost
+    assert status_of(events).out.keys() == {"node2"}
+    assert [(node, out.is_lost) for node, out in replay(events, History()).out.items()] == [("node2", True)]
 
 
 class StaysOut(Flaps):
@@ -98,7 +105,7 @@ class StaysOut(Flaps):
 
 
 def test_a_node_that_is_lost_too_often_stays_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(returns, "MAX_RETURNS", 0)
+    monkeypatch.setattr(decision, "MAX_RETURNS", 0)
     outcome, events = supervised(tmp_path, StaysOut, spares=1)
     assert outcome.name == "done", outcome
     assert not [event for event in events if event["event"] == "node_back"]

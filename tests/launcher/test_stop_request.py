@@ -14,12 +14,12 @@ import pytest
 from waiting import until
 
 from launcher.cli import main
+from launcher.core.requests import HALT
 from launcher.history.events import read_events
 from launcher.jobfile import JobSpec
+from launcher.outcome import EXIT_CODES
 from launcher.stop_request import StopRequest
 from launcher.submission.process import Process
-from launcher.supervisor.outcome import EXIT_CODES
-from launcher.supervisor.requests import HALT, Requests
 
 # Trains until somebody stops it; each rank leaves the step at which it ended.
 SCRIPT = """
@@ -126,55 +126,10 @@ def test_a_job_whose_script_fails_in_the_stop_says_that_it_did_not_save(home: Pa
     assert "no more room" in end["reason"]
 
 
-@pytest.mark.parametrize(
-    ("request_", "step", "now_s", "due"),
-    [
-        (StopRequest(host="h"), None, 0.0, True),
-        (StopRequest(host="h", at_step=5), None, 0.0, False),
-        (StopRequest(host="h", at_step=5), 4, 0.0, False),
-        (StopRequest(host="h", at_step=5), 5, 0.0, True),
-        (StopRequest(host="h", at_s=100.0), 9, 99.0, False),
-        (StopRequest(host="h", at_s=100.0), None, 100.0, True),
-        (StopRequest(host="h", is_served=True), 9, 100.0, False),
-    ],
-)
-def test_a_request_is_due_once_its_step_and_its_time_have_come(
-    request_: StopRequest, step: int | None, now_s: float, due: bool
-) -> None:
-    assert request_.is_due(step, now_s) is due
-
-
 @pytest.mark.parametrize("text", ["", "[1]", '{"host": "h", "at_step": "x"}', '{"at": 5}', "{" * 100_000])
 def test_a_request_that_makes_no_sense_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "stop.json").write_text(text)
     assert StopRequest.read(tmp_path) is None
-
-
-@pytest.mark.parametrize(
-    ("reasons", "outcome"),
-    [
-        ([HALT], "halted"),
-        (["time_limit"], "stopped"),
-        ([HALT, "time_limit"], "halted"),
-        (["preempted", HALT], "halted"),
-        ([HALT, "requeue"], "stopped"),  # Slurm starts it again, and it ends then
-        (["batch_script_lost", HALT], "stopped"),
-        ([HALT, "cancel"], "cancelled"),
-    ],
-)
-def test_a_job_to_be_halted_is_not_requeued_by_us(reasons: list[str], outcome: str) -> None:
-    requests = Requests(lambda: "", lambda: None, lambda reason: None)
-    for reason in reasons:
-        requests.cancel() if reason == "cancel" else requests.ask_stop(reason)
-    assert requests.outcome == outcome
-
-
-def test_what_presses_sets_the_deadline_of_a_halt() -> None:
-    told: list[str | None] = []
-    requests = Requests(lambda: "", lambda: None, told.append)
-    for reason in (HALT, HALT, "time_limit", HALT, "preempted"):
-        requests.ask_stop(reason)
-    assert requests.stop == "time_limit" and told == [HALT, None, "time_limit", None, None]
 
 
 @pytest.mark.parametrize("after", ["30", "", "m", "-5m", "5 m", "1.5h", "99999999999d"])

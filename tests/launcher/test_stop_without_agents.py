@@ -16,8 +16,7 @@ from ckpt import CheckpointConfig
 from launcher.channel import Channel, Message
 from launcher.clusters.cluster import AgentsHandle
 from launcher.clusters.spawned import Adopted
-from launcher.supervisor import agents as agents_module
-from launcher.supervisor import evidence as evidence_module
+from launcher.core import agent_world
 
 
 class Stops(Talkers):
@@ -60,8 +59,8 @@ CHECKPOINT = CheckpointConfig.from_mapping({"namespace": "t", "memory": {"every_
 
 @pytest.mark.parametrize("lost_before", [False, True])
 def test_agents_are_replaced_in_a_stop(lost_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents_module, "RENEW_AFTER_S", (1000.0,))
-    monkeypatch.setattr(evidence_module, "AGENT_LOSS_WINDOW_S", 0.0)
+    monkeypatch.setattr(agent_world, "RENEW_AFTER_S", (1000.0,))
+    monkeypatch.setattr(agent_world, "LOSS_WINDOW_S", 0.0)
     monkeypatch.setattr(Stops, "lost_before", lost_before)
     outcome, events = supervised(tmp_path, Stops, checkpoint=CHECKPOINT)
     assert (outcome.name, outcome.step) == ("stopped", 7), outcome

@@ -18,7 +18,9 @@ import pytest
 from waiting import until
 
 from ckpt import Board
-from launcher.clusters.local import kill_node, local_run_id
+from launcher.clusters.local import kill_node
+from launcher.clusters.run_id import local_run_id
+from launcher.core.replay import History, replay
 from launcher.errors import LauncherError
 from launcher.history.events import EventLog, parse_event, read_events
 from launcher.jobfile import JobSpec
@@ -30,7 +32,6 @@ from launcher.supervisor.entry import supervise_here
 from launcher.supervisor.folder import make_folders, prepare
 from launcher.supervisor.links import SILENCE_S
 from launcher.supervisor.office import Office
-from launcher.supervisor.past import Past
 from launcher.terms import Term, claim
 from lifecycle.heal.lemons import read_incidents
 
@@ -302,8 +303,8 @@ def test_a_python_without_torch_is_the_users_to_mend_and_no_fault_of_the_nodes(
     assert "cannot load torch: ModuleNotFoundError" in outcome.reason
     assert {fault["kind"] for fault in job.events("fault")} == {"environment"}
     assert len(job.events("node_out")) >= 2 and read_incidents(job.dir / "events.jsonl") == []
-    past = Past(read_events(job.dir / "events.jsonl"), take_over=False)
-    assert past.out == {}  # it is tried again when the job starts again
+    next_start = [*read_events(job.dir / "events.jsonl"), {"event": "job_start", "time": 0.0}]
+    assert not replay(next_start, History()).out  # it is tried again when the job starts again
 
 
 def test_a_node_whose_python_has_no_torch_is_replaced(make_job: Callable[..., Job], tmp_path: Path) -> None:
@@ -312,7 +313,7 @@ def test_a_node_whose_python_has_no_torch_is_replaced(make_job: Callable[..., Jo
     assert job.supervise().name == "done"
     (out,) = job.events("node_out")
     assert out["node"] == "node1" and out["environment"]
-    assert Past(read_events(job.dir / "events.jsonl"), take_over=True).out.keys() == {"node1"}
+    assert set(replay(read_events(job.dir / "events.jsonl"), History()).out.keys()) == {"node1"}
 
 
 def test_lost_spare_disturbs_nobody(make_job: Callable[..., Job]) -> None:
@@ -625,7 +626,7 @@ def test_agents_that_are_lost_too_often_are_given_up_and_training_goes_on(
     make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of the job does not wait for them either."""
-    monkeypatch.setattr("launcher.supervisor.agents.RENEW_AFTER_S", (0.0,))
+    monkeypatch.setattr("launcher.core.agent_world.RENEW_AFTER_S", (0.0,))
     job = make_job(CHECKPOINTED, nodes=1, spares=0, checkpoint=CHECKPOINT)
 
     def lose_all_agents() -> None:
@@ -736,7 +737,7 @@ def test_rank_that_blocks_is_found_by_silence_where_no_steps_are_told(make_job: 
 def test_rank_that_stands_still_after_another_has_ended_is_ended(
     make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.supervisor.hang.ENDED_S", 1.5)
+    monkeypatch.setattr("launcher.core.hang.ENDED_S", 1.5)
     script = """
 import os, time
 if (os.environ["HOLDFAST_ATTEMPT"], os.environ["RANK"]) == ("0", "1"):

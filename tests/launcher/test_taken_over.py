@@ -11,12 +11,11 @@ import pytest
 from talkers import Talkers, supervised
 
 from launcher.channel import Channel
+from launcher.core import attempt as attempt_module
 from launcher.history.events import Event, EventLog, read_events
 from launcher.jobfile import JobSpec
-from launcher.supervisor import attempt as attempt_module
-from launcher.supervisor import supervisor as supervisor_module
+from launcher.outcome import Outcome
 from launcher.supervisor.folder import make_folders, prepare
-from launcher.supervisor.outcome import Outcome
 from launcher.supervisor.supervisor import Supervisor
 from launcher.terms import Term, claim, newest
 
@@ -94,8 +93,7 @@ def taken_over(folder: Path, past: list[Event], **left: Any) -> tuple[Outcome, L
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (attempt_module, supervisor_module):
-        monkeypatch.setattr(module, "RETURN_S", 0.3)
+    monkeypatch.setattr(attempt_module, "RETURN_S", 0.3)
 
 
 def out(events: list[Event]) -> list[str]:

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from launcher.supervisor.faults import PROCESS_EXIT, USER_ERROR, WorkerFailure, root_cause, signature
+from launcher.core.faults import PROCESS_EXIT, USER_ERROR, WorkerFailure, root_cause, signature
 
 TRACEBACK = """Traceback (most recent call last):
   File "/job/train.py", line 12, in <module>

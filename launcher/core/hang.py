@@ -1,4 +1,4 @@
-"""Whether the workers hang, and which rank is at fault. Pure: notes and times in, a verdict out; no clock of its own.
+"""Whether the workers hang, and which rank is at fault. Pure.
 
 A job whose script tells its steps (`ckpt.due`, `ckpt.stop_requested`) hangs when the rank that is furthest behind makes
 no step for the timeout: `restart.hang_timeout_s`, or where that is not set
@@ -20,18 +20,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from launcher.core.frozen import replace
 
 START_S = 1800.0  # until the first step: compilation, data, a restore from far away
 ENDED_S = 900.0  # an upload by another program, say, shows no activity of the rank's own
 FLOOR_S = 300.0
 STEPS_FACTOR = 20.0
 REPEAT_FACTOR = 4.0
-CHECK_S = 0.25
 
-_LAG_S = 2.0  # a supervisor that was stopped for longer has notices to read before it judges
 _SHOWN_RANKS = 4
 _COLLECTIVE_FILE = re.compile(r"/torch/distributed/")
 _COLLECTIVE_FUNCTIONS = ("_engine_run_backward", "synchronize")  # DDP waits in backward; a device, for its kernels
@@ -51,146 +51,121 @@ class Stall:
     reason: str
 
 
-class HangDetector:
-    """Watches the progress of one job, attempt after attempt.
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """The watch over the progress of one attempt. Times are monotonic seconds.
 
-    Call order: begin() for each attempt, note() for each heartbeat, check() a few times a second.
-
-    Args:
+    Attributes:
         timeout_s: `restart.hang_timeout_s`.
         has_checkpoint: whether the job has a `checkpoint` section, so that its script may tell steps.
         start_s: what is allowed until the first step.
+        longest_s: the longest time between two steps, of all attempts.
+        step: of the rank furthest behind; None before the first.
+        step_s, active_s: since when that step is the newest; when any worker was last active.
+        is_over: whether no rank is to tell another step.
+        rank_ended: whether a rank has ended.
     """
 
-    def __init__(self, timeout_s: float | None, *, has_checkpoint: bool, start_s: float = START_S) -> None:
-        self._timeout_s = timeout_s
-        self._has_checkpoint = has_checkpoint
-        self._start_s = max(start_s, timeout_s or 0.0)
-        self._tells_steps = False  # in this attempt or an earlier one
-        self._longest_s = 0.0
-        self._hang_step = 0  # the newest at which it has hung
-        self._hangs = 0  # since a step newer than that
-        self._slowest: dict[str, int | None] = {}
-        self._nodes_at: Counter[int | None] = Counter()  # of the above, how many nodes have told each: few values
-        self._activity: dict[str, int] = {}
-        self.begin(0.0)
+    timeout_s: float | None = None
+    has_checkpoint: bool = True
+    start_s: float = START_S
+    longest_s: float = 0.0
+    step: int | None = None
+    step_s: float = 0.0
+    active_s: float = 0.0
+    is_over: bool = False
+    rank_ended: bool = False
 
-    def observe(self, event: Mapping[str, Any]) -> None:
-        """Takes note of an event of the job."""
-        if event["event"] == "first_step":
-            self._tells_steps = True
-        elif event["event"] == "commit":
-            self._gain(event.get("step"))
-        elif event["event"] == "fault" and event.get("kind") == "hang":
-            self._hangs += 1
-            self._hang_step = max(self._hang_step, event.get("step") or 0)
-
-    def begin(self, now_s: float) -> None:
+    def begin(self, now_s: float) -> Hang:
         """An attempt's workers run."""
-        self._slowest = {}
-        self._nodes_at = Counter()
-        self._activity = {}
-        self._step: int | None = None  # of the rank furthest behind
-        self._over = self._rank_ended = False
-        self._step_s = self._active_s = self._checked_s = now_s
+        return replace(self, step=None, step_s=now_s, active_s=now_s, is_over=False, rank_ended=False)
 
-    def note(self, node: str, slowest: int | None, activity: int, now_s: float, *, rank_ended: bool = False) -> None:
-        """Takes a runner's heartbeat.
+    def note(self, slowest: int | None, now_s: float, *, is_active: bool, is_over: bool, rank_ended: bool) -> Hang:
+        """Takes the workers' progress.
 
         Args:
-            node: whose.
-            slowest: the step of the node's rank that is furthest behind; None before its first, and when all are done.
-            activity: a count that grows while the node's workers write output or use CPU time.
-            now_s: monotonic time in seconds.
-            rank_ended: whether one of the node's ranks has ended.
+            slowest: the step of the rank furthest behind; None before the first.
+            now_s: now.
+            is_active: whether any worker wrote output or used CPU time.
+            is_over: whether no rank is to tell another step.
+            rank_ended: whether a rank has ended.
         """
-        self._rank_ended |= rank_ended
-        if self._activity.get(node) != activity:
-            self._activity[node] = activity
-            self._active_s = now_s
-        before = self._slowest.get(node)
-        if before == slowest:
-            return
-        self._slowest[node] = slowest
-        self._nodes_at[before] -= 1
-        self._nodes_at[slowest] += 1
-        if self._nodes_at[before] <= 0:
-            del self._nodes_at[before]
-        step = min((step for step in self._nodes_at if step is not None), default=None)
-        self._over = step is None
-        if step == self._step:
-            return
-        if self._step is not None and step is not None:
-            self._longest_s = max(self._longest_s, now_s - self._step_s)
-        self._tells_steps |= step is not None
-        self._gain(step)
-        self._step, self._step_s = step, now_s
+        active_s = now_s if is_active else self.active_s
+        if slowest == self.step:
+            return replace(self, active_s=active_s, is_over=is_over, rank_ended=rank_ended)
+        longest_s = self.longest_s
+        if self.step is not None and slowest is not None:
+            longest_s = max(longest_s, now_s - self.step_s)
+        stepped = replace(self, step=slowest, step_s=now_s, longest_s=longest_s)
+        return replace(stepped, active_s=active_s, is_over=is_over, rank_ended=rank_ended)
 
-    def check(self, now_s: float) -> Stall | None:
-        """Judges. None while all is well, or nothing can be told."""
-        lag_s = now_s - self._checked_s
-        self._checked_s = now_s
-        if lag_s > _LAG_S:  # we did not run: neither did we hear
-            self._step_s += lag_s
-            self._active_s += lag_s
-        if self._timeout_s == 0:
-            return None
-        if self._rank_ended and (stall := self._check_end(now_s)):
-            return stall
-        if self._over:
-            return None
-        if self._step is not None:
-            return self._check_steps(now_s)
-        if self._has_checkpoint:
-            return self._check_start(now_s)
-        return self._check_silence(now_s)
+    def pause(self, seconds: float) -> Hang:
+        """For so long nothing could be noted."""
+        return replace(self, step_s=self.step_s + seconds, active_s=self.active_s + seconds)
 
-    @property
-    def allowance_s(self) -> float:
+    def limits(self, hangs: int, *, tells_steps: bool) -> Iterator[Limit]:
+        """By when the workers must have done what.
+
+        Args:
+            hangs: hangs of the job since the last new step.
+            tells_steps: whether the script has ever told a step.
+        """
+        if self.timeout_s == 0:
+            return
+        if self.rank_ended:
+            allowed_s = max(ENDED_S, self.timeout_s or 0.0) * REPEAT_FACTOR**hangs
+            since_s = max(self.step_s, self.active_s)
+            text = "a rank has ended, and no other did anything for {quiet:.1f} s ({allowed:g} s allowed)"
+            yield Limit(since_s, allowed_s, text)
+        if self.is_over:
+            return
+        if self.step is not None:
+            text = f"no step after step {self.step} for {{quiet:.1f}} s ({self._limit_text(hangs)})"
+            yield Limit(self.step_s, self.allowance_s(hangs), text)
+        elif self.has_checkpoint:  # a script that is known to tell steps is late; another is only seen to be silent
+            start_s = max(self.start_s, self.timeout_s or 0.0)
+            sign = "" if tells_steps else ", no output and no CPU time used"
+            since_s = self.step_s if tells_steps else max(self.step_s, self.active_s)
+            yield Limit(since_s, start_s, f"no first step{sign} for {{quiet:.0f}} s ({{allowed:g}} s allowed)")
+        elif self.timeout_s is not None:
+            text = (
+                "no output and no CPU time of any worker for {quiet:.1f} s "
+                "(restart.hang_timeout_s: {allowed:g}; weaker evidence than steps: this job tells none)"
+            )
+            yield Limit(self.active_s, self.timeout_s, text)
+
+    def check(self, now_s: float, hangs: int, *, tells_steps: bool) -> Stall | None:
+        """Whether the workers hang. None while all is well, or nothing can be told."""
+        for limit in self.limits(hangs, tells_steps=tells_steps):
+            quiet_s = now_s - limit.since_s
+            if now_s >= limit.since_s + limit.allowed_s:
+                return Stall(quiet_s=quiet_s, reason=limit.text.format(quiet=quiet_s, allowed=limit.allowed_s))
+        return None
+
+    def due_s(self, hangs: int, *, tells_steps: bool) -> float | None:
+        """When to check next; None for never."""
+        limits = self.limits(hangs, tells_steps=tells_steps)
+        return min((limit.since_s + limit.allowed_s for limit in limits), default=None)
+
+    def allowance_s(self, hangs: int) -> float:
         """How long the next step may take."""
-        if self._timeout_s is not None:
-            return self._timeout_s
-        return max(FLOOR_S, STEPS_FACTOR * self._longest_s) * REPEAT_FACTOR**self._hangs
+        if self.timeout_s is not None:
+            return self.timeout_s
+        return max(FLOOR_S, STEPS_FACTOR * self.longest_s) * REPEAT_FACTOR**hangs
 
-    def _gain(self, step: int | None) -> None:
-        if step is not None and step > self._hang_step:
-            self._hangs = 0
+    def _limit_text(self, hangs: int) -> str:
+        if self.timeout_s is not None:
+            return f"restart.hang_timeout_s: {self.timeout_s:g}"
+        return f"{self.allowance_s(hangs):.0f} s allowed, the longest step took {self.longest_s:.1f} s"
 
-    def _check_steps(self, now_s: float) -> Stall | None:
-        quiet_s = now_s - self._step_s
-        if quiet_s <= self.allowance_s:
-            return None
-        if self._timeout_s is not None:
-            limit = f"restart.hang_timeout_s: {self._timeout_s:g}"
-        else:
-            limit = f"{self.allowance_s:.0f} s allowed, the longest step took {self._longest_s:.1f} s"
-        return Stall(quiet_s=quiet_s, reason=f"no step after step {self._step} for {quiet_s:.1f} s ({limit})")
 
-    def _check_start(self, now_s: float) -> Stall | None:
-        """No step yet: a script that is known to tell steps is late; of another we can only see that it is silent."""
-        quiet_s = now_s - (self._step_s if self._tells_steps else max(self._step_s, self._active_s))
-        if quiet_s <= self._start_s:
-            return None
-        sign = "" if self._tells_steps else ", no output and no CPU time used"
-        return Stall(quiet_s=quiet_s, reason=f"no first step{sign} for {quiet_s:.0f} s ({self._start_s:g} s allowed)")
+@dataclass(frozen=True)
+class Limit:
+    """Something that workers must do within `allowed_s` of `since_s`; `text` is the reason if they do not."""
 
-    def _check_end(self, now_s: float) -> Stall | None:
-        quiet_s = now_s - max(self._step_s, self._active_s)
-        allowed_s = max(ENDED_S, self._timeout_s or 0.0) * REPEAT_FACTOR**self._hangs
-        if quiet_s <= allowed_s:
-            return None
-        reason = f"a rank has ended, and no other did anything for {quiet_s:.1f} s ({allowed_s:g} s allowed)"
-        return Stall(quiet_s=quiet_s, reason=reason)
-
-    def _check_silence(self, now_s: float) -> Stall | None:
-        quiet_s = now_s - self._active_s
-        if self._timeout_s is None or quiet_s <= self._timeout_s:
-            return None
-        return Stall(
-            quiet_s=quiet_s,
-            reason=f"no output and no CPU time of any worker for {quiet_s:.1f} s (restart.hang_timeout_s: "
-            f"{self._timeout_s:g}; weaker evidence than steps: this job tells none)",
-        )
+    since_s: float
+    allowed_s: float
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,16 @@
-"""How a job ends, and how an attempt does."""
+"""How a job ends, and its exit codes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from ckpt import durable_write
 from launcher.history.status import Status
-from launcher.supervisor.faults import Fault
+from launcher.plain_file import read_json
 
+RESULT_FILE = "result.json"
 EXIT_CODES = {
     "done": 0,
     "stopped": 0,
@@ -19,11 +22,6 @@ EXIT_CODES = {
     "too_few_nodes": 12,
     "cancelled": 13,
     "fabric": 14,
-}
-# Where the outcome says it all.
-REASONS = {
-    "cancelled": "ended from outside: cancelled, or out of time",
-    "stopped": "stopped at a step boundary; the job goes on from there when it starts again",
 }
 
 
@@ -46,26 +44,32 @@ class Outcome:
     reason: str
     seconds: float
 
+    @classmethod
+    def read(cls, job_dir: Path) -> Outcome | None:
+        """The outcome in a job's folder, which its supervisor wrote last; None where there is none that can be read."""
+        try:
+            result = read_json(job_dir / RESULT_FILE)
+            result.pop("run_id", None)
+            return cls(**result)
+        except (OSError, ValueError, TypeError):
+            return None
 
-@dataclass(frozen=True, kw_only=True)
-class Ending:
-    """How an attempt ended.
+    def write(self, job_dir: Path, run_id: str) -> None:
+        """Leaves it in a job's folder, with the run it belongs to."""
+        result = asdict(self) | {"run_id": run_id}
+        durable_write(job_dir / RESULT_FILE, json.dumps(result, indent=1).encode() + b"\n")
 
-    Attributes:
-        outcome: done, fault, stopped, halted or cancelled.
-        faults: what ended it, the decisive one first; beside another outcome than fault, what kept the ranks from
-            saving in a stop.
+
+def kept(status: Status, why_unsaved: str) -> str:
+    """What outlives a job that was halted: memory goes with the job.
+
+    Args:
+        status: the job's.
+        why_unsaved: what kept the ranks from saving in the stop; "" if nothing did.
     """
-
-    outcome: str
-    faults: tuple[Fault, ...] = ()
-
-
-def kept(status: Status, faults: Sequence[Fault] = ()) -> str:
-    """What outlives a job that was halted: memory goes with the job. With the fault that kept the ranks from saving."""
     lower = {tier: step for tier, step in status.committed.items() if tier != "memory"}
     steps = ", ".join(f"step {step} in {tier}" for tier, step in lower.items())
-    unsaved_at_stop = f"the ranks did not save in the stop: {faults[0].reason}; " if faults else ""
+    unsaved_at_stop = f"the ranks did not save in the stop: {why_unsaved}; " if why_unsaved else ""
     return f"stopped for good, as asked; {unsaved_at_stop}kept: {steps or 'no step: none was saved below memory'}"
 
 

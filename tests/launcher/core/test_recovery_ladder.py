@@ -6,35 +6,80 @@ from typing import Any
 
 import pytest
 
-from launcher.jobfile import Restart
-from launcher.supervisor.ladder import RAN_S, Decision, Ladder
+from launcher.core.recovery import Decision, choose_rung
+from launcher.core.replay import RAN_S, Event, Gains, History, replay
+from launcher.core.state import Limits
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/j/t.py", line 3, in <module>\nValueError: 1\n'
 
 
 class Job:
-    """Tells a ladder a job's story."""
+    """Folds a job's events, attempt after attempt."""
 
-    def __init__(self, can_requeue: bool = True, tells_steps: bool = True, **limits: int) -> None:
-        self.ladder = Ladder(Restart(**limits), can_requeue, tells_steps=tells_steps)
+    def __init__(self, can_requeue: bool = True, has_checkpoint: bool = True, **limits: int) -> None:
+        self._can_requeue = can_requeue
+        self._limits = Limits(**limits)
+        self._history = History(has_checkpoint=has_checkpoint)
         self._attempt = -1
         self.node: str | None = None  # on which attempts fail
 
+    @property
+    def gains(self) -> Gains:
+        return self._history.gains
+
     def event(self, event: str, **fields: Any) -> None:
-        self.ladder.observe({"event": event, **fields})
+        told: Event = {"event": event, "time": 1000.0, **fields}
+        self._history = replay([told], self._history)
 
     def attempt(
-        self, fault: str, committed: int | None = None, trace: str | None = None, trained_s: float = 0.0, **nodes: bool
+        self,
+        fault: str,
+        committed: int | None = None,
+        trace: str | None = None,
+        trained_s: float = 0.0,
+        committed_late: int | None = None,
+        further: tuple[str, ...] = (),
+        **nodes: bool,
     ) -> Decision:
+        """An attempt that ends with a fault.
+
+        Args:
+            fault: its kind.
+            committed: a step that was committed before the fault.
+            trace: the fault's traceback.
+            trained_s: for how long its workers ran.
+            committed_late: a step that was committed between the fault and the attempt's end.
+            further: kinds of faults that are recorded after it.
+            nodes: as choose_rung() has them.
+        """
         self._attempt += 1
-        self.event("attempt_start", attempt=self._attempt)
+        self.event("attempt_start", attempt=self._attempt, nodes=["n1", "n2"])
         if committed is not None:
-            self.event("commit", step=committed)
+            self.event("commit", attempt=self._attempt, step=committed, tier="memory")
         if trained_s:
-            self.event("workers_started", time=1000.0)
+            self.event("workers_started", attempt=self._attempt)
         ended = {"kind": fault, "traceback": trace, "node": self.node, "time": 1000.0 + trained_s}
         self.event("fault", attempt=self._attempt, **ended)
-        return self.ladder.decide("why", **{"nodes_suffice": True, "nodes_changed": False} | nodes)
+        for kind in further:
+            self.event("fault", attempt=self._attempt, kind=kind, node=self.node)
+        if committed_late is not None:
+            self.event("commit", attempt=self._attempt, step=committed_late, tier="memory")
+        self.event("attempt_end", attempt=self._attempt)
+        return self.decide(**nodes)
+
+    def decide(
+        self, reason: str = "why", *, nodes_suffice: bool = True, nodes_changed: bool = False, has_spare: bool = False
+    ) -> Decision:
+        return choose_rung(
+            self.gains,
+            self._limits,
+            reason,
+            has_checkpoint=self._history.has_checkpoint,
+            can_requeue=self._can_requeue,
+            nodes_suffice=nodes_suffice,
+            nodes_changed=nodes_changed,
+            has_spare=has_spare,
+        )
 
 
 def test_process_fault_restarts_workers_in_place() -> None:
@@ -69,11 +114,11 @@ def test_attempts_without_progress_are_limited() -> None:
 def test_a_node_on_which_attempts_fail_is_swapped_before_the_job_gives_up() -> None:
     job = Job(max_without_progress=2)
     job.node = "n1"
-    assert job.attempt("process_exit", spare_left=True).rung == "workers"
-    decision = job.attempt("hang", spare_left=True)
-    assert (decision.action, decision.rung) == ("restart", "spare") and job.ladder.suspects == {"n1"}
+    assert job.attempt("process_exit", has_spare=True).rung == "workers"
+    decision = job.attempt("hang", has_spare=True)
+    assert (decision.action, decision.rung) == ("restart", "spare") and job.gains.suspects == {"n1"}
     job.node = "n2"
-    assert job.attempt("process_exit", spare_left=True).outcome == "no_progress"
+    assert job.attempt("process_exit", has_spare=True).outcome == "no_progress"
 
 
 def test_without_a_spare_a_node_on_which_attempts_fail_stays() -> None:
@@ -87,8 +132,8 @@ def test_a_node_is_no_suspect_once_a_step_is_gained() -> None:
     job = Job(max_without_progress=9)
     job.node = "n1"
     for committed in (1, 2, 3):
-        assert job.attempt("process_exit", committed=committed, spare_left=True).rung == "workers"
-    assert job.ladder.suspects == set()
+        assert job.attempt("process_exit", committed=committed, has_spare=True).rung == "workers"
+    assert job.gains.suspects == set()
 
 
 def test_progress_starts_the_count_anew() -> None:
@@ -145,26 +190,44 @@ def test_same_user_error_after_progress_or_another_fault_is_tried_again(committe
 
 def test_only_the_decisive_fault_of_an_attempt_counts() -> None:
     job = Job(max_without_progress=2)
-    job.attempt("node_lost")
-    job.event("fault", attempt=0, kind="node_lost")
-    job.event("fault", attempt=None, kind="preflight")
-    assert job.ladder.decide("why", nodes_suffice=True, nodes_changed=True).action == "restart"
+    job.node = "n1"
+    job.attempt("hang", further=("node_lost", "hang", "preflight"))
+    assert (job.gains.fruitless, job.gains.kind, dict(job.gains.repeats)) == (1, "hang", {"hang": 1})
+    assert job.gains.suspects == set()
+    job.event("fault", kind="preflight")
+    assert job.decide(nodes_changed=True).action == "restart"
+
+
+def test_a_step_that_is_committed_between_the_fault_and_the_attempts_end_is_a_gain() -> None:
+    job = Job(max_without_progress=2)
+    assert [job.attempt("hang", committed_late=step).action for step in (1, 2, 3)] == ["restart"] * 3
+    assert job.attempt("hang", committed_late=3).action == "restart", "the first that gained nothing"
+    assert job.attempt("hang").outcome == "no_progress"
+
+
+@pytest.mark.parametrize("lost", ["job_start", "attempt_start"])
+def test_a_fault_counts_though_the_end_of_its_attempt_was_not_recorded(lost: str) -> None:
+    """As where the supervisor is lost between the two."""
+    job = Job(max_without_progress=2)
+    job.event("attempt_start", attempt=0, nodes=["n1"])
+    job.event("fault", attempt=0, kind="hang", node="n1")
+    job.event(lost, attempt=1, nodes=["n1"])
+    assert job.gains.fruitless == 1
 
 
 def test_counts_go_on_after_a_requeue() -> None:
     job = Job(max_without_progress=2)
     job.attempt("node_lost", nodes_suffice=False)
     job.event("job_start")
-    job.event("fault", attempt=None, kind="start_timeout")
-    assert job.ladder.decide("why", nodes_suffice=False, nodes_changed=False).outcome == "no_progress"
+    job.event("fault", kind="start_timeout")
+    assert job.decide(nodes_suffice=False).outcome == "no_progress"
 
 
 def test_a_fabric_that_is_required_and_not_used_ends_the_job_without_a_requeue() -> None:
     """It would be the same on every attempt; nobody is to pay for training over sockets."""
-    ladder = Ladder(Restart(), can_requeue=True)
-    ladder.observe({"event": "attempt_start", "attempt": 0})
-    ladder.observe({"event": "fault", "kind": "fabric", "reason": "n1: NCCL uses network Socket"})
-    decision = ladder.decide("n1: NCCL uses network Socket", nodes_suffice=True, nodes_changed=False)
+    job = Job()
+    job.attempt("fabric")
+    decision = job.decide("n1: NCCL uses network Socket")
     assert (decision.action, decision.outcome) == ("stop", "fabric")
     assert "NCCL uses network Socket" in decision.reason and "fabric: require" in decision.reason
 
@@ -178,7 +241,7 @@ def test_a_silent_scheduler_is_not_held_against_the_job() -> None:
 
 
 def test_a_job_that_keeps_its_own_checkpoints_gains_by_newer_files() -> None:
-    job = Job(tells_steps=False)
+    job = Job(has_checkpoint=False)
     job.event("own_checkpoint", file="out/7.pt", modified=500.0)  # of a run before
     for modified in (510.0, 520.0, 530.0, 540.0):
         job.event("own_checkpoint", file="out/8.pt", modified=modified)
@@ -189,7 +252,7 @@ def test_a_job_that_keeps_its_own_checkpoints_gains_by_newer_files() -> None:
 
 
 def test_a_job_that_tells_nothing_of_its_progress_gains_by_the_time_it_trained() -> None:
-    job = Job(tells_steps=False)
+    job = Job(has_checkpoint=False)
     assert [job.attempt("node_lost", trained_s=RAN_S).action for _ in range(5)] == ["restart"] * 5
     assert [job.attempt("node_lost", trained_s=RAN_S - 1).action for _ in range(3)] == ["restart", "restart", "stop"]
     assert "ran for less than" in job.attempt("node_lost").reason
@@ -197,7 +260,7 @@ def test_a_job_that_tells_nothing_of_its_progress_gains_by_the_time_it_trained()
 
 
 def test_the_same_error_twice_is_the_scripts_however_long_it_trained() -> None:
-    job = Job(tells_steps=False)
+    job = Job(has_checkpoint=False)
     job.attempt("user_error", trace=TRACEBACK, trained_s=RAN_S)
     assert job.attempt("user_error", trace=TRACEBACK, trained_s=RAN_S).outcome == "user_error"
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.supervisor.hang import HangDetector, RankStack, suspect
+from launcher.core.hang import Hang, RankStack, suspect
+from launcher.core.replay import History, replay
+from launcher.supervisor.reports import Heartbeats
 
 NODES = ("a", "b")
 GLOO = ("wait (/lib/torch/distributed/distributed_c10d.py:9)", "train (/job/train.py:30)")
@@ -12,19 +14,54 @@ LOCKED = ("load_batch (/job/train.py:12)", "train (/job/train.py:29)")
 
 
 class Attempt:
-    """Feeds a detector heartbeats of two nodes, four ranks."""
+    """Tells the watch what two nodes' heartbeats say together."""
 
     def __init__(self, timeout_s: float | None, *, has_checkpoint: bool = True) -> None:
-        self.detector = HangDetector(timeout_s, has_checkpoint=has_checkpoint, start_s=100.0)
         self.now_s = 1000.0
-        self.activity = 0
         self.rank_ended = False
-        self.detector.begin(self.now_s)
+        self._number = -1
+        self._activity = 0
+        self._heartbeats = Heartbeats()
+        self._history = History(has_checkpoint=has_checkpoint)
+        self.hang = Hang(timeout_s=timeout_s, has_checkpoint=has_checkpoint, start_s=100.0)
+        self.begin()
+
+    def begin(self) -> None:
+        self._number += 1
+        self.hang = self.hang.begin(self.now_s)
+
+    def event(self, event: str, **fields: object) -> None:
+        self._history = replay([{"event": event, "time": self.now_s, **fields}], self._history)
+
+    @property
+    def hangs(self) -> int:
+        is_newer = self.hang.step is not None and self.hang.step > self._history.hang_step
+        return 0 if is_newer else self._history.hangs
+
+    @property
+    def tells_steps(self) -> bool:
+        return self._history.tells_steps or self.hang.step is not None
+
+    @property
+    def allowance_s(self) -> float:
+        return self.hang.allowance_s(self.hangs)
 
     def beat(self, *slowest: int | None, busy: bool = True) -> None:
-        self.activity += busy
+        self._activity += busy
         for node, step in zip(NODES, slowest, strict=True):
-            self.detector.note(node, step, self.activity, self.now_s, rank_ended=self.rank_ended)
+            state = {"step": step, "slowest": step, "activity": self._activity, "rank_ended": self.rank_ended}
+            self._heartbeats.add(node, {"attempt": self._number, "warm": True, **state})
+        told = self._heartbeats.progress()
+        if told is not None:
+            self.hang = self.hang.note(
+                told.slowest, self.now_s, is_active=told.is_active, is_over=told.is_over, rank_ended=told.rank_ended
+            )
+
+    def check(self) -> str | None:
+        stall = self.hang.check(self.now_s, self.hangs, tells_steps=self.tells_steps)
+        due_s = self.hang.due_s(self.hangs, tells_steps=self.tells_steps)
+        assert (stall is not None) == (due_s is not None and due_s <= self.now_s), "the timer is not that of the check"
+        return stall.reason if stall is not None else None
 
     def passes(self, seconds: float, *slowest: int | None, busy: bool = True) -> str | None:
         """Time passes with heartbeats that say the same; returns what is found, and at once."""
@@ -32,8 +69,8 @@ class Attempt:
         while self.now_s < end_s:
             self.now_s += 0.5
             self.beat(*slowest, busy=busy)
-            if stall := self.detector.check(self.now_s):
-                return stall.reason
+            if reason := self.check():
+                return reason
         return None
 
 
@@ -45,7 +82,7 @@ def test_steps_that_come_in_time_are_no_hang() -> None:
 def test_no_step_for_the_timeout_is_a_hang_though_the_workers_are_busy() -> None:
     attempt = Attempt(10.0)
     assert attempt.passes(5, 7, 7) is None
-    assert attempt.passes(10, 7, 7) == "no step after step 7 for 10.5 s (restart.hang_timeout_s: 10)"
+    assert attempt.passes(10, 7, 7) == "no step after step 7 for 10.0 s (restart.hang_timeout_s: 10)"
 
 
 def test_one_rank_that_stays_behind_is_a_hang_though_the_others_go_on() -> None:
@@ -61,10 +98,10 @@ def test_adaptive_timeout_has_a_floor_and_follows_the_longest_step() -> None:
     attempt = Attempt(None)
     attempt.passes(1, 1, 1)
     attempt.passes(1, 2, 2)
-    assert attempt.detector.allowance_s == 300
+    assert attempt.allowance_s == 300
     attempt.passes(40, 2, 2)  # a save, an evaluation
     attempt.passes(1, 3, 3)
-    assert attempt.detector.allowance_s == 20 * 41
+    assert attempt.allowance_s == 20 * 41
     assert attempt.passes(819, 3, 3) is None
     assert "820 s allowed, the longest step took 41.0 s" in (attempt.passes(5, 3, 3) or "")
 
@@ -73,18 +110,18 @@ def test_work_without_steps_that_was_taken_for_a_hang_gets_longer_until_it_is_do
     attempt = Attempt(None)
     for allowed_s in (300, 1200, 4800):
         attempt.passes(1, 40, 40)
-        assert attempt.detector.allowance_s == allowed_s
-        attempt.detector.observe({"event": "fault", "kind": "hang", "step": 40})
-        attempt.detector.begin(attempt.now_s)
+        assert attempt.allowance_s == allowed_s
+        attempt.event("fault", kind="hang", step=40)
+        attempt.begin()
     attempt.passes(1, 40, 40)
     attempt.passes(1, 41, 41)
-    assert attempt.detector.allowance_s == 300
+    assert attempt.allowance_s == 300
 
 
 def test_the_first_step_may_take_longer() -> None:
     attempt = Attempt(10.0)
-    attempt.detector.observe({"event": "first_step"})  # of an attempt before: this script tells its steps
-    assert attempt.passes(100, None, None) is None
+    attempt.event("first_step")  # of an attempt before: this script tells its steps
+    assert attempt.passes(99, None, None) is None
     assert attempt.passes(1, None, None) == "no first step for 100 s (100 s allowed)"
 
 
@@ -119,8 +156,8 @@ def test_ranks_that_stand_still_when_another_has_ended_hang(has_checkpoint: bool
     assert attempt.passes(5000, None, None) is None, "busy with its last work"
     assert attempt.passes(899, None, None, busy=False) is None
     assert (attempt.passes(2, None, None, busy=False) or "").startswith("a rank has ended, and no other did anything")
-    attempt.detector.observe({"event": "fault", "kind": "hang", "step": 3})
-    attempt.detector.begin(attempt.now_s)
+    attempt.event("fault", kind="hang", step=3)
+    attempt.begin()
     attempt.passes(1, 3, 3)
     assert attempt.passes(3600, None, None, busy=False) is None
     assert attempt.passes(2, None, None, busy=False) is not None
@@ -131,7 +168,8 @@ def test_a_supervisor_that_did_not_run_blames_nobody() -> None:
     attempt = Attempt(10.0)
     attempt.passes(5, 7, 7)
     attempt.now_s += 3600
-    assert attempt.detector.check(attempt.now_s) is None
+    attempt.hang = attempt.hang.pause(3600)
+    assert attempt.check() is None
     assert attempt.passes(4, 7, 7) is None
     assert attempt.passes(3, 7, 7) is not None
 

@@ -1,0 +1,614 @@
+"""One attempt's life: agents and workers start, train, end in a named outcome, and leave nothing running."""
+
+from __future__ import annotations
+
+from rpds import HashTrieMap, HashTrieSet
+
+from launcher.core import agent_world, requests
+from launcher.core.commands import (
+    AskUnusable,
+    KillAgents,
+    LookAtOwnCheckpoints,
+    Order,
+    Purpose,
+    Send,
+    Settle,
+    StartWorkers,
+)
+from launcher.core.faults import (
+    AGENT_LOST,
+    ENVIRONMENT,
+    FABRIC,
+    HANG,
+    NODE_LOST,
+    PROCESS_EXIT,
+    RUNNER_LOST,
+    SCHEDULER_LOST,
+    START_TIMEOUT,
+    Fault,
+    root_cause,
+)
+from launcher.core.hang import suspect
+from launcher.core.inputs import (
+    Committed,
+    EventsWritten,
+    FabricMissed,
+    FirstStep,
+    NodeBroken,
+    NodeJoined,
+    NodeLost,
+    OwnCheckpointsSeen,
+    Progress,
+    Reported,
+    StacksTaken,
+    StopHandled,
+    UnusableAnswered,
+    WorkersEnded,
+    WorkersKilled,
+    WorkersStarted,
+)
+from launcher.core.members import Phase
+from launcher.core.replay import Running
+from launcher.core.state import Attempt, AttemptPhase, Sigterm
+from launcher.core.turn import Turn
+
+FOLDER_TIMEOUT_S = 600.0  # a shared file system may be full, or fail over, for a while
+START_TIMEOUT_S = 300.0  # until workers run everywhere; a cold import of torch from a shared file system is slow
+RETURN_S = 6.0  # after a take-over: a runner looks for it twice a second at least; one that was frozen comes later
+PREDECESSOR_S = 1.0
+PREDECESSOR_LOST = "lost with the supervisor it ran"
+STACKS_TIMEOUT_S = 12.0  # a runner gives its workers 2 s, and py-spy 5 s
+# After a worker's failure, wait this long for its cause: a lost node, or the first of several failures.
+CAUSE_WINDOW_S = 0.15
+SECONDARY_CAUSE_WINDOW_S = 0.5
+KILL_CONFIRM_S = 5.0
+AGENT_FLUSH_S = 600.0  # after the last step: what the agents still write is the job's result
+AGENT_STOP_S = 3.0  # when stopping to go on later the time is short and memory survives
+
+_AT_WORK = (AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING)
+_BEFORE_END = (AttemptPhase.RECORDING, AttemptPhase.RETURNING, *_AT_WORK, AttemptPhase.FINDING_CAUSE)
+
+
+def begin(turn: Turn, nodes: tuple[str, ...], rung: str, spares: list[str]) -> None:
+    """Begins an attempt: nothing is started before its start is on disk."""
+    number = turn.state.history.next_attempt
+    turn.set(attempt=Attempt(number=number, nodes=nodes, begun_s=turn.now_s))
+    _enter(turn, AttemptPhase.RECORDING)
+    for node in nodes:
+        turn.set_member(node, phase=Phase.TRAINING)
+    turn.record("attempt_start", attempt=number, nodes=list(nodes), spares=spares, rung=rung)
+    turn.do(Settle())
+
+
+def resume(turn: Turn, running: Running) -> None:
+    """Goes on with an attempt that another supervisor began, and that runs."""
+    attempt = Attempt(
+        number=running.number,
+        nodes=running.nodes,
+        begun_s=running.begun_s,
+        phase=AttemptPhase.RETURNING,
+        phase_s=turn.now_s,
+        started=HashTrieSet(running.nodes),
+        restored=running.restored,
+        first_step_seen=running.first_step_seen,
+        committed=running.committed,
+        committed_step=max(running.committed.values(), default=0),
+        step=max(running.committed.values(), default=None),
+    )
+    turn.set(attempt=attempt)
+    if turn.state.job.has_checkpoint:
+        agent_world.adopt(turn, running)
+
+
+def on_events_written(turn: Turn, given: EventsWritten) -> None:
+    attempt = turn.state.attempt
+    if attempt is None or attempt.phase is not AttemptPhase.RECORDING:
+        return
+    if _is_over(turn):
+        _end(turn)
+        return
+    has_agents = turn.state.job.has_checkpoint
+    _enter(turn, AttemptPhase.STARTING)
+    turn.do(StartWorkers(nodes=attempt.nodes, attempt=attempt.number, has_agents=has_agents))
+    if has_agents:
+        agent_world.start(turn)
+
+
+# Nodes.
+
+
+def on_node_joined(turn: Turn, given: NodeJoined) -> None:
+    """A node of the attempt is there (again): its workers may have been ended meanwhile."""
+    attempt = turn.attempt
+    if given.node in attempt.lost or given.node not in attempt.nodes:
+        return
+    turn.set_attempt(returned=attempt.returned.insert(given.node))
+    if given.attempt != attempt.number and attempt.phase in (AttemptPhase.RETURNING, *_AT_WORK):
+        reason = f"{given.node}: its workers were ended: no supervisor was heard in time"
+        turn.add_fault(Fault(kind=PROCESS_EXIT, node=given.node, reason=reason))
+
+
+def on_node_lost(turn: Turn, given: NodeLost) -> None:
+    _lose(turn, Fault(kind=NODE_LOST, node=given.node, reason=given.reason, detect_s=given.detect_s))
+
+
+def on_node_broken(turn: Turn, given: NodeBroken) -> None:
+    kind = ENVIRONMENT if given.is_environment else RUNNER_LOST
+    _lose(turn, Fault(kind=kind, node=given.node, reason=given.reason))
+
+
+def _lose(turn: Turn, fault: Fault) -> None:
+    attempt = turn.attempt
+    if fault.node is None or fault.node in attempt.lost or fault.node not in attempt.nodes:
+        return
+    turn.set_attempt(lost=attempt.lost.insert(fault.node))
+    turn.add_fault(fault)
+    turn.record_faults()  # before its node_out
+
+
+# What the runners report.
+
+
+def on_workers_started(turn: Turn, given: WorkersStarted) -> None:
+    turn.set_attempt(started=turn.attempt.started.insert(given.node))
+
+
+def on_workers_ended(turn: Turn, given: WorkersEnded) -> None:
+    turn.see_step(given.step)
+    attempt = turn.attempt
+    if given.ok:
+        turn.set_attempt(ended=attempt.ended.insert(given.node))
+        return
+    fault_s = turn.now_s if attempt.fault_s is None else attempt.fault_s
+    turn.set_attempt(failures=(*attempt.failures, *given.failures), fault_s=fault_s)
+    if not given.failures:
+        turn.add_fault(Fault(kind=PROCESS_EXIT, node=given.node, reason=f"{given.node}: {given.reason}"))
+
+
+def on_workers_killed(turn: Turn, given: WorkersKilled) -> None:
+    if given.left:
+        left = list(given.left)
+        turn.put_out(given.node, f"processes {left} do not end (uninterruptible sleep); reboot the node")
+    turn.see_step(given.step)
+    turn.set_attempt(killed=turn.attempt.killed.insert(given.node))
+
+
+def on_progress(turn: Turn, given: Progress) -> None:
+    turn.see_step(given.step)
+    hang = turn.state.hang.note(
+        given.slowest, turn.now_s, is_active=given.is_active, is_over=given.is_over, rank_ended=given.rank_ended
+    )
+    turn.set(hang=hang)
+
+
+def on_first_step(turn: Turn, given: FirstStep) -> None:
+    attempt = turn.attempt
+    turn.see_step(given.step)
+    if not attempt.first_step_seen:
+        turn.set_attempt(first_step_seen=True)
+        seconds = round(given.time_s - attempt.begun_s, 3)
+        turn.record("first_step", attempt=attempt.number, step=given.step, seconds=seconds)
+
+
+def on_committed(turn: Turn, given: Committed) -> None:
+    attempt = turn.attempt
+    if given.step <= attempt.committed.get(given.tier, -1):
+        return  # reported before
+    committed_step = max(attempt.committed_step, given.step)
+    turn.set_attempt(committed=attempt.committed.insert(given.tier, given.step), committed_step=committed_step)
+    turn.see_step(given.step)
+    turn.record("commit", attempt=attempt.number, step=given.step, tier=given.tier, **given.fields)
+
+
+def on_reported(turn: Turn, given: Reported) -> None:
+    turn.record(given.event, **{"attempt": given.attempt, "node": given.node, **given.fields})
+
+
+def on_fabric_missed(turn: Turn, given: FabricMissed) -> None:
+    if given.is_required:
+        turn.add_fault(Fault(kind=FABRIC, node=given.node, reason=f"{given.node}: {given.problem}"))
+    else:
+        what = "training is slower than it could be (fabric: prefer)"
+        turn.record("problem", attempt=given.attempt, node=given.node, what=what, detail=given.problem)
+
+
+def on_stop_handled(turn: Turn, given: StopHandled) -> None:
+    if not given.has_handler:
+        turn.set_attempt(without_handler=turn.attempt.without_handler.insert(given.node))
+
+
+def on_stacks_taken(turn: Turn, given: StacksTaken) -> None:
+    turn.set_attempt(stacks=turn.attempt.stacks.insert(given.node, given.stacks))
+
+
+# Answers.
+
+
+def on_failed_agents_explained(turn: Turn, given: UnusableAnswered) -> None:
+    """Tells agents that failed before the restore from nodes, or a scheduler, that cannot start any."""
+    attempt = turn.attempt
+    if attempt.phase is not AttemptPhase.EXPLAINING:
+        return
+    if given.error is not None:
+        reason = f"the scheduler does not answer, so no checkpoint agent starts; the job waits for it: {given.error}"
+        turn.set_attempt(faults=(Fault(kind=SCHEDULER_LOST, node=None, reason=reason), *attempt.faults[1:]))
+    elif given.unusable:
+        turn.set_attempt(faults=attempt.faults[1:])
+        agent_world.put_unusable_out(turn, dict(given.unusable))
+    _settle(turn)
+
+
+def on_own_checkpoints(turn: Turn, given: OwnCheckpointsSeen) -> None:
+    if turn.attempt.phase is AttemptPhase.LOOKING:
+        record_own_checkpoint(turn, given)
+        _enter(turn, AttemptPhase.ENDED)
+
+
+def record_own_checkpoint(turn: Turn, given: OwnCheckpointsSeen) -> None:
+    if given.file is not None:
+        turn.record("own_checkpoint", file=given.file, modified=given.modified_s)
+
+
+# What follows.
+
+
+def advance(turn: Turn) -> None:
+    """Moves the attempt on as far as it goes; called until nothing changes."""
+    attempt = turn.attempt
+    if turn.state.job.has_checkpoint and attempt.phase is not AttemptPhase.RECORDING:
+        agent_world.advance(turn, is_training=attempt.phase in _AT_WORK)
+    _PHASES[turn.attempt.phase](turn)
+    attempt = turn.attempt
+    is_explained = attempt.phase not in (*_BEFORE_END, AttemptPhase.EXPLAINING)
+    if attempt.faults and (is_explained or attempt.faults[0].kind != AGENT_LOST):
+        turn.record_faults()
+
+
+def next_s(turn: Turn) -> list[float | None]:
+    """When advance() has something to do."""
+    attempt, state = turn.attempt, turn.state
+    found: list[float | None] = []
+    if state.job.has_checkpoint and attempt.phase is not AttemptPhase.RECORDING:
+        found += agent_world.next_s(turn, is_training=attempt.phase in _AT_WORK)
+    if attempt.phase in _AT_WORK:
+        found.append(requests.stop_deadline_s(state.requests))
+    if attempt.phase is AttemptPhase.TRAINING:
+        if state.requests.stop is None:
+            found.append(state.hang.due_s(_hangs(turn), tells_steps=_tells_steps(turn)))
+    elif attempt.phase is AttemptPhase.RETURNING:
+        found.append(_return_deadline_s(turn, attempt.others_s))
+    elif attempt.phase is AttemptPhase.FINDING_CAUSE:
+        found.append(attempt.phase_s + _cause_window_s(attempt))
+    elif (timeout_s := _TIMEOUT_S.get(attempt.phase)) is not None:
+        found.append(attempt.phase_s + timeout_s)
+    elif attempt.phase is AttemptPhase.RELEASING:
+        found.append(attempt.phase_s + _flush_s(attempt))
+    return found
+
+
+def cannot_be_recorded(turn: Turn) -> bool:
+    """Whether the attempt's start could not be written for too long."""
+    return turn.attempt.phase is AttemptPhase.RECORDING and _has_passed(turn, FOLDER_TIMEOUT_S)
+
+
+def _record(turn: Turn) -> None:
+    """Waits for on_events_written(), unless the job is to end: nothing has been started."""
+    if requests.is_asked(turn.state.requests):
+        _end(turn)
+
+
+def _return(turn: Turn) -> None:
+    """After a take-over: the runners look for us; that of our predecessor's node gets little time once all others are
+    there. While most nodes are silent it may be we who are cut off."""
+    attempt, state = turn.attempt, turn.state
+    silent = state.job.predecessor if state.job.is_predecessor_silent else None
+    missing = [
+        node
+        for node in attempt.nodes
+        if node not in attempt.returned
+        and node not in attempt.lost
+        and node != silent
+        and state.members[node].phase is not Phase.OUT
+    ]
+    if missing:
+        if attempt.others_s is None and set(missing) <= {state.job.predecessor}:
+            turn.set_attempt(others_s=turn.now_s)
+        deadline_s = _return_deadline_s(turn, turn.attempt.others_s)
+        is_late = deadline_s is not None and turn.now_s >= deadline_s
+        if not is_late and not state.requests.is_cancelled:
+            return
+    gone = [node for node in attempt.nodes if node not in attempt.returned and node not in attempt.lost]
+    absent = {node: _why_absent(turn, node) for node in gone}
+    for node, reason in absent.items():
+        turn.set_attempt(lost=turn.attempt.lost.insert(node))
+        turn.add_fault(Fault(kind=NODE_LOST, node=node, reason=reason, detect_s=0.0))
+    turn.record_faults()
+    miss(turn, absent)
+    _enter(turn, AttemptPhase.TRAINING)
+    turn.set(hang=turn.state.hang.begin(turn.now_s))
+
+
+def miss(turn: Turn, absent: dict[str, str]) -> None:
+    """Goes on without nodes whose runners have not come back after a take-over.
+
+    They are lost. But where no runner at all is there, or Slurm is ending the job, it is runners that are gone and
+    nothing is known of the nodes: this supervisor alone goes without those, and the job's next start has them again.
+    """
+    are_lost = turn.state.members.usable > 0 and not requests.may_be_asked(turn.state.requests)
+    for node, reason in absent.items():
+        if are_lost:
+            turn.lose(node, reason)
+        elif turn.member(node).phase is not Phase.OUT:
+            turn.leave_out(node, reason)
+
+
+def _start(turn: Turn) -> None:
+    attempt = turn.attempt
+    _pass_on_stop(turn)
+    if _is_over(turn):
+        _end(turn)
+    elif attempt.all_started:
+        seconds = round(turn.now_s - attempt.begun_s, 3)
+        turn.record("workers_started", attempt=attempt.number, seconds=seconds)
+        _enter(turn, AttemptPhase.TRAINING)
+        turn.set(hang=turn.state.hang.begin(turn.now_s))
+    elif _has_passed(turn, START_TIMEOUT_S):
+        _blame_late_start(turn)
+        _end(turn)
+
+
+def _train(turn: Turn) -> None:
+    _pass_on_stop(turn)
+    if _is_over(turn):
+        _end(turn)
+    elif turn.state.requests.stop is None:  # a stop has its own deadline
+        stall = turn.state.hang.check(turn.now_s, _hangs(turn), tells_steps=_tells_steps(turn))
+        if stall is not None:
+            attempt = turn.attempt
+            _enter(turn, AttemptPhase.JUDGING)
+            turn.set_attempt(stall=stall, stacks=HashTrieMap(), fault_s=turn.now_s)
+            turn.do(Send(nodes=attempt.nodes, order=Order.DUMP, attempt=attempt.number))
+
+
+def _judge(turn: Turn) -> None:
+    """Names the rank that the others wait for, once every node has written its workers' stacks."""
+    attempt = turn.attempt
+    _pass_on_stop(turn)
+    if _is_over(turn):  # a node was lost, say: that is the cause
+        turn.set_attempt(stall=None, fault_s=turn.now_s)
+        _end(turn)
+        return
+    if len(attempt.stacks) < len(attempt.nodes) and not _has_passed(turn, STACKS_TIMEOUT_S):
+        return
+    stall = attempt.stall
+    turn.set_attempt(stall=None)
+    _enter(turn, AttemptPhase.TRAINING)
+    if stall is None:
+        return
+    if turn.state.hang.check(turn.now_s, _hangs(turn), tells_steps=_tells_steps(turn)) is None:
+        turn.set_attempt(fault_s=None)
+        turn.record("problem", attempt=attempt.number, what=f"{stall.reason}; then it went on")
+        return
+    stacks = [stack for _, of_node in sorted(attempt.stacks.items()) for stack in of_node]
+    suspicion = suspect(stacks, [node for node in attempt.nodes if node not in attempt.stacks])
+    where = f"{turn.state.job.log_dir.format(attempt=attempt.number)}/rank-*.stack"
+    fault = Fault(
+        kind=HANG,
+        node=suspicion.stack.node if suspicion.stack else None,
+        rank=suspicion.stack.rank if suspicion.stack else None,
+        reason=f"{stall.reason}; {suspicion.text}; stacks in {where}",
+        detect_s=round(stall.quiet_s, 3),
+    )
+    turn.add_fault(fault)
+
+
+def _find_cause(turn: Turn) -> None:
+    """Waits a moment for what lies behind the first failure: a lost node, or a failure before it."""
+    attempt = turn.attempt
+    if not attempt.faults and not turn.state.requests.is_cancelled:
+        reported = {failure.node for failure in attempt.failures}
+        is_complete = len(reported) + len(attempt.ended) >= len(attempt.nodes)
+        if not is_complete and not _has_passed(turn, _cause_window_s(attempt)):
+            return
+    if not attempt.faults:
+        turn.add_fault(root_cause(attempt.failures))
+    _explain(turn)
+
+
+def _explain(turn: Turn) -> None:
+    attempt = turn.attempt
+    if attempt.faults and attempt.faults[0].kind == AGENT_LOST and not attempt.recorded:
+        _enter(turn, AttemptPhase.EXPLAINING)
+        turn.do(AskUnusable(nodes=attempt.nodes, purpose=Purpose.AGENTS_FAILED))
+    else:
+        _settle(turn)
+
+
+def _await_explanation(turn: Turn) -> None:
+    """Ends by on_failed_agents_explained(), or where something else is known meanwhile."""
+    if turn.state.requests.is_cancelled or turn.attempt.recorded:
+        _settle(turn)
+
+
+def _settle(turn: Turn) -> None:
+    """All may have ended well because of a SIGTERM whose meaning is not known yet."""
+    _enter(turn, AttemptPhase.SETTLING)
+
+
+def _decide(turn: Turn) -> None:
+    attempt, asked = turn.attempt, turn.state.requests
+    if attempt.all_ended and asked.sigterm is Sigterm.ASKED:
+        return
+    outcome = requests.outcome_of(asked)
+    if asked.is_cancelled:
+        outcome = "cancelled"
+    elif attempt.all_ended:
+        outcome = outcome if asked.stop else "done"
+    elif attempt.faults:
+        outcome = "fault"
+    turn.set_attempt(outcome=outcome)
+    turn.record_faults()
+    if outcome in ("stopped", "halted") and _is_stop_overdue(turn):
+        has_agents = turn.state.job.has_checkpoint
+        late = "reached a common step boundary" if has_agents else "ended by their handlers of SIGTERM"
+        what = f"not all ranks {late} in time ({asked.stop}); they were ended"
+        turn.record("problem", attempt=attempt.number, what=what)
+    if turn.state.job.has_checkpoint and attempt.all_ended and outcome != "cancelled":
+        turn.do(Send(nodes=attempt.nodes, order=Order.RELEASE_AGENT, attempt=attempt.number))
+        _enter(turn, AttemptPhase.RELEASING)
+    else:
+        _kill(turn)
+
+
+def _release(turn: Turn) -> None:
+    attempt = turn.attempt
+    flush_s = _flush_s(attempt)
+    if turn.state.agents.is_ended or turn.state.requests.is_cancelled:
+        _kill(turn)
+    elif _has_passed(turn, flush_s):
+        what = f"checkpoint agents still at work {flush_s:g} s after training ended were killed"
+        turn.record("problem", attempt=attempt.number, what=what)
+        _kill(turn)
+
+
+def _kill(turn: Turn) -> None:
+    attempt = turn.attempt
+    if turn.state.job.has_checkpoint:
+        turn.do(KillAgents())
+    turn.do(Send(nodes=attempt.nodes, order=Order.KILL, attempt=attempt.number))
+    _enter(turn, AttemptPhase.KILLING)
+
+
+def _confirm_killed(turn: Turn) -> None:
+    attempt = turn.attempt
+    if len(attempt.killed) + len(attempt.lost) < len(attempt.nodes) and not _has_passed(turn, KILL_CONFIRM_S):
+        return
+    left = [node for node in attempt.nodes if node not in attempt.killed and node not in attempt.lost]
+    if left and not _has_passed(turn, KILL_CONFIRM_S):
+        return
+    for node in left:
+        turn.put_out(node, f"did not confirm the end of its workers within {KILL_CONFIRM_S:g} s")
+    _report_unsaved_stop(turn)
+    if attempt.outcome == "fault" and turn.state.job.names_own_checkpoints:
+        turn.do(LookAtOwnCheckpoints())
+        _enter(turn, AttemptPhase.LOOKING)
+    else:
+        _enter(turn, AttemptPhase.ENDED)
+
+
+def _report_unsaved_stop(turn: Turn) -> None:
+    attempt, state = turn.attempt, turn.state
+    reached = attempt.step or 0
+    if state.requests.stop is not None and state.job.has_checkpoint and reached > attempt.committed_step:
+        saved = f"the newest step committed is {attempt.committed_step or 'none'}"
+        what = f"ranks ended in the stop without the save that all agree on: step {reached} was reached, {saved}"
+        turn.record("problem", attempt=attempt.number, what=what)
+
+
+def _look(turn: Turn) -> None:
+    """Waits for on_own_checkpoints()."""
+
+
+def _ended(turn: Turn) -> None:
+    """The job goes on: decision.py."""
+
+
+_PHASES = {
+    AttemptPhase.RECORDING: _record,
+    AttemptPhase.RETURNING: _return,
+    AttemptPhase.STARTING: _start,
+    AttemptPhase.TRAINING: _train,
+    AttemptPhase.JUDGING: _judge,
+    AttemptPhase.FINDING_CAUSE: _find_cause,
+    AttemptPhase.EXPLAINING: _await_explanation,
+    AttemptPhase.SETTLING: _decide,
+    AttemptPhase.RELEASING: _release,
+    AttemptPhase.KILLING: _confirm_killed,
+    AttemptPhase.LOOKING: _look,
+    AttemptPhase.ENDED: _ended,
+}
+_TIMEOUT_S = {
+    AttemptPhase.RECORDING: FOLDER_TIMEOUT_S,
+    AttemptPhase.STARTING: START_TIMEOUT_S,
+    AttemptPhase.JUDGING: STACKS_TIMEOUT_S,
+    AttemptPhase.KILLING: KILL_CONFIRM_S,
+}
+
+
+def _enter(turn: Turn, phase: AttemptPhase) -> None:
+    turn.set_attempt(phase=phase, phase_s=turn.now_s)
+
+
+def _end(turn: Turn) -> None:
+    """The attempt is over: why?"""
+    attempt = turn.attempt
+    if attempt.failures and not attempt.faults:
+        _enter(turn, AttemptPhase.FINDING_CAUSE)
+    else:
+        _explain(turn)
+
+
+def _is_over(turn: Turn) -> bool:
+    asked, attempt = turn.state.requests, turn.attempt
+    ends_by_handlers = asked.stop is not None and not turn.state.job.has_checkpoint
+    is_over = attempt.has_stopped if ends_by_handlers else attempt.is_decisive
+    return asked.is_cancelled or is_over or _is_stop_overdue(turn)
+
+
+def _is_stop_overdue(turn: Turn) -> bool:
+    deadline_s = requests.stop_deadline_s(turn.state.requests)
+    return deadline_s is not None and turn.now_s >= deadline_s
+
+
+def _pass_on_stop(turn: Turn) -> None:
+    """Asks all ranks to stop, once, if somebody wants that."""
+    attempt = turn.attempt
+    if turn.state.requests.stop is not None and not attempt.stop_sent:
+        turn.set_attempt(stop_sent=True)
+        turn.do(Send(nodes=attempt.nodes, order=Order.STOP, attempt=attempt.number))
+
+
+def _blame_late_start(turn: Turn) -> None:
+    attempt = turn.attempt
+    late = [node for node in attempt.nodes if node not in attempt.started]
+    cold = [node for node in late if not turn.member(node).is_warm]
+    reason = f"workers not started within {START_TIMEOUT_S:g} s on {','.join(late)}"
+    turn.add_fault(Fault(kind=START_TIMEOUT, node=cold[0] if cold else None, reason=reason))
+    turn.record_faults()
+    if cold and len(cold) < len(attempt.nodes):
+        for node in cold:
+            turn.put_out(node, "torch not loaded within the start timeout")
+
+
+def _return_deadline_s(turn: Turn, others_s: float | None) -> float | None:
+    if turn.state.is_isolated:
+        return None
+    deadline_s = turn.attempt.phase_s + RETURN_S
+    return deadline_s if others_s is None else min(deadline_s, others_s + PREDECESSOR_S)
+
+
+def _why_absent(turn: Turn, node: str) -> str:
+    return PREDECESSOR_LOST if node == turn.state.job.predecessor else "its runner did not come back"
+
+
+def _flush_s(attempt: Attempt) -> float:
+    return AGENT_FLUSH_S if attempt.outcome in ("done", "halted") else AGENT_STOP_S
+
+
+def _cause_window_s(attempt: Attempt) -> float:
+    is_clear = any(not failure.is_secondary for failure in attempt.failures)
+    return CAUSE_WINDOW_S if is_clear else SECONDARY_CAUSE_WINDOW_S
+
+
+def _hangs(turn: Turn) -> int:
+    """Hangs since the last new step."""
+    history, slowest = turn.state.history, turn.state.hang.step
+    return 0 if slowest is not None and slowest > history.hang_step else history.hangs
+
+
+def _tells_steps(turn: Turn) -> bool:
+    return turn.state.history.tells_steps or turn.state.hang.step is not None
+
+
+def _has_passed(turn: Turn, seconds: float) -> bool:
+    return turn.now_s >= turn.attempt.phase_s + seconds

@@ -1,0 +1,110 @@
+"""The start of the job's runners, and another one where the scheduler has ended it for one node's sake.
+
+Runners are one step. A node that dies, or freezes, between our look at the nodes and that step's start takes it down
+everywhere; nothing has trained yet, so the others' runners are simply started again. Once an attempt begins nothing is
+waited for any more: whatever has launched the runners is gone before it can end them under their workers.
+"""
+
+from __future__ import annotations
+
+from launcher.core.commands import AskLaunch, Leave, ReleaseRunners, StartRunners
+from launcher.core.frozen import replace
+from launcher.core.inputs import LaunchEnded, NodeLost
+from launcher.core.members import Phase, is_usable
+from launcher.core.state import Launch
+from launcher.core.turn import Turn
+
+BLIND_TRIES = 3  # where nobody says which node it was
+LATE_S = 120.0  # for a runner that has not come when an attempt begins
+
+
+def begin(turn: Turn) -> None:
+    """Starts a runner on every node that is to come."""
+    turn.set(launch=Launch(late_s=turn.state.launch.late_s))
+    nodes = joining(turn)
+    if nodes:
+        turn.set_launch(is_under_way=True)
+        turn.do(StartRunners(nodes=nodes))
+
+
+def joining(turn: Turn) -> tuple[str, ...]:
+    """Nodes whose runners are to come."""
+    members = turn.state.members
+    if not members.joining_count:
+        return ()
+    return tuple(node for node in turn.state.job.nodes if members[node].phase is Phase.JOINING)
+
+
+def on_node_lost(turn: Turn, given: NodeLost) -> bool:
+    """Whether a runner that is lost may be lost with its launcher, which says nothing of its node."""
+    launch, member = turn.state.launch, turn.member(given.node)
+    if not launch.is_under_way:
+        return False
+    if member.phase is Phase.JOINING:  # it was started again since
+        return True
+    if launch.failed:
+        turn.set_member(given.node, phase=Phase.JOINING)
+        turn.set_launch(has_ended=True)
+    else:
+        turn.set_member(given.node, phase=Phase.JOINING)
+        turn.set_launch(doubtful=(*launch.doubtful, (given.node, given.reason, given.detect_s)))
+        turn.do(AskLaunch())
+    return True
+
+
+def on_ended(turn: Turn, given: LaunchEnded) -> None:
+    """What launches the runners has ended, or tells which nodes it could not reach."""
+    launch = turn.state.launch
+    if not launch.is_under_way:
+        return
+    out = turn.state.members.out()
+    failed = {node: reason for node, reason in given.failed.items() if node not in out}
+    has_ended = launch.has_ended or given.has_ended or bool(failed)
+    turn.set_launch(failed={**launch.failed, **failed}, has_ended=has_ended, doubtful=())
+    if not has_ended:
+        for node, reason, _ in launch.doubtful:
+            turn.lose(node, reason)
+
+
+def advance(turn: Turn) -> None:
+    """Starts the runners again where what launched them has ended, while nodes are gathered."""
+    launch = turn.state.launch
+    if not launch.is_under_way or not launch.has_ended or launch.doubtful:
+        return
+    failed = {node: reason for node, reason in launch.failed.items() if node not in turn.state.members.out()}
+    turn.set(launch=replace(launch, has_ended=False, failed={}, blind=launch.blind + (not failed)))
+    for node, reason in failed.items():
+        turn.put_out(node, reason)
+    if failed:  # all others are being ended with it, whether we have heard that or not
+        for node in turn.state.job.nodes:
+            if is_usable(turn.member(node)):
+                turn.set_member(node, phase=Phase.JOINING)
+    missing = joining(turn)
+    if not missing or turn.state.launch.blind > BLIND_TRIES:
+        return
+    for node in missing:
+        turn.do(Leave(node=node))
+    turn.do(ReleaseRunners())
+    if turn.state.members.usable + len(missing) < turn.state.job.sizes[-1]:
+        return
+    why = f"no process could be started on {', '.join(failed)}" if failed else "their start has failed"
+    turn.record("problem", what=f"runners are started again: {why}", detail="see log/srun-runners.log")
+    turn.do(StartRunners(nodes=missing))
+
+
+def end(turn: Turn) -> None:
+    """The runners that are there are to stay, whatever becomes of the others, which may come for another LATE_S."""
+    launch = turn.state.launch
+    late_s = turn.now_s + LATE_S if launch.is_under_way and turn.state.members.joining_count else launch.late_s
+    turn.set(launch=Launch(late_s=late_s))
+    turn.do(ReleaseRunners())
+
+
+def give_up_late(turn: Turn) -> None:
+    """Puts out the nodes whose runners have not come in LATE_S."""
+    late_s = turn.state.launch.late_s
+    if late_s is None or turn.now_s < late_s:
+        return
+    turn.set_launch(late_s=None)
+    for node in joining(turn):
+        turn.put_out(node, f"its runner did not start; see log/runner-{node}.log and log/srun-runners.log")

@@ -1,0 +1,164 @@
+"""The job's nodes: one table, in which every node has exactly one phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from rpds import HashTrieMap
+
+from launcher.core.frozen import replace
+
+
+class Phase(Enum):
+    """Where a member stands. Exactly one at any time."""
+
+    JOINING = "joining"  # its runner is to come
+    READY = "ready"  # its runner is there, and the node does not train
+    TRAINING = "training"  # it belongs to the attempt
+    LEAVING = "leaving"  # back after it was lost: what is left of its attempt is being ended
+    OUT = "out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A node of the job.
+
+    Attributes:
+        reason: why it is out.
+        is_lost: it is out only because it was not reached, so it may come back.
+        is_environment: it is out because the job's Python does not load there.
+        is_warm: its warm process has loaded torch.
+        returns: how often it came back.
+        ending: while it is leaving, the attempt of which it ends what is left; None for nothing.
+        is_judged: while it is leaving, whether the scheduler has said that it can be used.
+    """
+
+    phase: Phase = Phase.JOINING
+    allocation: str = ""
+    reason: str = ""
+    is_lost: bool = False
+    is_environment: bool = False
+    is_warm: bool = False
+    returns: int = 0
+    ending: int | None = None
+    is_judged: bool = False
+
+
+_NO_COUNTS = dict.fromkeys(Phase, 0)
+
+
+@dataclass(frozen=True)
+class Members:
+    """All nodes of the job by name.
+
+    Attributes:
+        table: each node's member.
+        counts: how many members are in each phase.
+    """
+
+    table: HashTrieMap[str, Member] = field(default_factory=HashTrieMap)
+    counts: Mapping[Phase, int] = field(default_factory=_NO_COUNTS.copy)
+
+    @classmethod
+    def joining(cls, nodes: Iterable[str], allocations: Mapping[str, str]) -> Members:
+        """Members whose runners are to come."""
+        table = HashTrieMap({node: Member(allocation=allocations.get(node, "")) for node in nodes})
+        return cls(table, {**_NO_COUNTS, Phase.JOINING: len(table)})
+
+    def __getitem__(self, node: str) -> Member:
+        return self.table[node]
+
+    def __contains__(self, node: str) -> bool:
+        return node in self.table
+
+    def update(self, node: str, **changes: Any) -> Members:
+        """The members with one of them changed."""
+        before = self.table[node]
+        after = replace(before, **changes)
+        counts = self.counts
+        if after.phase is not before.phase:
+            counts = {**counts, before.phase: counts[before.phase] - 1}
+            counts[after.phase] += 1
+        return Members(self.table.insert(node, after), counts)
+
+    def out(self) -> dict[str, str]:
+        """The nodes that are out, by name, with the reason; also those that are coming back."""
+        gone = (Phase.OUT, Phase.LEAVING)
+        out = [(node, member.reason) for node, member in self.table.items() if member.phase in gone]
+        return dict(sorted(out))  # the table's own order differs from run to run
+
+    @property
+    def usable(self) -> int:
+        """How many nodes train or can."""
+        return self.counts[Phase.READY] + self.counts[Phase.TRAINING]
+
+    @property
+    def joining_count(self) -> int:
+        """How many runners are to come."""
+        return self.counts[Phase.JOINING]
+
+
+def is_usable(member: Member) -> bool:
+    """Whether a node trains, or can."""
+    return member.phase in (Phase.READY, Phase.TRAINING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The nodes of an attempt.
+
+    Attributes:
+        nodes: in node-rank order.
+        has_shrunk: whether they are fewer than those chosen before.
+    """
+
+    nodes: tuple[str, ...]
+    has_shrunk: bool
+
+
+def choose(
+    order: Sequence[str],
+    members: Members,
+    before: tuple[str, ...],
+    sizes: Sequence[int],
+    distance: Callable[[str, str], int],
+    avoid: Collection[str] = (),
+) -> Choice | None:
+    """The nodes of the next attempt; None when too few are ready.
+
+    A replacement takes the position of the node it replaces, so that the ranks of all others stay where their memory
+    is. A spare takes the place of the node it is nearest to.
+
+    Args:
+        order: all nodes, those that are to train first.
+        members: their members.
+        before: the nodes chosen last.
+        sizes: how many nodes may train, the largest number first.
+        distance: how far apart two nodes are in the network.
+        avoid: nodes that train only where there are not enough others.
+    """
+    size = next((size for size in sizes if size <= members.usable), None)
+    if size is None:
+        return None
+    usable = {node for node in order if is_usable(members[node])}
+    taken = frozenset(before)
+    spares = sorted((node for node in order if node in usable and node not in taken), key=lambda node: node in avoid)
+    place = {node: node for node in before}
+    _replace([node for node in before if node not in usable], spares, place, distance)
+    good = [node for node in spares if node not in avoid]
+    _replace([node for node in before if node in usable and node in avoid], good, place, distance)
+    kept = [place[node] for node in before if place[node] in usable][:size]
+    spares = [node for node in spares if node not in kept]
+    return Choice(nodes=(*kept, *spares[: size - len(kept)]), has_shrunk=size < len(before))
+
+
+def _replace(leaving: list[str], spares: list[str], place: dict[str, str], distance: Callable[[str, str], int]) -> None:
+    """Gives the places of nodes to spares, the closest pair first; among equals their order decides."""
+    while leaving and spares:
+        node, spare = min(((node, spare) for node in leaving for spare in spares), key=lambda pair: distance(*pair))
+        place[node] = spare
+        leaving.remove(node)
+        spares.remove(spare)

@@ -1,0 +1,98 @@
+"""The recovery ladder: after a fault, the lowest rung that serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.core.faults import FABRIC
+from launcher.core.replay import RAN_S, Gains
+from launcher.core.state import Limits
+
+AGENTLESS_ATTEMPTS = 2  # then Slurm may never start a step in this allocation again (seen after a controller's restart)
+# Before the second restart after faults of one kind, or the third after any; twice as long before each further one.
+FIRST_DELAY_S = 2.0
+MAX_DELAY_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What to do after a fault.
+
+    Attributes:
+        action: start another attempt, hand the job back to the scheduler, or end it.
+        rung: how the next attempt comes about: "workers", "spare" or "requeue"; "" at the end.
+        outcome: the job's outcome where it ends.
+        reason: why, in words.
+        delay_s: how long to wait before the next attempt.
+    """
+
+    action: Literal["restart", "requeue", "stop"]
+    rung: str = ""
+    outcome: str = ""
+    reason: str = ""
+    delay_s: float = 0.0
+
+
+def choose_rung(
+    gains: Gains,
+    limits: Limits,
+    reason: str,
+    *,
+    has_checkpoint: bool,
+    can_requeue: bool,
+    nodes_suffice: bool,
+    nodes_changed: bool,
+    has_spare: bool,
+) -> Decision:
+    """The rung after the fault that was folded into `gains` last.
+
+    Args:
+        reason: that fault in words.
+        has_checkpoint: whether the job has a `checkpoint` section.
+        can_requeue: whether the scheduler can start the job again.
+        nodes_suffice: whether enough nodes are ready, or may come, for another attempt.
+        nodes_changed: whether it would run on other nodes than the last.
+        has_spare: whether a spare that is no suspect could take a node's place.
+    """
+    if gains.kind == FABRIC:  # on every further attempt and node it would be the same
+        return Decision(action="stop", outcome="fabric", reason=f"{reason} (the job file says fabric: require)")
+    if gains.error_repeats:
+        return Decision(action="stop", outcome="user_error", reason=f"the same error twice without progress: {reason}")
+    if gains.new_suspect and has_spare and gains.restarts < limits.max_restarts:
+        return Decision(action="restart", rung="spare", reason=reason, delay_s=_delay_s(gains))
+    if (nothing := why_given_up(gains, limits, has_checkpoint=has_checkpoint)) is not None:
+        return Decision(action="stop", outcome="no_progress", reason=f"{nothing}; the last fault: {reason}")
+    if gains.restarts >= limits.max_restarts:
+        restarts = f"{gains.restarts} restarts (restart.max_restarts)"
+        return Decision(action="stop", outcome="no_progress", reason=f"{restarts}; the last fault: {reason}")
+    if gains.agentless >= AGENTLESS_ATTEMPTS and can_requeue:
+        return Decision(action="requeue", rung="requeue", reason=f"no checkpoint agents come up here: {reason}")
+    if nodes_suffice:
+        rung = "spare" if nodes_changed else "workers"
+        return Decision(action="restart", rung=rung, reason=reason, delay_s=_delay_s(gains))
+    if can_requeue:
+        return Decision(action="requeue", rung="requeue", reason=f"no spare node is left: {reason}")
+    return Decision(action="stop", outcome="too_few_nodes", reason=f"no spare node is left: {reason}")
+
+
+def why_given_up(gains: Gains, limits: Limits, *, has_checkpoint: bool) -> str | None:
+    """Why there is no further attempt after those that gained nothing; None if there is one."""
+    if gains.fruitless < limits.max_without_progress:
+        return None
+    nothing = _nothing_gained(gains, has_checkpoint=has_checkpoint)
+    return f"{gains.fruitless} attempts in a row {nothing} (restart.max_without_progress)"
+
+
+def _delay_s(gains: Gains) -> float:
+    """None before the first restart: most faults happen once. What comes again and again may need time to pass."""
+    again = max(gains.repeats.get(gains.kind, 0) - 2, sum(gains.repeats.values()) - 3)
+    return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**again) if again >= 0 else 0.0
+
+
+def _nothing_gained(gains: Gains, *, has_checkpoint: bool) -> str:
+    if gains.file_s is not None:
+        return "wrote no newer file that `progress` matches"
+    if not has_checkpoint:
+        return f"ran for less than {RAN_S:g} s (`progress` may name the script's own checkpoints)"
+    return "committed no new step"

@@ -1,0 +1,332 @@
+"""The part of the state that events.jsonl holds: a fold over its events.
+
+The live core folds each event that it records; take-over and requeue fold those of the file. So both know the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rpds import HashTrieMap, HashTrieSet
+
+from launcher.core.faults import AGENT_LOST, NODE_LOST, PREFLIGHT, SCHEDULER_LOST, USER_ERROR, signature
+from launcher.core.frozen import replace
+
+SUSPECT_AFTER = 2  # attempts that failed on one node
+TIME_LIMIT = "time_limit"  # the reason of a stop
+RAN_S = 300.0  # longer than a start takes; a job that does this again and again is bounded by max_restarts alone
+_NOT_THE_NODES = (AGENT_LOST, NODE_LOST)  # the first has a limit of its own, after the second the node is out
+_NOT_THE_JOBS = (PREFLIGHT, SCHEDULER_LOST)  # faults that say nothing about whether the job gains steps
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOut:
+    """A node that is out by the events.
+
+    Attributes:
+        is_lost: only because it was not reached.
+        is_environment: because the job's Python does not load there; it counts until the job starts again.
+    """
+
+    reason: str
+    is_lost: bool = False
+    is_environment: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """The attempt that was begun last.
+
+    Attributes:
+        begun_s: when (epoch), by the events.
+        workers_s: when its workers ran (epoch); None before that.
+        has_ended: whether its end is recorded.
+        generation: of its agents.
+        agents_lost: whether they are lost and have not come back.
+        fault: the decisive fault, the first; None while there is none.
+    """
+
+    number: int
+    nodes: tuple[str, ...]
+    begun_s: float
+    workers_s: float | None = None
+    has_ended: bool = False
+    restored: bool = False
+    first_step_seen: bool = False
+    committed: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
+    generation: int = 0
+    back: int = 0
+    agents_lost: bool = False
+    fault: Event | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gains:
+    """What the recovery ladder knows: which attempts gained something, and what ended those that did not.
+
+    An attempt gains something when a step newer than any before it is committed. A script that keeps its own
+    checkpoints gains by a newer file of those that `progress` names, and where nothing is named by training for RAN_S.
+
+    Attributes:
+        step, step_at_fault: the newest committed step, now and when an attempt failed last.
+        file_s, file_at_fault_s: the same of the newest own checkpoint (epoch); None where none are named.
+        fruitless: attempts in a row that gained nothing, whatever ended them.
+        agentless: attempts in a row, of this start of the job, for which no checkpoint agents came up.
+        restarts: attempts after the first.
+        kind: of the last decisive fault.
+        repeats: faults of each kind since something was gained.
+        failed_on: faults of each node since then.
+        new_suspect: the node that the last fault has made one; None for none.
+        error: what identifies the last user error.
+        error_repeats: whether the same came twice without a gain.
+    """
+
+    step: int = 0
+    step_at_fault: int = 0
+    file_s: float | None = None
+    file_at_fault_s: float = 0.0
+    fruitless: int = 0
+    agentless: int = 0
+    restarts: int = 0
+    kind: str = ""
+    repeats: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
+    failed_on: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
+    new_suspect: str | None = None
+    error: str | None = None
+    error_repeats: bool = False
+
+    @property
+    def suspects(self) -> frozenset[str]:
+        """Nodes on which attempts failed repeatedly without a gain: spares are to take their places."""
+        return frozenset(node for node, count in self.failed_on.items() if count >= SUSPECT_AFTER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """The job by its events.
+
+    Attributes:
+        has_checkpoint: whether the job's script can be judged by committed steps.
+        out: nodes that are out.
+        runners: nodes whose runners have come since the scheduler last started the job.
+        next_attempt: the number of the next attempt.
+        attempt: the one that was begun last since then; None for none.
+        positions: the nodes of the attempt that was begun last, before that start of the job too.
+        step: the newest committed step; None for none.
+        gains: for the recovery ladder.
+        tells_steps: whether the script has ever told a step.
+        is_time_up: whether this start of the job is to stop because of the time limit.
+        hangs, hang_step: hangs since a step newer than hang_step, the newest at which it hung.
+    """
+
+    has_checkpoint: bool = True
+    out: HashTrieMap[str, NodeOut] = field(default_factory=HashTrieMap)
+    runners: HashTrieSet[str] = field(default_factory=HashTrieSet)
+    next_attempt: int = 0
+    attempt: Running | None = None
+    positions: tuple[str, ...] = ()
+    step: int | None = None
+    gains: Gains = field(default_factory=Gains)
+    tells_steps: bool = False
+    hangs: int = 0
+    hang_step: int = 0
+    is_time_up: bool = False
+
+    @property
+    def running_attempt(self) -> Running | None:
+        """The attempt whose workers run, where no node of it is out."""
+        attempt = self.attempt
+        if attempt is None or attempt.has_ended or attempt.workers_s is None or attempt.fault is not None:
+            return None
+        return None if any(node in self.out for node in attempt.nodes) else attempt
+
+
+def replay(events: Iterable[Event], history: History) -> History:
+    """Folds events, oldest first, into a history."""
+    for event in events:
+        history = apply(history, event)
+    return history
+
+
+def apply(history: History, event: Event) -> History:
+    """Folds one event; events that it does not know change nothing."""
+    fold = _FOLDS.get(event["event"])
+    return history if fold is None else fold(history, event)
+
+
+def _job_start(history: History, event: Event) -> History:
+    history = _judge(history)
+    out = history.out
+    for node, why in out.items():
+        if why.is_environment:  # the job's Python may have been mended
+            out = out.discard(node)
+    gains = replace(history.gains, agentless=0)
+    return replace(history, out=out, runners=HashTrieSet(), attempt=None, gains=gains, is_time_up=False)
+
+
+def _node_ready(history: History, event: Event) -> History:
+    return replace(history, runners=history.runners.insert(event["node"]))
+
+
+def _node_out(history: History, event: Event) -> History:
+    node = event["node"]
+    if node in history.out:
+        return history
+    out = NodeOut(
+        reason=event.get("reason") or "no reason given",
+        is_lost=bool(event.get("lost")),
+        is_environment=bool(event.get("environment")),
+    )
+    return replace(history, out=history.out.insert(node, out))
+
+
+def _node_back(history: History, event: Event) -> History:
+    return replace(history, out=history.out.discard(event["node"]))
+
+
+def _attempt_start(history: History, event: Event) -> History:
+    history = _judge(history)
+    number = event["attempt"]
+    gains = replace(history.gains, restarts=history.gains.restarts + bool(number))
+    attempt = Running(number=number, nodes=tuple(event["nodes"]), begun_s=event["time"])
+    next_attempt = max(history.next_attempt, number + 1)
+    positions = attempt.nodes
+    return replace(history, attempt=attempt, positions=positions, next_attempt=next_attempt, gains=gains)
+
+
+def _of_attempt(history: History, event: Event, **changes: Any) -> History:
+    attempt = history.attempt
+    if attempt is None or event.get("attempt") != attempt.number:
+        return history
+    return replace(history, attempt=replace(attempt, **changes))
+
+
+def _workers_started(history: History, event: Event) -> History:
+    return _of_attempt(history, event, workers_s=event["time"])
+
+
+def _restore(history: History, event: Event) -> History:
+    return _of_attempt(history, event, restored=True)
+
+
+def _first_step(history: History, event: Event) -> History:
+    return replace(_of_attempt(history, event, first_step_seen=True), tells_steps=True)
+
+
+def _commit(history: History, event: Event) -> History:
+    step = event["step"]
+    gains = history.gains
+    if step > gains.step:
+        gains = replace(gains, step=step)
+    hangs = 0 if step > history.hang_step else history.hangs
+    history = replace(history, gains=gains, hangs=hangs, step=max(step, history.step or 0))
+    if history.attempt is None:
+        return history
+    return _of_attempt(history, event, committed=history.attempt.committed.insert(event["tier"], step))
+
+
+def _own_checkpoint(history: History, event: Event) -> History:
+    gains, modified_s = history.gains, event["modified"]
+    if gains.file_s is None:  # as it was before the first attempt
+        gains = replace(gains, file_at_fault_s=modified_s)
+    return replace(history, gains=replace(gains, file_s=max(gains.file_s or 0.0, modified_s)))
+
+
+def _agents_lost(history: History, event: Event) -> History:
+    return _of_attempt(history, event, generation=event["generation"] + 1, agents_lost=True)
+
+
+def _agents_back(history: History, event: Event) -> History:
+    generation = event["generation"]
+    return _of_attempt(history, event, generation=generation, back=generation, agents_lost=False)
+
+
+def _fault(history: History, event: Event) -> History:
+    if event["kind"] == "hang":
+        hang_step = max(history.hang_step, event.get("step") or 0)
+        history = replace(history, hangs=history.hangs + 1, hang_step=hang_step)
+    if event["kind"] in _NOT_THE_JOBS:
+        return history
+    attempt = history.attempt
+    if attempt is None or attempt.has_ended:  # no attempt could start
+        return replace(history, gains=_after_fault(history, event, workers_s=None))
+    if attempt.fault is not None:
+        return history
+    return replace(history, attempt=replace(attempt, fault=event))
+
+
+def _stop_requested(history: History, event: Event) -> History:
+    return replace(history, is_time_up=history.is_time_up or event.get("reason") == TIME_LIMIT)
+
+
+def _attempt_end(history: History, event: Event) -> History:
+    history = _judge(_of_attempt(history, event, has_ended=True))
+    if event.get("outcome") == "stopped" and history.is_time_up and history.attempt is not None:
+        # A start that ends by the time limit counts as an attempt: it may be too short to gain anything, for ever.
+        end = {"kind": TIME_LIMIT, "time": event["time"]}
+        history = replace(history, gains=_after_fault(history, end, history.attempt.workers_s))
+    return history
+
+
+def _judge(history: History) -> History:
+    """Takes account of the fault that ended the attempt: at its end, as steps may be committed until then."""
+    attempt = history.attempt
+    if attempt is None or attempt.fault is None:
+        return history
+    gains = _after_fault(history, attempt.fault, attempt.workers_s)
+    return replace(history, gains=gains, attempt=replace(attempt, fault=None, has_ended=True))
+
+
+def _after_fault(history: History, fault: Event, workers_s: float | None) -> Gains:
+    gains, kind, node = history.gains, fault["kind"], fault.get("node")
+    has_newer_file = gains.file_s is not None and gains.file_s > gains.file_at_fault_s
+    gained = gains.step > gains.step_at_fault or has_newer_file
+    has_run = False
+    if not history.has_checkpoint and gains.file_s is None and workers_s is not None:
+        has_run = fault["time"] - workers_s >= RAN_S
+    repeats, failed_on = gains.repeats, gains.failed_on
+    if gained or has_run:
+        repeats, failed_on = HashTrieMap(), HashTrieMap()
+    repeats = repeats.insert(kind, repeats.get(kind, 0) + 1)
+    new_suspect = None
+    if node is not None and kind not in _NOT_THE_NODES:
+        failed_on = failed_on.insert(node, failed_on.get(node, 0) + 1)
+        new_suspect = node if failed_on[node] == SUSPECT_AFTER else None
+    trace = fault.get("traceback") if kind == USER_ERROR else None
+    error = signature(trace) if trace else None
+    return replace(
+        gains,
+        file_at_fault_s=gains.file_s or 0.0,
+        step_at_fault=gains.step,
+        fruitless=0 if gained or has_run else gains.fruitless + 1,
+        agentless=gains.agentless + 1 if kind == AGENT_LOST else 0,
+        kind=kind,
+        repeats=repeats,
+        failed_on=failed_on,
+        new_suspect=new_suspect,
+        error=error,
+        error_repeats=error is not None and error == gains.error and not gained,
+    )
+
+
+_FOLDS = {
+    "job_start": _job_start,
+    "node_ready": _node_ready,
+    "node_out": _node_out,
+    "node_back": _node_back,
+    "attempt_start": _attempt_start,
+    "workers_started": _workers_started,
+    "restore": _restore,
+    "first_step": _first_step,
+    "commit": _commit,
+    "own_checkpoint": _own_checkpoint,
+    "agents_lost": _agents_lost,
+    "agents_back": _agents_back,
+    "fault": _fault,
+    "stop_requested": _stop_requested,
+    "attempt_end": _attempt_end,
+}

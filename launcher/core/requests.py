@@ -1,0 +1,192 @@
+"""What somebody outside asks of a running job: to stop at a step boundary, for now or for good, or to end at once.
+
+The time limit asks for a stop as well.
+
+The scheduler's warning (`sbatch --signal=B:USR2@90`) goes to the batch script alone, and is lost with its host. It may
+come a minute early, and comes at once to a job whose limit is shorter than that (seen on 22.05). So the scheduler is
+asked how much time is left.
+"""
+
+from __future__ import annotations
+
+from launcher.core.commands import AskTimeLeft, AskWhyTerminated, Requeue
+from launcher.core.frozen import replace
+from launcher.core.inputs import (
+    CancelAsked,
+    HaltAsked,
+    Requeued,
+    Terminated,
+    TerminationExplained,
+    TimeLeftAnswered,
+    TimeWarned,
+)
+from launcher.core.replay import TIME_LIMIT
+from launcher.core.state import Requests, RequeuePhase, Sigterm, TimeLimit
+from launcher.core.turn import Turn
+
+HALT = "halt"  # a user wants the job to end for good: nobody requeues it
+REQUEUE = "requeue"  # the scheduler ends the job to start it again
+PREEMPTED, BATCH_SCRIPT_LOST = "preempted", "batch_script_lost"
+OURS_TO_REQUEUE = (TIME_LIMIT, PREEMPTED, BATCH_SCRIPT_LOST)  # after these nobody else starts the job again
+_STARTS_AGAIN = (REQUEUE, BATCH_SCRIPT_LOST)  # after these the job is in the queue again before it has ended
+
+# How long ranks may take to reach a common step boundary.
+_STOP_TIMEOUT_S = {
+    TIME_LIMIT: 75.0,  # sbatch --signal=B:USR2@90 leaves 90 s
+    HALT: 600.0,  # nothing presses: as long as a slow step takes
+}
+_DEFAULT_STOP_TIMEOUT_S = 25.0  # Slurm's KillWait, 30 s by default, runs from the SIGTERM that makes us stop
+
+MARGIN_S = 90.0  # before the time limit: to agree on a step, save it, and requeue the job
+ASK_EVERY_S = 120.0  # the limit may be changed while the job runs
+SHORT_S = 600.0  # with more left, and in the first half of the job's time, a warning is somebody's wish
+
+
+def is_asked(requests: Requests) -> bool:
+    """Whether the job is to stop or to end."""
+    return requests.is_cancelled or requests.stop is not None
+
+
+def may_be_asked(requests: Requests) -> bool:
+    """Whether it is, or the meaning of a SIGTERM is not known yet."""
+    return is_asked(requests) or requests.sigterm is not Sigterm.NONE
+
+
+def outcome_of(requests: Requests) -> str:
+    """How an attempt ends that was asked to.
+
+    What the scheduler starts again in any case ends at its next start: the request to halt is there still.
+    """
+    if requests.is_cancelled:
+        return "cancelled"
+    return "halted" if requests.is_halt and requests.stop not in _STARTS_AGAIN else "stopped"
+
+
+def stop_deadline_s(requests: Requests) -> float | None:
+    """Until when all ranks must have stopped; None where nobody wants that."""
+    if requests.stop is None:
+        return None
+    return requests.stop_s + _STOP_TIMEOUT_S.get(requests.stop, _DEFAULT_STOP_TIMEOUT_S)
+
+
+def on_terminated(turn: Turn, given: Terminated) -> None:
+    if turn.state.requests.sigterm is Sigterm.NONE:
+        turn.set_requests(sigterm=Sigterm.ASKED)
+        turn.do(AskWhyTerminated())
+
+
+def on_explained(turn: Turn, given: TerminationExplained) -> None:
+    """What the first SIGTERM means."""
+    if turn.state.requests.sigterm is not Sigterm.ASKED:
+        return
+    turn.set_requests(sigterm=Sigterm.KNOWN)
+    if given.why == "cancel":
+        cancel(turn)
+    else:
+        ask_stop(turn, given.why)
+
+
+def on_cancel(turn: Turn, given: CancelAsked) -> None:
+    cancel(turn)
+
+
+def on_halt(turn: Turn, given: HaltAsked) -> None:
+    turn.set_requests(is_halt_pending=True, halt_step=given.at_step, halt_s=given.at_s)
+
+
+def cancel(turn: Turn) -> None:
+    if not turn.state.requests.is_cancelled:
+        turn.set_requests(is_cancelled=True)
+        turn.record("stop_requested", reason="cancel")
+
+
+def ask_stop(turn: Turn, reason: str) -> None:
+    """Asks for a stop. To halt is not urgent: any other reason takes its place, with a deadline of its own."""
+    requests = turn.state.requests
+    if requests.stop is None or (requests.stop == HALT and reason != HALT):
+        is_halt = requests.is_halt or reason == HALT
+        turn.set_requests(stop=reason, stop_s=turn.now_s, is_halt=is_halt)
+        turn.record("stop_requested", reason=reason)
+        if reason == BATCH_SCRIPT_LOST:  # while all ranks stop and save: what is left of the job is being killed
+            begin_requeue(turn)
+    elif reason == HALT:
+        turn.set_requests(is_halt=True)
+
+
+def begin_requeue(turn: Turn) -> None:
+    """Asks the scheduler to start the job again, unless it has been asked."""
+    if turn.state.requeue in (RequeuePhase.NONE, RequeuePhase.REFUSED):
+        turn.set(requeue=RequeuePhase.ASKED)
+        turn.do(Requeue(exclude=tuple(node for node, _ in sorted(turn.state.history.out.items()))))
+
+
+def on_requeued(turn: Turn, given: Requeued) -> None:
+    refused = given.error is not None
+    turn.set(requeue=RequeuePhase.REFUSED if refused else RequeuePhase.DONE, requeue_error=given.error or "")
+
+
+def advance(turn: Turn) -> None:
+    """Asks for the stop that has become due, and the scheduler how much time is left."""
+    requests, limit = turn.state.requests, turn.state.time_limit
+    if requests.is_halt_pending and _is_halt_due(turn):
+        turn.set_requests(is_halt_pending=False)
+        ask_stop(turn, HALT)
+    if limit.ask_s is not None and turn.now_s >= limit.ask_s:
+        turn.set(time_limit=replace(limit, ask_s=None))
+        turn.do(AskTimeLeft())
+
+
+def next_s(turn: Turn) -> list[float | None]:
+    """When advance() has something to do."""
+    requests, limit = turn.state.requests, turn.state.time_limit
+    due = requests.halt_s if requests.is_halt_pending and turn.now_s < requests.halt_s else None
+    return [due, limit.ask_s]
+
+
+def on_time_warned(turn: Turn, given: TimeWarned) -> None:
+    limit = turn.state.time_limit
+    if limit.is_near:
+        return
+    if limit.ask_s is None:  # an answer is on its way
+        turn.set(time_limit=replace(limit, is_warned=True))
+    else:
+        turn.set(time_limit=replace(limit, is_warned=True, ask_s=turn.now_s))
+
+
+def on_time_left(turn: Turn, given: TimeLeftAnswered) -> None:
+    """Asks for a stop where MARGIN_S are left of the job's time, or where it is warned of the limit.
+
+    Where all of the job's time is little, half of it is used: the job would otherwise be requeued for ever without a
+    step.
+    """
+    limit = turn.state.time_limit
+    if limit.is_near:
+        return
+    left_s, wait_s = given.left_s, ASK_EVERY_S
+    if left_s is None:
+        is_near = limit.is_warned
+    else:
+        half_s = limit.half_s
+        if half_s is None:
+            used_s = turn.now_s - limit.begun_s  # an admin may have set the limit meanwhile
+            half_s = left_s if turn.state.job.is_take_over else (used_s + left_s) / 2
+        limit = replace(limit, half_s=half_s)
+        margin_s = min(MARGIN_S, half_s)
+        if limit.is_warned:
+            margin_s = half_s if left_s <= SHORT_S else left_s
+        is_near = left_s <= margin_s
+        wait_s = min(wait_s, left_s - margin_s)
+    _watch(turn, limit, is_near=is_near, wait_s=wait_s)
+
+
+def _watch(turn: Turn, limit: TimeLimit, *, is_near: bool, wait_s: float) -> None:
+    if is_near:
+        turn.set(time_limit=replace(limit, ask_s=None, is_near=True))
+        ask_stop(turn, TIME_LIMIT)
+    else:
+        turn.set(time_limit=replace(limit, ask_s=turn.now_s + wait_s))
+
+
+def _is_halt_due(turn: Turn) -> bool:
+    requests = turn.state.requests
+    return (turn.state.step or 0) >= requests.halt_step and turn.now_s >= requests.halt_s

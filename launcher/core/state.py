@@ -1,0 +1,342 @@
+"""What is known of a job. Frozen: a decision makes a new state of it.
+
+Times are seconds of the driver's clock, which counts from the epoch and never jumps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from rpds import HashTrieMap, HashTrieSet
+
+from launcher.core.faults import Fault, WorkerFailure
+from launcher.core.hang import Hang, RankStack, Stall
+from launcher.core.members import Members
+from launcher.core.replay import History
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The job file's `restart` section."""
+
+    max_without_progress: int = 3
+    max_restarts: int = 100
+    hang_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What does not change while one supervisor leads.
+
+    Attributes:
+        nodes: all nodes, spares included, those that are to train first.
+        allocations: each node's allocation: a Slurm job id, or "local".
+        sizes: how many nodes may train, the largest number first.
+        limits: when to give up.
+        has_checkpoint: whether the job has a `checkpoint` section, and so agents.
+        names_own_checkpoints: whether the job file has `progress`.
+        is_local: the embedded cluster: its nodes are new at each start.
+        can_requeue: whether the scheduler can start the job again.
+        own_node: the supervisor's node; None where it runs beside the nodes.
+        predecessor: the node of the supervisor that is taken over; None for none, or for one on our node.
+        is_predecessor_silent: whether nothing answers on that node.
+        is_take_over: whether a running job is taken over, rather than started (again) by the scheduler.
+        distance: how far apart two nodes are in the network.
+        start: fields of the event `job_start`.
+        warnings: problems to record at the start.
+        log_dir: the folder of an attempt's logs, named in reasons; `{attempt}` stands for its number.
+    """
+
+    nodes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    allocations: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    has_checkpoint: bool = True
+    names_own_checkpoints: bool = False
+    is_local: bool = False
+    can_requeue: bool = True
+    own_node: str | None = None
+    predecessor: str | None = None
+    is_predecessor_silent: bool = False
+    is_take_over: bool = False
+    distance: Callable[[str, str], int] = lambda one, other: 1
+    start: Mapping[str, object] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    log_dir: str = "log/attempt-{attempt}"
+
+
+class AttemptPhase(Enum):
+    """How far an attempt is; they follow each other in this order, but for JUDGING, and any may be passed over."""
+
+    RECORDING = "recording"  # until its start is on disk: its number must not be given twice
+    RETURNING = "returning"  # after a take-over: until its runners have found this supervisor
+    STARTING = "starting"  # until workers run on all nodes
+    TRAINING = "training"
+    JUDGING = "judging"  # the workers make no progress: their stacks are taken
+    FINDING_CAUSE = "finding_cause"  # a worker has failed: was it the first, or the consequence of something else?
+    EXPLAINING = "explaining"  # no agents came up: are nodes at fault, or the scheduler?
+    SETTLING = "settling"  # all have ended well: what does a SIGTERM mean?
+    RELEASING = "releasing"  # the agents finish their work
+    KILLING = "killing"  # until every node says that nothing of the attempt is left
+    LOOKING = "looking"  # for newer files of the script's own checkpoints
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One life of the workers. Times are of the driver's clock.
+
+    Attributes:
+        nodes: in node-rank order.
+        begun_s, phase_s: when it began, and when its phase did.
+        outcome: done, fault, stopped, halted or cancelled; "" before its end is decided.
+        started, ended, killed, lost, returned: nodes whose workers run, have ended well, are gone; that are gone
+            themselves; whose runners have come (back) during the attempt.
+        without_handler: nodes whose workers were asked to stop and do not handle SIGTERM; without agents.
+        failures: workers that ended otherwise.
+        faults: what else ends the attempt, the decisive one first.
+        fault_s: when the first was noticed.
+        recorded: how many of the faults are recorded.
+        step: the newest finished step; None before the first.
+        committed_step: the newest step committed in any tier; 0 before the first.
+        committed: the same by tier.
+        restored: whether the agents have come up and agreed from where to go on.
+        stop_sent: whether the workers were asked to stop.
+        others_s: since when only the predecessor's node has not returned.
+    """
+
+    number: int
+    nodes: tuple[str, ...]
+    begun_s: float
+    phase: AttemptPhase = AttemptPhase.STARTING
+    phase_s: float = 0.0
+    outcome: str = ""
+    started: HashTrieSet[str] = field(default_factory=HashTrieSet)
+    ended: HashTrieSet[str] = field(default_factory=HashTrieSet)
+    killed: HashTrieSet[str] = field(default_factory=HashTrieSet)
+    lost: HashTrieSet[str] = field(default_factory=HashTrieSet)
+    returned: HashTrieSet[str] = field(default_factory=HashTrieSet)
+    without_handler: HashTrieSet[str] = field(default_factory=HashTrieSet)
+    failures: tuple[WorkerFailure, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    fault_s: float | None = None
+    recorded: int = 0
+    step: int | None = None
+    committed_step: int = 0
+    committed: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
+    restored: bool = False
+    first_step_seen: bool = False
+    stop_sent: bool = False
+    stall: Stall | None = None
+    stacks: HashTrieMap[str, tuple[RankStack, ...]] = field(default_factory=HashTrieMap)
+    others_s: float | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.phase is not AttemptPhase.ENDED
+
+    @property
+    def all_started(self) -> bool:
+        return len(self.started) >= len(self.nodes)
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether all workers have ended well."""
+        return len(self.ended) >= len(self.nodes)
+
+    @property
+    def is_decisive(self) -> bool:
+        """Whether it is over by what its nodes have reported."""
+        return bool(self.faults or self.failures) or self.all_ended
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a stop without agents is over: no worker is left that may still end by its own SIGTERM handler."""
+        gone = {*self.without_handler, *self.ended, *(failure.node for failure in self.failures)}
+        return bool(self.faults) or len(gone) >= len(self.nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentWorld:
+    """The checkpoint agents of the attempt.
+
+    Attributes:
+        generation: above 0 for those that took the place of lost ones.
+        back: the newest generation that came up.
+        has_launcher: whether something tells when all of them have ended.
+        is_ended: whether all have ended.
+        gone: nodes whose agents have ended, where nothing tells it of all.
+        judge_s: when a loss is to be judged: perhaps it is its node's.
+        loss: the node and the reason of that loss.
+        is_judged: whether this generation's loss has been judged.
+        lost_s: since when there are none; None while they are there.
+        losses_s: when agents were lost of late.
+        due_s: when others are started; None for not at all.
+        ask_s: when to ask whether late ones can come up at all.
+    """
+
+    generation: int = 0
+    back: int = 0
+    has_launcher: bool = False
+    is_ended: bool = False
+    gone: HashTrieSet[str] = field(default_factory=HashTrieSet)
+    judge_s: float | None = None
+    loss: tuple[str | None, str] = (None, "")
+    is_judged: bool = False
+    lost_s: float | None = None
+    losses_s: tuple[float, ...] = ()
+    due_s: float | None = None
+    ask_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """The start of the runners.
+
+    Attributes:
+        is_under_way: whether runners whose start fails are started again.
+        has_ended: whether what launches them has ended.
+        failed: nodes that it could not reach.
+        blind: how often it was started again with nobody saying which node it was.
+        doubtful: nodes lost meanwhile, of which AskLaunch is to tell whether it was the launcher.
+        late_s: when runners that have not come are given up.
+    """
+
+    is_under_way: bool = False
+    has_ended: bool = False
+    failed: Mapping[str, str] = field(default_factory=dict)
+    blind: int = 0
+    doubtful: tuple[tuple[str, str, float], ...] = ()
+    late_s: float | None = None
+
+
+class Sigterm(Enum):
+    """What is known of the first SIGTERM."""
+
+    NONE = "none"
+    ASKED = "asked"
+    KNOWN = "known"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requests:
+    """What somebody outside asks of the job.
+
+    Attributes:
+        stop: why it is to stop at a step boundary: halt, requeue, time_limit, preempted, batch_script_lost; or None.
+        stop_s: since when.
+        is_halt: a user wants it to end for good.
+        is_halt_pending: a user wants that, but not before halt_step and halt_s (epoch).
+        is_cancelled: it is to end at once.
+    """
+
+    stop: str | None = None
+    stop_s: float = 0.0
+    is_halt: bool = False
+    is_halt_pending: bool = False
+    halt_step: int = 0
+    halt_s: float = 0.0
+    is_cancelled: bool = False
+    sigterm: Sigterm = Sigterm.NONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeLimit:
+    """The watch over the job's time limit.
+
+    Attributes:
+        ask_s: when to ask the scheduler next; None while an answer is awaited, and once the limit is near.
+        half_s: half of the job's time.
+        is_warned: whether a signal says that it is near.
+        is_near: whether the job was asked to stop for it.
+    """
+
+    begun_s: float = 0.0
+    ask_s: float | None = None
+    half_s: float | None = None
+    is_warned: bool = False
+    is_near: bool = False
+
+
+class Stage(Enum):
+    """What the job as a whole waits for."""
+
+    ASKING = "asking"  # which nodes can be given a process
+    PROBING = "probing"  # a folder that can be written
+    GATHERING = "gathering"  # nodes
+    LOOKING = "looking"  # the script's own checkpoints, as they are before the attempt
+    ATTEMPT = "attempt"
+    BACKING_OFF = "backing_off"
+    DECIDING = "deciding"  # after a fault: what a SIGTERM means, if there was one
+    SCHEDULER = "scheduler"  # a scheduler that answers
+    CONFIRMING = "confirming"  # that it is not being cancelled, before a requeue
+    CLOSING = "closing"  # a folder that says that this supervisor still leads
+    REQUEUEING = "requeueing"
+    ENDED = "ended"
+
+
+class RequeuePhase(Enum):
+    """How far the way back to the scheduler is."""
+
+    NONE = "none"
+    ASKED = "asked"
+    REFUSED = "refused"
+    DONE = "done"
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """Everything.
+
+    Attributes:
+        history: what events.jsonl holds: replaying it gives an equal one.
+        stage, stage_s: what is waited for, and since when.
+        deadline_s: until when, where the stage has an end of its own.
+        again_s: when to try again, where the stage repeats something.
+        is_patient: whether to wait a moment for all nodes, to choose among them: before the first attempt.
+        full_s: since when as many nodes are ready as may train.
+        rung: how the next attempt comes about.
+        positions: the nodes chosen last, in node-rank order.
+        attempt: the one that runs, or ran last.
+        roll_call_s: when runners that have not come back after a take-over are given up.
+        is_isolated: most nodes are silent at once.
+        is_waiting_told: whether the wait for the folder has been recorded.
+        step: the newest finished step that is known.
+        fault, fault_nodes: what ended the last attempt, and the nodes of that; () where none could begin.
+        wants_requeue: whether the job goes back to the scheduler at its end.
+        blocked: what stands against the write, or the scheduler's answer, that is waited for.
+        ending: the outcome and reason while the end is prepared.
+        timer_s: when the driver's timer fires.
+    """
+
+    job: Job
+    history: History = field(default_factory=History)
+    members: Members = field(default_factory=Members)
+    stage: Stage = Stage.ASKING
+    stage_s: float = 0.0
+    deadline_s: float | None = None
+    again_s: float | None = None
+    is_patient: bool = True
+    full_s: float | None = None
+    rung: str = "start"
+    positions: tuple[str, ...] = ()
+    attempt: Attempt | None = None
+    agents: AgentWorld = field(default_factory=AgentWorld)
+    launch: Launch = field(default_factory=Launch)
+    requests: Requests = field(default_factory=Requests)
+    time_limit: TimeLimit = field(default_factory=TimeLimit)
+    hang: Hang = field(default_factory=Hang)
+    roll_call_s: float | None = None
+    is_isolated: bool = False
+    is_waiting_told: bool = False
+    step: int | None = None
+    wants_requeue: bool = False
+    fault: Fault | None = None
+    fault_nodes: tuple[str, ...] = ()
+    blocked: str = ""
+    ending: tuple[str, str] | None = None
+    requeue: RequeuePhase = RequeuePhase.NONE
+    requeue_error: str = ""
+    timer_s: float | None = None

@@ -1,0 +1,147 @@
+"""The work space of one decision: the state as it changes, and the commands so far."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.core.commands import Command, Dismiss, Record
+from launcher.core.faults import Fault
+from launcher.core.frozen import replace
+from launcher.core.members import Member, Phase
+from launcher.core.replay import apply
+from launcher.core.state import Attempt, State
+
+
+class Turn:
+    """Made for one input, and dropped after it.
+
+    Attributes:
+        state: the state; replaced by each change.
+        now_s: the moment of the input.
+        commands: what the driver is to do, in order.
+    """
+
+    __slots__ = ("commands", "now_s", "state")
+
+    def __init__(self, state: State, now_s: float) -> None:
+        self.state = state
+        self.now_s = now_s
+        self.commands: list[Command] = []
+
+    def do(self, command: Command) -> None:
+        self.commands.append(command)
+
+    def set(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+
+    def set_attempt(self, **changes: Any) -> None:
+        self.state = replace(self.state, attempt=replace(self.attempt, **changes))
+
+    def set_agents(self, **changes: Any) -> None:
+        self.state = replace(self.state, agents=replace(self.state.agents, **changes))
+
+    def set_launch(self, **changes: Any) -> None:
+        self.state = replace(self.state, launch=replace(self.state.launch, **changes))
+
+    def set_requests(self, **changes: Any) -> None:
+        self.state = replace(self.state, requests=replace(self.state.requests, **changes))
+
+    def set_member(self, node: str, **changes: Any) -> None:
+        self.state = replace(self.state, members=self.state.members.update(node, **changes))
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt that runs; only asked for where there is one."""
+        attempt = self.state.attempt
+        if attempt is None:
+            raise RuntimeError("no attempt was begun")
+        return attempt
+
+    def member(self, node: str) -> Member:
+        return self.state.members[node]
+
+    def record(self, event: str, **fields: Any) -> None:
+        """Has an event written, and folds it into the history. Fields that are None are left out."""
+        given = {key: value for key, value in fields.items() if value is not None}
+        time_s = round(self.now_s, 3)
+        self.do(Record(event=event, time_s=time_s, fields=given))
+        history = apply(self.state.history, {"time": time_s, "event": event, **given})
+        if history is not self.state.history:
+            self.set(history=history)
+
+    def see_step(self, step: int | None) -> None:
+        """Takes note of a finished step of the attempt."""
+        if step is None:
+            return
+        attempt, state = self.attempt, self.state
+        if step > (attempt.step if attempt.step is not None else -1):
+            self.set_attempt(step=step)
+        if step > (state.step if state.step is not None else -1):
+            self.set(step=step)
+
+    def put_out(self, node: str, reason: str, *, is_environment: bool = False) -> None:
+        """Excludes a node from the job for its life."""
+        member = self.member(node)
+        if member.phase in (Phase.OUT, Phase.LEAVING):
+            environment = member.is_environment or is_environment
+            self.set_member(node, phase=Phase.OUT, is_lost=False, is_environment=environment)
+        else:
+            self.set_member(node, phase=Phase.OUT, reason=reason, is_environment=is_environment)
+            self.record("node_out", node=node, reason=reason, environment=is_environment or None)
+        self.do(Dismiss(node=node, forget=True))
+
+    def lose(self, node: str, reason: str) -> None:
+        """Goes on without a node that is not reached. It is taken back if its runner comes back."""
+        member = self.member(node)
+        if member.phase is Phase.LEAVING:
+            self.set_member(node, phase=Phase.OUT, is_lost=True)
+        elif member.phase is not Phase.OUT:
+            self.set_member(node, phase=Phase.OUT, reason=reason, is_lost=True)
+            self.record("node_out", node=node, reason=reason, lost=True)
+
+    def leave_out(self, node: str, reason: str) -> None:
+        """Goes on without a node of which nothing bad is known: it is not recorded."""
+        self.set_member(node, phase=Phase.OUT, reason=reason)
+        self.do(Dismiss(node=node, forget=False))
+
+    def take_back(self, node: str, *, is_connected: bool) -> None:
+        """A node that was lost is the job's again."""
+        warm = self.member(node).is_warm
+        self.set_member(node, phase=Phase.JOINING, reason="", is_lost=False, ending=None)
+        self.record("node_back", node=node)
+        if is_connected:
+            self.add_ready(node, is_warm=warm)
+
+    def add_ready(self, node: str, *, is_warm: bool) -> None:
+        """A node's runner is there."""
+        attempt = self.state.attempt
+        trains = attempt is not None and attempt.is_running and node in attempt.nodes and node not in attempt.lost
+        member = self.member(node)
+        self.set_member(node, phase=Phase.TRAINING if trains else Phase.READY, is_warm=member.is_warm or is_warm)
+        self.record("node_ready", node=node, warm=is_warm)
+
+    def add_fault(self, fault: Fault) -> None:
+        """Something that ends the attempt. It is recorded by record_faults(), before what follows of it."""
+        attempt = self.attempt
+        fault_s = self.now_s if attempt.fault_s is None else attempt.fault_s
+        self.set_attempt(faults=(*attempt.faults, fault), fault_s=fault_s)
+
+    def record_faults(self) -> None:
+        """Records the faults of the attempt that are not recorded yet, the decisive one first."""
+        attempt = self.attempt
+        for fault in attempt.faults[attempt.recorded :]:
+            since_s = self.now_s - attempt.fault_s if attempt.fault_s is not None else 0.0
+            detect_s = None if fault.detect_s is None else round(fault.detect_s + since_s, 3)
+            self.record(
+                "fault",
+                attempt=attempt.number,
+                node=fault.node,
+                step=attempt.step,
+                kind=fault.kind,
+                rank=fault.rank,
+                reason=fault.reason,
+                detect=detect_s,
+                traceback=fault.traceback,
+            )
+        if attempt.recorded < len(attempt.faults):
+            self.set_attempt(recorded=len(attempt.faults))

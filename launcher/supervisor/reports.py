@@ -1,0 +1,190 @@
+"""The runners' messages as inputs of the core; heartbeats put together to the progress of an attempt."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from launcher.channel import Message
+from launcher.core.faults import WorkerFailure
+from launcher.core.hang import RankStack
+from launcher.core.inputs import (
+    AgentEnded,
+    AgentLost,
+    AgentsRejoined,
+    Committed,
+    FabricMissed,
+    FirstStep,
+    Input,
+    NodeBroken,
+    NodeJoined,
+    Progress,
+    Reported,
+    Restored,
+    StacksTaken,
+    StopHandled,
+    Terminated,
+    WorkersEnded,
+    WorkersKilled,
+    WorkersStarted,
+)
+
+log = logging.getLogger(__name__)
+
+_RECORDED = ("problem", "rebuilt", "stop_agreed")  # what agents report, and is only recorded
+
+
+def to_input(node: str, message: Message) -> Input | None:
+    """A runner's message as an input; None for one that means nothing to the core.
+
+    Args:
+        node: the runner's.
+        message: with `op`; see launcher.runner.
+    """
+    read = _READ.get(message["op"])
+    if read is None:
+        return None
+    try:
+        return read(node, message)
+    except (KeyError, TypeError, ValueError) as error:
+        log.warning("%s: a malformed message %r is ignored: %r", node, message["op"], error)
+        return None
+
+
+class Heartbeats:
+    """What the heartbeats of an attempt's nodes say together. It costs little for each of thousands of nodes."""
+
+    def __init__(self) -> None:
+        self._attempt: int | None = None
+        self._warm: set[str] = set()
+        self._last: Progress | None = None
+        self._is_active = False
+        self._forget(None)
+
+    def add(self, node: str, message: Message) -> bool:
+        """Takes a heartbeat; returns whether it is the first that says that the node is warm."""
+        attempt = message["attempt"]
+        if attempt is not None and attempt != self._attempt and attempt >= (self._attempt or 0):
+            self._forget(attempt)
+        if attempt is not None and attempt == self._attempt:
+            self._note(node, message)
+        is_new = bool(message["warm"]) and node not in self._warm
+        if is_new:
+            self._warm.add(node)
+        return is_new
+
+    def left(self, node: str) -> None:
+        """The node's runner has gone; the next one has to become warm anew."""
+        self._warm.discard(node)
+
+    def progress(self) -> Progress | None:
+        """The progress since this was asked last; None where there is none."""
+        if self._attempt is None:
+            return None
+        known = [step for step in self._nodes_at if step is not None]
+        progress = Progress(
+            attempt=self._attempt,
+            step=self._step,
+            slowest=min(known, default=None),
+            is_over=self._has_told and not known,
+            is_active=self._is_active,
+            rank_ended=self._rank_ended,
+        )
+        self._is_active = False
+        if not progress.is_active and progress == self._last:
+            return None
+        self._last = progress
+        return progress
+
+    def _forget(self, attempt: int | None) -> None:
+        self._attempt = attempt
+        self._step: int | None = None
+        self._slowest: dict[str, int | None] = {}
+        self._nodes_at: Counter[int | None] = Counter()  # of the above, how many nodes are at each: few values
+        self._activity: dict[str, int] = {}
+        self._has_told = self._is_active = self._rank_ended = False
+
+    def _note(self, node: str, message: Message) -> None:
+        self._rank_ended |= bool(message["rank_ended"])
+        if self._activity.get(node) != message["activity"]:
+            self._activity[node] = message["activity"]
+            self._is_active = True
+        step, slowest = message["step"], message["slowest"]
+        if step is not None:
+            self._step = max(step, self._step or 0)
+        before = self._slowest.get(node)
+        if slowest == before:
+            return
+        self._has_told = True
+        self._slowest[node] = slowest
+        self._nodes_at[slowest] += 1
+        self._nodes_at[before] -= 1
+        if self._nodes_at[before] <= 0:
+            del self._nodes_at[before]
+
+
+def _hello(node: str, message: Message) -> Input:
+    attempt, problem = message.get("attempt"), message.get("problem")
+    return NodeJoined(node=node, attempt=attempt, is_warm=bool(message["warm"]), problem=problem)
+
+
+def _ended(node: str, message: Message) -> Input:
+    failures = tuple(WorkerFailure.from_report(node, failure) for failure in message["failures"])
+    return WorkersEnded(
+        node=node,
+        attempt=message["attempt"],
+        ok=bool(message["ok"]),
+        failures=failures,
+        reason=str(message.get("reason") or ""),
+        step=message["step"],
+    )
+
+
+def _stacks(node: str, message: Message) -> Input:
+    stacks = tuple(RankStack.from_report(node, rank) for rank in message["ranks"])
+    return StacksTaken(node=node, attempt=message["attempt"], stacks=stacks)
+
+
+def _monitor(node: str, message: Message) -> Input | None:
+    """An event of the node's checkpoint agent."""
+    event, attempt = dict(message["event"]), message["attempt"]
+    name = event.pop("event", None)
+    if name == "restore_plan":
+        return Restored(attempt=attempt, fields=_free(event))
+    if name == "rejoined":
+        return AgentsRejoined(attempt=attempt, generation=event["generation"], step=event["step"])
+    if name == "commit":
+        step, tier = event.pop("step"), event.pop("tier")
+        return Committed(attempt=attempt, step=step, tier=tier, fields=_free(event))
+    return Reported(node=node, attempt=attempt, event=name, fields=_free(event)) if name in _RECORDED else None
+
+
+def _free(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The event's own fields; the supervisor says which attempt and node."""
+    return {key: value for key, value in fields.items() if key not in ("attempt", "node", "time", "event")}
+
+
+_READ: Mapping[str, Callable[[str, Message], Input | None]] = {
+    "hello": _hello,
+    "broken": lambda node, m: NodeBroken(node=node, reason=str(m["reason"]), is_environment=bool(m["environment"])),
+    "signal": lambda node, m: Terminated(node=node),
+    "started": lambda node, m: WorkersStarted(node=node, attempt=m["attempt"]),
+    "ended": _ended,
+    "killed": lambda node, m: WorkersKilled(node=node, attempt=m["attempt"], step=m["step"], left=tuple(m["left"])),
+    "first_step": lambda node, m: FirstStep(node=node, attempt=m["attempt"], step=m["step"], time_s=m["time"]),
+    "network": lambda node, m: FabricMissed(
+        node=node, attempt=m["attempt"], problem=str(m["problem"]), is_required=bool(m["required"])
+    ),
+    "problem": lambda node, m: Reported(
+        node=node, attempt=m["attempt"], event="problem", fields={"what": str(m["what"])}
+    ),
+    "stopping": lambda node, m: StopHandled(node=node, attempt=m["attempt"], has_handler=bool(m["handled"])),
+    "stacks": _stacks,
+    "monitor": _monitor,
+    "agent_lost": lambda node, m: AgentLost(
+        node=node, attempt=m["attempt"], generation=m["generation"], reason=str(m.get("reason") or "it ended")
+    ),
+    "agent_ended": lambda node, m: AgentEnded(node=node, attempt=m["attempt"]),
+}

@@ -1,0 +1,186 @@
+"""Which nodes train: replacements take the place of those they replace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from core_kit import Play, make_job
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.core.inputs import NodeBroken
+from launcher.core.members import Members, Phase, choose, is_usable
+
+
+class Nodes:
+    """n0, n1, ..., from which nodes are chosen attempt after attempt."""
+
+    def __init__(self, count: int, *sizes: int, distance: Callable[[str, str], int] = lambda one, other: 1) -> None:
+        self.order = tuple(f"n{index}" for index in range(count))
+        self._sizes = sizes
+        self._distance = distance
+        self.members = Members.joining(self.order, {})
+        self.positions: tuple[str, ...] = ()
+        self.has_shrunk = False
+        self.set(Phase.READY, *self.order)
+
+    def set(self, phase: Phase, *nodes: str) -> None:
+        for node in nodes:
+            self.members = self.members.update(node, phase=phase)
+
+    def lose(self, *nodes: str) -> None:
+        self.set(Phase.OUT, *nodes)
+
+    def choose(self, avoid: Collection[str] = ()) -> tuple[str, ...] | None:
+        chosen = choose(self.order, self.members, self.positions, self._sizes, self._distance, avoid)
+        if chosen is None:
+            return None
+        self.positions, self.has_shrunk = chosen.nodes, chosen.has_shrunk
+        return chosen.nodes
+
+    @property
+    def usable(self) -> list[str]:
+        return [node for node in self.order if is_usable(self.members[node])]
+
+    @property
+    def spares(self) -> list[str]:
+        return [node for node in self.usable if node not in self.positions]
+
+
+def test_first_nodes_of_the_allocation_train_and_the_rest_are_spares() -> None:
+    nodes = Nodes(4, 2)
+    assert nodes.choose() == ("n0", "n1")
+    assert nodes.spares == ["n2", "n3"]
+
+
+def test_spare_takes_the_position_of_the_lost_node() -> None:
+    nodes = Nodes(4, 3)
+    nodes.choose()
+    nodes.lose("n1")
+    assert nodes.choose() == ("n0", "n3", "n2")
+    assert nodes.spares == []
+
+
+def test_too_few_nodes_is_said() -> None:
+    nodes = Nodes(2, 2)
+    nodes.choose()
+    nodes.lose("n0")
+    assert nodes.choose() is None
+    assert (nodes.members.usable, nodes.members.joining_count) == (1, 0)
+
+
+def test_node_that_is_out_stays_out_with_its_first_reason() -> None:
+    play = Play(make_job(3, train=2))
+    play.begin()
+    play.give(NodeBroken(node="n1", reason="silent"), NodeBroken(node="n1", reason="again"))
+    play.come()
+    assert play.out == {"n1": "silent"}
+    assert [event["reason"] for event in play.events("node_out")] == ["silent"]
+    assert play.attempt.nodes == ("n2", "n3")
+
+
+def test_nodes_out_before_a_requeue_are_not_used_and_foreign_ones_forgotten() -> None:
+    past = [{"event": "node_out", "node": node, "reason": "lost"} for node in ("n2", "elsewhere")]
+    play = Play(make_job(3, train=2), [{"event": "job_start"}, *past])
+    play.begin()
+    play.come("n1", "n3")
+    assert play.attempt.nodes == ("n1", "n3")
+    assert play.out == {"n2": "lost"}
+
+
+def test_nodes_that_have_not_come_may_still_suffice() -> None:
+    nodes = Nodes(3, 2)
+    nodes.members = Members.joining(nodes.order, {})
+    assert nodes.members.joining_count == 3 and nodes.choose() is None
+    nodes.set(Phase.READY, "n2", "n1")
+    assert nodes.choose() == ("n1", "n2")
+
+
+def test_a_member_has_the_allocation_of_its_node() -> None:
+    members = Members.joining(("n0", "n1"), {"n0": "17", "n1": "18"})
+    assert [members[node].allocation for node in ("n0", "n1")] == ["17", "18"]
+
+
+@given(st.integers(1, 6), st.integers(0, 6), st.lists(st.integers(0, 11), max_size=12))
+def test_survivors_keep_their_positions_whatever_is_lost(size: int, spares: int, lost: list[int]) -> None:
+    nodes = Nodes(size + spares, size)
+    before = nodes.choose()
+    for index in lost:
+        node = f"n{index}"
+        if node in nodes.order:
+            nodes.lose(node)
+        after = nodes.choose()
+        if after is None:
+            assert len(nodes.usable) < size
+            return
+        assert before is not None and len(set(after)) == size
+        assert all(was == now for was, now in zip(before, after, strict=True) if was in nodes.usable)
+        assert set(after) <= set(nodes.usable)
+        before = after
+
+
+def test_the_spare_on_the_switch_of_the_lost_node_takes_its_place() -> None:
+    switches = {"n0": 0, "n1": 1, "n2": 2, "n3": 2, "n4": 1, "n5": 0}
+    nodes = Nodes(6, 3, distance=lambda one, other: 1 if switches[one] == switches[other] else 2)
+    assert nodes.choose() == ("n0", "n1", "n2")
+    nodes.lose("n1")
+    assert nodes.choose() == ("n0", "n4", "n2")
+    nodes.lose("n0", "n4")
+    assert nodes.choose() == ("n5", "n3", "n2")  # n5 is near n0; what is left goes where it has to
+
+
+def test_without_a_spare_the_survivors_train_in_their_order() -> None:
+    nodes = Nodes(5, 4, 3, 2)
+    assert nodes.choose() == ("n0", "n1", "n2", "n3")
+    nodes.lose("n1")
+    assert nodes.choose() == ("n0", "n4", "n2", "n3") and not nodes.has_shrunk
+    nodes.lose("n0")
+    assert nodes.choose() == ("n4", "n2", "n3") and nodes.has_shrunk
+    nodes.lose("n2")
+    assert nodes.choose() == ("n4", "n3")
+    nodes.lose("n3")
+    assert nodes.choose() is None
+
+
+def test_what_a_step_leaves_over_is_a_spare() -> None:
+    nodes = Nodes(4, 4, 2)
+    nodes.choose()
+    nodes.lose("n0")
+    assert nodes.choose() == ("n1", "n2") and nodes.spares == ["n3"]
+    nodes.lose("n1")
+    assert nodes.choose() == ("n3", "n2") and not nodes.has_shrunk
+
+
+@given(st.integers(1, 6), st.integers(0, 2), st.integers(1, 3), st.lists(st.integers(0, 7), max_size=8))
+def test_as_many_train_as_the_sizes_allow(count: int, spares: int, step: int, lost: list[int]) -> None:
+    sizes = range(count, 0, -step)
+    nodes = Nodes(count + spares, *sizes)
+    nodes.choose()
+    for index in lost:
+        if index < len(nodes.order):
+            nodes.lose(f"n{index}")
+        chosen = nodes.choose()
+        allowed = [size for size in sizes if size <= len(nodes.usable)]
+        assert (len(chosen), len(set(chosen))) == (allowed[0],) * 2 if chosen else not allowed
+        assert set(chosen or ()) <= set(nodes.usable)
+
+
+def test_nodes_to_avoid_make_way_for_spares_in_their_places_and_train_where_none_is_left() -> None:
+    nodes = Nodes(4, 2)
+    assert nodes.choose() == ("n0", "n1")
+    assert nodes.choose(avoid={"n0"}) == ("n2", "n1")
+    assert nodes.choose(avoid={"n0", "n2", "n3"}) == ("n2", "n1")
+    nodes.lose("n1")
+    assert nodes.choose(avoid={"n0", "n2"}) == ("n2", "n3")
+    nodes.lose("n3")
+    assert nodes.choose(avoid={"n0", "n2"}) == ("n2", "n0")
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(Phase)), max_size=20))
+def test_every_member_has_one_phase_and_each_phase_its_count(changes: list[tuple[int, Phase]]) -> None:
+    nodes = Nodes(5, 2)
+    for index, phase in changes:
+        nodes.set(phase, f"n{index}")
+        found = [member.phase for member in nodes.members.table.values()]
+        assert {each: found.count(each) for each in Phase} == nodes.members.counts
+        assert nodes.members.usable == len(nodes.usable)

@@ -1,0 +1,153 @@
+"""The core is pure: it imports nothing that reads a clock, a file or a random number, and all it handles is frozen."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+from types import ModuleType
+from typing import get_args
+
+import pytest
+
+from launcher.core import attempt, commands, decision, faults, hang, inputs, members, recovery, replay, state
+from launcher.supervisor.supervisor import Supervisor
+
+CORE = Path(decision.__file__).parent
+MODULES = sorted(CORE.glob("*.py"))
+ALLOWED = {
+    "__future__",
+    "collections",
+    "collections.abc",
+    "dataclasses",
+    "enum",
+    "re",
+    "rpds",
+    "signal",  # for the names of signals
+    "typing",
+}
+# Builtins that reach outside, and what `signal` has beside names.
+FORBIDDEN_NAMES = {"open", "print", "input", "exec", "eval", "__import__", "id", "hash", "globals"}
+ALLOWED_OF_SIGNAL = {"SIGABRT", "Signals"}
+INPUTS, COMMANDS = get_args(inputs.Input), get_args(commands.Command)
+
+
+def name(path: Path) -> str:
+    return "launcher.core" if path.stem == "__init__" else f"launcher.core.{path.stem}"
+
+
+def imported(path: Path) -> set[str]:
+    """Full names of all modules that a file imports, at any depth of its code."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{path.name}: relative import"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            known = {name(each) for each in MODULES}
+            found |= names & known if node.module == "launcher.core" and names & known else {node.module}
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_the_core_imports_itself_and_what_has_no_effects(path: Path) -> None:
+    inside = {name(each) for each in MODULES}
+    assert imported(path) - ALLOWED - inside == set()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_the_core_calls_nothing_that_reaches_outside(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert not any(isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.Global) for node in ast.walk(tree))
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert not names & FORBIDDEN_NAMES
+    of_signal = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "signal"
+    }
+    assert of_signal <= ALLOWED_OF_SIGNAL
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_the_core_keeps_nothing_between_decisions(path: Path) -> None:
+    """Its modules have constants alone: no list, dict or set that a function changes."""
+    changing = {"append", "add", "update", "setdefault", "pop", "clear", "extend", "insert", "discard", "remove"}
+    tree = ast.parse(path.read_text())
+    kept = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in changing and isinstance(node.value, ast.Name):
+            assert node.value.id not in kept, f"{path.name}:{node.lineno} changes {node.value.id}"
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
+            assert node.value.id not in kept, f"{path.name}:{node.lineno} changes {node.value.id}"
+
+
+def dataclasses_of(module: ModuleType) -> list[type]:
+    found = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
+    return [each for each in found if dataclasses.is_dataclass(each)]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        each
+        for module in (state, inputs, commands, members, replay, faults, hang, recovery)
+        for each in dataclasses_of(module)
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_what_the_core_takes_keeps_and_gives_is_frozen(kind: type) -> None:
+    assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    for each in dataclasses.fields(kind):
+        kinds = str(each.type)
+        assert not kinds.startswith(("list", "dict", "set", "bytearray")), f"{kind.__name__}.{each.name} can change"
+
+
+@pytest.mark.parametrize(("module", "union"), [(inputs, INPUTS), (commands, COMMANDS)], ids=["inputs", "commands"])
+def test_every_kind_belongs_to_the_union_and_is_documented(module: ModuleType, union: tuple[type, ...]) -> None:
+    assert set(dataclasses_of(module)) == set(union) and len(union) == len(set(union))
+    for kind in union:
+        doc = kind.__doc__ or ""
+        has_doc = bool(doc) and not doc.startswith(f"{kind.__name__}(")
+        assert has_doc or kind.__name__ == "WorkersStarted", f"{kind.__name__} has no docstring"
+
+
+def test_every_input_has_a_handler() -> None:
+    assert set(decision._TAKE) == set(INPUTS)
+
+
+def test_every_stage_and_every_phase_of_an_attempt_has_a_handler() -> None:
+    assert set(decision._STAGES) == set(state.Stage)
+    assert set(attempt._PHASES) == set(state.AttemptPhase)
+
+
+def test_every_command_has_a_performer() -> None:
+    """EndJob ends the loop."""
+    assert set(Supervisor._PERFORM) == set(COMMANDS) - {commands.EndJob}
+
+
+FIELDS_OF = {"set": state.State, "set_attempt": state.Attempt, "set_agents": state.AgentWorld}
+FIELDS_OF |= {"set_launch": state.Launch, "set_requests": state.Requests, "set_member": members.Member}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_every_change_names_a_field(path: Path) -> None:
+    """The core's `replace` does not check it."""
+    every = {each.name for module in (state, members, replay, hang) for kind in dataclasses_of(module)
+             for each in dataclasses.fields(kind)}  # fmt: skip
+    for call in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(call, ast.Call):
+            continue
+        names = {keyword.arg for keyword in call.keywords if keyword.arg is not None}
+        if isinstance(call.func, ast.Attribute) and call.func.attr in FIELDS_OF:
+            allowed = {each.name for each in dataclasses.fields(FIELDS_OF[call.func.attr])}
+            assert names <= allowed, f"{path.name}:{call.lineno}: {names - allowed}"
+        elif isinstance(call.func, ast.Name) and call.func.id == "replace":
+            assert names <= every, f"{path.name}:{call.lineno}: {names - every}"

@@ -1,0 +1,214 @@
+"""What a supervisor that goes on with a job knows of it: the events, whatever is in their file."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_kit import Play, make_job
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from launcher.core import commands as do
+from launcher.core.recovery import choose_rung
+from launcher.core.replay import History, NodeOut, apply, replay
+from launcher.core.state import Limits, Stage
+from launcher.history.events import parse_event, read_events
+from launcher.history.fields import COMMON, FIELDS
+from launcher.history.recovery import cold_start_s, recoveries
+from launcher.history.status import status_of
+from launcher.history.view import event_line, render
+from launcher.tail import Tail
+
+NODES = st.sampled_from(["n1", "n2", "n3"])
+LIKELY = {
+    "time": st.floats(0, 1e4),
+    "attempt": st.integers(0, 3),
+    "node": NODES,
+    "step": st.integers(0, 50),
+    "seconds": st.floats(0, 100),
+    "term": st.integers(1, 3),
+    "nodes": st.lists(NODES, max_size=3),
+    "generation": st.integers(0, 3),
+    "kind": st.sampled_from(["node_lost", "user_error", "agent_lost", "hang", "preflight"]),
+    "detect": st.floats(0, 10),
+    "tier": st.sampled_from(["memory", "shared"]),
+    "outcome": st.sampled_from(["fault", "stopped", "done"]),
+    "warm": st.booleans(),
+}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.just(10**400) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> dict[str, Any]:
+    """An event of a kind that the supervisor writes: each field likely, or anything, or missing."""
+    name = draw(st.sampled_from(sorted(FIELDS)))
+    record: dict[str, Any] = {"event": name}
+    for key in {**COMMON, **FIELDS[name]}:
+        how = draw(st.integers(0, 9))
+        if how:
+            record[key] = draw(LIKELY.get(key, st.text(max_size=5)) if how > 1 else JSON)
+    return record
+
+
+def event(name: str, time: float = 0.0, **fields: Any) -> dict[str, Any]:
+    return {"event": name, "time": time, **fields}
+
+
+RESTORED_TO_BEFORE_AN_ATTEMPT_TWICE = [
+    event("job_start", 0),
+    event("first_step", 1, attempt=0, step=21, seconds=1),
+    event("fault", 5, attempt=0, step=30, kind="node_lost"),
+    event("restore", 6, attempt=1, step=10, tier="shared"),
+    event("first_step", 7, attempt=1, step=11, seconds=1),
+    event("fault", 8, attempt=1, step=12, kind="node_lost"),
+    event("restore", 9, attempt=2, step=10, tier="shared"),
+]
+
+
+@settings(max_examples=300)
+@given(st.lists(records(), max_size=12), st.integers(0, 60), st.booleans())
+@example(RESTORED_TO_BEFORE_AN_ATTEMPT_TWICE, 0, True)
+@example([event("attempt_start", 1, nodes=["n1"], rung="start"), event("workers_started", 2)], 0, True)
+def test_what_decides_take_over_and_requeue_reads_any_record(
+    written: list[dict[str, Any]], cut: int, is_take_over: bool
+) -> None:
+    text = b"".join(json.dumps(record).encode() + b"\n" for record in written)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events.jsonl"
+        path.write_bytes(text[: len(text) - cut])
+        events = read_events(path)
+        followed = Tail(path).events()
+    for has_checkpoint in (False, True):
+        history = replay(events, History(has_checkpoint=has_checkpoint))
+        running = history.running_attempt
+        assert running is None or running.nodes
+        assert history.next_attempt >= 0 and (history.step is None or history.step >= 0)
+        assert all(isinstance(node, str) for node in [*history.runners, *history.out])
+        decision = choose_rung(
+            history.gains, Limits(), "why", has_checkpoint=has_checkpoint, can_requeue=True, nodes_suffice=True,
+            nodes_changed=False, has_spare=False,
+        )  # fmt: skip
+        assert decision.action in ("restart", "requeue", "stop")
+        play = Play(make_job(3, train=2, has_checkpoint=has_checkpoint, is_take_over=is_take_over), events)
+        play.begin()
+        play.passes(1000.0)
+        assert play.state.stage in Stage
+    for each in events:
+        event_line(each)
+    status = status_of(followed, now_s=1e4)
+    assert status.ettr is None or 0 <= status.ettr <= 1
+    Console(quiet=True).print(render(status, "t"))
+    recoveries(events)
+    cold_start_s(events)
+
+
+def test_a_line_of_any_depth_is_passed_over() -> None:
+    assert parse_event(b'{"event": ' + b"[" * 100_000) is None
+
+
+# What follows was proved of the supervisor's `Past` before.
+
+
+def test_a_node_that_is_out_stays_out_with_its_first_reason_until_it_is_back() -> None:
+    out = [event("node_out", node="n1", reason="silent", lost=True), event("node_out", node="n1", reason="again")]
+    history = replay(out, History())
+    assert history.out["n1"] == NodeOut(reason="silent", is_lost=True)
+    assert not replay([event("node_back", node="n1")], history).out
+
+
+def test_a_node_whose_python_does_not_load_is_tried_again_when_the_job_starts_again() -> None:
+    history = replay(
+        [
+            event("job_start"),
+            event("node_out", node="n1", reason="no torch", environment=True),
+            event("node_out", node="n2", reason="drained"),
+        ],
+        History(),
+    )
+    assert set(history.out) == {"n1", "n2"}
+    assert set(apply(history, event("job_start")).out) == {"n2"}
+
+
+def test_runners_are_those_of_the_jobs_last_start() -> None:
+    ready = [event("node_ready", node=node, warm=True) for node in ("n1", "n2")]
+    history = replay([event("job_start"), *ready], History())
+    assert set(history.runners) == {"n1", "n2"}
+    assert set(replay([event("job_start"), ready[0]], history).runners) == {"n1"}
+
+
+def test_attempts_are_numbered_through_all_starts_of_the_job() -> None:
+    starts = [event("attempt_start", attempt=number, nodes=["n1"], rung="workers") for number in (0, 1)]
+    history = replay([event("job_start"), *starts, event("job_start")], History())
+    assert (history.next_attempt, history.attempt, history.gains.restarts) == (2, None, 1)
+
+
+RUNS = [
+    event("job_start"),
+    event("attempt_start", 5.0, attempt=2, nodes=["n1", "n2"], rung="workers"),
+    event("workers_started", 7.0, attempt=2, seconds=2.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("then", "runs"),
+    [
+        ([], True),
+        ([event("commit", attempt=2, step=5, tier="memory")], True),
+        ([event("agents_lost", attempt=2, generation=0)], True),
+        ([event("node_out", node="n3", reason="lost", lost=True)], True),
+        ([event("node_out", node="n2", reason="lost", lost=True)], False),
+        ([event("fault", attempt=2, kind="hang")], False),
+        ([event("attempt_end", attempt=2, outcome="fault")], False),
+        ([event("job_start")], False),
+        ([event("attempt_start", attempt=3, nodes=["n1"], rung="workers")], False),
+    ],
+)
+def test_an_attempt_runs_from_its_workers_start_until_something_ends_it(then: list[dict[str, Any]], runs: bool) -> None:
+    running = replay([*RUNS, *then], History()).running_attempt
+    assert (running is not None) is runs
+    if running is not None:
+        assert (running.number, running.nodes, running.begun_s) == (2, ("n1", "n2"), 5.0)
+
+
+def test_what_a_running_attempt_has_reached_is_known() -> None:
+    then = [
+        event("restore", attempt=2, step=3, tier="memory"),
+        event("first_step", attempt=2, step=4, seconds=1.0),
+        event("commit", attempt=2, step=5, tier="memory"),
+        event("commit", attempt=2, step=4, tier="shared"),
+        event("commit", attempt=1, step=9, tier="shared"),  # of another attempt
+    ]
+    running = replay([*RUNS, *then], History()).running_attempt
+    assert running is not None and running.restored and running.first_step_seen
+    assert dict(running.committed) == {"memory": 5, "shared": 4}
+
+
+def test_the_newest_committed_step_is_the_jobs_step() -> None:
+    commits = [event("commit", attempt=0, step=step, tier="memory") for step in (5, 20, 10)]
+    assert replay(commits, History()).step == 20
+    assert replay([], History()).step is None
+
+
+def test_a_resumed_attempt_records_no_commit_again() -> None:
+    past = [
+        event("job_start"),
+        *(event("node_ready", node=node, warm=True) for node in ("n1", "n2")),
+        *RUNS[1:],
+        event("commit", attempt=2, step=5, tier="memory"),
+    ]
+    play = Play(make_job(has_checkpoint=True, is_take_over=True), past)
+    play.begin()
+    play.come(attempt=2)
+    play.commit(5)
+    assert not play.events("commit")
+    play.commit(6)
+    assert [each["step"] for each in play.events("commit")] == [6] and not play.all(do.StartWorkers)

@@ -1,0 +1,28 @@
+"""What launched the runners says of nodes that it could not reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.clusters.launches import Launches
+
+NODES = ("n1", "n2", "n3", "n4")
+
+# As srun of 22.05 says it, with --quiet.
+SAID = """\
+srun: error: slurm_receive_msgs: [[n3]:6818] failed: Socket timed out on send/recv operation
+srun: error: Task launch for StepId=1.0 failed on node n3: Socket timed out on send/recv operation
+srun: error: Application launch failed: Socket timed out on send/recv operation
+srun: error: n1: task 0: Killed
+"""
+
+
+def test_what_srun_says_of_a_launch_names_its_node(tmp_path: Path) -> None:
+    log = tmp_path / "srun.log"
+    first = Launches(log)
+    assert first.failed(NODES) == {}
+    log.write_text(SAID)
+    why = "srun could start no process there: Socket timed out on send/recv operation"
+    assert first.failed(NODES) == {"n3": why}
+    assert first.failed(("n1", "n2")) == {}
+    assert Launches(log).failed(NODES) == {}  # the next srun's has yet to say something
