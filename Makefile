@@ -6,6 +6,7 @@
 #                    of CUDA libraries. OLDEST_PYTHON=/path/to/python3.10 names the interpreter.
 # make test-debian13   the tests on Slurm and the fault suite on Debian 13: Slurm 24.11, Python 3.13; needs
 #                      root and Debian's registry
+# make simulate N=1000000 SEED=0   bad days of simulated jobs, on all cores; a table, and each failure explained
 # make lint   ruff, mypy and, where it is installed, shellcheck
 # make lock   the versions and hashes of what root installs on nodes, anew: lifecycle/requirements.lock
 # make bench  the benchmarks; each prints a table
@@ -25,7 +26,7 @@
 #   make demo TORCH=torch==2.9.1                  another version
 
 .DELETE_ON_ERROR:
-.PHONY: release demo test test-faults test-oldest test-debian13 provision-test chaos lint lock bench bench-faults docs man clean
+.PHONY: release demo test test-faults test-oldest test-debian13 provision-test chaos lint lock bench bench-faults docs man clean simulate
 SHELL := /bin/bash
 
 # A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
@@ -52,6 +53,10 @@ test: $(VENV)/.installed-dev
 test-faults: $(VENV)/.installed-dev
 	@tests/install_slurm.sh
 	@$(BIN)/python -m pytest $(PARALLEL) -m faults $(PYTEST_FLAGS)
+
+N ?= 100000
+simulate: $(VENV)/.installed-dev
+	@PYTHONPATH=tests $(BIN)/python -m simulation $(N) --seed $(or $(SEED),0)
 
 provision-test: $(VENV)/.installed-dev
 	@command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap

@@ -1,0 +1,155 @@
+"""The checkpoint agents of one attempt and generation: one MPI world, started by a launcher."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launcher.core.inputs import AgentEnded, AgentLost, AgentsEnded, AgentsRejoined, Restored
+
+if TYPE_CHECKING:
+    from simulation.driver import Driver
+    from simulation.host import Host
+    from simulation.runner import Runner
+    from simulation.world import World
+
+
+class AgentGroup:
+    """Agents of one generation.
+
+    Attributes:
+        is_up: whether all have come up and found each other.
+        is_over: whether none is left.
+        released_s: since when all of them may end.
+        launcher: the supervisor whose process waits for them; None where none does.
+    """
+
+    __slots__ = (
+        "_hosts", "_released", "generation", "is_over", "is_up", "launcher", "nodes", "number", "released_s", "world",
+    )  # fmt: skip
+
+    def __init__(self, world: World, driver: Driver, nodes: tuple[str, ...], number: int, generation: int) -> None:
+        self.world = world
+        self.nodes = nodes
+        self.number = number
+        self.generation = generation
+        self.launcher: Driver | None = driver
+        self.is_up = self.is_over = False
+        self._hosts: dict[str, Host] = {}
+        self._released: set[str] = set()
+        self.released_s: float | None = None
+        world.agents[number, generation] = self
+        slow = 10.0 if world.setup.is_slow else 1.0
+        world.clock.after(world.delay(0.1, 0.4) * slow + world.agents_late_s, self._launch)
+
+    def _launch(self) -> None:
+        world = self.world
+        if self.is_over or self.launcher is None:
+            self.is_over = True
+            return
+        if not world.slurm.is_answering:
+            world.clock.after(world.delay(5, 20), self._fail)
+            return
+        for name in self.nodes:
+            host = world.hosts[name]
+            if host.can_be_given_processes:
+                self._hosts[name] = host
+                host.agents.append(self)
+        if len(self._hosts) < len(self.nodes):
+            world.slurm.not_launched.update(name for name in self.nodes if name not in self._hosts)
+            world.clock.after(world.delay(0.5, 25), self._fail)
+        else:
+            world.clock.after(world.delay(0.2, 1.0) * (10.0 if world.setup.is_slow else 1.0), self._meet)
+
+    def _meet(self) -> None:
+        """They have found each other, and know what each node holds."""
+        world = self.world
+        if self.is_over or len(self._hosts) < len(self.nodes):
+            return
+        first = self._hosts[self.nodes[0]]
+        if any(host.is_frozen or not world.network.reaches(first, host) for host in self._hosts.values()):
+            world.clock.after(60.0, self._fail)
+            return
+        runners = [world.runner_of(name, self.number) for name in self.nodes]
+        training = world.trainings.get(self.number)
+        if training is None or None in runners:
+            world.clock.after(0.5, self._meet)
+            return
+        self.is_up = True
+        step = world.newest_recoverable(self.nodes)
+        if training.start_step is None:
+            world.invariants.restored(self.number, self.nodes, step)
+        for runner in runners[: world.setup.reports]:
+            if training.start_step is None:
+                runner.report(Restored(attempt=self.number, fields={"step": step, "source": "memory"}))
+            elif self.generation:
+                runner.report(AgentsRejoined(attempt=self.number, generation=self.generation, step=step))
+        training.restore(step or 0)
+
+    def lose(self, host: Host) -> None:
+        """One of them is gone, and so are all."""
+        if self._hosts.pop(host.name, None) is not None:
+            self._leave(host)
+            if self._hosts and len(self._released) < len(self.nodes):
+                self.world.clock.after(self.world.delay(0.01, 0.3), self._fail)
+            elif not self._hosts:
+                self._end()
+
+    def release(self, host: Host) -> None:
+        """A node's agent may finish its work; they all end when all may."""
+        self._released.add(host.name)
+        if len(self._released) >= len(self.nodes) and not self.is_over:
+            self.released_s = self.world.clock.now
+            for name in self.nodes:
+                self.world.clock.after(self.world.delay(0.05, 0.6) + self.world.agent_lingers_s, self._finish, name)
+
+    def _finish(self, name: str) -> None:
+        host = self._hosts.pop(name, None)
+        if host is None:
+            return
+        self._leave(host)
+        runner = self._runner(name)
+        if runner is not None:
+            runner.report(AgentEnded(node=name, attempt=self.number))
+        if not self._hosts:
+            self._end()
+
+    def kill(self) -> None:
+        """The launcher is ended, and with it the agents that Slurm reaches."""
+        if not self.is_over:
+            self.world.invariants.kills_agents(self)
+            self.world.clock.after(self.world.delay(0.01, 0.2), self._fail, False)
+
+    def let_go(self) -> None:
+        self.launcher = None
+
+    def _fail(self, are_missed: bool = True) -> None:
+        """All of them end."""
+        if self.is_over:
+            return
+        self.is_up = False
+        for name, host in list(self._hosts.items()):
+            if host.is_up and not host.is_frozen:
+                self._leave(host)
+                del self._hosts[name]
+        if are_missed:
+            for name in self.nodes:
+                runner = self._runner(name)
+                if runner is not None and name not in self._released:
+                    reason = "the checkpoint agent ended"
+                    lost = AgentLost(node=name, attempt=self.number, generation=self.generation, reason=reason)
+                    self.world.clock.after(self.world.delay(0.0, 0.1), runner.report, lost)
+        self._end()
+
+    def _end(self) -> None:
+        self.is_over, self.is_up = True, False
+        if self.launcher is not None:
+            ended = AgentsEnded(attempt=self.number, generation=self.generation)
+            self.world.clock.after(self.world.delay(0.0, 0.1), self.launcher.put, ended)
+
+    def _leave(self, host: Host) -> None:
+        if self in host.agents:
+            host.agents.remove(self)
+
+    def _runner(self, name: str) -> Runner | None:
+        runner = self.world.runner_of(name, self.number)
+        return runner if runner is not None and runner.is_awake else None

@@ -1,0 +1,138 @@
+"""What must be true of the events that stand in the file, in their order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_ONCE = ("workers_started", "restore", "first_step", "attempt_end")
+_NOT_COUNTED = ("preflight", "scheduler_lost")
+
+
+class EventRules:
+    """Follows the file.
+
+    Args:
+        sizes: how many nodes may train.
+        most_fruitless: attempts in a row that may gain nothing; None where that cannot be said.
+    """
+
+    __slots__ = (
+        "_committed", "_faults", "_fruitless", "_is_moved", "_most_fruitless", "_newest", "_newest_before", "_nodes",
+        "_number", "_once", "_out", "_runs", "_sizes",
+        "_unprepared",
+    )  # fmt: skip
+
+    def __init__(self, sizes: range, most_fruitless: int | None) -> None:
+        self._sizes = sizes
+        self._most_fruitless = most_fruitless
+        self._number = -1
+        self._nodes: tuple[str, ...] = ()
+        self._runs = False
+        self._is_moved = True  # whether the nodes may differ from the last attempt's without a word
+        self._out: set[str] = set()
+        self._unprepared: set[str] = set()
+        self._once: set[str] = set()
+        self._faults: list[str] = []
+        self._committed: dict[str, int] = {}
+        self._newest = self._newest_before = 0
+        self._fruitless = 0
+
+    def broken_by(self, event: dict[str, Any]) -> str | None:
+        """Takes the next event; says what it breaks."""
+        name = event["event"]
+        check = getattr(self, f"_{name}", None)
+        wrong = check(event) if check is not None else None
+        if wrong is None and name in _ONCE and event["attempt"] == self._number:
+            wrong = f"a second {name} of attempt {self._number}" if name in self._once else None
+            self._once.add(name)
+        return wrong
+
+    @property
+    def last_outcome(self) -> str:
+        """Of the attempt that ended last."""
+        return next((name for name in reversed(self._faults) if name.startswith("outcome ")), "")
+
+    def _job_start(self, event: dict[str, Any]) -> None:
+        self._is_moved, self._runs = True, False
+        self._out -= self._unprepared  # the job's Python may have been mended
+        self._unprepared.clear()
+
+    def _takeover(self, event: dict[str, Any]) -> None:
+        self._is_moved = True
+        self._runs = self._runs and "workers_started" in self._once  # or it is not continued
+
+    def _attempt_start(self, event: dict[str, Any]) -> str | None:
+        number, nodes, rung = event["attempt"], tuple(event["nodes"]), event["rung"]
+        before, is_moved = self._nodes, self._is_moved
+        if number != self._number + 1:
+            return f"attempt {number} after {self._number}"
+        self._number, self._nodes, self._runs, self._is_moved = number, nodes, True, False
+        self._once.clear()
+        self._faults.clear()
+        self._committed.clear()
+        if len(set(nodes)) != len(nodes) or len(nodes) not in self._sizes:
+            return f"attempt {number} on {nodes}, sizes {self._sizes}"
+        if self._out & set(nodes):
+            return f"attempt {number} on nodes that are out: {self._out & set(nodes)}"
+        if set(nodes) & set(event["spares"]):
+            return f"spares {event['spares']} of attempt {number} on {nodes}"
+        if not is_moved and (rung == "shrink") is not (len(nodes) < len(before)):
+            return f"rung {rung} from {before} to {nodes}"
+        if not is_moved and rung == "workers" and not set(nodes) >= set(before):
+            return f"rung workers from {before} to {nodes}"
+        if self._most_fruitless is not None and self._fruitless > self._most_fruitless:
+            return f"attempt {number} after {self._fruitless} that gained nothing"
+        return None
+
+    def _attempt_end(self, event: dict[str, Any]) -> str | None:
+        if event["attempt"] != self._number or not self._runs:
+            return f"the end of attempt {event['attempt']}, which does not run"
+        if event["outcome"] == "fault" and not self._faults:
+            return f"attempt {event['attempt']} ends by a fault that is not recorded"
+        self._runs = False
+        if event["outcome"] == "fault" and self._faults[0] not in _NOT_COUNTED:
+            self._fruitless = self._fruitless + 1 if self._newest <= self._newest_before else 0
+            self._newest_before = self._newest
+        self._faults.append(f"outcome {event['outcome']}")
+        return None
+
+    def _fault(self, event: dict[str, Any]) -> str | None:
+        number = event.get("attempt")
+        if number is not None and (number != self._number or not self._runs):
+            return f"a fault of attempt {number}, which does not run"
+        if number is not None:
+            self._faults.append(event["kind"])
+        return None
+
+    def _stop_requested(self, event: dict[str, Any]) -> None:
+        self._faults.append("stop")
+
+    def _commit(self, event: dict[str, Any]) -> str | None:
+        step, tier = event["step"], event["tier"]
+        self._newest = max(self._newest, step)
+        if event["attempt"] != self._number:
+            return f"a commit of attempt {event['attempt']}, which does not run"
+        if step <= self._committed.get(tier, -1):
+            return f"step {step} is committed again in {tier}"
+        self._committed[tier] = step
+        return None
+
+    def _node_out(self, event: dict[str, Any]) -> str | None:
+        node = event["node"]
+        if node in self._out:
+            return f"{node} is out already"
+        self._out.add(node)
+        if event.get("environment"):
+            self._unprepared.add(node)
+        if self._runs and node in self._nodes:
+            if not self._faults and "not confirm" not in event["reason"] and "not end" not in event["reason"]:
+                return f"{node} of attempt {self._number} is out before its fault"
+        elif not self._runs:
+            self._is_moved = True
+        return None
+
+    def _node_back(self, event: dict[str, Any]) -> str | None:
+        if event["node"] not in self._out:
+            return f"{event['node']} is back and was not out"
+        self._out.discard(event["node"])
+        return None

@@ -1,0 +1,318 @@
+"""What must be true at every step of a run, and at its end."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from launcher.core.commands import EndJob, Order, Record, Requeue, Send, SetTimer, StartWorkers
+from launcher.core.inputs import CancelAsked, Requeued, TerminationExplained, TimerFired
+from launcher.core.members import Phase
+from launcher.core.replay import History, apply
+from launcher.core.state import Stage
+from simulation.event_rules import EventRules
+from simulation.training import CHUNK_STEPS
+
+if TYPE_CHECKING:
+    from simulation.agents import AgentGroup
+    from simulation.driver import Driver
+    from simulation.runner import Runner
+    from simulation.world import World
+
+CANCEL_S = 60.0
+FLUSH_S = 500.0
+_SPIN = 200  # decisions in one instant
+
+# What must have happened for a node to be out with such a reason: to that node, or anywhere.
+_DISTURBS_ANY = frozenset((
+    "links_break", "partition", "slow_network", "supervisor_freezes", "supervisor_node_freezes", "supervisor_killed",
+    "supervisor_node_crashes", "node_cut", "node_freezes", "timer_late", "batch_script_killed", "folder_hangs",
+    "folder_unseen", "folder_full", "requeue_by_admin", "preempted", "cancel", "srun_dies", "node_crashes",
+    "slurm_cuts", "slurmd_dies",
+))  # fmt: skip
+_LOSES = frozenset((
+    "runner_killed", "node_crashes", "node_freezes", "link_breaks", "node_cut", "slurm_cuts", "slurmd_dies",
+    "runner_broken", "slow_kill",
+))  # fmt: skip
+_SLOWS_ANY = frozenset(("partition", "slow_network", "links_break", "node_cut", "supervisor_node_freezes"))
+_TRUE: tuple[tuple[re.Pattern[str], frozenset[str], frozenset[str]], ...] = tuple(
+    (re.compile(pattern), frozenset(node), frozenset(anywhere))
+    for pattern, node, anywhere in (
+        ("^silent for|connection to its runner closed|connection broke|did not come back|lost with the supervisor",
+         _LOSES, _DISTURBS_ANY),
+        ("did not confirm the end", {"slow_kill", *_LOSES}, _SLOWS_ANY),
+        ("do not end", {"slow_kill"}, ()),
+        ("did not report within|runner did not start",
+         {"preflight_fails", *_LOSES}, {*_DISTURBS_ANY, "slurm_silent", "slurm_slow", "slurm_lies", "srun_dies"}),
+        ("slurmd does not answer|srun could start no process|Slurm finds it", _LOSES | {"srun_dies"}, _DISTURBS_ANY),
+        ("torch not loaded", {"slow_start"}, ()),
+        ("GPU has fallen", {"preflight_fails"}, ()),
+        ("cannot start workers", {"runner_broken"}, ()),
+    )
+)  # fmt: skip
+_DRAMATIC = ("user_error", "no_progress", "too_few_nodes", "internal", "fabric")
+
+
+class Violation(AssertionError):
+    """Something was not true that must be.
+
+    Attributes:
+        rule: which.
+    """
+
+    def __init__(self, rule: str, text: str) -> None:
+        super().__init__(f"{rule}: {text}")
+        self.rule = rule
+
+
+class Invariants:
+    """Looks at one run."""
+
+    __slots__ = (
+        "_attempts", "_cancel_s", "_committed", "_ended", "_fault_s", "_history", "_instant",
+        "_obeyed_terms", "_out_at", "_requeued", "_rules", "_spins", "_to_kill", "_unusable", "_world", "_written_s",
+    )  # fmt: skip
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        setup = world.setup
+        most = setup.max_without_progress + setup.nodes + setup.spares  # each node may be replaced as a suspect
+        sizes = range(setup.least, setup.nodes + 1)
+        self._rules = EventRules(sizes, most if setup.has_checkpoint and not setup.names_own else None)
+        self._attempts: dict[int, int] = {}  # number -> the term that started it
+        self._committed: list[tuple[int, tuple[str, ...]]] = []
+        self._history: dict[int, History] = {}  # of each term
+        self._written_s = 0.0
+        self._fault_s: float | None = None
+        self._ended: set[int] = set()  # terms
+        self._requeued: set[int] = set()
+        self._cancel_s: dict[int, float] = {}
+        self._obeyed_terms: dict[int, Any] = {}
+        self._instant = 0.0
+        self._spins = 0
+        self._unusable: set[str] = set()
+        self._to_kill: set[tuple[str, int]] = set()
+        self._out_at: dict[int, frozenset[str]] = {}  # nodes that were out as an attempt began
+
+    def began(self, driver: Driver, todo: Any) -> None:
+        world = self._world
+        self._history[driver.term] = world.replayed()
+        self._check_records(driver, todo)
+        self._check_members(driver)
+
+    def decided(self, driver: Driver, before: Any, message: Any, todo: Any) -> None:
+        now_s = self._world.clock.now
+        if now_s == self._instant:
+            self._spins += 1
+            if self._spins > _SPIN:
+                raise Violation("no spinning", f"{_SPIN} decisions at {now_s:.3f} s")
+        else:
+            self._instant, self._spins = now_s, 0
+        state = driver.state
+        if before.stage is Stage.ENDED and todo:
+            raise Violation("nothing outlives the job", f"commands after EndJob: {todo}")
+        if state.members is not before.members:
+            self._check_members(driver)
+        if state.history is not before.history:
+            self._check_records(driver, todo)
+        if type(message) is Requeued and message.error is None:
+            self._requeued.add(driver.term)
+        for command in todo:
+            kind = type(command)
+            if kind is SetTimer:
+                if command.at_s is not None and command.at_s < driver.now_s - 100.0:
+                    raise Violation("no spinning", f"a timer {driver.now_s - command.at_s:.0f} s in the past")
+            elif kind is Send:
+                if command.order is Order.KILL:
+                    self._to_kill.update((node, command.attempt) for node in command.nodes)
+            elif kind is Requeue:
+                if driver.term in self._requeued:
+                    raise Violation("at most one requeue per start", "asked again after it was granted")
+                if driver.term in self._cancel_s:
+                    raise Violation("cancel always wins", "a requeue after the cancel")
+        if type(message) is CancelAsked or (type(message) is TerminationExplained and message.why == "cancel"):
+            is_done = before.attempt is not None and before.attempt.outcome == "done"
+            if before.stage not in (Stage.CLOSING, Stage.REQUEUEING, Stage.ENDED) and not is_done:
+                self._cancel_s.setdefault(driver.term, now_s)
+        if type(message) is TimerFired and state.timer_s is not None and not todo and state == before:
+            raise Violation("no lost timer", f"the timer fired, and none is set before {state.timer_s}")
+        is_unset = state.timer_s is None and before.timer_s is not None and type(message) is not TimerFired
+        if is_unset and not any(type(command) is SetTimer for command in todo):
+            raise Violation("no lost timer", "the state's timer differs from the driver's")
+
+    def _check_members(self, driver: Driver) -> None:
+        members = driver.state.members
+        counted = dict.fromkeys(Phase, 0)
+        for _, member in members.table.items():
+            counted[member.phase] += 1
+        if counted != dict(members.counts):
+            raise Violation("one phase a member", f"counts {members.counts} differ from the table's {counted}")
+
+    def _check_records(self, driver: Driver, todo: Any) -> None:
+        history = self._history[driver.term]
+        for command in todo:
+            if type(command) is Record:
+                event = {"time": command.time_s, "event": command.event, **command.fields}
+                history = apply(history, event)
+                if driver is not self._world.folder.holders[-1]:
+                    continue  # it is not written
+                if command.event == "node_out":
+                    self._check_out(command.fields["node"], command.fields.get("reason") or "")
+                elif command.event == "fault":
+                    self._check_fault(driver, command.fields)
+        self._history[driver.term] = history
+        if history != driver.state.history:
+            raise Violation("replay gives the state", f"{history} differs from {driver.state.history}")
+
+    def _check_out(self, node: str, reason: str) -> None:
+        world = self._world
+        for pattern, of_node, anywhere in _TRUE:
+            if pattern.search(reason):
+                if world.touched.get(node, frozenset()) & of_node or world.kinds & anywhere:
+                    return
+                raise Violation("out for a true reason", f"{node}: {reason!r}, but nothing of that kind happened")
+        raise Violation("out for a true reason", f"{node}: {reason!r} is a reason that nobody knows")
+
+    def _check_fault(self, driver: Driver, fault: Any) -> None:
+        if not self._world.kinds and not self._world.setup.limit_s:
+            raise Violation("no fault from nowhere", f"{dict(fault)}")
+        training = self._world.trainings.get(fault.get("attempt"))
+        if fault["kind"] == "hang" and training is not None and training.hung is not None:
+            is_clear = len(training.nodes) > 2 and not self._world.is_dump_silent
+            if is_clear and self._world.kinds == {"workers_hang"} and fault.get("node") != training.hung:
+                raise Violation("a hang names its node", f"{training.hung} hangs, {fault.get('node')} is named")
+
+    def wrote(self, event: dict[str, Any]) -> None:
+        """An event stands in the file."""
+        if event["time"] < self._written_s:
+            raise Violation("events in order of time", f"{event} after {self._written_s}")
+        self._written_s = event["time"]
+        wrong = self._rules.broken_by(event)
+        if wrong is not None:
+            raise Violation("the record is true", f"{wrong}: {event}")
+        name = event["event"]
+        if name == "attempt_start":
+            self._world.count_rung(event["rung"])
+        elif name == "fault" and self._fault_s is None:
+            self._fault_s = self._world.clock.now
+        elif name == "first_step" and self._fault_s is not None:
+            took_s = self._world.clock.now - self._fault_s
+            self._world.worst_recovery_s = max(self._world.worst_recovery_s, took_s)
+            self._fault_s = None
+
+    def starts(self, driver: Driver, command: StartWorkers) -> None:
+        """A supervisor starts an attempt."""
+        by = self._attempts.setdefault(command.attempt, driver.term)
+        if by != driver.term:
+            raise Violation("one attempt a number", f"attempt {command.attempt} was started in term {by} already")
+        holders = self._world.folder.holders
+        if driver is not holders[-1]:
+            return
+        members = driver.state.members
+        self._out_at[command.attempt] = frozenset(members.out())
+        for name, host in self._world.hosts.items():
+            runner = host.runner
+            if runner is None or runner.attempt in (None, command.attempt) or not runner.has_workers:
+                continue
+            link = driver.links.links.get(name)
+            if link is None or link.runner is not runner or name not in members:
+                continue
+            if name in command.nodes or (name, runner.attempt) in self._to_kill:
+                continue
+            if members[name].phase not in (Phase.OUT, Phase.LEAVING):
+                raise Violation(
+                    "one attempt at a time", f"{name} still has attempt {runner.attempt} as {command.attempt} starts"
+                )
+
+    def obeyed(self, runner: Runner, driver: Driver) -> None:
+        if driver.term < runner.term:
+            raise Violation("one supervisor", f"{runner.host.name} obeys term {driver.term} after {runner.term}")
+        if self._obeyed_terms.setdefault(driver.term, driver) is not driver:
+            raise Violation("one supervisor", f"two supervisors are obeyed in term {driver.term}")
+
+    def found_unusable(self, nodes: dict[str, str]) -> None:
+        self._unusable.update(nodes)
+
+    def kills_agents(self, group: AgentGroup) -> None:
+        """A supervisor ends agents: not while they write the result of a job that is done."""
+        driver, now_s = group.launcher, self._world.clock.now
+        attempt = driver.state.attempt if driver is not None and driver.state is not None else None
+        if attempt is None or attempt.outcome != "done" or driver.state.requests.is_cancelled:
+            return
+        if group.released_s is None or now_s - group.released_s < FLUSH_S:
+            raise Violation("the result is written", "agents are killed while they finish their work")
+
+    def committed(self, step: int, nodes: tuple[str, ...]) -> None:
+        self._committed.append((step, nodes))
+
+    def restored(self, number: int, nodes: tuple[str, ...], step: int | None) -> None:
+        """The agents of an attempt go on from a step."""
+        from simulation.world import losses_survived
+
+        if not self._committed:
+            return
+        newest, layout = max(self._committed, key=lambda item: item[0])
+        if (step or 0) >= newest or len(nodes) < len(layout):
+            return
+        world = self._world
+        driver = world.ruling()
+        out = self._out_at.get(number, frozenset())
+        gone = [
+            name
+            for name in layout
+            if name in out
+            or name not in world.job_nodes
+            or newest not in world.hosts[name].memory
+            or not world.hosts[name].is_up
+        ]
+        suspects = driver.state.history.gains.suspects if driver is not None and driver.state is not None else ()
+        gone += [name for name in layout if name not in gone and name not in nodes and name in suspects]
+        if len(gone) <= losses_survived(layout):
+            raise Violation(
+                "no committed step is given up",
+                f"attempt {number} on {nodes} goes on from {step}, {newest} was committed by {layout}, gone: {gone}",
+            )
+        self._committed = [item for item in self._committed if item[0] <= (step or 0)]
+
+    def ends(self, driver: Driver, command: EndJob) -> None:
+        if driver.term in self._ended:
+            raise Violation("nothing outlives the job", "EndJob twice")
+        self._ended.add(driver.term)
+        total = self._world.setup.chunks * CHUNK_STEPS
+        is_early = "worker_ends_early" in self._world.kinds
+        if command.outcome == "done" and command.step != total and not is_early:
+            raise Violation("a true outcome", f"done at step {command.step} of {total}")
+        cancel_s = self._cancel_s.get(driver.term)
+        world = self._world
+        if cancel_s is not None:
+            if command.outcome != "cancelled" and "folder_removed" not in world.kinds:
+                raise Violation("cancel always wins", f"outcome {command.outcome} after the cancel")
+            disturbed = world.kinds & {
+                "folder_hangs", "folder_full", "folder_unseen", "partition", "supervisor_freezes",
+                "supervisor_node_freezes", "node_freezes", "folder_removed", "timer_late", "slurm_slow", "slurm_silent",
+            }  # fmt: skip
+            if world.clock.now - cancel_s > CANCEL_S and not disturbed:
+                raise Violation("cancel always wins", f"{world.clock.now - cancel_s:.0f} s from the cancel to the end")
+        elif (
+            command.outcome == "cancelled" and "cancel" not in world.kinds and "batch_script_killed" not in world.kinds
+        ):
+            raise Violation("a true outcome", "cancelled, and nobody asked for that")
+        is_limit = world.setup.limit_s and command.outcome == "internal"
+        if command.outcome in _DRAMATIC and not world.kinds and not is_limit:
+            raise Violation("a true outcome", f"{command.outcome}: {command.reason}, and no fault was injected")
+        if command.outcome == "stopped" and driver.state.requests.stop is None and driver.state.requeue.value != "done":
+            raise Violation("a true outcome", f"stopped, and neither requeued nor asked: {command.reason}")
+
+    def finished(self) -> None:
+        """The run is over."""
+        world = self._world
+        assert world.outcome is not None
+        name, reason = world.outcome
+        for driver in world.drivers:
+            raise Violation("nothing outlives the job", f"the supervisor of term {driver.term} on {driver.host.name}")
+        if not world.kinds and name != "done" and not world.setup.limit_s:
+            raise Violation("a true outcome", f"{name} ({reason}), and no fault was injected")
+        if name == "slurm_timeout" and not world.kinds:
+            raise Violation("a true outcome", "the job ran into its time limit")
+        if name == "slurm_over" or name.startswith("slurm_requeue"):
+            raise Violation("a true outcome", f"{name}: no result, and no start to come")

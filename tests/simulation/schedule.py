@@ -1,0 +1,217 @@
+"""A schedule: what a simulated job is, and which faults it meets. Plain values, so that it can be kept and shrunk."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The job and its cluster. Everything but `seed` shrinks towards its default.
+
+    Attributes:
+        seed: of the delays.
+        nodes, spares: of the job.
+        least: the smallest number of nodes that may train.
+        extra: nodes of the cluster beyond the job's.
+        has_checkpoint: whether there are agents.
+        names_own: whether the job file has `progress`.
+        is_local: the embedded cluster: no take-over, no requeue.
+        may_requeue: whether the scheduler accepts a requeue.
+        chunks: how many commits the job needs.
+        chunk_s: seconds between two commits.
+        shared_every: commits between two in the shared tier.
+        hang_timeout_s: `restart.hang_timeout_s`.
+        limit_s: the job's time limit; 0 for none.
+        is_slow: whether processes start ten times slower.
+        heeds_stop: whether the script stops when asked to.
+        reports: how many nodes report what all know.
+        max_without_progress: as in the job file.
+    """
+
+    seed: int = 0
+    nodes: int = 2
+    spares: int = 1
+    least: int = 2
+    extra: int = 1
+    has_checkpoint: bool = True
+    names_own: bool = False
+    is_local: bool = False
+    may_requeue: bool = True
+    chunks: int = 4
+    chunk_s: float = 20.0
+    shared_every: int = 3
+    hang_timeout_s: float | None = None
+    limit_s: float = 0.0
+    is_slow: bool = False
+    heeds_stop: bool = True
+    reports: int = 2
+    max_without_progress: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: a function of `injection`.
+        at_s: seconds after the trigger.
+        after: the trigger: the name of a command or an input, or "" for the beginning.
+        nth: the trigger's number, from 1.
+        node: index of the node that it concerns.
+        lasts_s: how long.
+        flag: a variant of the kind.
+    """
+
+    kind: str
+    at_s: float = 0.0
+    after: str = ""
+    nth: int = 1
+    node: int = 0
+    lasts_s: float = 10.0
+    flag: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    setup: Setup = field(default_factory=Setup)
+    faults: tuple[Fault, ...] = ()
+
+    def __str__(self) -> str:
+        """Python source that makes it; defaults are left out."""
+        faults = "".join(f"\n        {_source(fault)}," for fault in self.faults)
+        return (
+            f"Schedule(\n    {_source(self.setup)},\n    ({faults}\n    ),\n)"
+            if faults
+            else (f"Schedule({_source(self.setup)})")
+        )
+
+
+def _source(value: Any) -> str:
+    given = [
+        f"{item.name}={getattr(value, item.name)!r}"
+        for item in fields(value)
+        if getattr(value, item.name) != item.default or item.name == "kind"
+    ]
+    return f"{type(value).__name__}({', '.join(given)})"
+
+
+# Kind -> (weight, whether it lasts, how many flags).
+KINDS: dict[str, tuple[float, bool, int]] = {
+    "worker_fails": (6, False, 4),
+    "workers_hang": (2, False, 2),
+    "worker_ends_early": (1, False, 1),
+    "slow_kill": (1.5, True, 2),
+    "slow_start": (1.5, True, 2),
+    "runner_killed": (3, False, 1),
+    "runner_broken": (1, False, 2),
+    "preflight_fails": (1, False, 1),
+    "node_crashes": (5, True, 3),
+    "node_freezes": (3, True, 1),
+    "link_breaks": (2, False, 1),
+    "links_break": (1.5, False, 2),
+    "node_cut": (4, True, 3),
+    "partition": (2.5, True, 2),
+    "slow_network": (1, True, 1),
+    "agent_dies": (3, False, 2),
+    "agents_late": (1, True, 1),
+    "agent_lingers": (1, True, 1),
+    "slurm_silent": (3, True, 1),
+    "slurm_slow": (1.5, True, 1),
+    "slurm_lies": (1, True, 1),
+    "slurmd_dies": (2, False, 1),
+    "slurm_cuts": (1.5, False, 1),
+    "srun_dies": (1, False, 2),
+    "requeue_by_admin": (1.5, False, 2),
+    "preempted": (2, False, 1),
+    "requeue_refused": (1.5, True, 1),
+    "cancel": (2.5, False, 2),
+    "halt": (1.5, False, 3),
+    "time_warned": (1, False, 1),
+    "folder_full": (2, True, 2),
+    "folder_hangs": (2, True, 1),
+    "folder_unseen": (1.5, True, 1),
+    "folder_removed": (0.5, False, 1),
+    "supervisor_killed": (4, False, 1),
+    "supervisor_freezes": (3, True, 1),
+    "supervisor_node_crashes": (3, True, 3),
+    "supervisor_node_freezes": (1.5, True, 1),
+    "batch_script_killed": (1, False, 1),
+    "timer_late": (0.5, True, 1),
+    "clock_skewed": (0.5, False, 2),
+}
+_NAMES = tuple(KINDS)
+_WEIGHTS = tuple(weight for weight, _, _ in KINDS.values())
+_LASTS_S = (0.3, 1.0, 1.5, 2.0, 3.0, 4.0, 7.0, 9.0, 12.0, 18.0, 25.0, 40.0, 90.0, 200.0)
+_LASTS_LONG_S = (700.0, 2000.0)
+_TRIGGERS = (
+    ("StartRunners", 1), ("StartWorkers", 1), ("StartWorkers", 2), ("StartWorkers", 3), ("StartAgents", 1),
+    ("StartAgents", 2), ("KillAgents", 1), ("ReleaseRunners", 1), ("AskUnusable", 1), ("AskUnusable", 2),
+    ("ProbeFolder", 1), ("ProbeFolder", 2), ("Settle", 1), ("Settle", 2), ("Requeue", 1), ("EndJob", 1),
+    ("AwaitReturn", 1), ("LetGo", 1), ("AskWhyTerminated", 1), ("AskTimeLeft", 1), ("Dismiss", 1),
+    ("LookAtOwnCheckpoints", 1), ("NodeJoined", 1), ("NodeJoined", 2), ("NodeJoined", 5), ("NodeLost", 1),
+    ("NodeLost", 2), ("WorkersStarted", 1), ("WorkersStarted", 3), ("WorkersEnded", 1), ("WorkersEnded", 2),
+    ("WorkersKilled", 1), ("Restored", 1), ("Committed", 1), ("Committed", 4), ("AgentsEnded", 1),
+    ("AgentLost", 1), ("UnusableAnswered", 1), ("IsolationChanged", 1), ("TerminationExplained", 1),
+    ("FolderProbed", 1), ("AgentsRejoined", 1), ("StoodStill", 1), ("LaunchEnded", 1), ("TimerFired", 3),
+)  # fmt: skip
+_DELAYS_S = (0.0, 0.0, 0.0, 0.001, 0.02, 0.1, 0.3, 0.6, 1.0, 2.0, 3.0, 6.0)
+
+
+def draw(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    rng = random.Random(seed)
+    return Schedule(
+        _draw_setup(rng, seed), tuple(_draw_fault(rng) for _ in range(rng.choice((0, 1, 1, 2, 2, 2, 3, 3, 4, 5))))
+    )
+
+
+def _draw_setup(rng: random.Random, seed: int) -> Setup:
+    nodes = rng.choice((1, 2, 2, 2, 3, 3, 4))
+    is_local = rng.random() < 0.08
+    has_checkpoint = rng.random() < 0.85
+    names_own = rng.random() < 0.3
+    is_slow = rng.random() < 0.1
+    chunk_s = rng.choice((5.0, 20.0, 20.0, 60.0)) if has_checkpoint else rng.choice((60.0, 120.0))
+    limit_s = rng.choice((0.0, 0.0, 0.0, 120.0, 300.0, 900.0))
+    if is_local or not (has_checkpoint or names_own):
+        limit_s = 0.0
+    elif limit_s:  # long enough for a step that is kept
+        limit_s = max(limit_s, 6 * chunk_s + (600.0 if is_slow else 0.0))
+    return Setup(
+        seed=seed,
+        nodes=nodes,
+        spares=rng.choice((0, 1, 1, 1, 2)),
+        least=nodes if rng.random() < 0.7 else max(1, nodes - rng.choice((1, 2))),
+        extra=rng.choice((0, 1, 2)),
+        has_checkpoint=has_checkpoint,
+        names_own=names_own,
+        is_local=is_local,
+        may_requeue=rng.random() < 0.9,
+        chunks=rng.choice((2, 3, 4, 5)),
+        chunk_s=chunk_s,
+        shared_every=rng.choice((1, 2, 3)),
+        hang_timeout_s=rng.choice((None, None, None, 130.0, 200.0)) if has_checkpoint else rng.choice((None, 400.0)),
+        limit_s=limit_s,
+        is_slow=is_slow,
+        heeds_stop=rng.random() < 0.9,
+        reports=rng.choice((1, 2, 9)),
+        max_without_progress=rng.choice((3, 3, 3, 1, 2)),
+    )
+
+
+def _draw_fault(rng: random.Random) -> Fault:
+    kind = rng.choices(_NAMES, _WEIGHTS)[0]
+    _, lasts, flags = KINDS[kind]
+    if rng.random() < 0.55:
+        after, nth = rng.choice(_TRIGGERS)
+        at_s = rng.choice(_DELAYS_S)
+    else:
+        after, nth = "", 1
+        at_s = round(rng.choice((rng.uniform(0, 8), rng.uniform(0, 30), rng.uniform(5, 120), rng.uniform(5, 400))), 2)
+    lasts_s = 0.0
+    if lasts:
+        lasts_s = rng.choice(_LASTS_S) if rng.random() < 0.97 else rng.choice(_LASTS_LONG_S)
+    return Fault(kind, at_s, after, nth, rng.randrange(6), lasts_s, rng.randrange(flags))

@@ -1,0 +1,34 @@
+"""Schedules that once broke something, shrunk. Each stands for a defect that was mended."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulation.campaign import explain, run_one
+from simulation.schedule import Fault, Schedule, Setup
+
+KEPT = {
+    "a decision ends while a SIGTERM is not understood": Schedule(
+        Setup(seed=298), (Fault("preempted", at_s=0.005, after="NodeJoined", nth=1),)
+    ),
+    "workers that started under a supervisor that is gone are ended": Schedule(
+        Setup(seed=261, chunks=3, reports=1), (Fault("supervisor_freezes", after="StartWorkers", lasts_s=12.0),)
+    ),
+    "a requeued job trains where its newest step is": Schedule(
+        Setup(seed=306, extra=2, names_own=True, chunks=2, chunk_s=60.0, shared_every=2, limit_s=900.0, reports=9),
+        (
+            Fault("slurm_silent", at_s=0.3, after="AskWhyTerminated", lasts_s=7.0),
+            Fault("supervisor_node_crashes", at_s=0.02, after="AgentsEnded", node=3, lasts_s=3.0, flag=1),
+            Fault("node_crashes", at_s=65.53, node=4, lasts_s=2.0),
+        ),
+    ),
+    "runners that are started again train where the newest step is": Schedule(
+        Setup(seed=116138, nodes=1, least=1), (Fault("links_break", at_s=0.001, after="Committed", flag=1),)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_was_broken_once_is_not_broken_again(name: str) -> None:
+    failure = run_one(KEPT[name])
+    assert failure is None, explain(failure)

@@ -1,0 +1,107 @@
+"""The simulator finds what is broken on purpose, says the same twice, and shrinks what fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher import core
+from launcher.core.commands import Order, Record, Send, SetTimer, Settle
+from launcher.core.inputs import CancelAsked, NodeLost, TerminationExplained
+from simulation.campaign import run_one, run_seeds
+from simulation.injection import INJECT
+from simulation.schedule import KINDS, Fault, Schedule, Setup, draw
+from simulation.shrink import shrink
+from simulation.trace import Trace
+from simulation.world import World
+
+Decide = Callable[..., Any]
+
+
+def without(kind: type, is_dropped: Callable[[Any], bool] = lambda command: True) -> Decide:
+    """A core that loses some of its commands."""
+
+    def decide(state: Any, given: Any, now_s: float) -> Any:
+        state, todo = core.decide(state, given, now_s)
+        return state, tuple(command for command in todo if not (type(command) is kind and is_dropped(command)))
+
+    return decide
+
+
+def deaf_to(kind: type) -> Decide:
+    """A core that ignores an input."""
+
+    def decide(state: Any, given: Any, now_s: float) -> Any:
+        return (state, ()) if type(given) is kind else core.decide(state, given, now_s)
+
+    return decide
+
+
+def _renumbers_attempts(state: Any, given: Any, now_s: float) -> Any:
+    state, todo = core.decide(state, given, now_s)
+    members = state.members
+    if type(given) is NodeLost:
+        state = replace(state, members=type(members)(members.table, dict.fromkeys(members.counts, 0)))
+    return state, todo
+
+
+BROKEN = {
+    "loses its timers": (without(SetTimer), "liveness"),
+    "kills no workers": (without(Send, lambda command: command.order is Order.KILL), "out for a true reason"),
+    "records nothing lost": (without(Record, lambda command: command.event == "node_out"), "replay gives the state"),
+    "never settles": (without(Settle), "liveness"),
+    "ignores a cancel": (deaf_to(CancelAsked), "cancel always wins"),
+    "ignores what a SIGTERM means": (deaf_to(TerminationExplained), "liveness"),
+    "miscounts its members": (_renumbers_attempts, "one phase a member"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_core_that_is_broken_on_purpose_is_found(name: str) -> None:
+    decide, rule = BROKEN[name]
+    for first in range(0, 2000, 20):
+        tally = run_seeds(range(first, first + 20), decide=decide)
+        if any(failure.rule == rule for failure in tally.failures):
+            return
+    pytest.fail(f"a core that {name} breaks no {rule!r} in 2000 schedules")
+
+
+def test_a_run_is_the_same_twice() -> None:
+    for seed in range(40, 60):
+        traces = [Trace(), Trace()]
+        for trace in traces:
+            run_one(draw(seed), trace=trace)
+        assert traces[0].lines == traces[1].lines
+
+
+def test_every_kind_of_fault_is_drawn_and_can_be_injected() -> None:
+    assert set(KINDS) == set(INJECT)
+    drawn = {fault.kind for seed in range(1000) for fault in draw(seed).faults}
+    assert drawn == set(KINDS)
+
+
+def test_a_job_without_faults_ends_well() -> None:
+    for setup in (
+        Setup(),
+        Setup(nodes=4, spares=2),
+        Setup(has_checkpoint=False),
+        Setup(is_local=True),
+        Setup(is_slow=True),
+    ):
+        world = World(Schedule(setup))
+        assert world.run() == ("done", "")
+
+
+def test_a_failing_schedule_is_shrunk_to_the_fault_that_matters() -> None:
+    faults = (Fault("worker_fails", 12.0), Fault("node_crashes", 30.0, node=2, lasts_s=9.0), Fault("agent_dies", 40.0))
+    schedule = Schedule(Setup(seed=3, nodes=3, spares=2, chunks=5), faults)
+
+    def fails(candidate: Schedule) -> bool:
+        return any(fault.kind == "node_crashes" for fault in candidate.faults)
+
+    simplest = shrink(schedule, fails)
+    assert simplest == Schedule(Setup(seed=3), (Fault("node_crashes", 0.0, lasts_s=0.0),))
+    assert eval(str(simplest)) == simplest

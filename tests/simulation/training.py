@@ -1,0 +1,181 @@
+"""The workers of one attempt, on all its nodes: they make each step together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launcher.core.inputs import Committed, FirstStep, Progress, WorkersEnded
+from simulation.clock import EPOCH_S
+
+if TYPE_CHECKING:
+    from simulation.runner import Runner
+    from simulation.world import World
+
+CHUNK_STEPS = 10
+
+
+class Training:
+    """One attempt's workers.
+
+    Attributes:
+        number: of the attempt.
+        term: of the supervisor that started it: where the folder was full, a number may be given twice.
+        nodes: in node-rank order.
+        has_agents: whether they restore from agents.
+        step: the newest finished step.
+        start_step: where they began; None before the restore.
+        hung: the node whose workers hang; None for none.
+    """
+
+    __slots__ = (
+        "_is_going", "_is_stopping", "_is_waiting", "_runners", "has_agents", "hung", "is_over", "nodes", "number",
+        "start_step", "step", "term", "world",
+    )  # fmt: skip
+
+    def __init__(self, world: World, number: int, term: int, nodes: tuple[str, ...], *, has_agents: bool) -> None:
+        self.world = world
+        self.number = number
+        self.term = term
+        self.nodes = nodes
+        self.has_agents = has_agents
+        self._runners: dict[str, Runner] = {}
+        self._is_going = self._is_stopping = self._is_waiting = self.is_over = False
+        self.start_step: int | None = None
+        self.step: int | None = None
+        self.hung: str | None = None
+        if not has_agents:
+            self.start_step = world.own_step
+
+    def join(self, runner: Runner) -> None:
+        """A node's workers run."""
+        self._runners[runner.host.name] = runner
+        self._go()
+
+    def restore(self, step: int) -> None:
+        """The agents have agreed from where to go on."""
+        if self.start_step is None:
+            self.start_step = step
+            self._go()
+
+    def stop(self) -> None:
+        """One node's workers are asked to stop at a common boundary: all hear of it."""
+        if self.has_agents and self.world.setup.heeds_stop and not self._is_stopping:
+            self._is_stopping = True
+            if self._is_going:
+                self.world.clock.after(self.world.delay(0.1, min(3.0, self.world.setup.chunk_s / 5)), self._reach, True)
+
+    def hang(self, node: str) -> None:
+        self.hung = node
+
+    def changed(self) -> None:
+        """Something has changed in the world: may they go on?"""
+        if self._is_waiting:
+            self._is_waiting = False
+            self.world.clock.after(0.05, self._reach, self._is_stopping)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the workers of all nodes run, and reach each other."""
+        if self.hung is not None:
+            return False
+        reaches, first = self.world.network.reaches, None
+        for name in self.nodes:
+            runner = self._runners.get(name)
+            if runner is None or runner.training is not self or not runner.works or runner.host.is_frozen:
+                return False
+            if first is None:
+                first = runner.host
+            elif not reaches(first, runner.host):
+                return False
+        return True
+
+    def _go(self) -> None:
+        if self._is_going or self.start_step is None or len(self._runners) < len(self.nodes):
+            return
+        self._is_going = True
+        self.step = self.start_step
+        if self.step >= self.world.setup.chunks * CHUNK_STEPS:
+            self._end()
+            return
+        self.world.clock.after(self.world.delay(0.3, 1.5), self._first)
+
+    def _first(self) -> None:
+        if self.is_over or not self.runs:
+            self._is_waiting = not self.is_over
+            return
+        self.step = (self.step or 0) + 1
+        self.world.progressed()
+        for runner in self._reporting():
+            time_s = EPOCH_S + self.world.clock.now + runner.host.skew_s
+            runner.report(FirstStep(node=runner.host.name, attempt=self.number, step=self.step, time_s=time_s))
+        self._tell_progress()
+        if self._is_stopping:
+            self.world.clock.after(0.2, self._reach, True)
+        else:
+            self.world.clock.after(self.world.setup.chunk_s, self._reach, False)
+
+    def _reach(self, is_stop: bool) -> None:
+        """The next boundary: a commit, or the end."""
+        if self.is_over or (self._is_stopping and not is_stop):
+            return
+        if not self.runs:
+            self._is_waiting = True
+            return
+        world = self.world
+        step = (self.step or 0) + (1 if is_stop else CHUNK_STEPS - (self.step or 0) % CHUNK_STEPS)
+        total = world.setup.chunks * CHUNK_STEPS
+        self.step = min(step, total)
+        world.progressed()
+        world.own_saved(self.step)
+        self._tell_progress()
+        if self.has_agents and world.are_agents_up(self.number):
+            self._commit(self.step)
+        if is_stop or self.step >= total:
+            self._end()
+        else:
+            world.clock.after(world.setup.chunk_s * (0.7 + 0.6 * world.rng.random()), self._reach, False)
+
+    def _commit(self, step: int) -> None:
+        world = self.world
+        world.committed(step, self.nodes)
+        for name in self.nodes:
+            world.hosts[name].hold(step, self.nodes)
+        is_shared = (step // CHUNK_STEPS) % world.setup.shared_every == 0
+        if is_shared:
+            world.shared_step = max(world.shared_step, step)
+        for runner in self._reporting():
+            runner.report(Committed(attempt=self.number, step=step, tier="memory"))
+            if is_shared:
+                runner.report(Committed(attempt=self.number, step=step, tier="shared"))
+
+    def _end(self) -> None:
+        self.is_over = True
+        for name in self.nodes:
+            runner = self._runners[name]
+            self.world.clock.after(self.world.delay(0.01, 0.4), self._exit, runner)
+
+    def _exit(self, runner: Runner) -> None:
+        if runner.training is self and runner.works:
+            runner.workers_end(WorkersEnded(node=runner.host.name, attempt=self.number, ok=True, step=self.step))
+
+    def _reporting(self) -> list[Runner]:
+        count = self.world.setup.reports
+        return [self._runners[name] for name in self.nodes[:count] if name in self._runners]
+
+    def _tell_progress(self) -> None:
+        """As the driver puts the heartbeats together: it hears one of them here."""
+        progress = self.progress()
+        for name in self.nodes:
+            runner = self._runners[name]
+            if runner.link is not None and runner.is_awake:
+                runner.link.send_up(progress)
+                return
+
+    def progress(self) -> Progress:
+        return Progress(
+            attempt=self.number,
+            step=self.step,
+            slowest=self.step,
+            is_active=self.hung is None,
+            rank_ended=any(not runner.works for runner in self._runners.values()),
+        )
