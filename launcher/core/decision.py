@@ -61,6 +61,8 @@ def begin(job: Job, past: Iterable[Event], now_s: float) -> tuple[State, tuple[C
     turn.set(time_limit=TimeLimit(begun_s=now_s, ask_s=now_s))
     turn.set(positions=tuple(node for node in history.positions if node in members))  # they may hold steps
     runners = tuple(node for node in job.nodes if node in history.runners) if job.is_take_over else ()
+    if job.is_take_over:
+        requests.go_on(turn, history)
     if runners:
         _take_over(turn, runners)
     else:

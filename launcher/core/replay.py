@@ -15,7 +15,10 @@ from launcher.core.faults import AGENT_LOST, NODE_LOST, PREFLIGHT, SCHEDULER_LOS
 from launcher.core.frozen import replace
 
 SUSPECT_AFTER = 2  # attempts that failed on one node
-TIME_LIMIT = "time_limit"  # the reason of a stop
+# Reasons of `stop_requested`.
+TIME_LIMIT = "time_limit"
+HALT = "halt"  # a user wants the job to end for good: nobody requeues it
+CANCEL = "cancel"
 RAN_S = 300.0  # longer than a start takes; a job that does this again and again is bounded by max_restarts alone
 _NOT_THE_NODES = (AGENT_LOST, NODE_LOST)  # the first has a limit of its own, after the second the node is out
 _NOT_THE_JOBS = (PREFLIGHT, SCHEDULER_LOST)  # faults that say nothing about whether the job gains steps
@@ -119,7 +122,7 @@ class History:
         step: the newest committed step; None for none.
         gains: for the recovery ladder.
         tells_steps: whether the script has ever told a step.
-        is_time_up: whether this start of the job is to stop because of the time limit.
+        stop, is_halt, is_cancelled: what was asked of this start of the job, as in `state.Requests`.
         hangs, hang_step: hangs since a step newer than hang_step, the newest at which it hung.
     """
 
@@ -134,7 +137,9 @@ class History:
     tells_steps: bool = False
     hangs: int = 0
     hang_step: int = 0
-    is_time_up: bool = False
+    stop: str | None = None
+    is_halt: bool = False
+    is_cancelled: bool = False
 
     @property
     def running_attempt(self) -> Running | None:
@@ -165,7 +170,9 @@ def _job_start(history: History, event: Event) -> History:
         if why.is_environment:  # the job's Python may have been mended
             out = out.discard(node)
     gains = replace(history.gains, agentless=0)
-    return replace(history, out=out, runners=HashTrieSet(), attempt=None, gains=gains, is_time_up=False)
+    return replace(
+        history, out=out, runners=HashTrieSet(), attempt=None, gains=gains, stop=None, is_halt=False, is_cancelled=False
+    )
 
 
 def _node_ready(history: History, event: Event) -> History:
@@ -260,12 +267,18 @@ def _fault(history: History, event: Event) -> History:
 
 
 def _stop_requested(history: History, event: Event) -> History:
-    return replace(history, is_time_up=history.is_time_up or event.get("reason") == TIME_LIMIT)
+    reason = event.get("reason")
+    if event.get("detail") or not isinstance(reason, str):  # the way to a requeue that nobody asked for
+        return history
+    if reason == CANCEL:
+        return replace(history, is_cancelled=True)
+    is_new = history.stop in (None, HALT)
+    return replace(history, stop=reason if is_new else history.stop, is_halt=history.is_halt or reason == HALT)
 
 
 def _attempt_end(history: History, event: Event) -> History:
     history = _judge(_of_attempt(history, event, has_ended=True))
-    if event.get("outcome") == "stopped" and history.is_time_up and history.attempt is not None:
+    if event.get("outcome") == "stopped" and history.stop == TIME_LIMIT and history.attempt is not None:
         # A start that ends by the time limit counts as an attempt: it may be too short to gain anything, for ever.
         end = {"kind": TIME_LIMIT, "time": event["time"]}
         history = replace(history, gains=_after_fault(history, end, history.attempt.workers_s))

@@ -20,11 +20,10 @@ from launcher.core.inputs import (
     TimeLeftAnswered,
     TimeWarned,
 )
-from launcher.core.replay import TIME_LIMIT
+from launcher.core.replay import CANCEL, HALT, TIME_LIMIT, History
 from launcher.core.state import Requests, RequeuePhase, Sigterm, TimeLimit
 from launcher.core.turn import Turn
 
-HALT = "halt"  # a user wants the job to end for good: nobody requeues it
 REQUEUE = "requeue"  # the scheduler ends the job to start it again
 PREEMPTED, BATCH_SCRIPT_LOST = "preempted", "batch_script_lost"
 OURS_TO_REQUEUE = (TIME_LIMIT, PREEMPTED, BATCH_SCRIPT_LOST)  # after these nobody else starts the job again
@@ -69,6 +68,12 @@ def stop_deadline_s(requests: Requests) -> float | None:
     return requests.stop_s + _STOP_TIMEOUT_S.get(requests.stop, _DEFAULT_STOP_TIMEOUT_S)
 
 
+def go_on(turn: Turn, history: History) -> None:
+    """After a take-over: what was asked of the supervisor before still holds."""
+    stop_s = turn.now_s if history.stop is not None else 0.0
+    turn.set_requests(stop=history.stop, stop_s=stop_s, is_halt=history.is_halt, is_cancelled=history.is_cancelled)
+
+
 def on_terminated(turn: Turn, given: Terminated) -> None:
     if turn.state.requests.sigterm is Sigterm.NONE:
         turn.set_requests(sigterm=Sigterm.ASKED)
@@ -97,7 +102,7 @@ def on_halt(turn: Turn, given: HaltAsked) -> None:
 def cancel(turn: Turn) -> None:
     if not turn.state.requests.is_cancelled:
         turn.set_requests(is_cancelled=True)
-        turn.record("stop_requested", reason="cancel")
+        turn.record("stop_requested", reason=CANCEL)
 
 
 def ask_stop(turn: Turn, reason: str) -> None:

@@ -20,7 +20,10 @@ from launcher.supervisor.supervisor import Supervisor
 from launcher.terms import Term, claim, newest
 
 NODES = ["node0", "node1"]
-STOPPED = [{"event": "stop_requested", "reason": "time_limit"}, {"event": "attempt_end", "attempt": 0}]
+FAILED = [
+    {"event": "fault", "attempt": 0, "kind": "process_exit"},
+    {"event": "attempt_end", "attempt": 0, "outcome": "fault"},
+]
 
 
 class Left(Talkers):
@@ -100,7 +103,7 @@ def out(events: list[Event]) -> list[str]:
     return [event["node"] for event in events if event["event"] == "node_out"]
 
 
-@pytest.mark.parametrize("past", [STOPPED, []], ids=["between attempts", "in an attempt"])
+@pytest.mark.parametrize("past", [FAILED, []], ids=["between attempts", "in an attempt"])
 def test_where_no_runner_is_left_nothing_is_held_against_the_nodes(tmp_path: Path, past: list[Event]) -> None:
     """Slurm has ended the runners, or the supervisor before has let them go: the job goes back to Slurm."""
     outcome, cluster, events = taken_over(tmp_path, past, back=[])
@@ -111,7 +114,7 @@ def test_where_no_runner_is_left_nothing_is_held_against_the_nodes(tmp_path: Pat
     assert [event["nodes"] for event in events if event["event"] == "attempt_start"] == [NODES, NODES]
 
 
-@pytest.mark.parametrize("past", [STOPPED, []], ids=["between attempts", "in an attempt"])
+@pytest.mark.parametrize("past", [FAILED, []], ids=["between attempts", "in an attempt"])
 def test_where_a_runner_is_there_a_node_whose_own_does_not_come_is_out_for_good(
     tmp_path: Path, past: list[Event]
 ) -> None:

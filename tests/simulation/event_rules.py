@@ -17,8 +17,21 @@ class EventRules:
     """
 
     __slots__ = (
-        "_committed", "_faults", "_fruitless", "_is_moved", "_most_fruitless", "_newest", "_newest_before", "_nodes",
-        "_number", "_once", "_out", "_runs", "_sizes",
+        "_committed",
+        "_decisive",
+        "_faults",
+        "_fruitless",
+        "_is_moved",
+        "_most_fruitless",
+        "_newest",
+        "_newest_before",
+        "_nodes",
+        "_number",
+        "_once",
+        "_out",
+        "_replaced",
+        "_runs",
+        "_sizes",
         "_unprepared",
     )  # fmt: skip
 
@@ -31,8 +44,10 @@ class EventRules:
         self._is_moved = True  # whether the nodes may differ from the last attempt's without a word
         self._out: set[str] = set()
         self._unprepared: set[str] = set()
+        self._replaced: set[str] = set()
         self._once: set[str] = set()
         self._faults: list[str] = []
+        self._decisive: list[str] = []  # the first fault of each attempt
         self._committed: dict[str, int] = {}
         self._newest = self._newest_before = 0
         self._fruitless = 0
@@ -74,6 +89,9 @@ class EventRules:
             return f"attempt {number} on {nodes}, sizes {self._sizes}"
         if self._out & set(nodes):
             return f"attempt {number} on nodes that are out: {self._out & set(nodes)}"
+        if self._replaced & set(nodes):
+            return f"attempt {number} on nodes that were replaced: {self._replaced & set(nodes)}"
+        self._replaced.clear()
         if set(nodes) & set(event["spares"]):
             return f"spares {event['spares']} of attempt {number} on {nodes}"
         if not is_moved and (rung == "shrink") is not (len(nodes) < len(before)):
@@ -90,6 +108,8 @@ class EventRules:
         if event["outcome"] == "fault" and not self._faults:
             return f"attempt {event['attempt']} ends by a fault that is not recorded"
         self._runs = False
+        if event["outcome"] == "fault" and self._faults[0] != "stop":
+            self._decisive.append(self._faults[0])
         if event["outcome"] == "fault" and self._faults[0] not in _NOT_COUNTED:
             self._fruitless = self._fruitless + 1 if self._newest <= self._newest_before else 0
             self._newest_before = self._newest
@@ -104,8 +124,17 @@ class EventRules:
             self._faults.append(event["kind"])
         return None
 
-    def _stop_requested(self, event: dict[str, Any]) -> None:
+    def _problem(self, event: dict[str, Any]) -> str | None:
+        if "a spare takes its place" not in event["what"]:
+            return None
+        self._replaced.add(event["node"])
+        return None if event["node"] in self._nodes else f"{event['node']} is replaced, and did not train"
+
+    def _stop_requested(self, event: dict[str, Any]) -> str | None:
         self._faults.append("stop")
+        if "no checkpoint agents come up" in event.get("detail", "") and self._decisive[-2:] != ["agent_lost"] * 2:
+            return f"no agents come up, and the last faults were {self._decisive[-2:]}"
+        return None
 
     def _commit(self, event: dict[str, Any]) -> str | None:
         step, tier = event["step"], event["tier"]

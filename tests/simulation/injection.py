@@ -21,16 +21,28 @@ Heal = Callable[[], None] | None
 
 
 def worker_fails(world: World, fault: Fault, node: Host) -> None:
-    if node.runner is not None:
-        node.runner.fail_workers(("exit", "signal", "user", "silent")[fault.flag])
+    how = ("exit", "signal", "user", "silent")[fault.flag]
+    _where_workers_run(world, node, lambda runner: runner.fail_workers(how))
 
 
 def workers_hang(world: World, fault: Fault, node: Host) -> None:
     if not world.setup.has_checkpoint and world.setup.hang_timeout_s is None:
         return  # nobody is to notice
     world.is_dump_silent = bool(fault.flag)
-    if node.runner is not None and node.runner.training is not None:
-        node.runner.training.hang(node.name)
+    _where_workers_run(world, node, lambda runner: runner.training.hang(runner.host.name))
+
+
+def _where_workers_run(world: World, node: Host, strike: Callable[[Any], None], tries: int = 20) -> None:
+    """Strikes at a node, or at the next one whose workers run, or when some do."""
+    names = list(world.hosts)
+    at = names.index(node.name)
+    for name in (*names[at:], *names[:at]):
+        runner = world.hosts[name].runner
+        if runner is not None and runner.works and runner.training is not None and runner.is_awake:
+            strike(runner)
+            return
+    if tries:
+        world.clock.after(3.0, _where_workers_run, world, node, strike, tries - 1)
 
 
 def worker_ends_early(world: World, fault: Fault, node: Host) -> None:
@@ -168,8 +180,10 @@ def _cut(world: World, pairs: set[tuple[str, str]]) -> Callable[[], None]:
 
 
 def agent_dies(world: World, fault: Fault, node: Host) -> None:
-    for group in list(node.agents):
-        group.lose(node)
+    """The agents of this node, or of the first that has any."""
+    host = next((host for host in (node, *world.hosts.values()) if host.agents), node)
+    for group in list(host.agents):
+        group.lose(host)
 
 
 def agents_late(world: World, fault: Fault, node: Host) -> Heal:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CANCEL_S = 60.0
 FLUSH_S = 500.0
+LEAVING_S = 90.0
 _SPIN = 200  # decisions in one instant
 
 # What must have happened for a node to be out with such a reason: to that node, or anywhere.
@@ -50,6 +51,13 @@ _TRUE: tuple[tuple[re.Pattern[str], frozenset[str], frozenset[str]], ...] = tupl
         ("cannot start workers", {"runner_broken"}, ()),
     )
 )  # fmt: skip
+# Faults that do not change whether the stacks of workers that hang are seen.
+_HARMLESS = frozenset((
+    "workers_hang", "time_warned", "halt", "requeue_refused", "slurm_lies", "slurm_slow", "slurm_silent", "folder_full",
+    "agent_dies", "folder_hangs", "slow_kill", "slow_start", "worker_fails", "requeue_by_admin", "preempted",
+))  # fmt: skip
+_STOPS = frozenset(("halt", "preempted", "requeue_by_admin", "time_warned"))
+_BREAKS = frozenset(("link_breaks", "links_break", "worker_fails", "agent_dies", "halt", "time_warned"))
 _DRAMATIC = ("user_error", "no_progress", "too_few_nodes", "internal", "fabric")
 
 
@@ -69,8 +77,24 @@ class Invariants:
     """Looks at one run."""
 
     __slots__ = (
-        "_attempts", "_cancel_s", "_committed", "_ended", "_fault_s", "_history", "_instant",
-        "_obeyed_terms", "_out_at", "_requeued", "_rules", "_spins", "_to_kill", "_unusable", "_world", "_written_s",
+        "_asks_requeue",
+        "_attempts",
+        "_cancel_s",
+        "_committed",
+        "_ended",
+        "_fault_s",
+        "_history",
+        "_instant",
+        "_leaving",
+        "_obeyed_terms",
+        "_out_at",
+        "_requeued",
+        "_rules",
+        "_spins",
+        "_to_kill",
+        "_unusable",
+        "_world",
+        "_written_s",
     )  # fmt: skip
 
     def __init__(self, world: World) -> None:
@@ -86,6 +110,8 @@ class Invariants:
         self._fault_s: float | None = None
         self._ended: set[int] = set()  # terms
         self._requeued: set[int] = set()
+        self._leaving: dict[str, float] = {}  # since when
+        self._asks_requeue: set[int] = set()  # terms
         self._cancel_s: dict[int, float] = {}
         self._obeyed_terms: dict[int, Any] = {}
         self._instant = 0.0
@@ -101,6 +127,8 @@ class Invariants:
         self._check_members(driver)
 
     def decided(self, driver: Driver, before: Any, message: Any, todo: Any) -> None:
+        if not self._world.checks:
+            return
         now_s = self._world.clock.now
         if now_s == self._instant:
             self._spins += 1
@@ -115,8 +143,10 @@ class Invariants:
             self._check_members(driver)
         if state.history is not before.history:
             self._check_records(driver, todo)
-        if type(message) is Requeued and message.error is None:
-            self._requeued.add(driver.term)
+        if type(message) is Requeued:
+            self._asks_requeue.discard(driver.term)
+            if message.error is None:
+                self._requeued.add(driver.term)
         for command in todo:
             kind = type(command)
             if kind is SetTimer:
@@ -126,6 +156,9 @@ class Invariants:
                 if command.order is Order.KILL:
                     self._to_kill.update((node, command.attempt) for node in command.nodes)
             elif kind is Requeue:
+                if driver.term in self._asks_requeue:
+                    raise Violation("at most one requeue per start", "asked again before the answer")
+                self._asks_requeue.add(driver.term)
                 if driver.term in self._requeued:
                     raise Violation("at most one requeue per start", "asked again after it was granted")
                 if driver.term in self._cancel_s:
@@ -145,6 +178,9 @@ class Invariants:
         counted = dict.fromkeys(Phase, 0)
         for _, member in members.table.items():
             counted[member.phase] += 1
+        leaving = {node for node, member in members.table.items() if member.phase is Phase.LEAVING}
+        now_s = self._world.clock.now
+        self._leaving = {node: self._leaving.get(node, now_s) for node in leaving} if leaving else {}
         if counted != dict(members.counts):
             raise Violation("one phase a member", f"counts {members.counts} differ from the table's {counted}")
 
@@ -178,8 +214,8 @@ class Invariants:
             raise Violation("no fault from nowhere", f"{dict(fault)}")
         training = self._world.trainings.get(fault.get("attempt"))
         if fault["kind"] == "hang" and training is not None and training.hung is not None:
-            is_clear = len(training.nodes) > 2 and not self._world.is_dump_silent
-            if is_clear and self._world.kinds == {"workers_hang"} and fault.get("node") != training.hung:
+            is_clear = len(training.nodes) > 1 and not self._world.is_dump_silent
+            if is_clear and self._world.kinds <= _HARMLESS and fault.get("node") != training.hung:
                 raise Violation("a hang names its node", f"{training.hung} hangs, {fault.get('node')} is named")
 
     def wrote(self, event: dict[str, Any]) -> None:
@@ -191,6 +227,8 @@ class Invariants:
         if wrong is not None:
             raise Violation("the record is true", f"{wrong}: {event}")
         name = event["event"]
+        if name == "problem" and "common step boundary" in event["what"]:
+            self._check_stop(event)
         if name == "attempt_start":
             self._world.count_rung(event["rung"])
         elif name == "fault" and self._fault_s is None:
@@ -200,8 +238,29 @@ class Invariants:
             self._world.worst_recovery_s = max(self._world.worst_recovery_s, took_s)
             self._fault_s = None
 
+    def _check_stop(self, event: dict[str, Any]) -> None:
+        world = self._world
+        training = world.trainings.get(event["attempt"])
+        is_quiet = world.kinds <= _STOPS and world.setup.heeds_stop and not world.setup.is_slow
+        if is_quiet and training is not None and training.step is not None:
+            raise Violation("a stop is at a step boundary", f"{event}, and nothing stood against it")
+
+    def saves_nothing(self, number: int, chunks: int) -> None:
+        """Training goes on without agents."""
+        world = self._world
+        deaths = world.injected.count("agent_dies")
+        if (
+            chunks * world.setup.chunk_s > 120.0
+            and world.kinds <= {"agent_dies", "halt", "worker_fails"}
+            and deaths < 4
+        ):
+            raise Violation("lost agents are replaced", f"attempt {number} saves nothing for {chunks} saves")
+
     def starts(self, driver: Driver, command: StartWorkers) -> None:
         """A supervisor starts an attempt."""
+        asked = driver.state.requests
+        if driver.term in self._cancel_s or asked.stop is not None or asked.is_cancelled:
+            raise Violation("no attempt begins as the job is to end", f"attempt {command.attempt} starts: {asked}")
         by = self._attempts.setdefault(command.attempt, driver.term)
         if by != driver.term:
             raise Violation("one attempt a number", f"attempt {command.attempt} was started in term {by} already")
@@ -239,11 +298,13 @@ class Invariants:
         attempt = driver.state.attempt if driver is not None and driver.state is not None else None
         if attempt is None or attempt.outcome != "done" or driver.state.requests.is_cancelled:
             return
-        if group.released_s is None or now_s - group.released_s < FLUSH_S:
+        is_cut = group.is_up if group.released_s is None else now_s - group.released_s < FLUSH_S
+        if is_cut:
             raise Violation("the result is written", "agents are killed while they finish their work")
 
     def committed(self, step: int, nodes: tuple[str, ...]) -> None:
         self._committed.append((step, nodes))
+        del self._committed[:-8]
 
     def restored(self, number: int, nodes: tuple[str, ...], step: int | None) -> None:
         """The agents of an attempt go on from a step."""
@@ -252,6 +313,7 @@ class Invariants:
         if not self._committed:
             return
         newest, layout = max(self._committed, key=lambda item: item[0])
+        self._world.lost_steps += max(0, newest - (step or 0))
         if (step or 0) >= newest or len(nodes) < len(layout):
             return
         world = self._world
@@ -274,7 +336,15 @@ class Invariants:
             )
         self._committed = [item for item in self._committed if item[0] <= (step or 0)]
 
+    @property
+    def newest_step(self) -> int:
+        """The newest committed step that was not given up; 0 for none."""
+        return max((step for step, _ in self._committed), default=0)
+
     def ends(self, driver: Driver, command: EndJob) -> None:
+        for node, since_s in self._leaving.items():
+            if self._world.clock.now - since_s > LEAVING_S and self._world.kinds <= _BREAKS:
+                raise Violation("a node that is back is judged", f"{node} is leaving since {since_s:.0f} s")
         if driver.term in self._ended:
             raise Violation("nothing outlives the job", "EndJob twice")
         self._ended.add(driver.term)

@@ -22,6 +22,7 @@ class Setup:
         may_requeue: whether the scheduler accepts a requeue.
         chunks: how many commits the job needs.
         chunk_s: seconds between two commits.
+        jitter: by which part of it that varies.
         shared_every: commits between two in the shared tier.
         hang_timeout_s: `restart.hang_timeout_s`.
         limit_s: the job's time limit; 0 for none.
@@ -42,6 +43,7 @@ class Setup:
     may_requeue: bool = True
     chunks: int = 4
     chunk_s: float = 20.0
+    jitter: float = 0.6
     shared_every: int = 3
     hang_timeout_s: float | None = None
     limit_s: float = 0.0

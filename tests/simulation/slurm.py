@@ -168,6 +168,8 @@ class Slurm:
         """Has the job start again; the error, and whether this request did it."""
         if not self.is_answering:
             return "Slurm does not answer", False
+        if self._world.setup.is_local:
+            return "the local cluster starts no job again", False
         if self._will_start_again:
             return None, False
         if self.refuses or self.state not in ("running", "completing") or self.why == "cancel" or self.ends_s_passed:

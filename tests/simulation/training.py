@@ -28,7 +28,8 @@ class Training:
     """
 
     __slots__ = (
-        "_is_going", "_is_stopping", "_is_waiting", "_runners", "has_agents", "hung", "is_over", "nodes", "number",
+        "_is_going", "_is_stopping", "_is_waiting", "_runners", "_unsaved",
+        "has_agents", "hung", "is_over", "nodes", "number",
         "start_step", "step", "term", "world",
     )  # fmt: skip
 
@@ -40,6 +41,7 @@ class Training:
         self.has_agents = has_agents
         self._runners: dict[str, Runner] = {}
         self._is_going = self._is_stopping = self._is_waiting = self.is_over = False
+        self._unsaved = 0  # saves in a row that did not come about
         self.start_step: int | None = None
         self.step: int | None = None
         self.hung: str | None = None
@@ -130,10 +132,16 @@ class Training:
         self._tell_progress()
         if self.has_agents and world.are_agents_up(self.number):
             self._commit(self.step)
+            self._unsaved = 0
+        elif self.has_agents:
+            self._unsaved += 1
+            world.invariants.saves_nothing(self.number, self._unsaved)
         if is_stop or self.step >= total:
             self._end()
         else:
-            world.clock.after(world.setup.chunk_s * (0.7 + 0.6 * world.rng.random()), self._reach, False)
+            world.clock.after(
+                world.setup.chunk_s * (1 + world.setup.jitter * (world.rng.random() - 0.5)), self._reach, False
+            )
 
     def _commit(self, step: int) -> None:
         world = self.world

@@ -35,6 +35,7 @@ class World:
         schedule: what happens.
         decide, begin: the core, or one that is broken on purpose.
         trace: takes what happens, for people.
+        checks: whether every decision is checked; that costs much where there are thousands of nodes.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class World:
         decide: Decide | None = None,
         begin: Decide | None = None,
         trace: Trace | None = None,
+        checks: bool = True,
     ) -> None:
         self.schedule = schedule
         self.setup = setup = schedule.setup
         self.decide = decide or core.decide
         self.begin = begin or core.begin
         self.trace = trace
+        self.checks = checks
         self.clock = Clock()
         self.rng = random.Random(setup.seed * 7919 + 1)
         self.network = Network()
@@ -76,7 +79,7 @@ class World:
         self.halt: HaltAsked | None = None
         self.injected: list[str] = []
         self.rungs: Counter[str] = Counter()
-        self.decisions = 0
+        self.decisions = self.lost_steps = 0
         self.worst_recovery_s = 0.0
         self._stops: set[int] = set()
         self._due = 0  # faults, and ends of faults, that are still to come

@@ -442,7 +442,10 @@ def test_a_node_that_is_lost_too_often_stays_out() -> None:
 
 # A take-over.
 
-STOPPED = [{"event": "stop_requested", "reason": "time_limit"}, {"event": "attempt_end", "attempt": 0}]
+FAILED = [
+    {"event": "fault", "attempt": 0, "kind": "process_exit"},
+    {"event": "attempt_end", "attempt": 0, "outcome": "fault"},
+]
 
 
 def taken_over(*past: dict[str, Any], nodes: int = 2, back: tuple[str, ...] = (), **job: Any) -> Play:
@@ -469,7 +472,7 @@ def test_an_attempt_goes_on_where_all_its_runners_come_back() -> None:
     assert play.end is not None and play.end.outcome == "done"
 
 
-@pytest.mark.parametrize("past", [STOPPED, []], ids=["between attempts", "in an attempt"])
+@pytest.mark.parametrize("past", [FAILED, []], ids=["between attempts", "in an attempt"])
 def test_where_no_runner_is_left_nothing_is_held_against_the_nodes(past: list[dict[str, Any]]) -> None:
     """Slurm has ended the runners, or the supervisor before has let them go: the job goes back to Slurm."""
     play = taken_over(*past)
@@ -478,13 +481,24 @@ def test_where_no_runner_is_left_nothing_is_held_against_the_nodes(past: list[di
     assert not play.events("node_out") and play.all(do.Requeue) == [do.Requeue(exclude=())]
 
 
-@pytest.mark.parametrize("past", [STOPPED, []], ids=["between attempts", "in an attempt"])
+@pytest.mark.parametrize("past", [FAILED, []], ids=["between attempts", "in an attempt"])
 def test_where_a_runner_is_there_a_node_whose_own_does_not_come_is_out_for_good(past: list[dict[str, Any]]) -> None:
     play = taken_over(*past, back=("n1",))
     play.passes(RETURN_S)
     assert [event["node"] for event in play.events("node_out")] == ["n2"]
     assert play.end is not None and play.end.outcome == "stopped"
     assert play.all(do.Requeue) == [do.Requeue(exclude=("n2",))]
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome"), [("time_limit", "stopped"), ("halt", "halted"), ("cancel", "cancelled")]
+)
+def test_what_was_asked_of_the_supervisor_before_holds_after_a_take_over(reason: str, outcome: str) -> None:
+    """Its ranks may have stopped for that, with exit code 0: the job is not done."""
+    play = taken_over({"event": "stop_requested", "reason": reason}, back=("n1", "n2"))
+    for node in ("n1", "n2"):
+        play.give(inputs.WorkersEnded(node=node, attempt=0, ok=True, step=2))
+    assert play.end is not None and play.end.outcome == outcome
 
 
 def test_while_slurm_ends_the_job_a_runner_that_does_not_come_says_nothing_of_its_node() -> None:
