@@ -4,6 +4,8 @@
     inputs      what can happen
     commands    what the driver is to do
     decision    decide(): hands each input to the part of the state that it concerns, then moves the job on
+    stages      the way of the job as a whole, from its start to its end
+    nodes       what is reported of nodes and their runners
     turn        the work space of one decide()
     members     which nodes are ready, which train, which are out and why
     attempt     one attempt, from the choice of its nodes to its end

@@ -10,7 +10,7 @@ import pytest
 from talkers import Talkers, supervised
 
 from launcher.channel import Channel
-from launcher.core import decision
+from launcher.core import nodes
 from launcher.core.replay import History, replay
 from launcher.history.events import Event, read_events
 from launcher.history.status import status_of
@@ -105,7 +105,7 @@ class StaysOut(Flaps):
 
 
 def test_a_node_that_is_lost_too_often_stays_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision, "MAX_RETURNS", 0)
+    monkeypatch.setattr(nodes, "MAX_RETURNS", 0)
     outcome, events = supervised(tmp_path, StaysOut, spares=1)
     assert outcome.name == "done", outcome
     assert not [event for event in events if event["event"] == "node_back"]

@@ -11,14 +11,14 @@ from launcher.core import commands as do
 from launcher.core import inputs
 from launcher.core.attempt import FOLDER_TIMEOUT_S, PREDECESSOR_S, RETURN_S
 from launcher.core.commands import Order, Purpose
-from launcher.core.decision import (
+from launcher.core.members import Phase
+from launcher.core.nodes import MAX_RETURNS
+from launcher.core.stages import (
     ALL_NODES_GRACE_S,
     FOLDER_AGAIN_S,
-    MAX_RETURNS,
     NODE_START_TIMEOUT_S,
     SCHEDULER_TIMEOUT_S,
 )
-from launcher.core.members import Phase
 from launcher.core.state import Limits, Stage
 from launcher.history.status import status_of
 

@@ -1,0 +1,144 @@
+"""What is reported of nodes and their runners, and what that means for the job."""
+
+from __future__ import annotations
+
+from launcher.core import attempt, launch
+from launcher.core import inputs as given_
+from launcher.core.commands import (
+    AskUnusable,
+    Dismiss,
+    LetGo,
+    Order,
+    Purpose,
+    Send,
+)
+from launcher.core.faults import PREFLIGHT
+from launcher.core.members import Phase, is_usable
+from launcher.core.state import Stage
+from launcher.core.turn import Turn
+
+MAX_RETURNS = 3  # of one node; a node that is lost again and again costs an attempt each time
+
+
+def on_node_joined(turn: Turn, given: given_.NodeJoined) -> None:
+    node, member = given.node, turn.member(given.node)
+    if member.phase in (Phase.OUT, Phase.LEAVING):
+        if member.is_lost:
+            _return(turn, given)
+        return
+    if given.problem is not None:
+        turn.record("fault", kind=PREFLIGHT, node=node, reason=given.problem)
+        turn.put_out(node, given.problem)
+    else:
+        turn.add_ready(node, is_warm=given.is_warm)
+    if turn.state.stage is Stage.ATTEMPT:
+        attempt.on_node_joined(turn, given)
+    elif given.attempt is not None:  # a supervisor before us began it, and no attempt is continued here
+        turn.do(Send(nodes=(node,), order=Order.KILL, attempt=given.attempt))
+
+
+def _return(turn: Turn, given: given_.NodeJoined) -> None:
+    """A lost node is back. It is a spare again once nothing of the attempt in which it was lost is left on it."""
+    returns = turn.member(given.node).returns + 1
+    changes = {"returns": returns, "ending": given.attempt, "is_judged": False, "is_warm": given.is_warm}
+    turn.set_member(given.node, phase=Phase.LEAVING, **changes)
+    if returns > MAX_RETURNS:
+        _refuse(turn, given.node)
+    else:
+        turn.do(AskUnusable(nodes=(given.node,), purpose=Purpose.RETURN))
+
+
+def on_return_answered(turn: Turn, given: given_.UnusableAnswered) -> None:
+    for node in given.asked:
+        member = turn.member(node)
+        if member.phase is not Phase.LEAVING:
+            continue
+        if given.error is not None or node in given.unusable:
+            _refuse(turn, node)
+        elif member.ending is None:
+            turn.take_back(node, is_connected=True)
+        else:
+            turn.set_member(node, is_judged=True)
+            turn.do(Send(nodes=(node,), order=Order.KILL, attempt=member.ending))
+
+
+def has_left(turn: Turn, given: given_.WorkersKilled) -> bool:
+    """Whether this is the answer of a node that comes back."""
+    if given.node not in turn.state.members:
+        return False
+    member = turn.member(given.node)
+    if member.phase is not Phase.LEAVING or member.ending != given.attempt:
+        return False
+    if given.left:
+        _refuse(turn, given.node)
+    elif member.is_judged:
+        turn.take_back(given.node, is_connected=True)
+    else:
+        turn.set_member(given.node, ending=None)
+    return True
+
+
+def _refuse(turn: Turn, node: str) -> None:
+    """A node that is back stays out."""
+    turn.set_member(node, phase=Phase.OUT, is_lost=False, ending=None)
+    turn.do(Dismiss(node=node, forget=True))
+
+
+def on_node_warm(turn: Turn, given: given_.NodeWarm) -> None:
+    member = turn.member(given.node)
+    if is_usable(member) and not member.is_warm:
+        turn.set_member(given.node, is_warm=True)
+        turn.record("node_ready", node=given.node, warm=True)
+
+
+def on_node_lost(turn: Turn, given: given_.NodeLost) -> None:
+    if turn.state.stage is Stage.ATTEMPT:
+        attempt.on_node_lost(turn, given)
+    elif launch.on_node_lost(turn, given):
+        return
+    turn.lose(given.node, given.reason)
+
+
+def on_node_broken(turn: Turn, given: given_.NodeBroken) -> None:
+    if turn.member(given.node).phase in (Phase.OUT, Phase.LEAVING):
+        return
+    if turn.state.stage is Stage.ATTEMPT:
+        attempt.on_node_broken(turn, given)
+    turn.put_out(given.node, given.reason, is_environment=given.is_environment)
+
+
+def on_isolation(turn: Turn, given: given_.IsolationChanged) -> None:
+    if given.is_isolated and not turn.state.is_isolated:
+        turn.do(LetGo())
+        turn.set_agents(has_launcher=False)
+    if given.is_isolated != turn.state.is_isolated:
+        turn.set(is_isolated=given.is_isolated)
+
+
+def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:
+    """What came meanwhile is yet to be read: whoever is waited for gets that time as well."""
+
+    def later(at_s: float | None) -> float | None:
+        return None if at_s is None else at_s + given.seconds
+
+    state = turn.state
+    turn.set(
+        hang=state.hang.pause(given.seconds),
+        stage_s=state.stage_s + given.seconds,
+        deadline_s=later(state.deadline_s),
+        roll_call_s=later(state.roll_call_s),
+    )
+    turn.set_launch(late_s=later(state.launch.late_s))
+    turn.set_agents(ask_s=later(state.agents.ask_s), judge_s=later(state.agents.judge_s))
+    if state.attempt is not None:
+        turn.set_attempt(phase_s=state.attempt.phase_s + given.seconds, others_s=later(state.attempt.others_s))
+
+
+def call_the_roll(turn: Turn) -> None:
+    """Gives up runners that have not come back after a take-over; not while it may be we who are cut off."""
+    state = turn.state
+    if state.roll_call_s is None or turn.now_s < state.roll_call_s or state.is_isolated:
+        return
+    turn.set(roll_call_s=None)
+    late = f"its runner did not come back within {attempt.RETURN_S:g} s of the take-over"
+    attempt.miss(turn, dict.fromkeys(launch.joining(turn), late))

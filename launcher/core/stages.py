@@ -1,0 +1,457 @@
+"""The way of the job as a whole: from its start, stage to stage and attempt to attempt, to its end."""
+
+from __future__ import annotations
+
+from launcher.core import attempt, launch, requests
+from launcher.core import inputs as given_
+from launcher.core.commands import (
+    AskUnusable,
+    AskWhyTerminated,
+    AwaitReturn,
+    Dismiss,
+    EndJob,
+    LookAtOwnCheckpoints,
+    ProbeFolder,
+    Purpose,
+    SetTimer,
+)
+from launcher.core.faults import ENVIRONMENT, SCHEDULER_LOST, START_TIMEOUT, Fault
+from launcher.core.members import Phase, choose, is_usable
+from launcher.core.recovery import choose_rung, why_given_up
+from launcher.core.replay import TIME_LIMIT
+from launcher.core.state import Launch, RequeuePhase, Sigterm, Stage
+from launcher.core.turn import Turn
+
+NODE_START_TIMEOUT_S = 120.0
+ALL_NODES_GRACE_S = 3.0  # once as many nodes have come as train, how long to wait for the others before choosing
+FOLDER_AGAIN_S = 0.5
+SCHEDULER_TIMEOUT_S = 1800.0  # a controller is restarted, or its backup takes over
+SCHEDULER_AGAIN_S = 1.0
+SCHEDULER_SETTLE_S = 5.0  # a controller that is back refuses steps until its nodes have registered (seen on 22.05)
+
+# Where the outcome says it all.
+REASONS = {
+    "cancelled": "ended from outside: cancelled, or out of time",
+    "stopped": "stopped at a step boundary; the job goes on from there when it starts again",
+}
+
+
+def start(turn: Turn) -> None:
+    """The scheduler has started the job, for the first time or again."""
+    job, history = turn.state.job, turn.state.history
+    turn.set(rung="requeue" if history.next_attempt else "start")
+    if job.is_take_over:
+        turn.set(rung="takeover")
+    turn.record("job_start", **job.start)
+    for what in job.warnings:
+        turn.record("problem", what=what)
+    if job.can_requeue:  # the nodes of the local cluster are new each time
+        _leave_out(turn, are_lost=False)
+    _ask_unusable(turn, Purpose.START)
+
+
+def take_over(turn: Turn, runners: tuple[str, ...]) -> None:
+    """A running job is taken over from another supervisor."""
+    job, running = turn.state.job, turn.state.history.running_attempt
+    turn.set(rung="takeover")
+    _leave_out(turn, are_lost=True)
+    silent = job.predecessor if job.is_predecessor_silent else None
+    if silent is not None and silent in turn.state.members and (running is None or silent not in running.nodes):
+        turn.lose(silent, attempt.PREDECESSOR_LOST)
+    turn.do(AwaitReturn(nodes=runners))
+    turn.set(roll_call_s=turn.now_s + attempt.RETURN_S)
+    if running is not None:
+        turn.set(positions=running.nodes)
+        attempt.resume(turn, running)
+        _enter(turn, Stage.ATTEMPT)
+    else:
+        probe(turn)
+
+
+def _leave_out(turn: Turn, *, are_lost: bool) -> None:
+    """Nodes that are out by the events."""
+    for node, why in sorted(turn.state.history.out.items()):
+        if node not in turn.state.members:
+            continue
+        is_lost = are_lost and why.is_lost
+        changes = {"is_lost": is_lost, "is_environment": why.is_environment}
+        turn.set_member(node, phase=Phase.OUT, reason=why.reason, **changes)
+        if not is_lost:
+            turn.do(Dismiss(node=node, forget=True))
+
+
+def _enter(turn: Turn, stage: Stage, *, timeout_s: float | None = None, again_s: float | None = None) -> None:
+    turn.set(
+        stage=stage,
+        stage_s=turn.now_s,
+        deadline_s=None if timeout_s is None else turn.now_s + timeout_s,
+        again_s=None if again_s is None else turn.now_s + again_s,
+    )
+
+
+def _ends_as_asked(turn: Turn) -> bool:
+    """Between attempts a request is served at once; while a SIGTERM is not understood no attempt begins."""
+    asked = turn.state.requests
+    if requests.is_asked(asked):
+        _finish_as_asked(turn)
+        return True
+    return False
+
+
+def _ask_unusable(turn: Turn, purpose: Purpose) -> None:
+    turn.do(AskUnusable(nodes=turn.state.job.nodes, purpose=purpose))
+    _enter(turn, Stage.ASKING)
+
+
+def asking(turn: Turn) -> None:
+    _ends_as_asked(turn)
+
+
+def probe(turn: Turn) -> None:
+    """No worker starts without a folder that its logs can be written to."""
+    turn.set(is_waiting_told=False)
+    turn.do(ProbeFolder(attempt=turn.state.history.next_attempt))
+    _enter(turn, Stage.PROBING, timeout_s=attempt.FOLDER_TIMEOUT_S)
+
+
+def probing(turn: Turn) -> None:
+    state = turn.state
+    if _ends_as_asked(turn):
+        return
+    if state.deadline_s is not None and turn.now_s >= state.deadline_s:
+        _give_up_folder(turn, state.blocked or "no answer")
+    elif state.again_s is not None and turn.now_s >= state.again_s:
+        turn.set(again_s=None)
+        turn.do(ProbeFolder(attempt=state.history.next_attempt))
+
+
+def _give_up_folder(turn: Turn, why: str) -> None:
+    waited = f"the job's folder could not be written for {attempt.FOLDER_TIMEOUT_S:g} s ({why})"
+    _finish(turn, "internal", f"{waited}; make room, submit again")
+
+
+def on_folder_probed(turn: Turn, given: given_.FolderProbed) -> None:
+    state = turn.state
+    if state.stage not in (Stage.PROBING, Stage.CLOSING):
+        return
+    if given.error is not None:
+        if state.stage is Stage.PROBING and not state.is_waiting_told:
+            what = f"the job's folder cannot be written ({given.error}); no attempt starts before: make room"
+            turn.record("problem", what=what)
+        turn.set(is_waiting_told=True, blocked=given.error, again_s=turn.now_s + FOLDER_AGAIN_S)
+    elif state.stage is Stage.CLOSING:
+        _close(turn)
+    else:
+        turn.set(full_s=None, blocked="")
+        _enter(turn, Stage.GATHERING, timeout_s=NODE_START_TIMEOUT_S)
+
+
+def gathering(turn: Turn) -> None:
+    """Until all nodes that may train are ready; before the first attempt a moment longer for the others, to choose."""
+    if _ends_as_asked(turn):
+        return
+    launch.advance(turn)
+    state = turn.state
+    members, job = state.members, state.job
+    is_full = members.usable >= job.sizes[0]
+    if members.joining_count and members.usable + members.joining_count >= job.sizes[-1]:
+        if is_full and state.full_s is None:
+            turn.set(full_s=turn.now_s)
+            grace_s = ALL_NODES_GRACE_S if state.is_patient else 0.0
+            turn.set(deadline_s=turn.now_s + grace_s)
+        elif not is_full and state.full_s is not None:
+            turn.set(full_s=None, deadline_s=state.stage_s + NODE_START_TIMEOUT_S)
+        deadline_s = turn.state.deadline_s
+        if deadline_s is not None and turn.now_s < deadline_s:
+            return
+        if not is_full:
+            for node in launch.joining(turn):
+                late = f"its runner did not report within {NODE_START_TIMEOUT_S:g} s; see log/runner-{node}.log"
+                turn.put_out(node, late)
+    if turn.state.requests.sigterm is Sigterm.ASKED:
+        if turn.state.deadline_s is not None:
+            turn.set(deadline_s=None)
+        return
+    _begin_attempt(turn)
+
+
+def _begin_attempt(turn: Turn) -> None:
+    launch.end(turn)
+    turn.set(is_patient=False)
+    if turn.state.job.names_own_checkpoints:
+        turn.do(LookAtOwnCheckpoints())
+        _enter(turn, Stage.LOOKING)
+    else:
+        _choose(turn)
+
+
+def on_own_checkpoints(turn: Turn, given: given_.OwnCheckpointsSeen) -> None:
+    if turn.state.stage is Stage.LOOKING:
+        attempt.record_own_checkpoint(turn, given)
+        _choose(turn)
+    elif turn.state.stage is Stage.ATTEMPT:
+        attempt.on_own_checkpoints(turn, given)
+
+
+def looking(turn: Turn) -> None:
+    _ends_as_asked(turn)
+
+
+def _choose(turn: Turn) -> None:
+    """The next attempt's nodes; a node on which attempts failed repeatedly makes way for a spare."""
+    state = turn.state
+    job, before = state.job, state.positions
+    suspects = state.history.gains.suspects
+    chosen = choose(job.nodes, state.members, before, job.sizes, job.distance, suspects)
+    if chosen is None:
+        out = state.members.out()
+        why = ", ".join(f"{node} ({reason})" for node, reason in out.items())
+        reason = f"{len(job.nodes)} nodes, {job.sizes[-1]} needed, out of use: {why}"
+        unprepared = all(state.members[node].is_environment for node in out)
+        fault = Fault(kind=ENVIRONMENT if unprepared else START_TIMEOUT, node=None, reason=reason)
+        turn.record("fault", kind=fault.kind, reason=reason)
+        _fail(turn, fault, ())
+        return
+    for node in before:
+        if node in suspects and node not in chosen.nodes and is_usable(state.members[node]):
+            what = "attempts failed on it again and again: a spare takes its place"
+            turn.record("problem", node=node, what=what)
+    turn.set(positions=chosen.nodes, fault=None)
+    rung = "shrink" if chosen.has_shrunk else state.rung
+    members = turn.state.members
+    spares = [node for node in job.nodes if node not in chosen.nodes and is_usable(members[node])]
+    attempt.begin(turn, chosen.nodes, rung, spares)
+    _enter(turn, Stage.ATTEMPT)
+
+
+def attempting(turn: Turn) -> None:
+    if attempt.cannot_be_recorded(turn):
+        _give_up_folder(turn, "no room for the attempt's start")
+        return
+    attempt.advance(turn)
+    if turn.attempt.is_running:
+        return
+    ended = turn.attempt
+    for node in ended.nodes:
+        if turn.member(node).phase is Phase.TRAINING:
+            turn.set_member(node, phase=Phase.READY)
+    turn.record("attempt_end", attempt=ended.number, outcome=ended.outcome, step=ended.step)
+    if ended.outcome == "done":
+        _finish(turn, "done", "")
+    elif ended.outcome == "fault":
+        _fail(turn, ended.faults[0], ended.nodes)
+    else:
+        _finish_as_asked(turn)
+
+
+def _usable(turn: Turn) -> tuple[str, ...]:
+    return tuple(node for node in turn.state.job.nodes if is_usable(turn.member(node)))
+
+
+def _fail(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
+    """An attempt has failed, or none could begin."""
+    turn.set(fault=fault, fault_nodes=nodes)
+    _enter(turn, Stage.DECIDING)
+
+
+def deciding(turn: Turn) -> None:
+    """Waits where a SIGTERM is not understood yet: perhaps the job is to end."""
+    state = turn.state
+    if state.requests.sigterm is Sigterm.ASKED or state.fault is None or _ends_as_asked(turn):
+        return
+    if state.fault.kind == SCHEDULER_LOST:
+        turn.set(blocked="")
+        turn.do(AskUnusable(nodes=_usable(turn), purpose=Purpose.SCHEDULER))
+        _enter(turn, Stage.SCHEDULER, timeout_s=SCHEDULER_TIMEOUT_S)
+    else:
+        _recover(turn, state.fault, state.fault_nodes)
+
+
+def scheduler(turn: Turn) -> None:
+    """Waits until the scheduler can start processes again, and its nodes have registered."""
+    state = turn.state
+    if _ends_as_asked(turn):
+        return
+    if state.deadline_s is not None and turn.now_s >= state.deadline_s:
+        why = f"the scheduler did not answer for {SCHEDULER_TIMEOUT_S:g} s: {state.blocked or 'no answer'}"
+        _finish(turn, "internal", f"{why}; submit the job again")
+    elif state.again_s is not None and turn.now_s >= state.again_s:
+        turn.set(again_s=None)
+        if state.blocked:
+            turn.do(AskUnusable(nodes=_usable(turn), purpose=Purpose.SCHEDULER))
+        elif state.fault is not None and state.requests.sigterm is not Sigterm.ASKED:
+            _recover(turn, state.fault, state.fault_nodes)
+
+
+def on_scheduler_answered(turn: Turn, given: given_.UnusableAnswered) -> None:
+    if turn.state.stage is not Stage.SCHEDULER:
+        return
+    if given.error is not None:
+        turn.set(blocked=given.error, again_s=turn.now_s + SCHEDULER_AGAIN_S)
+    else:
+        turn.set(blocked="", deadline_s=None, again_s=turn.now_s + SCHEDULER_SETTLE_S)
+
+
+def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
+    """After a fault: the rung of the recovery ladder."""
+    start_again = _take_all_back(turn)
+    state = turn.state
+    job, members = state.job, state.members
+    named = fault.node is None or fault.node in fault.reason
+    reason = fault.reason if named else f"{fault.node}: {fault.reason}"
+    suspects = state.history.gains.suspects
+    spares = [node for node in _usable(turn) if node not in state.positions]
+    decision = choose_rung(
+        state.history.gains,
+        job.limits,
+        reason,
+        has_checkpoint=job.has_checkpoint,
+        can_requeue=job.can_requeue,
+        nodes_suffice=members.usable + members.joining_count >= job.sizes[-1],
+        nodes_changed=any(members[node].phase in (Phase.OUT, Phase.LEAVING) for node in nodes),
+        has_spare=any(node not in suspects for node in spares),
+    )
+    is_warm = any(member.is_warm for member in members.table.values())
+    if fault.kind == ENVIRONMENT and decision.action != "restart" and not is_warm:
+        reason = f"on none of the job's nodes its Python loads what it needs: {reason}"  # nor on others, then
+        _finish(turn, "user_error", reason)
+    elif decision.action == "stop":
+        text = f"{decision.reason}\n{fault.traceback.rstrip()}" if fault.traceback else decision.reason
+        _finish(turn, decision.outcome, text)
+    elif decision.action == "requeue":
+        turn.set(ending=("stopped", decision.reason))
+        turn.do(AskWhyTerminated())
+        _enter(turn, Stage.CONFIRMING)
+    else:
+        turn.set(rung=decision.rung)
+        _back_off(turn, decision.delay_s, decision.reason, start_again=start_again)
+
+
+def _take_all_back(turn: Turn) -> bool:
+    """Where an attempt has lost every node at once, our own among them: it is the runners that are gone."""
+    members = turn.state.members
+    lost = [node for node in turn.state.job.nodes if members[node].is_lost]
+    if members.usable or not lost or requests.may_be_asked(turn.state.requests):
+        return False
+    turn.record("problem", what="all runners were lost at once: they are started again")
+    for node in lost:
+        turn.take_back(node, is_connected=turn.member(node).phase is Phase.LEAVING)
+    return True
+
+
+def _back_off(turn: Turn, delay_s: float, reason: str, *, start_again: bool) -> None:
+    """Waits before an attempt that follows others which gained nothing."""
+    if start_again:
+        turn.set(is_patient=True)  # those that held the newest step may come a moment later than others
+        _ask_unusable(turn, Purpose.AGAIN)
+    elif delay_s > 0:
+        turn.record("backoff", seconds=delay_s, reason=reason)
+        _enter(turn, Stage.BACKING_OFF, timeout_s=delay_s)
+    else:
+        probe(turn)
+
+
+def backing_off(turn: Turn) -> None:
+    deadline_s = turn.state.deadline_s
+    if not _ends_as_asked(turn) and deadline_s is not None and turn.now_s >= deadline_s:
+        probe(turn)
+
+
+# The end.
+
+
+def on_explained(turn: Turn, given: given_.TerminationExplained) -> None:
+    """Slurm would start a job again that is being cancelled, though its SIGTERM has yet to reach us."""
+    requests.on_explained(turn, given)
+    if turn.state.stage is not Stage.CONFIRMING or turn.state.ending is None:
+        return
+    if given.why == "cancel":
+        requests.cancel(turn)
+    if requests.is_asked(turn.state.requests):
+        _finish_as_asked(turn)
+    else:
+        outcome, reason = turn.state.ending
+        turn.record("stop_requested", reason="requeue", detail=reason)
+        _finish(turn, outcome, reason, wants_requeue=True)
+
+
+def confirming(turn: Turn) -> None:
+    if turn.state.requests.is_cancelled:
+        _finish(turn, "cancelled", REASONS["cancelled"])
+
+
+def _finish_as_asked(turn: Turn) -> None:
+    asked = turn.state.requests
+    outcome = requests.outcome_of(asked)
+    ours = outcome == "stopped" and asked.stop in requests.OURS_TO_REQUEUE
+    if ours and asked.stop == TIME_LIMIT and (why := _why_given_up(turn)) is not None:
+        _finish(turn, "no_progress", f"{why}; each start of the job ended by its time limit")
+    else:
+        fault = turn.state.fault if outcome == "halted" else None  # it kept the ranks from saving
+        _finish(turn, outcome, fault.reason if fault else REASONS.get(outcome, ""), wants_requeue=ours)
+
+
+def _why_given_up(turn: Turn) -> str | None:
+    job = turn.state.job
+    return why_given_up(turn.state.history.gains, job.limits, has_checkpoint=job.has_checkpoint)
+
+
+def _finish(turn: Turn, outcome: str, reason: str, *, wants_requeue: bool = False) -> None:
+    """Prepares the end: what is to be written and asked needs a folder that says that we still lead."""
+    turn.set(ending=(outcome, reason), wants_requeue=wants_requeue, blocked="", launch=Launch())
+    turn.do(ProbeFolder(attempt=None))
+    _enter(turn, Stage.CLOSING, timeout_s=attempt.FOLDER_TIMEOUT_S)
+
+
+def closing(turn: Turn) -> None:
+    state = turn.state
+    is_late = state.deadline_s is not None and turn.now_s >= state.deadline_s
+    if is_late or (state.again_s is not None and requests.is_asked(state.requests)):
+        _close(turn)
+    elif state.again_s is not None and turn.now_s >= state.again_s:
+        turn.set(again_s=None)
+        turn.do(ProbeFolder(attempt=None))
+
+
+def _close(turn: Turn) -> None:
+    if not turn.state.wants_requeue:
+        _end_job(turn)
+        return
+    _enter(turn, Stage.REQUEUEING)
+    if turn.state.requests.is_cancelled and turn.state.requeue is RequeuePhase.NONE:
+        turn.set(ending=("cancelled", REASONS["cancelled"]))
+        _end_job(turn)
+    else:
+        requests.begin_requeue(turn)
+
+
+def requeueing(turn: Turn) -> None:
+    """Until the scheduler starts the job again. It then ends this one: what is left to do must not take long."""
+    state = turn.state
+    if state.requeue is RequeuePhase.DONE:
+        _end_job(turn)
+    elif state.requeue is RequeuePhase.REFUSED and state.ending is not None:
+        _, reason = state.ending
+        outcome = "internal" if state.requests.stop else "too_few_nodes"
+        reason = f"{reason}; not requeued: {state.requeue_error}; submit the job again in the same folder"
+        turn.set(ending=(outcome, reason))
+        _end_job(turn)
+
+
+def on_folder_removed(turn: Turn, given: given_.FolderRemoved) -> None:
+    turn.set(ending=("internal", given.reason), wants_requeue=False)
+    _end_job(turn)
+
+
+def _end_job(turn: Turn) -> None:
+    outcome, reason = turn.state.ending or ("internal", "")
+    if turn.state.timer_s is not None:
+        turn.set(timer_s=None)
+        turn.do(SetTimer(at_s=None))
+    turn.do(EndJob(outcome=outcome, reason=reason, step=turn.state.step))
+    turn.set(launch=Launch())
+    _enter(turn, Stage.ENDED)
+
+
+def ended(turn: Turn) -> None:
+    """Nothing follows."""
