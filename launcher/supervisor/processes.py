@@ -122,10 +122,10 @@ class Processes:
         self._order(work)
 
     async def close(self) -> None:
-        """Performs what was ordered."""
+        """Performs what was ordered, unless an order has failed."""
         if self._performing is not None:
             self._orders.put_nowait(None)
-            await self._performing
+            await asyncio.wait({self._performing})
         self._stop_watching()
 
     def _order(self, work: Work) -> None:
