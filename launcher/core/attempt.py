@@ -149,6 +149,13 @@ def _lose(turn: Turn, fault: Fault) -> None:
 # What the runners report.
 
 
+def on_isolation_ended(turn: Turn) -> None:
+    """Nodes have their time anew to confirm that nothing of the attempt is left on them."""
+    attempt = turn.state.attempt
+    if attempt is not None and attempt.phase is AttemptPhase.KILLING:
+        _enter(turn, AttemptPhase.KILLING)
+
+
 def on_workers_started(turn: Turn, given: WorkersStarted) -> None:
     turn.set_attempt(started=turn.attempt.started.insert(given.node))
 
@@ -279,6 +286,8 @@ def next_s(turn: Turn) -> list[float | None]:
         found.append(_return_deadline_s(turn, attempt.others_s))
     elif attempt.phase is AttemptPhase.FINDING_CAUSE:
         found.append(attempt.phase_s + _cause_window_s(attempt))
+    elif attempt.phase is AttemptPhase.KILLING and state.is_isolated:
+        pass  # IsolationChanged comes
     elif (timeout_s := _TIMEOUT_S.get(attempt.phase)) is not None:
         found.append(attempt.phase_s + timeout_s)
     elif attempt.phase is AttemptPhase.RELEASING:
@@ -480,11 +489,13 @@ def _kill(turn: Turn) -> None:
 
 
 def _confirm_killed(turn: Turn) -> None:
+    """A node that does not confirm is out; not while most are silent, as it may be we who are cut off."""
     attempt = turn.attempt
-    if len(attempt.killed) + len(attempt.lost) < len(attempt.nodes) and not _has_passed(turn, KILL_CONFIRM_S):
+    is_late = _has_passed(turn, KILL_CONFIRM_S) and not turn.state.is_isolated
+    if len(attempt.killed) + len(attempt.lost) < len(attempt.nodes) and not is_late:
         return
     left = [node for node in attempt.nodes if node not in attempt.killed and node not in attempt.lost]
-    if left and not _has_passed(turn, KILL_CONFIRM_S):
+    if left and not is_late:
         return
     for node in left:
         turn.put_out(node, f"did not confirm the end of its workers within {KILL_CONFIRM_S:g} s")

@@ -113,6 +113,8 @@ def on_isolation(turn: Turn, given: given_.IsolationChanged) -> None:
         turn.set_agents(has_launcher=False)
     if given.is_isolated != turn.state.is_isolated:
         turn.set(is_isolated=given.is_isolated)
+        if not given.is_isolated:
+            attempt.on_isolation_ended(turn)
 
 
 def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:

@@ -278,7 +278,9 @@ def _stop_requested(history: History, event: Event) -> History:
 
 def _attempt_end(history: History, event: Event) -> History:
     history = _judge(_of_attempt(history, event, has_ended=True))
-    if event.get("outcome") == "stopped" and history.stop == TIME_LIMIT and history.attempt is not None:
+    tells_gains = history.has_checkpoint or history.gains.file_s is not None
+    is_stopped = event.get("outcome") == "stopped" and history.stop == TIME_LIMIT
+    if tells_gains and is_stopped and history.attempt is not None:
         # A start that ends by the time limit counts as an attempt: it may be too short to gain anything, for ever.
         end = {"kind": TIME_LIMIT, "time": event["time"]}
         history = replace(history, gains=_after_fault(history, end, history.attempt.workers_s))

@@ -69,6 +69,7 @@ class Runner:
         self._channel: Channel | None = None
         self._spec: JobSpec | None = None
         self._problem: str | None = None  # why this node cannot train
+        self._broken: Message | None = None  # why it cannot start workers: every supervisor has to know
         self._memory: int | None = None  # our hold on the node's memory directory
         self._leaving = False
         self._is_terminated = False  # Slurm has sent a SIGTERM
@@ -148,6 +149,8 @@ class Runner:
             await channel.close()
             return False
         self._channel = channel
+        if self._broken is not None:
+            self._send(self._broken)
         self._tell_of_sigterm()  # before the ends of workers that it has stopped
         for told in self._memo.messages():
             self._send(told)
@@ -277,6 +280,8 @@ class Runner:
             self._send({"op": "signal", "name": "SIGTERM"})
 
     def _send(self, message: Message) -> None:
+        if message["op"] == "broken":
+            self._broken = message
         if self._attempt.number is not None and message.get("attempt") == self._attempt.number:
             self._memo.note(message)
         if self._channel is not None:

@@ -90,7 +90,7 @@ def test_an_agent_takes_no_more_for_a_large_state(tmp_path: Path, memory: Path, 
     """Through a save, its redundancy, its drain, a rebuild, and restores."""
     found = []
     for mib in (SMALL_MIB, LARGE_MIB):
-        (ram := memory / str(mib)).mkdir()
+        (ram := memory / str(mib)).mkdir(mode=0o700)
         below: dict[str, Any] = {"shared": {"path": str(tmp_path / f"shared-{mib}"), "every_steps": 1}}
         if scheme == "partner":
             below = {"s3": {**server.section(f"run-{mib}"), "every_steps": 1}}

@@ -145,7 +145,7 @@ def test_a_directory_above_the_nodes_is_answered_with_those_that_are_wanted(tmp_
 def test_directories_without_anything_are_a_usage_error_in_one_line(tmp_path, kind):
     path, more = tmp_path / "x", []
     if kind != "missing":
-        path.mkdir()
+        path.mkdir(mode=0o700)
     if kind == "no such step":
         run(lambda: saved(tmp_path, of("xor"), ["x", "b"], 1, (10,)))
         more = ["--step", "99"]

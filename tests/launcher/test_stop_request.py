@@ -113,8 +113,11 @@ def test_a_halted_job_keeps_its_last_step_and_goes_on_from_it_if_it_is_started_a
 
 def test_a_job_whose_script_fails_in_the_stop_says_that_it_did_not_save(home: Path) -> None:
     job = LocalJob(home)
-    stopping = "if ckpt.due(step):\n            if step % 10: raise SystemExit('no more room')\n"
-    (home / "script.py").write_text(SCRIPT.replace("if ckpt.due(step):\n", stopping))
+    fails = "if ckpt.stop_requested(): raise SystemExit('no more room')\n            ckpt.save(step, state)"
+    script = SCRIPT.replace("ckpt.save(step, state)", fails).replace(
+        "        if ckpt.stop_requested():\n", "        elif ckpt.stop_requested():\n"
+    )
+    (home / "script.py").write_text(script)
     supervisor = job.start()
     until(lambda: job.events("commit"), "a committed step")
     assert main(["stop", "1"]) == 0

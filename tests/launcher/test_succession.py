@@ -62,6 +62,7 @@ class Supervisor:
         self._job_dir = job_dir
         self._came: asyncio.Queue[Channel] = asyncio.Queue()
         self.heard = 0  # messages; -1 once the runner has gone
+        self.ops: list[str] = []  # of the messages
 
     @contextlib.asynccontextmanager
     async def serves(self) -> AsyncIterator[int]:
@@ -90,7 +91,7 @@ class Supervisor:
         self._came.put_nowait(channel)
         with contextlib.suppress(Exception):
             while True:
-                await channel.receive()
+                self.ops.append((await channel.receive())["op"])
                 self.heard += 1
         self.heard = -1
 
@@ -115,6 +116,31 @@ def test_a_supervisor_that_wakes_up_after_its_succession_is_not_obeyed(
             await asyncio.wait_for(running, DEADLINE_S)
 
     asyncio.run(scene())
+
+
+def test_a_runner_that_cannot_start_workers_says_so_to_each_supervisor(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Python may be found wanting before it has reached any."""
+
+    async def fails(workers: Workers) -> None:
+        workers._report({"event": "broken", "reason": "no torch", "environment": True})
+
+    monkeypatch.setattr(Workers, "run", lambda workers, modules: fails(workers))
+
+    async def scene() -> None:
+        for _ in range(2):
+            supervisor = Supervisor(job_dir)
+            async with supervisor.serves() as port:
+                supervisor.take_office(port)
+                first = asyncio.create_task(runner(job_dir, port).run())
+                channel = await supervisor.runner()
+                while "broken" not in supervisor.ops:
+                    await asyncio.sleep(0.01)
+                channel.send({"op": "leave", "forget": False})
+                await asyncio.wait_for(first, DEADLINE_S)
+
+    asyncio.run(asyncio.wait_for(scene(), DEADLINE_S))
 
 
 def test_a_runner_whose_terms_cannot_be_read_goes_on_with_its_heartbeats(

@@ -84,6 +84,9 @@ class AgentGroup:
             elif self.generation:
                 runner.report(AgentsRejoined(attempt=self.number, generation=self.generation, step=step))
         training.restore(step or 0)
+        for runner in runners:
+            if runner.released == self.number:
+                self.release(runner.host)
 
     def lose(self, host: Host) -> None:
         """One of them is gone, and so are all."""

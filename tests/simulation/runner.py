@@ -53,13 +53,14 @@ class Runner:
         turn: its place in the succession.
         link: the connection to a supervisor.
         alone_s: since when it has had no supervisor; None while it has one.
+        released: the attempt whose agent may end, also one that comes up later; None for none.
     """
 
     __slots__ = (
         "_due_s", "_is_looking", "_is_terminated", "_is_welcome", "_known", "_memo", "_missed_s",
         "_missed_term", "_standby", "_started_in", "_waiting", "_was_closed", "alone_s", "attempt",
-        "has_workers", "host", "is_alive", "is_broken", "is_leaving", "is_warm", "link", "newest_seen", "step",
-        "term", "training", "turn", "works", "world",
+        "has_workers", "host", "is_alive", "is_broken", "is_leaving", "is_warm", "link", "newest_seen",
+        "released", "step", "term", "training", "turn", "works", "world",
     )  # fmt: skip
 
     def __init__(self, world: World, host: Host, driver: Driver | None) -> None:
@@ -69,6 +70,7 @@ class Runner:
         self.is_alive = True
         self.is_warm = self.is_broken = False
         self.attempt: int | None = None
+        self.released: int | None = None
         self.training: Training | None = None
         self.has_workers = self.works = False
         self.step: int | None = None
@@ -261,6 +263,7 @@ class Runner:
         elif order is Order.STOP:
             self._stop()
         elif order is Order.RELEASE_AGENT:
+            self.released = attempt
             for group in list(self.host.agents):
                 group.release(self.host)
         elif order is Order.RENEW_AGENT:
