@@ -195,7 +195,8 @@ def test_what_another_run_has_taken_over_is_set_aside_by_that_run_alone(tmp_path
 
             world.agents[1]._peers.handle("restore", held)
             assert (await world.plan())["step"] == 10
-            tier.write_claim(replace(CLAIM, run_id="run-2"))
+            # Again and again, as a run that lives: the agent may just be about to write its own.
+            await until(lambda: tier.write_claim(replace(CLAIM, run_id="run-2")) or world.monitors[0].seen("problem"))
             await world.monitors[0].event("problem", what="nothing goes to the shared tier any more")
             go.set()
             problem = await world.monitors[0].event("problem", what="step not set aside", step=20)
