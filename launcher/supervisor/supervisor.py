@@ -148,6 +148,7 @@ class Supervisor:
         while (end := self._perform(state, commands)) is None:
             given = await self._inbox.get()
             self._has_request |= isinstance(given, inputs.Terminated | inputs.CancelAsked)
+            _log_signal(given)
             self._check_rule()
             if self._failure is not None:
                 raise self._failure
@@ -473,6 +474,13 @@ class Supervisor:
         do.LookAtOwnCheckpoints: lambda self, _: self._spawn(self._look_at_own_checkpoints()),
         do.Requeue: lambda self, command: self._spawn(self._requeue(command)),
     }
+
+
+def _log_signal(given: Input) -> None:
+    if isinstance(given, inputs.Terminated):
+        log.info("SIGTERM at %s", given.node or "the supervisor")
+    elif isinstance(given, inputs.TimeWarned):
+        log.info("warned: the time limit is near")
 
 
 def _log_event(event: Event) -> None:
