@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from plot import line_chart
 from rich.console import Console
 from rich.table import Table
 
@@ -38,20 +39,30 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=2048)
     parser.add_argument("--days", type=float, default=30.0)
     parser.add_argument("--spares", type=int, nargs="+", default=[0, 4, 16, 32])
-    parser.add_argument("--cadence", type=float, nargs="+", default=[10.0, 60.0, 300.0, 1800.0], help="seconds")
+    parser.add_argument("--cadence", type=float, nargs="+", default=[60.0, 300.0, 1800.0], help="seconds")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.svg", help="draw ETTR by cadence, a line for each number of spares"
+    )
     given = parser.parse_args()
+    lines: dict[str, list[tuple[float, float]]] = {}
     table = Table(title=f"ETTR of {given.nodes} nodes over {given.days:g} days")
-    for name in ("spares", "cadence s", "failures", "requeues", "lost steps s", "ETTR", "run s"):
+    for name in ("spares", "cadence s", "failures", "requeues", "committed steps lost s", "ETTR", "run s"):
         table.add_column(name, justify="right")
     for spares in given.spares:
         for cadence_s in given.cadence:
-            table.add_row(*_row(given.nodes, given.days, spares, cadence_s, given.seed))
+            ettr, row = _row(given.nodes, given.days, spares, cadence_s, given.seed)
+            table.add_row(*row)
+            lines.setdefault(f"{spares} spares", []).append((cadence_s, ettr))
+            print(*row, flush=True)
     Console().print(table)
+    if given.plot is not None:
+        title = f"{given.nodes} nodes, {given.days:g} days, Llama 3's rate of failures"
+        line_chart(given.plot, lines, title=title, x_label="seconds between saves", y_label="ETTR", is_log_x=True)
     return 0
 
 
-def _row(nodes: int, days: float, spares: int, cadence_s: float, seed: int) -> list[str]:
+def _row(nodes: int, days: float, spares: int, cadence_s: float, seed: int) -> tuple[float, list[str]]:
     begun_s = time.monotonic()
     schedule = failures(nodes, days, spares, cadence_s, seed)
     world = World(schedule, checks=False)
@@ -62,15 +73,17 @@ def _row(nodes: int, days: float, spares: int, cadence_s: float, seed: int) -> l
         raise SystemExit(f"the job ended at {world.clock.now:.0f} s: {world.outcome}")
     kept_s = world.invariants.newest_step / CHUNK_STEPS * cadence_s
     requeues = world.rungs["requeue"]
-    return [
+    ettr = kept_s / end_s
+    row = [
         str(spares),
         f"{cadence_s:g}",
         str(len(world.injected)),
         str(requeues),
         f"{world.lost_steps / CHUNK_STEPS * cadence_s:.0f}",
-        f"{kept_s / end_s:.4f}",
+        f"{ettr:.4f}",
         f"{time.monotonic() - begun_s:.0f}",
     ]
+    return ettr, row
 
 
 def failures(nodes: int, days: float, spares: int, cadence_s: float, seed: int) -> Schedule:

@@ -314,13 +314,11 @@ class World:
 
     def newest_recoverable(self, nodes: tuple[str, ...]) -> int | None:
         """The newest committed step that these nodes, or the shared tier, can give back; None for none."""
-        found = {self.shared_step}
+        held: Counter[tuple[int, tuple[str, ...]]] = Counter()
         for name in nodes:
-            for step, layout in self.hosts[name].memory.items():
-                held = sum(other in nodes and self.hosts[other].memory.get(step) == layout for other in layout)
-                if held >= len(layout) - losses_survived(layout):
-                    found.add(step)
-        return max(found) or None
+            held.update(self.hosts[name].memory.items())  # a node holds a step only where it belongs to its layout
+        found = [step for (step, layout), count in held.items() if count >= len(layout) - losses_survived(layout)]
+        return max((self.shared_step, *found)) or None
 
 
 def losses_survived(layout: tuple[str, ...]) -> int:
