@@ -91,10 +91,12 @@ class Dismiss:
 
     Attributes:
         forget: whether it removes the node's memory directory.
+        allocation: only the runner of this allocation: one of another may be there, or come later. "" for any.
     """
 
     node: str
     forget: bool
+    allocation: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,11 +133,16 @@ class StartAgents:
     Attributes:
         nodes: in node-rank order.
         generation: 0 for the attempt's first agents.
+        holders: nodes behind `nodes` in the MPI world that do not train: they serve what they hold, until the next
+            generation is started without them.
+        allocations: the allocation of each node, holders too.
     """
 
     nodes: tuple[str, ...]
     attempt: int
     generation: int
+    holders: tuple[str, ...] = ()
+    allocations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,10 +179,35 @@ class Purpose(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskUnusable:
-    """Answered by UnusableAnswered with the same nodes and purpose."""
+    """Answered by UnusableAnswered with the same nodes and purpose.
+
+    Attributes:
+        allocations: the allocation of each node.
+    """
 
     nodes: tuple[str, ...]
     purpose: Purpose
+    allocations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskAllocation:
+    """Ask for one booster. Answered by AllocationAsked.
+
+    Attributes:
+        nodes: how many.
+        exclude: nodes that it must not have: the base's, and those that are out.
+    """
+
+    nodes: int
+    exclude: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndAllocation:
+    """End a booster, or take it out of the queue. It may be given again, and for one that has ended."""
+
+    allocation: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,6 +275,8 @@ Command = (
     | KillAgents
     | LetGo
     | AskUnusable
+    | AskAllocation
+    | EndAllocation
     | AskWhyTerminated
     | AskTimeLeft
     | ProbeFolder

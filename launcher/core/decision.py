@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from launcher.core import agent_world, attempt, launch, nodes, requests, stages
+from launcher.core import agent_world, attempt, launch, nodes, requests, resize, stages
 from launcher.core import inputs as given_
 from launcher.core.commands import (
     Command,
@@ -163,6 +163,9 @@ _TAKE: dict[type, Callable[[Turn, Any], None]] = {
     given_.EventsWritten: attempt.on_events_written,
     given_.OwnCheckpointsSeen: stages.on_own_checkpoints,
     given_.Requeued: requests.on_requeued,
+    given_.AllocationAsked: resize.on_asked,
+    given_.AllocationsSeen: resize.on_seen,
+    given_.ScaleAsked: resize.on_scale,
     given_.Terminated: requests.on_terminated,
     given_.TimeWarned: requests.on_time_warned,
     given_.HaltAsked: requests.on_halt,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from launcher.core.commands import Purpose
@@ -28,12 +29,16 @@ class NodeJoined:
         attempt: the attempt whose workers it has; None for none.
         is_warm: whether its warm process has loaded torch.
         problem: why the node cannot train; None if it can.
+        allocation: the runner's: a Slurm job id, or "local"; "" is taken for the node's own. A runner whose node has a
+            connected runner of another allocation is reported as well, and neither takes the other's place: the core
+            dismisses one of them.
     """
 
     node: str
     attempt: int | None = None
     is_warm: bool = False
     problem: str | None = None
+    allocation: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -335,12 +340,51 @@ class Requeued:
     error: str | None = None
 
 
+# Boosters: allocations beside the base's.
+
+
+class AllocationState(Enum):
+    """Where a booster's allocation stands with the scheduler."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocationAsked:
+    """The answer to AskAllocation.
+
+    Attributes:
+        allocation: its id; None where there is none, because of `error`.
+    """
+
+    allocation: str | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocationsSeen:
+    """How the boosters in `State.boosters` stand: the driver asks every 10 s while there are any.
+
+    Attributes:
+        states: by allocation; one of which nothing is known is left out.
+        reasons: why each is queued, or how it ended, in the scheduler's words.
+    """
+
+    states: Mapping[str, AllocationState] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
 # Requests.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terminated:
-    """A SIGTERM has arrived at a node's runner, or at the supervisor (node None)."""
+    """A SIGTERM has arrived at a node's runner, or at the supervisor (node None).
+
+    At a booster's node it means that this allocation leaves.
+    """
 
     node: str | None = None
 
@@ -361,6 +405,13 @@ class HaltAsked:
 
     at_step: int = 0
     at_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScaleAsked:
+    """A user wants the job to train on that many nodes: the largest allowed size that is not above it."""
+
+    nodes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -406,9 +457,12 @@ Input = (
     | EventsWritten
     | OwnCheckpointsSeen
     | Requeued
+    | AllocationAsked
+    | AllocationsSeen
     | Terminated
     | TimeWarned
     | HaltAsked
+    | ScaleAsked
     | CancelAsked
     | FolderRemoved
 )

@@ -18,7 +18,8 @@ class Phase(Enum):
     JOINING = "joining"  # its runner is to come
     READY = "ready"  # its runner is there, and the node does not train
     TRAINING = "training"  # it belongs to the attempt
-    LEAVING = "leaving"  # back after it was lost: what is left of its attempt is being ended
+    RETURNING = "returning"  # back after it was lost: what is left of its attempt is being ended
+    LEAVING = "leaving"  # its booster ends: what it holds is taken over
     OUT = "out"
 
 
@@ -32,8 +33,8 @@ class Member:
         is_environment: it is out because the job's Python does not load there.
         is_warm: its warm process has loaded torch.
         returns: how often it came back.
-        ending: while it is leaving, the attempt of which it ends what is left; None for nothing.
-        is_judged: while it is leaving, whether the scheduler has said that it can be used.
+        ending: while it is returning, the attempt of which it ends what is left; None for nothing.
+        is_judged: while it is returning, whether the scheduler has said that it can be used.
     """
 
     phase: Phase = Phase.JOINING
@@ -86,7 +87,7 @@ class Members:
 
     def out(self) -> dict[str, str]:
         """The nodes that are out, by name, with the reason; also those that are coming back."""
-        gone = (Phase.OUT, Phase.LEAVING)
+        gone = (Phase.OUT, Phase.RETURNING)
         out = [(node, member.reason) for node, member in self.table.items() if member.phase in gone]
         return dict(sorted(out))  # the table's own order differs from run to run
 

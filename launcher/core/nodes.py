@@ -22,7 +22,7 @@ MAX_RETURNS = 3  # of one node; a node that is lost again and again costs an att
 
 def on_node_joined(turn: Turn, given: given_.NodeJoined) -> None:
     node, member = given.node, turn.member(given.node)
-    if member.phase in (Phase.OUT, Phase.LEAVING):
+    if member.phase in (Phase.OUT, Phase.RETURNING):
         if member.is_lost:
             _return(turn, given)
         return
@@ -41,7 +41,7 @@ def _return(turn: Turn, given: given_.NodeJoined) -> None:
     """A lost node is back. It is a spare again once nothing of the attempt in which it was lost is left on it."""
     returns = turn.member(given.node).returns + 1
     changes = {"returns": returns, "ending": given.attempt, "is_judged": False, "is_warm": given.is_warm}
-    turn.set_member(given.node, phase=Phase.LEAVING, **changes)
+    turn.set_member(given.node, phase=Phase.RETURNING, **changes)
     if returns > MAX_RETURNS:
         _refuse(turn, given.node)
     else:
@@ -51,7 +51,7 @@ def _return(turn: Turn, given: given_.NodeJoined) -> None:
 def on_return_answered(turn: Turn, given: given_.UnusableAnswered) -> None:
     for node in given.asked:
         member = turn.member(node)
-        if member.phase is not Phase.LEAVING:
+        if member.phase is not Phase.RETURNING:
             continue
         if given.error is not None or node in given.unusable:
             _refuse(turn, node)
@@ -67,7 +67,7 @@ def has_left(turn: Turn, given: given_.WorkersKilled) -> bool:
     if given.node not in turn.state.members:
         return False
     member = turn.member(given.node)
-    if member.phase is not Phase.LEAVING or member.ending != given.attempt:
+    if member.phase is not Phase.RETURNING or member.ending != given.attempt:
         return False
     if given.left:
         _refuse(turn, given.node)
@@ -100,7 +100,7 @@ def on_node_lost(turn: Turn, given: given_.NodeLost) -> None:
 
 
 def on_node_broken(turn: Turn, given: given_.NodeBroken) -> None:
-    if turn.member(given.node).phase in (Phase.OUT, Phase.LEAVING):
+    if turn.member(given.node).phase in (Phase.OUT, Phase.RETURNING):
         return
     if turn.state.stage is Stage.ATTEMPT:
         attempt.on_node_broken(turn, given)

@@ -308,7 +308,7 @@ def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
         has_checkpoint=job.has_checkpoint,
         can_requeue=job.can_requeue,
         nodes_suffice=members.usable + members.joining_count >= job.sizes[-1],
-        nodes_changed=any(members[node].phase in (Phase.OUT, Phase.LEAVING) for node in nodes),
+        nodes_changed=any(members[node].phase in (Phase.OUT, Phase.RETURNING) for node in nodes),
         has_spare=any(node not in suspects for node in spares),
     )
     is_warm = any(member.is_warm for member in members.table.values())
@@ -335,7 +335,7 @@ def _take_all_back(turn: Turn) -> bool:
         return False
     turn.record("problem", what="all runners were lost at once: they are started again")
     for node in lost:
-        turn.take_back(node, is_connected=turn.member(node).phase is Phase.LEAVING)
+        turn.take_back(node, is_connected=turn.member(node).phase is Phase.RETURNING)
     return True
 
 

@@ -27,17 +27,37 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ElasticLimits:
+    """The job file's `elastic` section.
+
+    Attributes:
+        scaling_timeout_s: how long nothing may have changed before the job grows.
+        graceful_shutdown_timeout_s: how long ranks may take to stop for a resize, and holders to be let go.
+        faulty_scale_down_timeout_s: how long to wait, after a loss, for a booster that is about to join.
+        scale_up_snooze_s: after a booster has ended, or could not be had, before another is asked for.
+    """
+
+    scaling_timeout_s: float = 60.0
+    graceful_shutdown_timeout_s: float = 600.0
+    faulty_scale_down_timeout_s: float = 30.0
+    scale_up_snooze_s: float = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """What does not change while one supervisor leads.
 
     Attributes:
-        nodes: all nodes, spares included, those that are to train first.
+        nodes: all nodes of the base allocation, spares included, those that are to train first.
         allocations: each node's allocation: a Slurm job id, or "local".
         sizes: how many nodes may train, the largest number first.
+        base_nodes: how many of the base's nodes are to train; 0 for sizes[0]: there are no boosters.
+        booster_nodes, most_boosters: the nodes of one booster, and how many boosters the largest size needs.
+        elastic: how it grows and shrinks.
         limits: when to give up.
         has_checkpoint: whether the job has a `checkpoint` section, and so agents.
         names_own_checkpoints: whether the job file has `progress`.
-        is_local: the embedded cluster: its nodes are new at each start.
+        is_local: the embedded cluster: its nodes are new at each start, and boosters are asked for only by a user.
         can_requeue: whether the scheduler can start the job again.
         own_node: the supervisor's node; None where it runs beside the nodes.
         predecessor: the node of the supervisor that is taken over; None for none, or for one on our node.
@@ -52,6 +72,10 @@ class Job:
     nodes: tuple[str, ...]
     sizes: tuple[int, ...]
     allocations: Mapping[str, str] = field(default_factory=dict)
+    base_nodes: int = 0
+    booster_nodes: int = 0
+    most_boosters: int = 0
+    elastic: ElasticLimits = field(default_factory=ElasticLimits)
     limits: Limits = field(default_factory=Limits)
     has_checkpoint: bool = True
     names_own_checkpoints: bool = False
@@ -65,6 +89,11 @@ class Job:
     start: Mapping[str, object] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     log_dir: str = "log/attempt-{attempt}"
+
+    @property
+    def base_size(self) -> int:
+        """The largest size that needs no booster."""
+        return self.base_nodes or self.sizes[0]
 
 
 class AttemptPhase(Enum):

@@ -82,7 +82,7 @@ class Turn:
     def put_out(self, node: str, reason: str, *, is_environment: bool = False) -> None:
         """Excludes a node from the job for its life."""
         member = self.member(node)
-        if member.phase in (Phase.OUT, Phase.LEAVING):
+        if member.phase in (Phase.OUT, Phase.RETURNING):
             environment = member.is_environment or is_environment
             self.set_member(node, phase=Phase.OUT, is_lost=False, is_environment=environment)
         else:
@@ -93,7 +93,7 @@ class Turn:
     def lose(self, node: str, reason: str) -> None:
         """Goes on without a node that is not reached. It is taken back if its runner comes back."""
         member = self.member(node)
-        if member.phase is Phase.LEAVING:
+        if member.phase is Phase.RETURNING:
             self.set_member(node, phase=Phase.OUT, is_lost=True)
         elif member.phase is not Phase.OUT:
             self.set_member(node, phase=Phase.OUT, reason=reason, is_lost=True)

@@ -178,7 +178,7 @@ class Invariants:
         counted = dict.fromkeys(Phase, 0)
         for _, member in members.table.items():
             counted[member.phase] += 1
-        leaving = {node for node, member in members.table.items() if member.phase is Phase.LEAVING}
+        leaving = {node for node, member in members.table.items() if member.phase is Phase.RETURNING}
         now_s = self._world.clock.now
         self._leaving = {node: self._leaving.get(node, now_s) for node in leaving} if leaving else {}
         if counted != dict(members.counts):
@@ -278,7 +278,7 @@ class Invariants:
                 continue
             if name in command.nodes or (name, runner.attempt) in self._to_kill:
                 continue
-            if members[name].phase not in (Phase.OUT, Phase.LEAVING):
+            if members[name].phase not in (Phase.OUT, Phase.RETURNING):
                 raise Violation(
                     "one attempt at a time", f"{name} still has attempt {runner.attempt} as {command.attempt} starts"
                 )

@@ -242,6 +242,6 @@ class Play:
         elif command.order is Order.KILL:
             for node in command.nodes:
                 member = self.state.members[node]
-                is_reached = not member.is_lost or member.phase is Phase.LEAVING
+                is_reached = not member.is_lost or member.phase is Phase.RETURNING
                 if node not in self.dead and is_reached:
                     yield inputs.WorkersKilled(node=node, attempt=command.attempt, step=self.step)

@@ -388,7 +388,7 @@ def test_a_node_that_is_back_is_no_spare_before_nothing_of_its_attempt_is_left()
     play.train()
     play.silent = {do.Send}
     play.come("n2", attempt=0)
-    assert play.in_phase(Phase.LEAVING) == ["n2"] and play.out.keys() == {"n2"}
+    assert play.in_phase(Phase.RETURNING) == ["n2"] and play.out.keys() == {"n2"}
     play.give(inputs.WorkersKilled(node="n2", attempt=0, left=(17,)))
     assert play.in_phase(Phase.OUT) == ["n2"] and not play.state.members["n2"].is_lost
 
@@ -412,7 +412,7 @@ def test_a_node_that_is_back_is_judged_by_the_scheduler_though_its_workers_have_
     play.lose("n2")
     play.come("n2", attempt=0)
     play.give(inputs.WorkersKilled(node="n2", attempt=0))
-    assert play.in_phase(Phase.LEAVING) == ["n2"], "it may be drained"
+    assert play.in_phase(Phase.RETURNING) == ["n2"], "it may be drained"
     play.give(inputs.UnusableAnswered(asked=("n2",), purpose=Purpose.RETURN, unusable={"n2": "drained"}))
     assert play.in_phase(Phase.OUT) == ["n2"] and not play.events("node_back")
 
