@@ -18,20 +18,29 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckpt import CheckpointConfig, CheckpointError
+from launcher.elastic import (
+    BOOSTER_OPTIONS,
+    MAX_NODES,
+    Booster,
+    Elastic,
+    all_sizes_are_numbers,
+    booster_nodes_of,
+    contradictions,
+    problems_in_job,
+    sizes_of,
+)
 from launcher.errors import LauncherError, UsageError
 from launcher.gpus import EXPECTED, MAX_PER_NODE, gpu_count, gpus_of_gres, requested
-from launcher.sbatch_options import normal_options, option_problems
+from launcher.sbatch_options import OWNED_SBATCH_OPTIONS, Options, normal_options, option_problems
 from lifecycle import LifecycleError
 from lifecycle.settings.keys import key
 from slurm import SlurmError
 from slurm.time_limit import NOTATIONS, time_limit_min
 
-MAX_NODES = 1 << 16  # Slurm has no more in one cluster
 MIN_HANG_TIMEOUT_S = 2.0  # runners report twice a second
 
 _NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_NOT_YET = ("max_nodes", "scaling_timeout_s", "graceful_shutdown_timeout_s", "faulty_scale_down_timeout_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +76,6 @@ class Restart:
             )
 
     rules = (_hang_timeout_is_measurable,)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Elastic:
-    """How far a job may shrink where nodes are lost and no spare is left."""
-
-    min_nodes: int = key("It trains on no fewer nodes.", ge=1, unit="nodes", example=2)
-    step: int = key(
-        "Nodes that it gives up at a time (a model that is cut over two nodes shrinks by two).", default=1, ge=1,
-        unit="nodes", example=2,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +130,9 @@ class JobSpec:
         example="{OMP_NUM_THREADS: 8}",
     )
     restart: Restart = key("When to start again, and when to give up.", default=Restart())
-    elastic: Elastic | None = key("How far the job may shrink; without it, it keeps its size.", default=None)
+    elastic: Elastic | None = key(
+        "Between which sizes the job shrinks and grows; without it, it keeps its size.", default=None
+    )
     checkpoint: CheckpointConfig | None = key("What is kept where; without it, nothing.", default=None)
     slurm: Mapping[str, str | Literal[True]] = key(
         "Further sbatch options by long name; true is a flag without value.",
@@ -199,10 +199,8 @@ class JobSpec:
         return dataclasses.replace(spec, script=script, checkpoint=checkpoint, progress=progress)
 
     def _sizes_fit(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        if self.elastic and max(self.elastic.min_nodes, self.elastic.step) > self.nodes:
-            name = "min_nodes" if self.elastic.min_nodes > self.nodes else "step"
-            value = getattr(self.elastic, name)
-            yield f"elastic.{name}", f"got {value}, expected a whole number, from 1 to {self.nodes}"
+        if self.elastic and all_sizes_are_numbers(given["elastic"]) and not any(contradictions(self.elastic)):
+            yield from problems_in_job(self.elastic, self.nodes)
 
     def _variables_have_names(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for name in self.env:
@@ -234,13 +232,30 @@ class JobSpec:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Numbers of nodes that it may train on, the largest first."""
-        if self.elastic is None:
-            return (self.nodes,)
-        return tuple(range(self.nodes, self.elastic.min_nodes - 1, -self.elastic.step))
+        return sizes_of(self.elastic, self.nodes)
+
+    @property
+    def booster_nodes(self) -> int:
+        """Nodes of each booster; 0 where the job does not grow."""
+        return booster_nodes_of(self.sizes, self.nodes)
+
+    @property
+    def most_boosters(self) -> int:
+        """Boosters with which it has its largest size."""
+        return (self.sizes[0] - self.nodes) // self.booster_nodes if self.booster_nodes else 0
+
+    @property
+    def booster_options(self) -> Options:
+        """The sbatch options of a booster, by long name: where its nodes come from, and what each node has."""
+        gpus: Options = {}
+        if self.gpus_per_node and gpus_of_gres(self.slurm.get("gres")) is None:
+            gpus = {"gpus-per-node": str(self.gpus_per_node)}
+        booster = self.elastic.booster if self.elastic else None
+        return gpus | (booster or Booster()).options(self.slurm)
 
     @property
     def most_nodes(self) -> int:
-        """Nodes to ask the scheduler for: those that train, and the spares."""
+        """Nodes to ask the scheduler for: `nodes`, and the spares. Boosters are jobs of their own."""
         return self.nodes + self.spares
 
     @property
@@ -265,7 +280,7 @@ class JobSpec:
             LauncherError: to_json() cannot have made that.
         """
         try:
-            optional = {"elastic": lambda given: Elastic(**given), "checkpoint": CheckpointConfig.from_json}
+            optional = {"elastic": Elastic.from_json, "checkpoint": CheckpointConfig.from_json}
             sections: dict[str, Any] = {
                 name: None if data[name] is None else made(data[name]) for name, made in optional.items()
             }
@@ -359,9 +374,13 @@ def _filled_in(mapping: Any, base_dir: Path) -> tuple[Any, Any]:
         where, _, problem = str(error).partition(": ")
         found[tuple(where.split("."))] = problem
         data.pop("gpus_per_node", None)
-    if isinstance(elastic := data.get("elastic"), Mapping):
-        instead = "leave it out: a job shrinks when it loses nodes, and has all its nodes again after a requeue"
-        found |= {("elastic", name): f"not supported yet; {instead}" for name in _NOT_YET if name in elastic}
+    if isinstance(elastic := data.get("elastic"), Mapping) and isinstance(elastic.get("booster"), Mapping):
+        booster = dict(elastic["booster"])
+        if isinstance(options := booster.get("slurm"), Mapping):
+            problems = option_problems(options, 1, OWNED_SBATCH_OPTIONS | BOOSTER_OPTIONS)
+            found |= {("elastic", "booster", "slurm", name): problem for name, problem in problems}
+            booster["slurm"] = normal_options(options)
+        data["elastic"] = {**elastic, "booster": booster}
     if isinstance(checkpoint := data.get("checkpoint"), Mapping):
         name = str(data["name"])
         data["checkpoint"] = {"namespace": name if re.fullmatch(_NAME, name) else "x", **checkpoint}

@@ -41,12 +41,15 @@ def normal_options(section: Mapping[Any, Any]) -> Options:
     return options
 
 
-def option_problems(section: Mapping[Any, Any], nodes: int) -> Iterator[tuple[str, str]]:
+def option_problems(
+    section: Mapping[Any, Any], nodes: int, owned: Mapping[str, str] = OWNED_SBATCH_OPTIONS
+) -> Iterator[tuple[str, str]]:
     """What is wrong in a `slurm` section, by key.
 
     Args:
         section: the section as it stands in the file.
         nodes: that are to train.
+        owned: options that are not passed on, and what to do instead.
     """
     for key, value in section.items():
         option = str(key).replace("_", "-")
@@ -55,7 +58,7 @@ def option_problems(section: Mapping[Any, Any], nodes: int) -> Iterator[tuple[st
         elif not isinstance(value, str | int | float) or not str(value).isprintable():
             shown = "nothing" if value is None else f"{value!r:.80}"
             yield str(key), f"got {shown}, expected a string, a number or true"
-        elif value is not False and (problem := _refusal(option, value, nodes)):
+        elif value is not False and (problem := _refusal(option, value, nodes, owned)):
             yield str(key), problem
 
 
@@ -71,13 +74,13 @@ def check_sbatch_option(option: str, value: Any, where: str, nodes: int) -> None
     Raises:
         UsageError: the option is one that the job file sets in another way.
     """
-    if problem := _refusal(option, value, nodes):
+    if problem := _refusal(option, value, nodes, OWNED_SBATCH_OPTIONS):
         raise UsageError(f"{where}: {problem}")
 
 
-def _refusal(option: str, value: Any, nodes: int) -> str:
-    if option in OWNED_SBATCH_OPTIONS:
-        instead = OWNED_SBATCH_OPTIONS[option]
+def _refusal(option: str, value: Any, nodes: int, owned: Mapping[str, str]) -> str:
+    if option in owned:
+        instead = owned[option]
         if option == "gpus" and (each := each_of(value, nodes)):
             instead = f"set `gpus_per_node: {each}` in the job file, or submit with --gpus-per-node {each}"
         return f"not an option to pass on; {instead}"

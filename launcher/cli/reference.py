@@ -50,6 +50,8 @@ def _entry(key: Key, section: str) -> str:
     if "unit" in known and not section:
         facts.append(f"Unit: {known['unit']}.")
     facts.append("Required." if key.is_required else f"Default: {_default(key)}.")
+    if "also_named" in known:
+        facts.append(f"Alias: `{known['also_named']}`.")
     if "example" in known:
         facts.append(f"Example: `{key.name}: {known['example']}`")
     text = f"- **`{key.name}`**: {known['description']} {' '.join(facts)}"

@@ -2,6 +2,7 @@
 
 yaml_file   reads a file as plain data; yaml_core.py has the rules: YAML 1.2, and less of it
 keys        what a model says of each of its keys
+aliases     other names for keys
 validation  plain data against a model: all errors at once
 schema      a model as JSON Schema
 models      the models of the site's files

@@ -8,6 +8,7 @@ A model is a frozen dataclass. What the type of a field does not say, its metada
     expected        the values in words, where type and limits do not say them; of a list or mapping: of its items
     derived         the default in words, where other keys decide it
     free_text       True where text may have line breaks
+    also_named      another name that files may use for the key
 
 pydantic reads those that it knows by the same names. A model may have `rules`: methods that take the section as it
 stands in the file, and yield (key, problem) for what breaks the rule. A rule that reads a refused value is left out, so

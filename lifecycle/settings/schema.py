@@ -47,6 +47,8 @@ def _complete(schema: dict[str, Any], model: type) -> None:
             entry.pop("default", None)
         if "example" in key.metadata:
             entry["examples"] = [parse_yaml(str(key.metadata["example"]).encode(), name)]
+        if "also_named" in key.metadata:
+            schema["properties"][key.metadata["also_named"]] = entry | {"description": f"Another name of `{name}`."}
 
 
 def _let_text_be_a_number(entry: Any) -> None:

@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any, TypeVar
 
 from lifecycle.errors import UsageError
+from lifecycle.settings.aliases import Aliases, Path
 from lifecycle.settings.keys import Key, item_type, keys_of, members
 
-Path = tuple[str | int, ...]  # the keys and indices that lead to a value
 _Model = TypeVar("_Model")
 _SHOWN = 80  # characters of a value
 
@@ -42,7 +42,9 @@ def validated(
     Raises:
         UsageError: one line for each problem.
     """
-    problems: dict[Path, str] = {}
+    aliases = Aliases()
+    given = aliases.replaced(model, given)
+    problems: dict[Path, str] = aliases.problems
     data = _plain(model, given, problems)
     instance = _checked(model, data, problems)
     problems |= found or {}
@@ -50,7 +52,9 @@ def validated(
         problems.setdefault(path, problem)
     if problems:
         named: dict[Path, str] = {(): source, **{(name,): other for name, other in (sources or {}).items()}}
-        lines = (_line(named.get(path[:1], source), path, problem) for path, problem in problems.items())
+        lines = (
+            _line(named.get(path[:1], source), aliases.as_written(path), problem) for path, problem in problems.items()
+        )
         raise UsageError("\n".join(lines))
     return instance
 

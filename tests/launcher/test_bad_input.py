@@ -88,9 +88,64 @@ BAD_JOBS = [
     ({"restart": {"hang_timeout_s": float("nan")}}, "restart.hang_timeout_s: got nan, expected seconds"),
     ({"elastic": 2}, "elastic: got 2, expected a mapping"),
     ({"elastic": {}}, "elastic.min_nodes: missing, expected a whole number, at least 1"),
-    ({"nodes": 2, "elastic": {"min_nodes": 3}}, "elastic.min_nodes: got 3, expected a whole number, from 1 to 2"),
-    ({"elastic": {"min_nodes": 1, "max_nodes": 8}}, "elastic.max_nodes: not supported yet; leave it out"),
+    ({"nodes": 2, "elastic": {"min_nodes": 3}}, "elastic.min_nodes: got 3, expected at most 2, the job's nodes; or"),
     ({"elastic": {"min_nodes": 1, "min_node": 1}}, "elastic.min_node: unknown key, did you mean min_nodes?"),
+    ({"elastic": {"min_nodes": 4, "max_nodes": 2}}, "elastic.max_nodes: got 2, expected at least 4, as min_nodes says"),
+    ({"elastic": {"minReplicas": 4, "maxReplicas": 2}}, "elastic.maxReplicas: got 2, expected at least 4"),
+    (
+        {"elastic": {"min_nodes": 1, "minReplicas": 1}},
+        "elastic.minReplicas: min_nodes, which is the same key, is given too; leave one of them out",
+    ),
+    (
+        {"elastic": {"min_nodes": 2, "max_nodes": 8, "step": 4}},
+        "elastic.step: got 4, expected a divisor of max_nodes - min_nodes = 6",
+    ),
+    (
+        {"nodes": 8, "elastic": {"min_nodes": 2, "step": 4}},
+        "elastic.step: got 4, expected a divisor of nodes - min_nodes = 6",
+    ),
+    (
+        {"nodes": 3, "elastic": {"min_nodes": 2, "max_nodes": 8, "step": 2}},
+        "nodes: got 3, expected one of elastic's sizes: 2, 4, 6, 8",
+    ),
+    (
+        {"nodes": 3, "elastic": {"min_nodes": 2, "max_nodes": 65536, "step": 2}},
+        "nodes: got 3, expected one of elastic's sizes: 2, 4, 6, 8, 10, 12, 14, ..., 65536",
+    ),
+    (
+        {"nodes": 9, "elastic": {"min_nodes": 1, "max_nodes": 4}},
+        "nodes: got 9, expected one of elastic's sizes: 1, 2, 3, 4",
+    ),
+    ({"elastic": {"sizes": [1, 2], "step": 1}}, "elastic.step: sizes is given too; leave one of them out"),
+    ({"elastic": {"sizes": [2, 0]}}, "elastic.sizes: got 0, expected whole numbers, from 1 to 65536"),
+    ({"elastic": {"sizes": [2, "4"]}}, "elastic.sizes[1]: got '4', expected a whole number"),
+    ({"elastic": {"sizes": [2, 4], "min_nodes": 1}}, "elastic.min_nodes: got 1, expected 2, the smallest of sizes; or"),
+    ({"elastic": {"sizes": [2, 4], "max_nodes": 8}}, "elastic.max_nodes: got 8, expected 4, the largest of sizes; or"),
+    ({"elastic": {"min_nodes": 1, "scaling_timeout_s": -1}}, "elastic.scaling_timeout_s: got -1, expected a number"),
+    (
+        {"elastic": {"min_nodes": 1, "gracefulShutdownTimeoutInSeconds": 0}},
+        "elastic.gracefulShutdownTimeoutInSeconds: got 0, expected a number, more than 0",
+    ),
+    ({"elastic": {"min_nodes": 1, "booster": "boost"}}, "elastic.booster: got 'boost', expected a mapping"),
+    ({"elastic": {"min_nodes": 1, "booster": {"partion": "x"}}}, "elastic.booster.partion: unknown key, did"),
+    ({"elastic": {"min_nodes": 1, "booster": {"time": "5m"}}}, "elastic.booster.time: got '5m', expected minutes"),
+    (
+        {"elastic": {"min_nodes": 1, "booster": {"slurm": {"partition": "x"}}}},
+        "elastic.booster.slurm.partition: not an option to pass on; set `elastic.booster.partition` in the job file",
+    ),
+    (
+        {"elastic": {"min_nodes": 1, "booster": {"slurm": {"requeue": True}}}},
+        "elastic.booster.slurm.requeue: not an option to pass on; a booster that ends is submitted again",
+    ),
+    (
+        {"elastic": {"min_nodes": 1, "booster": {"slurm": {"nodes": 2}}}},
+        "elastic.booster.slurm.nodes: not an option to pass on; `elastic` decides the size of a booster",
+    ),
+    ({"elastic": {"min_nodes": 1, "scale": {"1": 8}}}, "elastic.scale.1: got 8, expected a mapping of numbers and"),
+    (
+        {"nodes": 2, "elastic": {"sizes": [2, 4], "scale": {"3": {"lr": 1}}}},
+        "elastic.scale.3: not a size of the job; expected one of 2, 4",
+    ),
     ({"checkpoint": 5}, "checkpoint: got 5, expected a mapping"),
     ({"checkpoint": {"memry": {}}}, "checkpoint.memry: unknown key, did you mean memory?"),
     (
@@ -177,7 +232,7 @@ def test_a_bucket_is_no_folder_for_jobs(verb: str, capsys: pytest.CaptureFixture
 def test_all_that_is_wrong_in_a_job_file_is_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text(
         "script: nope.py\nnods: 2\ntime: 5m\nslurm: {p: x, gpus: 6, gres: 'gpu:80'}\nenv: {A-B: 1}\n"
-        "restart: {hang_timeout_s: 1}\nelastic: {min_nodes: 1, max_nodes: 4}\n"
+        "restart: {hang_timeout_s: 1}\nelastic: {min_nodes: 1, sizes: [1], step: 1}\n"
         "checkpoint: {memory: {keep: 1}, redundancy: {scheme: xor, copies: 2, parity: 1}, shared: {}}\n"
     )
     assert main(["submit", "job.yaml", "--spares=-1"]) == 2
@@ -188,7 +243,7 @@ def test_all_that_is_wrong_in_a_job_file_is_named_at_once(capsys: pytest.Capture
     keys = {line.removeprefix("holdfast: error: ").split(": ")[1] for line in said}
     assert keys == {
         "spares", "script", "nods", "time", "env.A-B", "slurm.p", "slurm.gpus", "slurm.gres", "restart.hang_timeout_s",
-        "elastic.max_nodes", "checkpoint.memory.keep", "checkpoint.redundancy.copies", "checkpoint.redundancy.parity",
+        "elastic.step", "checkpoint.memory.keep", "checkpoint.redundancy.copies", "checkpoint.redundancy.parity",
         "checkpoint.shared.path",
     }  # fmt: skip
 

@@ -16,8 +16,9 @@ from ckpt.agent.process.launch import PYTHON, command
 from launcher.clusters import ended, open_cluster
 from launcher.clusters import slurm as slurm_cluster
 from launcher.clusters.slurm import SlurmCluster
+from launcher.elastic import Elastic
 from launcher.errors import UsageError
-from launcher.jobfile import Elastic, JobSpec
+from launcher.jobfile import JobSpec
 from launcher.supervisor import supervise
 from slurm import CommandError, Slurm, SlurmError
 from slurm.command import Result

@@ -214,7 +214,7 @@ def test_jobs_that_wait_are_known_by_their_folders_to_those_who_did_not_submit_t
 def test_an_elastic_job_starts_on_fewer_nodes_where_slurm_has_no_more(home: Path, command: Any) -> None:
     executor = Executor(cluster="slurm")
     executor.update_parameters(nodes=16, spares=2)  # of the 16 that there are
-    executor.submit(Torchrun("train.py", elastic={"min_nodes": 11, "step": 2}))
+    executor.submit(Torchrun("train.py", elastic={"min_nodes": 12, "step": 2}))
     assert "nodes=12-18" in asked(home)
     assert not any(option.startswith("ntasks") for option in asked(home))  # Slurm would take 12 of any number
 
@@ -232,7 +232,7 @@ def test_where_slurm_cannot_be_asked_sbatch_judges(home: Path, command: Any) -> 
         (len, "expected Torchrun"),
         (Torchrun("nope.py"), "no file"),
         (Torchrun("train.py", chekpoint={}), "unknown key, did you mean checkpoint"),
-        (Torchrun("train.py", elastic={"max_nodes": 4}), "elastic.max_nodes: not supported yet"),
+        (Torchrun("train.py", elastic={"max_nodes": 4}), "elastic.min_nodes: missing"),
     ],
 )
 def test_what_is_no_job_is_refused(submission: Any, message: str, home: Path, command: Any) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt import CheckpointConfig
+from launcher.elastic import Elastic
 from launcher.errors import LauncherError, UsageError
 from launcher.jobfile import JobSpec, Restart, load_job, read_job
 
@@ -172,6 +173,56 @@ def test_a_corrupt_job_json_is_one_clear_line(tmp_path: Path, text: str) -> None
         read_job(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "elastic", "sizes", "booster_nodes", "most_boosters"),
+    [
+        (4, None, (4,), 0, 0),
+        (4, {"min_nodes": 2}, (4, 3, 2), 0, 0),
+        (2, {"min_nodes": 2, "max_nodes": 8, "step": 2}, (8, 6, 4, 2), 2, 3),
+        (4, {"min_nodes": 2, "max_nodes": 8, "step": 2}, (8, 6, 4, 2), 2, 2),
+        (2, {"sizes": [2, 8, 4]}, (8, 4, 2), 2, 3),
+        (1, {"sizes": [1, 4, 8]}, (8, 4, 1), 1, 7),
+        (8, {"sizes": [4, 8], "min_nodes": 4, "max_nodes": 8}, (8, 4), 0, 0),
+    ],
+)
+def test_sizes_and_boosters_of_a_job(
+    nodes: int, elastic: Any, sizes: tuple[int, ...], booster_nodes: int, most_boosters: int
+) -> None:
+    spec = job(nodes=nodes, elastic=elastic, spares=1)
+    assert (spec.sizes, spec.booster_nodes, spec.most_boosters) == (sizes, booster_nodes, most_boosters)
+    assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert (spec.most_nodes, spec.least_nodes) == (nodes + 1, sizes[-1] if elastic else nodes + 1)
+
+
+def test_hyperpods_names_say_the_same() -> None:
+    spec = job(
+        nodes=2,
+        elastic={
+            "minReplicas": 2, "maxReplicas": 8, "replicaIncrementStep": 2, "scalingTimeoutInSeconds": 30,
+            "gracefulShutdownTimeoutInSeconds": 100, "faultyScaleDownTimeoutInSeconds": 10,
+            "scaleUpSnoozeTimeInSeconds": 200,
+        },
+    )  # fmt: skip
+    assert spec.elastic == Elastic(
+        min_nodes=2, max_nodes=8, step=2, scaling_timeout_s=30, graceful_shutdown_timeout_s=100,
+        faulty_scale_down_timeout_s=10, scale_up_snooze_s=200,
+    )  # fmt: skip
+    assert job(elastic={"replicaDiscreteValues": [1, 2]}).elastic == Elastic(sizes=(1, 2))
+
+
+def test_boosters_have_nodes_like_the_jobs_own() -> None:
+    elastic: dict[str, Any] = {"min_nodes": 1, "max_nodes": 4}
+    slurm = {"partition": "train", "account": "team", "mem": "64G", "exclusive": True, "nodelist": "n1", "time": 60}
+    assert job(slurm=slurm, gpus_per_node=8, elastic=elastic).booster_options == {
+        "gpus-per-node": "8", "account": "team", "mem": "64G", "exclusive": True,
+    }  # fmt: skip
+    booster = {"partition": "boost", "qos": "low", "time": "4:00:00", "account": "spare", "slurm": {"mem": "32G"}}
+    assert job(slurm=slurm, elastic=elastic | {"booster": booster}).booster_options == {
+        "partition": "boost", "qos": "low", "time": "4:00:00", "account": "spare", "mem": "32G", "exclusive": True,
+    }  # fmt: skip
+    assert "gpus-per-node" not in job(slurm={"gres": "gpu:8"}, elastic=elastic).booster_options
+
+
 words = st.text("abcxyz019_-.", min_size=1, max_size=12)
 texts = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=12)
 printable = st.text("abcXYZ 012:=,@", min_size=1, max_size=12)
@@ -188,6 +239,21 @@ jobs = st.fixed_dictionaries(
         "env": st.dictionaries(st.from_regex(r"[A-G_][A-Za-z0-9_]{0,8}", fullmatch=True), texts, max_size=3),
         "restart": st.fixed_dictionaries(
             {}, optional={"max_without_progress": sizes, "max_restarts": st.integers(0, 9)}
+        ),
+        "elastic": st.one_of(
+            st.none(),
+            st.fixed_dictionaries(
+                {"min_nodes": st.just(1), "max_nodes": st.just(1 << 16)},
+                optional={
+                    "scaling_timeout_s": st.floats(0, 1e9),
+                    "booster": st.fixed_dictionaries(
+                        {}, optional={"partition": words, "time": st.just("1:00:00"), "slurm": st.just({"nice": 3})}
+                    ),
+                    "scale": st.dictionaries(
+                        st.just("1"), st.dictionaries(words, st.one_of(st.integers(), st.booleans(), words)), max_size=1
+                    ),
+                },
+            ),
         ),
         "checkpoint": st.one_of(
             st.none(),
@@ -236,7 +302,7 @@ def test_a_job_survives_json(mapping: dict[str, Any]) -> None:
     st.lists(inner, max_size=3),
     st.dictionaries(st.one_of(texts, st.integers(), st.sampled_from([
         "script", "name", "args", "nodes", "env", "restart", "checkpoint", "slurm", "memory", "redundancy", "shared",
-        "path",
+        "path", "elastic", "sizes", "min_nodes", "minReplicas", "step", "scale", "booster",
     ])), inner, max_size=4),
 ), max_leaves=12))  # fmt: skip
 @settings(max_examples=200, deadline=None)

@@ -14,6 +14,7 @@ import pytest
 from launcher.cli import main
 from launcher.cli.reference import pages
 from launcher.cli.schema import TITLES, model_of
+from launcher.elastic import Elastic
 from lifecycle.settings.keys import Key, keys_of
 from lifecycle.settings.schema import sections_of
 from lifecycle.settings.validation import validated
@@ -21,8 +22,9 @@ from lifecycle.settings.yaml_file import parse_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS: dict[str, dict[str, Any]] = {  # what an example of a key is valid with
-    "copies": {"scheme": "partner"}, "parity": {"scheme": "rs"}, "command": {"replace": "command"}
+    "copies": {"scheme": "partner"}, "parity": {"scheme": "rs"}, "command": {"replace": "command"},
 }  # fmt: skip
+NEEDS |= {name: {"min_nodes": 2} for name in keys_of(Elastic) if name not in ("min_nodes", "sizes")}
 
 
 def example_of(key: Key) -> dict[str, Any]:
@@ -56,7 +58,10 @@ def test_the_schema_knows_every_key(name: str, capsys: pytest.CaptureFixture[str
     schema = json.loads(capsys.readouterr().out)
     for section in sections_of(model_of(name)):
         found = schema if section is model_of(name) else schema["$defs"][section.__name__]
-        assert list(found["properties"]) == list(keys_of(section)) and found["additionalProperties"] is False
+        keys = keys_of(section)
+        aliases = {key.metadata["also_named"] for key in keys.values() if "also_named" in key.metadata}
+        assert [name for name in found["properties"] if name not in aliases] == list(keys)
+        assert aliases <= found["properties"].keys() and found["additionalProperties"] is False
         assert all("description" in entry for entry in found["properties"].values())
     assert sys.executable not in json.dumps(schema)
 
