@@ -2,6 +2,7 @@
 
     checkpointer   the face for the training script; sagemaker: the same by HyperPod's names
     worker/        saves and loads, in the training process
+    data/          which samples each rank sees: batch plan, sampler, loader
     agent/         one process per node that seals, protects, flushes and restores
     redundancy/    which node holds what for which
     tiers/         the places below memory

@@ -2,6 +2,9 @@
 
     Checkpointer      load, due, save, stop_requested for a training script
     CheckpointConfig  the `checkpoint:` section, for a program without a launcher
+    batch_plan        micro-batch and gradient accumulation for a world size
+    ElasticSampler    each sample once an epoch, across restarts and resizes
+    ElasticLoader     keeps the training loop's position in the data
     newest_steps      the newest restorable step of each tier below memory
     CheckpointError   base of all errors of checkpoints
     Executor          submitit executor whose jobs survive the loss of nodes
@@ -18,15 +21,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ckpt import CheckpointConfig, Checkpointer, CheckpointError, newest_steps
+    from ckpt.data import ElasticLoader, ElasticSampler, batch_plan
     from launcher import Executor, LauncherError, Torchrun
 
 __all__ = [
     "CheckpointConfig",
     "CheckpointError",
     "Checkpointer",
+    "ElasticLoader",
+    "ElasticSampler",
     "Executor",
     "LauncherError",
     "Torchrun",
+    "batch_plan",
     "newest_steps",
 ]
 __version__ = "0.2.0"
@@ -35,9 +42,12 @@ _HOME = {
     "CheckpointConfig": "ckpt",
     "CheckpointError": "ckpt",
     "Checkpointer": "ckpt",
+    "ElasticLoader": "ckpt.data",
+    "ElasticSampler": "ckpt.data",
     "Executor": "launcher",
     "LauncherError": "launcher",
     "Torchrun": "launcher",
+    "batch_plan": "ckpt.data",
     "newest_steps": "ckpt",
 }
 

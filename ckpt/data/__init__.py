@@ -1,0 +1,16 @@
+"""Which samples each rank sees at each step, kept across restarts and resizes.
+
+    batch_plan   micro-batch and gradient accumulation for a world size
+    sampler      the order of an epoch's samples, and the position in it
+    loader       counts what the training loop has taken from a DataLoader
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from ckpt.data.batch_plan import BatchPlan, batch_plan
+from ckpt.data.loader import ElasticLoader
+from ckpt.data.sampler import ElasticSampler
+
+__all__ = ["BatchPlan", "ElasticLoader", "ElasticSampler", "batch_plan"]

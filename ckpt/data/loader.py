@@ -1,0 +1,103 @@
+"""Counts what the training loop has taken from a DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckpt.data.sampler import ElasticSampler
+from ckpt.errors import ConfigError, StateError
+
+
+class ElasticLoader:
+    """Wraps a DataLoader over an ElasticSampler; its state is the position of the training loop.
+
+        loader = ElasticLoader(DataLoader(dataset, plan.micro_batch, sampler=sampler, num_workers=4))
+        state = {"model": model, "optimizer": optimizer, "data": loader}
+        while loader.epoch < epochs:
+            for batch in loader:                 # the rest of the epoch, one micro-batch at a time
+                (loss_of(batch) / plan.accumulation).backward()
+                if not loader.ends_step:         # more micro-batches follow before the optimizer's step
+                    continue
+                optimizer.step(); optimizer.zero_grad(); step += 1
+                if ckpt.due(step): ckpt.save(step, state)
+
+    A step counts as consumed when its last micro-batch is handed out. What worker processes have prefetched does not
+    count, and what was handed out of a step that is not whole does not either: its gradients are not in the weights.
+    An iteration begins at the position, so a loop that was left in mid-epoch goes on there.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        """Wraps a loader.
+
+        Args:
+            loader: a torch DataLoader, a torchdata StatefulDataLoader, or anything that can be iterated and has their
+                `sampler` and `batch_size`, or a `batch_sampler` with both.
+
+        Raises:
+            ConfigError: its sampler is no ElasticSampler, or its batch size is not the plan's micro-batch.
+        """
+        batches = getattr(loader, "batch_sampler", None)
+        found = [getattr(holder, "sampler", None) for holder in (loader, batches)]
+        sampler = next((one for one in found if isinstance(one, ElasticSampler)), None)
+        if sampler is None:
+            raise ConfigError(
+                f"ElasticLoader: got a {type(loader).__name__} whose sampler is a {type(found[0]).__name__}, "
+                "expected an ElasticSampler"
+            )
+        size = next((n for n in (getattr(h, "batch_size", None) for h in (loader, batches)) if n is not None), None)
+        if size != sampler.plan.micro_batch:
+            raise ConfigError(
+                f"ElasticLoader: the loader has batch_size {size}, expected the plan's micro_batch, "
+                f"{sampler.plan.micro_batch}"
+            )
+        self.sampler = sampler
+        self.loader = loader
+        self._iteration = 0
+        self._handed_out = 0  # micro-batches of the current step
+
+    def __iter__(self) -> Iterator[Any]:
+        """The micro-batches of the rest of the epoch.
+
+        Raises:
+            StateError: a later iteration has begun, or a state was loaded: what this one has prefetched would repeat.
+        """
+        self._iteration += 1
+        iteration = self._iteration
+        self._handed_out = 0
+        for batch in self.loader:
+            if iteration != self._iteration:
+                raise StateError(
+                    "ElasticLoader: this iteration was left for a later one, or a state was loaded since it began; "
+                    "iterate over the loader anew"
+                )
+            self._handed_out += 1
+            if self.ends_step:
+                self.sampler.advance()
+            yield batch
+            if self.ends_step:
+                self._handed_out = 0
+
+    def __len__(self) -> int:
+        """Micro-batches of a whole epoch on one rank, wherever the position is."""
+        return len(self.sampler) // self.sampler.plan.micro_batch
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the micro-batch last handed out is the last of its step."""
+        return self._handed_out == self.sampler.plan.accumulation
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next step."""
+        return self.sampler.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last whole step; the same on all ranks."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes to a saved position; see ElasticSampler.load_state_dict."""
+        self.sampler.load_state_dict(state)
+        self._iteration += 1
+        self._handed_out = 0

@@ -1,0 +1,232 @@
+"""The order of an epoch's samples, and the position of all ranks in it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from ckpt.data.batch_plan import BatchPlan
+from ckpt.errors import ConfigError, StateError
+
+Tail = Literal["carry", "drop", "pad"]
+
+_CHUNK = 4096  # samples that are looked up at once
+
+log = logging.getLogger(__name__)
+
+
+class ElasticSampler:
+    """Gives each rank its samples of an epoch, and goes on where any number of ranks has stopped.
+
+        plan = batch_plan(global_batch=512, max_micro_batch=16)
+        sampler = ElasticSampler(dataset, plan, seed=1)
+        loader = ElasticLoader(DataLoader(dataset, plan.micro_batch, sampler=sampler, num_workers=4))
+
+    A seed and an epoch fix one order of all samples. Each step takes the next `global_batch` of it, whatever the world
+    size; rank r takes every world_size-th from the r-th. The position is one number for all ranks, so a checkpoint of
+    any rank serves every rank of another world size.
+
+    The position moves by `advance()`, when the training loop has consumed a step, and not when a DataLoader asks for
+    samples ahead of it. ElasticLoader calls it; a loop of your own calls it after each step. Without shuffling the
+    order takes no memory, with shuffling 4 bytes a sample (8 from 2**31 samples on), twice that in the last step.
+
+    `tail` says what becomes of an epoch whose samples are no multiple of the global batch:
+        carry  the last step is filled from the next epoch, which then begins after these samples. Every sample is seen
+               exactly once an epoch.
+        drop   the samples that do not fill a step are not seen in this epoch.
+        pad    the last step is filled with the epoch's first samples, which are seen twice.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized | int,
+        plan: BatchPlan,
+        *,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        tail: Tail = "carry",
+        env: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Starts at epoch 0; `load_state_dict` moves it.
+
+        Args:
+            dataset: a map-style dataset, or its number of samples.
+            plan: from `batch_plan`.
+            rank: of this process in the world; default: RANK, or 0.
+            shuffle: a new order each epoch; False: 0, 1, 2, ...
+            seed: of all orders, at least 0; the same on all ranks.
+            tail: see the class.
+            env: the environment.
+
+        Raises:
+            ConfigError: an argument is unusable, or `drop` would drop all samples.
+        """
+        samples = dataset if isinstance(dataset, int) else len(dataset)
+        if isinstance(samples, bool) or samples < 1:
+            raise ConfigError(f"ElasticSampler: got a dataset of {samples} samples, expected at least 1")
+        if tail not in get_args(Tail):
+            raise ConfigError(f"ElasticSampler: tail: got {tail!r}, expected one of {list(get_args(Tail))}")
+        if tail == "drop" and samples < plan.global_batch:
+            raise ConfigError(
+                f"ElasticSampler: tail='drop' drops all {samples} samples: they do not fill one global batch of "
+                f"{plan.global_batch}"
+            )
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise ConfigError(f"ElasticSampler: seed: got {seed!r}, expected a whole number of at least 0")
+        text = env.get("RANK", "0") if rank is None else str(rank)
+        if not text.isdecimal() or int(text) >= plan.world_size:
+            raise ConfigError(f"ElasticSampler: rank: got {text}, expected 0 to {plan.world_size - 1}, as in the plan")
+        self.plan = plan
+        self.epoch = 0
+        self.position = 0  # samples of this epoch that all ranks together have consumed
+        self._samples = samples
+        self._rank = int(text)
+        self._shuffle = bool(shuffle)
+        self._seed = seed
+        self._tail = tail
+        self._orders: dict[int, np.ndarray] = {}
+        self._given_to_the_end: tuple[int, int] | None = None  # where an iteration began that reached the end
+
+    def __iter__(self) -> Iterator[int]:
+        """This rank's samples from the position to the end of the epoch."""
+        if self._given_to_the_end == (self.epoch, self.position):
+            log.warning(
+                "ElasticSampler: epoch %d begins again at sample %d: call advance() after each step, or use "
+                "ElasticLoader", self.epoch, self.position,
+            )  # fmt: skip
+        return _Indices(self)
+
+    def __len__(self) -> int:
+        """This rank's samples of a whole epoch, wherever the position is. With `carry`, some have a step less."""
+        whole, rest = divmod(self._samples, self.plan.global_batch)
+        return (whole + (rest > 0 and self._tail != "drop")) * self.plan.rank_batch
+
+    def advance(self, steps: int = 1) -> None:
+        """Counts steps as consumed. Call it on all ranks, between a step and the save of its state."""
+        for _ in range(steps):
+            self.position += self.plan.global_batch
+            self._begin_epochs()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and what fixes the order. The same on all ranks."""
+        return self._state(self.epoch, self.position)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes to a saved position. The world size and the global batch may differ from those at the save.
+
+        Raises:
+            StateError: the number of samples, the seed or `shuffle` differ: the order would be another.
+        """
+        mine = self.state_dict()
+        for key, what in (("samples", "number of samples"), ("seed", "seed"), ("shuffle", "shuffle")):
+            if state.get(key) != mine[key]:
+                raise StateError(
+                    f"ElasticSampler: {what}: the checkpoint has {state.get(key)!r}, this sampler has {mine[key]!r}; "
+                    "expected the same, as another order would repeat some samples and leave out others. To begin "
+                    "with a new epoch, load without the sampler (strict=False)"
+                )
+        epoch, position = state.get("epoch"), state.get("position")
+        for name, value in (("epoch", epoch), ("position", position)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise StateError(f"ElasticSampler: {name}: got {value!r:.100}, expected a whole number of at least 0")
+        self.epoch, self.position = int(epoch or 0), int(position or 0)
+        self._given_to_the_end = None
+        self._begin_epochs()
+
+    def _begin_epochs(self) -> None:
+        """Goes to the next epoch where this one has no step left."""
+        if self._tail == "drop":
+            if self._samples - self.position < self.plan.global_batch:
+                self.epoch, self.position = self.epoch + 1, 0
+        elif self._tail == "pad":
+            if self.position >= self._samples:
+                self.epoch, self.position = self.epoch + 1, 0
+        else:
+            epochs, self.position = divmod(self.position, self._samples)
+            self.epoch += epochs
+
+    def _state(self, epoch: int, position: int) -> dict[str, Any]:
+        order = {"samples": self._samples, "seed": self._seed, "shuffle": self._shuffle}
+        return {"epoch": epoch, "position": position, **order}
+
+    def _steps_left(self) -> int:
+        left = self._samples - self.position
+        return left // self.plan.global_batch if self._tail == "drop" else -(-left // self.plan.global_batch)
+
+    def _samples_at(self, epoch: int, positions: np.ndarray) -> list[int]:
+        """The samples at some positions of an epoch, which may lie beyond its end; int64 [n]."""
+        later, inside = np.divmod(positions, self._samples)
+        if not self._shuffle:
+            return inside.tolist()
+        if self._tail != "carry":
+            later[:] = 0
+        for known in [known for known in self._orders if known < epoch]:
+            del self._orders[known]
+        found = np.empty(len(positions), np.int64)
+        for epochs in np.unique(later):
+            at = later == epochs
+            found[at] = self._order(epoch + int(epochs))[inside[at]]
+        return found.tolist()
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """All samples in the order of an epoch; int32 or int64 [samples]."""
+        if epoch not in self._orders:
+            # NumPy has frozen RandomState's streams: a job goes on in the same order under another NumPy.
+            bits = np.random.MT19937(np.random.SeedSequence([self._seed, epoch]))
+            order = np.random.RandomState(bits).permutation(self._samples)
+            self._orders[epoch] = order.astype(np.int32) if self._samples < 1 << 31 else order
+        return self._orders[epoch]
+
+
+class _Indices:
+    """One rank's samples of the rest of an epoch.
+
+    torchdata's StatefulDataLoader saves an iterator's state with each batch that it requests. Here that is the position
+    in all ranks' samples too, so its state also serves another world size.
+    """
+
+    def __init__(self, sampler: ElasticSampler) -> None:
+        self._sampler = sampler
+        self._begin()
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if self._next == self._total:
+            self._sampler._given_to_the_end = self._epoch, self._position
+            raise StopIteration
+        at = self._next % _CHUNK
+        if at == 0 or not self._chunk:
+            self._look_up()
+        self._next += 1
+        return self._chunk[at]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the whole steps that were given out."""
+        plan = self._sampler.plan
+        steps = self._next // plan.rank_batch
+        return self._sampler._state(self._epoch, self._position + steps * plan.global_batch)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._sampler.load_state_dict(state)
+        self._begin()
+
+    def _begin(self) -> None:
+        sampler = self._sampler
+        self._epoch, self._position = sampler.epoch, sampler.position
+        self._total = sampler._steps_left() * sampler.plan.rank_batch
+        self._next = 0
+        self._chunk: list[int] = []
+
+    def _look_up(self) -> None:
+        sampler = self._sampler
+        first = self._next - self._next % _CHUNK
+        local = np.arange(first, min(first + _CHUNK, self._total), dtype=np.int64)
+        positions = self._position + sampler._rank + sampler.plan.world_size * local
+        self._chunk = sampler._samples_at(self._epoch, positions)
