@@ -1,6 +1,7 @@
 """Holds training state in tiers and gives it back.
 
     checkpointer   the face for the training script; sagemaker: the same by HyperPod's names
+    elastic_event  whether all ranks stop, for scripts that hold no Checkpointer
     worker/        saves and loads, in the training process
     data/          which samples each rank sees: batch plan, sampler, loader
     agent/         one process per node that seals, protects, flushes and restores

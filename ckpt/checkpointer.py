@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ckpt import elastic_event
 from ckpt.agent.rpc.transport import world_of
 from ckpt.config import CheckpointConfig, Place, config_from_env
 from ckpt.errors import AgentError, CheckpointError, ConfigError, StateError
@@ -124,6 +125,7 @@ class Checkpointer:
         self._last_step = 0
         self._is_forked = False
         let_go_when_forked(self)
+        elastic_event.register(self)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ, *, replicated: Sequence[str] = ()) -> Checkpointer:
@@ -277,6 +279,7 @@ class Checkpointer:
     def _close(self, *, flush: bool, together: bool) -> None:
         if self._is_forked:
             return
+        elastic_event.forget(self)
         with self._lock:
             if self._session:
                 self._session.close(flush=flush)
@@ -331,6 +334,11 @@ class Checkpointer:
     @property
     def rank(self) -> int:
         return self._identity.rank
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the script has asked at step boundaries what to do there."""
+        return self._cadence is not None
 
     def _save(self, step: int, nbytes: int, stage: Stage, *, drain: bool = False) -> None:
         if step <= self._last_step:

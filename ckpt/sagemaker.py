@@ -1,9 +1,11 @@
 """SageMaker HyperPod's tiered checkpointing, by its names, on Holdfast's engine: a script changes its import.
 
     from ckpt.sagemaker import SageMakerCheckpointConfig, SageMakerTieredStorageWriter, SageMakerTieredStorageReader
+    from ckpt.sagemaker import elastic_event_detected
 
     config = SageMakerCheckpointConfig(namespace="gpt", world_size=16, s3_tier_base_path="s3://bucket/ckpt")
     dcp.async_save(state, storage_writer=SageMakerTieredStorageWriter(checkpoint_config=config, step=step))
+    if elastic_event_detected(): return     # all ranks stop at this step, which has been saved
     dcp.load(state, storage_reader=SageMakerTieredStorageReader(checkpoint_config=config))
 
 Writer and reader of one process share one Checkpointer for each namespace; it is closed when the process ends. Under
@@ -20,8 +22,16 @@ from typing import Any
 
 from ckpt.checkpointer import Checkpointer
 from ckpt.config import CheckpointConfig
+from ckpt.elastic_event import elastic_event_detected, opened
 from ckpt.errors import ConfigError
 from ckpt.worker.dcp import DcpReader, DcpWriter
+
+__all__ = [
+    "SageMakerCheckpointConfig",
+    "SageMakerTieredStorageReader",
+    "SageMakerTieredStorageWriter",
+    "elastic_event_detected",
+]
 
 _open: dict[str, tuple[int, Checkpointer]] = {}  # by namespace: the process that made it, and the Checkpointer
 
@@ -78,7 +88,9 @@ def _checkpointer(config: SageMakerCheckpointConfig) -> Checkpointer:
             # Steps go there when `save_to_s3` says so, and by no cadence of ours.
             name, where = ("s3", {"url": path}) if path.startswith("s3://") else ("shared", {"path": abspath(path)})
             section[name] = {**where, "every_steps": 1 << 40}
-        found = Checkpointer(config=CheckpointConfig.from_mapping(section, where="SageMakerCheckpointConfig"))
+        found = opened() or Checkpointer(
+            config=CheckpointConfig.from_mapping(section, where="SageMakerCheckpointConfig")
+        )
         _open[config.namespace] = (os.getpid(), found)
     return found
 

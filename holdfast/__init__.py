@@ -5,6 +5,7 @@
     batch_plan        micro-batch and gradient accumulation for a world size
     ElasticSampler    each sample once an epoch, across restarts and resizes
     ElasticLoader     keeps the training loop's position in the data
+    elastic_event_detected   whether all ranks stop at this step, by the name of HyperPod's scripts
     newest_steps      the newest restorable step of each tier below memory
     CheckpointError   base of all errors of checkpoints
     Executor          submitit executor whose jobs survive the loss of nodes
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ckpt import CheckpointConfig, Checkpointer, CheckpointError, newest_steps
     from ckpt.data import ElasticLoader, ElasticSampler, batch_plan
+    from ckpt.elastic_event import elastic_event_detected
     from launcher import Executor, LauncherError, Torchrun
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "LauncherError",
     "Torchrun",
     "batch_plan",
+    "elastic_event_detected",
     "newest_steps",
 ]
 __version__ = "0.2.0"
@@ -48,6 +51,7 @@ _HOME = {
     "LauncherError": "launcher",
     "Torchrun": "launcher",
     "batch_plan": "ckpt.data",
+    "elastic_event_detected": "ckpt.elastic_event",
     "newest_steps": "ckpt",
 }
 

@@ -32,4 +32,6 @@ def attempt_environment(
     }
     if spec.checkpoint is not None:
         environment["HOLDFAST_CHECKPOINT"] = json.dumps(asdict(spec.checkpoint))
+    if spec.elastic is not None and (recipe := spec.elastic.scale.get(str(len(nodes)))):
+        environment["HOLDFAST_SCALE"] = json.dumps(dict(recipe))
     return environment | domains.for_ckpt(spec.checkpoint, nodes, switches)

@@ -1,0 +1,77 @@
+"""`elastic_event_detected()`: whether all ranks stop at this step, for scripts that hold no Checkpointer."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckpt.checkpointer import Checkpointer
+
+_numbers = itertools.count()
+_open: weakref.WeakValueDictionary[int, Checkpointer] = weakref.WeakValueDictionary()
+_own: Checkpointer | None = None  # made here, where the script has none
+
+
+def register(checkpointer: Checkpointer) -> None:
+    """Makes a Checkpointer known until it is closed."""
+    _open[next(_numbers)] = checkpointer
+
+
+def forget(checkpointer: Checkpointer) -> None:
+    """Takes a closed Checkpointer from the known ones."""
+    for number in [number for number, known in _open.items() if known is checkpointer]:
+        del _open[number]
+
+
+def elastic_event_detected(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether all ranks stop at this step: a resize, a preemption, the time limit, `holdfast stop`.
+
+        for step in ...:
+            train_step()
+            if elastic_event_detected():
+                save(step)
+                break
+
+    The same decision as `Checkpointer.stop_requested`, by the name that HyperPod's scripts use. All ranks get True at
+    the same step, without a collective. Call it once a step, on all ranks, at the same place of the loop. It uses the
+    Checkpointer that the script has open. Where there is none, it opens one as the launcher's environment says.
+
+    Args:
+        env: the environment.
+
+    Returns:
+        False where no agent could decide: without the launcher and without a Checkpointer, and in a job without a
+        `checkpoint` section.
+
+    Raises:
+        AgentError: the node's agent does not answer in time.
+    """
+    found = known() or _open_own(env)
+    return found is not None and found.stop_requested()
+
+
+def known() -> Checkpointer | None:
+    """The open Checkpointer that counts this process's steps; where none does so, the newest."""
+    found = [checkpointer for _, checkpointer in sorted(_open.items())]
+    return next((one for one in found if one.counts_steps), found[-1] if found else None)
+
+
+def opened() -> Checkpointer | None:
+    """The Checkpointer that `elastic_event_detected` has opened, while it is open."""
+    return next((one for one in _open.values() if one is _own), None)
+
+
+def _open_own(env: Mapping[str, str]) -> Checkpointer | None:
+    global _own
+    if "HOLDFAST_RUN_ID" not in env or "HOLDFAST_CHECKPOINT" not in env:
+        return None
+    from ckpt.checkpointer import Checkpointer
+
+    _own = Checkpointer.from_env(env)
+    atexit.register(_own.close)
+    return _own
