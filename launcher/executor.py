@@ -22,6 +22,7 @@ from submitit.core.core import Executor as BaseExecutor
 from submitit.core.core import Job
 from submitit.core.utils import DelayedSubmission, JobPaths
 
+from launcher.boosters import check_boosters
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
 from launcher.module_names import check_modules
@@ -171,7 +172,9 @@ class Executor(submitit.AutoExecutor):
         if spec.checkpoint and spec.checkpoint.shared:
             _check_shared(spec.checkpoint.shared.path, spec.checkpoint.namespace)
         if self.cluster == "slurm":
-            check_partition(self._executor.partition(), spec)
+            partition = self._executor.option("partition")
+            check_partition(partition, spec)
+            check_boosters(spec, partition, self._executor.option("qos"))
 
 
 def sbatch_script(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> tuple[str, list[str]]:

@@ -6,7 +6,7 @@ heal/     nodes that were drained: rebooted or replaced, checked, returned
 provision/ steps that make a bare node fit; on_create.sh begins with it
 versions  which torch, NCCL and EFA belong together (versions.yaml); inventory: what is here; software: its verbs
 image     recipes of training images
-slurm_conf the lines of slurm.conf for the hooks, printed and linted
+slurm_conf the lines of slurm.conf for the hooks and for elastic jobs, printed and linted
 instance  what a machine of this type should have
 blocks    tables for people
 files     what root publishes for all to read

@@ -1,4 +1,4 @@
-"""`holdfast node slurm-conf`: the lines of slurm.conf that the hooks need, or what a slurm.conf lacks."""
+"""`holdfast node slurm-conf`: the lines of slurm.conf that the hooks or elastic jobs need, or what one lacks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from lifecycle.blocks import print_json
 from lifecycle.errors import UsageError
 from slurm.conf import Remark, hook_lines, lint
 from slurm.hooks.entry import DIRECTORY
+from slurm.preemption_conf import elastic_lines, lint_elastic
 
 _MAX_BYTES = 16 << 20
 
@@ -23,24 +24,30 @@ def slurm_conf(
     directory: Annotated[
         Path, typer.Option(metavar="DIR", help="Where the hooks' scripts are on every node.")
     ] = DIRECTORY,
+    elastic: Annotated[
+        bool, typer.Option("--elastic", help="The lines for elastic jobs, which grow into free nodes; not the hooks'.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the lines that slurm.conf needs for the hooks; with --lint, what a slurm.conf has against them.
 
-    Exit code 1: with --lint, a line is missing or wrong without which the hooks do not work.
+    With --elastic: the lines that elastic jobs need, an example with two partitions.
+
+    Exit code 1: with --lint, a line is missing or wrong without which the hooks, or elastic jobs, do not work.
     """
     if lint_file is None:
-        lines = hook_lines(directory)
+        lines = elastic_lines() if elastic else hook_lines(directory)
         print_json(lines) if as_json else typer.echo("\n".join(lines))
         return
-    remarks = lint(_read(lint_file), directory)
+    text = _read(lint_file)
+    remarks = lint_elastic(text) if elastic else lint(text, directory)
     if as_json:
         print_json([asdict(remark) for remark in remarks])
     else:
         for remark in remarks:
             typer.echo(_text(lint_file, remark))
         if not remarks:
-            typer.echo(f"{lint_file}: all the hooks need is there")
+            typer.echo(f"{lint_file}: all that {'elastic jobs' if elastic else 'the hooks'} need is there")
     raise typer.Exit(1 if any(remark.needed for remark in remarks) else 0)
 
 

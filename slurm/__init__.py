@@ -3,11 +3,14 @@
 environment.py  what Slurm tells a process inside a job
 client.py       Slurm's commands as methods
 records.py      jobs, nodes and partitions as Slurm prints them
+qos.py          qualities of service
+preemption.py   which jobs Slurm ends for more urgent ones
 hostlist.py     n[1-4] and back
 topology.py     which nodes hang on one switch
 time_limit.py   sbatch's notations of a time limit
 command.py      the one place that runs a program
 conf.py         the lines of slurm.conf that the hooks need, printed and linted
+preemption_conf.py  the lines that elastic jobs need, the same
 errors.py       the base of all errors
 hooks/          what Slurm calls on every node
 testbed/        a real Slurm of several nodes on this one machine

@@ -11,6 +11,7 @@ from slurm import command
 from slurm.command import CommandError, Runner
 from slurm.errors import SlurmError
 from slurm.hostlist import compress
+from slurm.qos import FORMAT, Qos
 from slurm.records import Job, Node, Partition, T, read_all
 from slurm.topology import Topology
 
@@ -75,6 +76,12 @@ class Slurm:
     def partitions(self) -> tuple[Partition, ...]:
         """All partitions of the cluster, as `nodes`."""
         return self._list("partition", "PartitionName", Partition.parse)
+
+    def qos(self) -> tuple[Qos, ...]:
+        """All QOS; needs Slurm's accounts (slurmdbd)."""
+        argv = ["sacctmgr", "--noheader", "--parsable2", "show", "qos", FORMAT]
+        said = self._run(argv, env=self._env).stdout
+        return tuple(Qos.parse(line) for line in said.splitlines() if line)
 
     def topology(self) -> Topology:
         """The cluster's switches; none where the site has configured no topology."""

@@ -61,12 +61,12 @@ def lint(text: str, directory: Path = DIRECTORY) -> list[Remark]:
         directory: where the hooks' scripts are. A link to one that a pattern of Prolog or Epilog finds on this machine
             counts as the script.
     """
-    found = _parse(text)
+    found = parameters(text)
     return [remark for rule in _rules(directory) if (remark := rule(found)) is not None]
 
 
 @dataclass(frozen=True)
-class _Set:
+class Setting:
     """A parameter as the file has it, and its values in the lines before, which count for a few parameters only."""
 
     line: int
@@ -74,13 +74,12 @@ class _Set:
     before: tuple[str, ...] = ()
 
 
-_Found = Mapping[str, _Set]
+_Found = Mapping[str, Setting]
 _Rule = Callable[[_Found], "Remark | None"]
 
 
-def _parse(text: str) -> dict[str, _Set]:
-    """Parameter in lower case (Slurm ignores case) -> its settings. Lines of nodes and partitions are left out."""
-    found: dict[str, _Set] = {}
+def logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """The lines of a slurm.conf without comments, each with its number; continued ones are one line."""
     number, whole = 0, ""
     for index, line in enumerate(text.splitlines(), 1):
         number = number if whole else index
@@ -88,12 +87,19 @@ def _parse(text: str) -> dict[str, _Set]:
         if whole.endswith("\\"):
             whole = whole[:-1]
             continue
-        name, equals, value = whole.strip().partition("=")
+        yield number, whole.strip()
         whole = ""
+
+
+def parameters(text: str) -> dict[str, Setting]:
+    """Parameter in lower case (Slurm ignores case) -> its settings. Lines of nodes and partitions are left out."""
+    found: dict[str, Setting] = {}
+    for number, line in logical_lines(text):
+        name, equals, value = line.partition("=")
         if equals and name.strip().lower() not in ("nodename", "partitionname", "downnodes", "frontendname"):
             key, earlier = name.strip().lower(), found.get(name.strip().lower())
             before = (*earlier.before, earlier.value) if earlier else ()
-            found[key] = _Set(number, value.strip().strip('"'), before)
+            found[key] = Setting(number, value.strip().strip('"'), before)
     return found
 
 
@@ -192,7 +198,7 @@ def _finds(pattern: str, script: str) -> bool:
     return any(Path(found).resolve() == Path(script).resolve() for found in glob.glob(pattern))
 
 
-def _words(now: _Set | None) -> list[str]:
+def _words(now: Setting | None) -> list[str]:
     return [each.strip() for each in now.value.split(",")] if now is not None and now.value else []
 
 
@@ -231,7 +237,7 @@ def _number(parameter: str, least: int, most: int, advised: int, *, why: str, ne
     return rule
 
 
-def _remark(now: _Set | None, parameter: str, expected: str, why: str, *, needed: bool) -> Remark:
+def _remark(now: Setting | None, parameter: str, expected: str, why: str, *, needed: bool) -> Remark:
     return Remark(
         line=now.line if now else 0,
         parameter=parameter,

@@ -225,12 +225,18 @@ class Partition:
         state: UP, DOWN, DRAIN or INACTIVE.
         is_default: whether jobs that name none go there.
         nodes: names of its nodes.
+        priority_tier: its jobs are looked at before those of partitions of a lower one, and may preempt them.
+        preempt_mode: how its jobs are preempted: OFF, REQUEUE, CANCEL, or others, separated by commas.
+        grace_time_s: seconds that a job which is preempted has from its SIGTERM to its end.
     """
 
     name: str
     state: str
     is_default: bool
     nodes: tuple[str, ...]
+    priority_tier: int = 1
+    preempt_mode: str = "OFF"
+    grace_time_s: int = 0
 
     @classmethod
     def parse(cls, line: str) -> Partition:
@@ -241,6 +247,9 @@ class Partition:
             state=fields.text("State"),
             is_default=fields.optional("Default") == "YES",
             nodes=expand(fields.optional("Nodes")),
+            priority_tier=fields.number("PriorityTier", 1),
+            preempt_mode=fields.optional("PreemptMode") or "OFF",
+            grace_time_s=fields.number("GraceTime", 0),
         )
 
 
@@ -250,7 +259,7 @@ _OF_JOB = (
     *("NodeList", "BatchHost", "NumNodes"),
 )
 _OF_NODE = ("CPUTot", "NodeAddr", "Port", "State", "Partitions", "SlurmdStartTime")
-_OF_PARTITION = ("Default", "Nodes", "State")
+_OF_PARTITION = ("Default", "GraceTime", "Nodes", "PriorityTier", "PreemptMode", "State")
 
 
 class _Fields:

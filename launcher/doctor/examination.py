@@ -17,6 +17,7 @@ from typing import Any
 from ckpt import CheckpointError, check_shared
 from launcher.clusters.local import require_mpirun
 from launcher.clusters.mpirun import find_mpirun
+from launcher.doctor.boosters import judge_boosters
 from launcher.doctor.node import finding_of
 from launcher.doctor.slurm_settings import judge_settings
 from launcher.errors import LauncherError
@@ -48,7 +49,7 @@ def examine(spec: JobSpec | None, folder: Path, *, on_slurm: bool, runner: Runne
         runner: starts programs.
     """
     section = None if spec is None or spec.checkpoint is None else asdict(spec.checkpoint)
-    findings = [*_slurm(runner)] if on_slurm else [*_local(spec)]
+    findings = [*_slurm(spec, runner)] if on_slurm else [*_local(spec)]
     places = {"job_folder": folder}
     if section and section.get("shared"):
         path = section["shared"]["path"]
@@ -76,7 +77,7 @@ def examine(spec: JobSpec | None, folder: Path, *, on_slurm: bool, runner: Runne
     return findings
 
 
-def _slurm(runner: Runner) -> Iterator[Finding]:
+def _slurm(spec: JobSpec | None, runner: Runner) -> Iterator[Finding]:
     try:
         config = Slurm(run=runner).config()
     except SlurmError as error:
@@ -84,6 +85,7 @@ def _slurm(runner: Runner) -> Iterator[Finding]:
         yield _bad("slurm", str(error), "an answer to scontrol show config", advice)
         return
     yield from judge_settings(config)
+    yield from judge_boosters(spec, Slurm(run=runner))
     yield from _hooks(config)
     plugins = runner(["srun", "--mpi=list"], check=False)
     listed = (plugins.stdout + plugins.stderr).split()

@@ -18,6 +18,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
 
 from ckpt import durable_write
 from ckpt.agent.process.launch import PYTHON
+from launcher.boosters import require_booster
 from launcher.containers import of_the_batch
 from launcher.errors import LauncherError, UsageError
 from launcher.gpus import gpus_of_gres
@@ -155,8 +156,10 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         """Takes over a job's options, on top of what update_parameters() gave.
 
         Raises:
-            UsageError: a flag, or one of `additional_parameters`, would undo what a supervised job rests on.
+            UsageError: a flag, or one of `additional_parameters`, would undo what a supervised job rests on; or the job
+                does not say where its boosters are to be.
         """
+        require_booster(spec)
         for option, value in flag_values(self._flags).items():
             check_sbatch_option(option, value, f"sbatch option --{option}", spec.nodes)
         for key, value in self.parameters.get("additional_parameters", {}).items():
@@ -200,10 +203,10 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         """What of the job Slurm is asked: jobs of a batch that are alike in this may be one array."""
         return self.script()
 
-    def partition(self) -> str | None:
-        """The partition asked for; None for the site's default."""
-        asked = flag_values(self._flags).get("partition")
-        return asked or self.parameters["additional_parameters"].get("partition") or self.parameters.get("partition")
+    def option(self, name: str) -> str | None:
+        """The value of an sbatch option of the job last given to use(); None for the site's default."""
+        asked = flag_values(self._flags).get(name)
+        return asked or self.parameters["additional_parameters"].get(name) or self.parameters.get(name)
 
     def sbatch_command(self, script: Path | str) -> list[str]:
         """The sbatch command line for a script."""

@@ -53,6 +53,7 @@ PropagateResourceLimits=NONE
 PartitionName=train Nodes=ALL Default=YES PriorityTier=5 PreemptMode=REQUEUE GraceTime=10
 PartitionName=base Nodes=ALL PriorityTier=5 PreemptMode=OFF
 PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF
+PartitionName=boost Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
 """
 REQUEUE_WAIT_S = 5
 GPU_TYPE = "a100"

@@ -31,3 +31,34 @@ def test_a_page_for_a_job_on_a_cluster_that_can_run_it(slurm_cluster: Any) -> No
     assert "rendezvous" in rows, story
     assert done.returncode == (facts["status"] == "critical"), story
     assert sorted(path.name for path in folder.iterdir()) == ["job.yaml", "train.py"]
+
+
+def test_boosters_are_judged_by_the_clusters_own_partitions(slurm_cluster: Any) -> None:
+    folder = slurm_cluster.home / "boosters"
+
+    def job(partition: str) -> dict[str, Any]:
+        elastic = {"min_nodes": 1, "max_nodes": 2, "booster": {"partition": partition}}
+        return {"script": "train.py", "elastic": elastic, "slurm": {"partition": "base"}}
+
+    def holdfast(*words: str) -> Any:
+        return slurm_cluster.run_as_user([*HOLDFAST, *words], cwd=folder, timeout_s=170, check=False)
+
+    def write(partition: str) -> None:
+        write_job(slurm_cluster, folder, job(partition))
+        slurm_cluster.run_as_user(["touch", "train.py"], cwd=folder)
+
+    write("urgent")
+    refused = holdfast("submit", "job.yaml")
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert "elastic.booster.partition: got 'urgent', whose PreemptMode is OFF; expected one of" in refused.stderr
+
+    write("boost")
+    judged = holdfast("doctor", "job.yaml", "--json")
+    assert judged.stdout, judged.stderr
+    facts = json.loads(judged.stdout)
+    rows = {row["name"]: row for row in facts["findings"]}
+    assert (rows["boosters"]["status"], rows["base_partition"]["status"]) == ("ok", "ok"), rows
+    assert "GraceTime=20" in rows["booster_grace"]["measured"], rows
+
+    linted = holdfast("node", "slurm-conf", "--elastic", "--lint", slurm_cluster.env["SLURM_CONF"])
+    assert linted.returncode == 0 and "PartitionName=boost ... GraceTime=60" in linted.stdout

@@ -25,6 +25,13 @@ from slurm import Slurm
 from slurm.command import CommandError, Result
 
 RECORDED = Path(__file__).parents[1] / "slurm" / "recorded" / "config.txt"
+PARTITIONS = """\
+PartitionName=train Default=YES GraceTime=0 Nodes=n[1-4] PriorityTier=5 PreemptMode=REQUEUE State=UP
+PartitionName=base Default=NO GraceTime=0 Nodes=n[1-4] PriorityTier=5 PreemptMode=OFF State=UP
+PartitionName=urgent Default=NO GraceTime=0 Nodes=n[1-4] PriorityTier=10 PreemptMode=OFF State=UP
+PartitionName=boost Default=NO GraceTime=60 Nodes=n[1-4] PriorityTier=1 PreemptMode=REQUEUE State=UP
+PartitionName=hasty Default=NO GraceTime=0 Nodes=n[1-4] PriorityTier=1 PreemptMode=CANCEL State=UP
+"""
 
 
 class FakeSlurm:
@@ -43,6 +50,8 @@ class FakeSlurm:
     def __call__(self, argv: Sequence[str], **options: Any) -> Result:
         argv = [str(word) for word in argv]
         result = Result(argv=tuple(argv), returncode=0, stdout="", stderr="", seconds=1.0)
+        if argv[:3] == ["scontrol", "show", "partition"]:
+            return self._with(result, stdout=PARTITIONS)
         if argv[0] == "scontrol":
             return self._with(result, stdout=self.config)
         if argv == ["srun", "--mpi=list"]:
@@ -148,6 +157,38 @@ def test_one_step_on_one_node_is_asked_with_the_jobs_own_options(tmp_path: Path)
 def test_what_the_node_says_is_judged(answer: dict[str, Any], check: str, status: str, tmp_path: Path) -> None:
     rows = of(examine(None, tmp_path, on_slurm=True, runner=FakeSlurm(config(), node=answer)))
     assert rows[check].status.word == status and (rows[check].advice or check == "versions")
+
+
+@pytest.mark.parametrize(
+    ("own", "booster", "expected"),
+    [
+        ("base", {"partition": "boost"}, {"boosters": "ok", "booster_grace": "ok", "base_partition": "ok"}),
+        ("train", {"partition": "hasty"}, {"boosters": "ok", "booster_grace": "warning", "base_partition": "warning"}),
+        ("base", {"partition": "urgent"}, {"boosters": "critical"}),
+        ("base", {"partition": "bost"}, {"boosters": "critical"}),
+        ("base", None, {"boosters": "critical"}),
+    ],
+)
+def test_partitions_are_judged_for_an_elastic_job(
+    own: str, booster: Any, expected: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()
+    elastic = {"min_nodes": 1, "max_nodes": 2, "booster": booster}
+    spec = JobSpec.from_mapping({"script": "train.py", "elastic": elastic, "slurm": {"partition": own}}, tmp_path)
+    rows = of(examine(spec, tmp_path, on_slurm=True, runner=FakeSlurm(config())))
+    found = {name: rows[name].status.word for name in ("boosters", "booster_grace", "base_partition") if name in rows}
+    assert found == expected
+    assert all(rows[name].advice for name, status in found.items() if status != "ok")
+
+
+def test_what_an_elastic_job_would_find_is_said_without_one(tmp_path: Path) -> None:
+    def boosters(**changes: str) -> Finding:
+        return of(examine(None, tmp_path, on_slurm=True, runner=FakeSlurm(config(**changes))))["boosters"]
+
+    assert boosters().measured == "train, boost, hasty" and boosters().status is Status.OK
+    none = boosters(PreemptType="preempt/none")
+    assert "do not grow" in none.measured and "slurm-conf --elastic" in none.advice
+    assert boosters(PreemptType="preempt/qos").status is Status.UNKNOWN, "sacctmgr is not asked without accounts"
 
 
 def test_torchs_rendezvous_is_open_only_where_a_neighbour_reaches_it(

@@ -219,6 +219,57 @@ def test_an_elastic_job_starts_on_fewer_nodes_where_slurm_has_no_more(home: Path
     assert not any(option.startswith("ntasks") for option in asked(home))  # Slurm would take 12 of any number
 
 
+PREEMPTING = """
+case "$*" in
+*config*) printf 'AccountingStorageType = accounting_storage/none\\nPreemptMode = REQUEUE\\n'
+    echo 'PreemptType = preempt/partition_prio' ;;
+*) echo 'PartitionName=train Default=YES Nodes=n[1-16] PriorityTier=5 PreemptMode=OFF State=UP'
+    echo 'PartitionName=boost Default=NO Nodes=n[1-3] PriorityTier=1 PreemptMode=REQUEUE State=UP'
+    echo 'PartitionName=urgent Default=NO Nodes=n[1-16] PriorityTier=9 PreemptMode=REQUEUE State=UP' ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("booster", "largest", "message"),
+    [
+        ({"partition": "boost"}, 4, ""),
+        ({"partition": "boos"}, 4, r"elastic\.booster\.partition: got 'boos', and .* did you mean boost\?"),
+        (
+            {"partition": "train"},
+            4,
+            r"elastic\.booster\.partition: got 'train', whose PreemptMode is OFF; exp",
+        ),
+        (
+            {"partition": "urgent"},
+            4,
+            r"'urgent' of PriorityTier 9, which outranks the job's own partition, train",
+        ),
+        ({"partition": "boost"}, 16, r"elastic\.booster\.partition: has 3 nodes, expected at least 14"),
+        (None, 4, r"elastic\.booster: missing, expected a preemptible partition or QOS"),
+        ({"time": "1:00:00"}, 4, r"elastic\.booster: missing, expected a preemptible partition or QOS"),
+    ],
+)
+def test_boosters_that_slurm_cannot_take_back_are_refused(
+    booster: Any, largest: int, message: str, home: Path, command: Any
+) -> None:
+    command("scontrol", PREEMPTING)
+    executor = Executor(cluster="slurm")
+    executor.update_parameters(nodes=2)
+    job = Torchrun("train.py", elastic={"sizes": [2, largest], "booster": booster})
+    if not message:
+        assert executor.submit(job).job_id == "42"
+        return
+    with pytest.raises(UsageError, match=message) as caught:
+        executor.submit(job)
+    assert "\n" not in str(caught.value) and not list((home / "asked").iterdir())
+
+
+def test_a_job_that_grows_nowhere_but_here_needs_no_booster(home: Path) -> None:
+    job = Executor(cluster="local").submit(Torchrun("train.py", elastic={"min_nodes": 1, "max_nodes": 2}))
+    assert job.result() is not None
+
+
 def test_where_slurm_cannot_be_asked_sbatch_judges(home: Path, command: Any) -> None:
     command("scontrol", "exit 1")
     executor = Executor(cluster="slurm")

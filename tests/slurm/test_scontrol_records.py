@@ -215,6 +215,9 @@ def test_reads_partitions() -> None:
         state="UP",
         is_default=True,
         nodes=("n1", "n2", "n3", "n4"),
+        priority_tier=5,
+        preempt_mode="REQUEUE",
+        grace_time_s=10,
     )
     assert [partition.is_default for partition in (base, urgent)] == [False, False]
 

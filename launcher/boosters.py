@@ -1,0 +1,77 @@
+"""Whether Slurm can give an elastic job its boosters, and take them back: asked before the job is submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.errors import UsageError
+from launcher.jobfile import JobSpec
+from slurm import Slurm, SlurmError
+from slurm.preemption import Boosters, Preemption
+
+
+def require_booster(spec: JobSpec) -> None:
+    """Makes sure that the job says where its boosters are to be.
+
+    Raises:
+        UsageError: it does not, and has a size above `nodes`.
+    """
+    booster = spec.elastic.booster if spec.elastic else None
+    if spec.most_boosters and not (booster and (booster.partition or booster.qos)):
+        raise UsageError(
+            "elastic.booster: missing, expected a preemptible partition or QOS "
+            f"(booster: {{partition: NAME}}) for the nodes above nodes: {spec.nodes}; or leave max_nodes out"
+        )
+
+
+def check_boosters(spec: JobSpec, partition: str | None, qos: str | None) -> None:
+    """Makes sure that Slurm can take the job's boosters back. Where Slurm does not tell, nothing is refused.
+
+    Args:
+        spec: the job.
+        partition: its own; several, separated by commas, where one of them must do; None for the site's default.
+        qos: its own; None for its account's default.
+
+    Raises:
+        UsageError: a line for each thing that is wrong.
+    """
+    if not spec.most_boosters:
+        return
+    try:
+        problems = list(booster_problems(spec, Preemption.read(Slurm()), partition, qos))
+    except SlurmError:
+        return
+    if problems:
+        raise UsageError("\n".join(f"elastic.booster.{problem}" for problem in problems))
+
+
+def booster_problems(spec: JobSpec, preemption: Preemption, partition: str | None, qos: str | None) -> Iterator[str]:
+    """What is wrong with a job's boosters: key and problem.
+
+    Args:
+        spec: the job, with a size above `nodes`.
+        preemption: the cluster's.
+        partition, qos: see check_boosters().
+    """
+    options = spec.booster_options
+    asked = str(options["partition"]) if "partition" in options else None
+    base = partition_names(preemption, partition)
+    boosters = Boosters(
+        partition=asked,
+        qos=str(options["qos"]) if "qos" in options else None,
+        base_partitions=base,
+        base_qos=qos,
+    )
+    for key, problem in preemption.problems(boosters):
+        yield f"{key}: {problem}"
+    chosen = [each for each in preemption.partitions if each.name in (asked.split(",") if asked else base)]
+    largest = max((len(each.nodes) for each in chosen), default=spec.booster_nodes)
+    if largest < spec.booster_nodes:
+        yield f"partition: has {largest} nodes, expected at least {spec.booster_nodes}, those of a booster"
+
+
+def partition_names(preemption: Preemption, asked: str | None) -> tuple[str, ...]:
+    """The partitions that a job asks for; the site's default where it names none."""
+    if asked:
+        return tuple(asked.split(","))
+    return tuple(each.name for each in preemption.partitions if each.is_default)

@@ -1,0 +1,164 @@
+"""Which jobs Slurm ends for more urgent ones.
+
+`PreemptType` says which: those of a partition of a lower PriorityTier, or those of a QOS that is in another's Preempt
+list.
+
+An elastic job's boosters have to be such jobs, and must not be more urgent than the job itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from slurm.client import Slurm
+from slurm.errors import SlurmError
+from slurm.qos import Qos
+from slurm.records import Partition
+
+MODES = ("REQUEUE", "CANCEL")  # a job that is suspended keeps its memory and looks as if it hung
+BY_PARTITION = "preempt/partition_prio"
+BY_QOS = "preempt/qos"
+_ADVICE = "`holdfast node slurm-conf --elastic` prints what an administrator sets"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boosters:
+    """Where a job's boosters are asked for, and the job itself.
+
+    Attributes:
+        partition, qos: of the boosters; None where none is named.
+        base_partitions: the job's own: several where one of them must do.
+        base_qos: the job's own; None where it names none.
+    """
+
+    partition: str | None
+    qos: str | None
+    base_partitions: tuple[str, ...]
+    base_qos: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preemption:
+    """How a cluster preempts.
+
+    Attributes:
+        type: PreemptType; "" where Slurm does not say.
+        mode: PreemptMode of the cluster, which a QOS without one of its own has.
+        partitions: all.
+        qos: all; None where the cluster keeps no accounts, or they cannot be asked.
+    """
+
+    type: str
+    mode: str
+    partitions: tuple[Partition, ...]
+    qos: tuple[Qos, ...] | None = None
+
+    @classmethod
+    def read(cls, slurm: Slurm) -> Preemption:
+        """Asks Slurm.
+
+        Raises:
+            SlurmError: the controller does not answer.
+        """
+        config = slurm.config()
+        qos = None
+        if config.get("AccountingStorageType", "").endswith("slurmdbd"):
+            try:
+                qos = slurm.qos()
+            except SlurmError:  # sites without a reachable database, or one that shows users nothing
+                qos = None
+        return cls(
+            type=config.get("PreemptType", ""),
+            mode=config.get("PreemptMode", "").upper(),
+            partitions=slurm.partitions(),
+            qos=qos,
+        )
+
+    def preemptors(self, partition: Partition) -> tuple[Partition, ...]:
+        """The partitions whose jobs preempt those of this one, by PriorityTier: they have nodes in common."""
+        own = {*partition.nodes}
+        return tuple(p for p in self.partitions if p.priority_tier > partition.priority_tier and own & {*p.nodes})
+
+    def preemptible(self) -> tuple[str, ...]:
+        """The partitions, or QOS, in which boosters may be."""
+        if self.type == BY_QOS:
+            return _preempted(self.qos or ())
+        if self.type != BY_PARTITION:
+            return ()
+        return tuple(p.name for p in self.partitions if p.preempt_mode in MODES and self.preemptors(p))
+
+    def problems(self, boosters: Boosters) -> Iterator[tuple[str, str]]:
+        """Why boosters cannot be there, by "partition" or "qos"."""
+        known = {p.name: p for p in self.partitions}
+        base = [known[name] for name in boosters.base_partitions if name in known]
+        named = (boosters.partition or "").split(",") if boosters.partition else []
+        unknown = [name for name in named if name not in known]
+        for name in unknown:
+            yield "partition", f"got {name!r}, and Slurm has no such partition; {_near(name, known)}"
+        if boosters.qos and self.qos is not None and boosters.qos not in (names := {each.name for each in self.qos}):
+            yield "qos", f"got {boosters.qos!r}, and Slurm has no such QOS; {_near(boosters.qos, names)}"
+        elif self.type == BY_QOS:
+            yield from self._problems_of_qos(boosters)
+        elif self.type == BY_PARTITION and not unknown:
+            for partition in [known[name] for name in named] or base:
+                yield from self._problems_of_partition(partition, base)
+        elif self.type and self.type not in (BY_QOS, BY_PARTITION):
+            yield "partition", f"Slurm preempts no job here (PreemptType={self.type}); {_ADVICE}"
+
+    def _problems_of_partition(self, partition: Partition, base: list[Partition]) -> Iterator[tuple[str, str]]:
+        name, tier = partition.name, partition.priority_tier
+        lowest = min(base, key=lambda each: each.priority_tier, default=partition)
+        choice = f"expected one of {', '.join(self.preemptible())}" if self.preemptible() else _ADVICE
+        if partition.preempt_mode not in MODES:
+            yield "partition", f"got {name!r}, whose PreemptMode is {partition.preempt_mode}; {choice}"
+        elif tier > lowest.priority_tier:
+            yield (
+                "partition",
+                (
+                    f"got {name!r} of PriorityTier {tier}, which outranks the job's own partition, {lowest.name}, of "
+                    f"{lowest.priority_tier}; {choice}"
+                ),
+            )
+        elif not self.preemptors(partition):
+            yield "partition", f"got {name!r}, and no partition on its nodes is of a higher PriorityTier; {choice}"
+
+    def _problems_of_qos(self, boosters: Boosters) -> Iterator[tuple[str, str]]:
+        if self.qos is None:
+            return
+        known = {each.name: each for each in self.qos}
+        preempted = _preempted(self.qos)
+        choice = f"expected one of {', '.join(preempted)}" if preempted else _ADVICE
+        if boosters.qos is None:
+            yield "qos", f"missing, and Slurm preempts by QOS here (PreemptType={BY_QOS}); {choice}"
+            return
+        own, base = known[boosters.qos], known.get(boosters.base_qos or "")
+        mode = self.mode if own.preempt_mode == "CLUSTER" else own.preempt_mode
+        if own.name not in preempted:
+            yield "qos", f"got {own.name!r}, which no QOS preempts; {choice}"
+        elif not any(word in MODES for word in mode.split(",")):
+            yield "qos", f"got {own.name!r}, whose PreemptMode is {mode}; expected REQUEUE or CANCEL"
+        elif base and base.name in own.preempts:
+            yield "qos", f"got {own.name!r}, which preempts the job's own QOS, {base.name}; {choice}"
+        elif base and own.priority > base.priority:
+            yield (
+                "qos",
+                (
+                    f"got {own.name!r} of priority {own.priority}, which outranks the job's own QOS, {base.name}, of "
+                    f"{base.priority}; {choice}"
+                ),
+            )
+
+
+def _preempted(qos: Iterable[Qos]) -> tuple[str, ...]:
+    """The QOS whose jobs are preempted for another's."""
+    qos = tuple(qos)
+    lists = {name for each in qos for name in each.preempts}
+    return tuple(each.name for each in qos if each.name in lists)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
