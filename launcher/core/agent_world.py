@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from rpds import HashTrieSet
 
+from launcher.core import boosters
 from launcher.core.commands import AdoptAgents, AskUnusable, KillAgents, Order, Purpose, Send, StartAgents
-from launcher.core.faults import AGENT_LOST, Fault
+from launcher.core.faults import AGENT_LOST, PREEMPTED, Fault
 from launcher.core.inputs import AgentEnded, AgentLost, AgentsEnded, AgentsRejoined, Restored
 from launcher.core.replay import Running
-from launcher.core.requests import is_asked
+from launcher.core.requests import is_stopping
 from launcher.core.state import AgentWorld, Attempt
 from launcher.core.turn import Turn
 
@@ -20,9 +21,26 @@ LOSSES_WITHIN_S = 600.0
 
 def start(turn: Turn) -> None:
     """Starts the attempt's first agents."""
-    attempt = turn.attempt
     turn.set(agents=AgentWorld(has_launcher=True, ask_s=turn.now_s + PATIENCE_S))
-    turn.do(StartAgents(nodes=attempt.nodes, attempt=attempt.number, generation=0))
+    _launch(turn, generation=0)
+
+
+def nodes(turn: Turn) -> tuple[str, ...]:
+    """Those of its agents, in the order of their MPI ranks: holders stand last."""
+    return (*turn.attempt.nodes, *turn.state.holders)
+
+
+def is_whole(turn: Turn) -> bool:
+    """Whether all agents are there, as far as is known."""
+    world = turn.state.agents
+    is_up = turn.attempt.restored and world.back == world.generation and world.lost_s is None
+    return is_up and world.judge_s is None and world.due_s is None and not (world.is_judged or world.is_ended)
+
+
+def release(turn: Turn) -> None:
+    """Agents of the next generation take over, without holders."""
+    turn.set_agents(lost_s=turn.now_s)
+    _renew(turn)
 
 
 def adopt(turn: Turn, running: Running) -> None:
@@ -61,7 +79,7 @@ def on_lost(turn: Turn, given: AgentLost) -> None:
 def on_agent_ended(turn: Turn, given: AgentEnded) -> None:
     """A node's agent has gone after it was released; where a launcher tells of all of them, that counts."""
     world = turn.state.agents
-    if not world.has_launcher:
+    if not world.has_launcher and given.node not in turn.state.holders:
         gone = world.gone.insert(given.node)
         turn.set_agents(gone=gone, is_ended=world.is_ended or len(gone) >= len(turn.attempt.nodes))
 
@@ -85,20 +103,27 @@ def on_rejoined(turn: Turn, given: AgentsRejoined) -> None:
 
 def take_late(turn: Turn, unusable: dict[str, str], asked: tuple[str, ...]) -> None:
     """The agents were late, and the scheduler says that some nodes can be given no process."""
-    if unusable and not turn.attempt.restored and asked == turn.attempt.nodes:
+    if unusable and not turn.attempt.restored and asked == nodes(turn):
         put_unusable_out(turn, unusable)
 
 
 def put_unusable_out(turn: Turn, unusable: dict[str, str]) -> None:
     """Nodes of the attempt on which no agent can be started."""
-    attempt = turn.attempt
     for node, reason in unusable.items():
-        if node not in attempt.lost:
-            attempt = turn.attempt
-            fault = Fault(kind=AGENT_LOST, node=node, reason=f"no checkpoint agent on {node}: {reason}")
+        attempt = turn.attempt
+        if node in attempt.lost or node not in nodes(turn):
+            continue
+        leaves = boosters.is_leaving(turn, node)
+        kind = PREEMPTED if leaves else AGENT_LOST
+        if node in turn.state.holders:
+            turn.set(holders=tuple(other for other in turn.state.holders if other != node))
+        else:
             turn.set_attempt(lost=attempt.lost.insert(node))
-            turn.add_fault(fault)
-            turn.record_faults()
+        turn.add_fault(Fault(kind=kind, node=node, reason=f"no checkpoint agent on {node}: {reason}"))
+        turn.record_faults()
+        if leaves:
+            turn.lose(node, reason)
+        else:
             turn.put_out(node, reason)
 
 
@@ -119,8 +144,8 @@ def advance(turn: Turn, *, is_training: bool) -> None:
     world = turn.state.agents
     if world.ask_s is not None and turn.now_s >= world.ask_s:
         turn.set_agents(ask_s=None)
-        turn.do(AskUnusable(nodes=turn.attempt.nodes, purpose=Purpose.LATE_AGENTS))
-    if world.due_s is not None and (turn.now_s >= world.due_s or is_asked(turn.state.requests)):
+        turn.do(AskUnusable(nodes=nodes(turn), purpose=Purpose.LATE_AGENTS, allocations=_allocations(turn)))
+    if world.due_s is not None and (turn.now_s >= world.due_s or is_stopping(turn.state.requests)):
         turn.set_agents(due_s=None)
         _renew(turn)
 
@@ -131,6 +156,11 @@ def next_s(turn: Turn, *, is_training: bool) -> list[float | None]:
     if not is_training or turn.attempt.is_decisive:
         return [world.judge_s]
     return [world.judge_s, world.ask_s, world.due_s]
+
+
+def ask_why_failed(turn: Turn) -> None:
+    """They did not come up: are nodes at fault, or the scheduler?"""
+    turn.do(AskUnusable(nodes=nodes(turn), purpose=Purpose.AGENTS_FAILED, allocations=_allocations(turn)))
 
 
 def _judge_later(turn: Turn, node: str | None, reason: str) -> None:
@@ -173,8 +203,24 @@ def _renew(turn: Turn) -> None:
     attempt, generation = turn.attempt, turn.state.agents.generation + 1
     turn.do(KillAgents())
     turn.set_agents(generation=generation, has_launcher=True, is_ended=False, is_judged=False, gone=HashTrieSet())
-    turn.do(Send(nodes=attempt.nodes, order=Order.RENEW_AGENT, attempt=attempt.number, generation=generation))
-    turn.do(StartAgents(nodes=attempt.nodes, attempt=attempt.number, generation=generation))
+    turn.do(Send(nodes=nodes(turn), order=Order.RENEW_AGENT, attempt=attempt.number, generation=generation))
+    _launch(turn, generation=generation)
+
+
+def _launch(turn: Turn, *, generation: int) -> None:
+    attempt, state = turn.attempt, turn.state
+    start = StartAgents(
+        nodes=attempt.nodes,
+        attempt=attempt.number,
+        generation=generation,
+        holders=state.holders,
+        allocations=_allocations(turn),
+    )
+    turn.do(start)
+
+
+def _allocations(turn: Turn) -> dict[str, str]:
+    return {node: turn.member(node).allocation for node in nodes(turn)}
 
 
 def _fault(turn: Turn, node: str | None, reason: str) -> None:

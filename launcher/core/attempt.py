@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from rpds import HashTrieMap, HashTrieSet
 
-from launcher.core import agent_world, requests
+from launcher.core import agent_world, boosters, requests
 from launcher.core.commands import (
-    AskUnusable,
     KillAgents,
     LookAtOwnCheckpoints,
     Order,
-    Purpose,
     Send,
     Settle,
     StartWorkers,
@@ -21,6 +19,7 @@ from launcher.core.faults import (
     FABRIC,
     HANG,
     NODE_LOST,
+    PREEMPTED,
     PROCESS_EXIT,
     RUNNER_LOST,
     SCHEDULER_LOST,
@@ -76,7 +75,8 @@ def begin(turn: Turn, nodes: tuple[str, ...], rung: str, spares: list[str]) -> N
     _enter(turn, AttemptPhase.RECORDING)
     for node in nodes:
         turn.set_member(node, phase=Phase.TRAINING)
-    turn.record("attempt_start", attempt=number, nodes=list(nodes), spares=spares, rung=rung)
+    holders = list(turn.state.holders) or None
+    turn.record("attempt_start", attempt=number, nodes=list(nodes), spares=spares, rung=rung, holders=holders)
     turn.do(Settle())
 
 
@@ -126,10 +126,13 @@ def on_node_joined(turn: Turn, given: NodeJoined) -> None:
     if given.attempt != attempt.number and attempt.phase in (AttemptPhase.RETURNING, *_AT_WORK):
         reason = f"{given.node}: its workers were ended: no supervisor was heard in time"
         turn.add_fault(Fault(kind=PROCESS_EXIT, node=given.node, reason=reason))
+    elif attempt.phase is AttemptPhase.KILLING and given.attempt == attempt.number:  # the order was lost on its way
+        turn.do(Send(nodes=(given.node,), order=Order.KILL, attempt=attempt.number))
 
 
 def on_node_lost(turn: Turn, given: NodeLost) -> None:
-    _lose(turn, Fault(kind=NODE_LOST, node=given.node, reason=given.reason, detect_s=given.detect_s))
+    kind = PREEMPTED if boosters.is_leaving(turn, given.node) else NODE_LOST
+    _lose(turn, Fault(kind=kind, node=given.node, reason=given.reason, detect_s=given.detect_s))
 
 
 def on_node_broken(turn: Turn, given: NodeBroken) -> None:
@@ -138,7 +141,13 @@ def on_node_broken(turn: Turn, given: NodeBroken) -> None:
 
 
 def _lose(turn: Turn, fault: Fault) -> None:
-    attempt = turn.attempt
+    attempt, holders = turn.attempt, turn.state.holders
+    if fault.node in holders:
+        turn.set(holders=tuple(node for node in holders if node != fault.node))
+        if attempt.phase in _BEFORE_END and not attempt.restored:  # its agents cannot come up without it
+            turn.add_fault(fault)
+            turn.record_faults()
+        return
     if fault.node is None or fault.node in attempt.lost or fault.node not in attempt.nodes:
         return
     turn.set_attempt(lost=attempt.lost.insert(fault.node))
@@ -177,6 +186,8 @@ def on_workers_killed(turn: Turn, given: WorkersKilled) -> None:
         left = list(given.left)
         turn.put_out(given.node, f"processes {left} do not end (uninterruptible sleep); reboot the node")
     turn.see_step(given.step)
+    if given.node in turn.state.holders:
+        return
     turn.set_attempt(killed=turn.attempt.killed.insert(given.node))
 
 
@@ -278,7 +289,7 @@ def next_s(turn: Turn) -> list[float | None]:
     if state.job.has_checkpoint and attempt.phase is not AttemptPhase.RECORDING:
         found += agent_world.next_s(turn, is_training=attempt.phase in _AT_WORK)
     if attempt.phase in _AT_WORK:
-        found.append(requests.stop_deadline_s(state.requests))
+        found.append(_stop_deadline_s(turn))
     if attempt.phase is AttemptPhase.TRAINING:
         if state.requests.stop is None:
             found.append(state.hang.due_s(_hangs(turn), tells_steps=_tells_steps(turn)))
@@ -428,7 +439,7 @@ def _explain(turn: Turn) -> None:
     attempt = turn.attempt
     if attempt.faults and attempt.faults[0].kind == AGENT_LOST and not attempt.recorded:
         _enter(turn, AttemptPhase.EXPLAINING)
-        turn.do(AskUnusable(nodes=attempt.nodes, purpose=Purpose.AGENTS_FAILED))
+        agent_world.ask_why_failed(turn)
     else:
         _settle(turn)
 
@@ -457,13 +468,13 @@ def _decide(turn: Turn) -> None:
         outcome = "fault"
     turn.set_attempt(outcome=outcome)
     turn.record_faults()
-    if outcome in ("stopped", "halted") and _is_stop_overdue(turn):
+    if outcome in ("resized", "stopped", "halted") and _is_stop_overdue(turn):
         has_agents = turn.state.job.has_checkpoint
         late = "reached a common step boundary" if has_agents else "ended by their handlers of SIGTERM"
         what = f"not all ranks {late} in time ({asked.stop}); they were ended"
         turn.record("problem", attempt=attempt.number, what=what)
     if turn.state.job.has_checkpoint and attempt.all_ended and outcome != "cancelled":
-        turn.do(Send(nodes=attempt.nodes, order=Order.RELEASE_AGENT, attempt=attempt.number))
+        turn.do(Send(nodes=agent_world.nodes(turn), order=Order.RELEASE_AGENT, attempt=attempt.number))
         _enter(turn, AttemptPhase.RELEASING)
     else:
         _kill(turn)
@@ -484,7 +495,7 @@ def _kill(turn: Turn) -> None:
     attempt = turn.attempt
     if turn.state.job.has_checkpoint:
         turn.do(KillAgents())
-    turn.do(Send(nodes=attempt.nodes, order=Order.KILL, attempt=attempt.number))
+    turn.do(Send(nodes=agent_world.nodes(turn), order=Order.KILL, attempt=attempt.number))
     _enter(turn, AttemptPhase.KILLING)
 
 
@@ -567,14 +578,22 @@ def _is_over(turn: Turn) -> bool:
 
 
 def _is_stop_overdue(turn: Turn) -> bool:
-    deadline_s = requests.stop_deadline_s(turn.state.requests)
+    deadline_s = _stop_deadline_s(turn)
     return deadline_s is not None and turn.now_s >= deadline_s
+
+
+def _stop_deadline_s(turn: Turn) -> float | None:
+    if turn.state.requests.stop == requests.RESIZE and not turn.state.resize.is_written:
+        return None
+    return requests.stop_deadline_s(turn.state.requests, turn.state.job.elastic)
 
 
 def _pass_on_stop(turn: Turn) -> None:
     """Asks all ranks to stop, once, if somebody wants that."""
-    attempt = turn.attempt
-    if turn.state.requests.stop is not None and not attempt.stop_sent:
+    attempt, stop = turn.attempt, turn.state.requests.stop
+    if stop == requests.RESIZE and not turn.state.resize.is_written:
+        return
+    if stop is not None and not attempt.stop_sent:
         turn.set_attempt(stop_sent=True)
         turn.do(Send(nodes=attempt.nodes, order=Order.STOP, attempt=attempt.number))
 

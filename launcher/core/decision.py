@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from launcher.core import agent_world, attempt, launch, nodes, requests, resize, stages
+from launcher.core import agent_world, attempt, boosters, launch, nodes, requests, resize, stages
 from launcher.core import inputs as given_
 from launcher.core.commands import (
     Command,
@@ -14,7 +14,7 @@ from launcher.core.commands import (
 )
 from launcher.core.hang import Hang
 from launcher.core.inputs import Input
-from launcher.core.members import Members
+from launcher.core.members import Member, Members
 from launcher.core.replay import Event, History, replay
 from launcher.core.state import AttemptPhase, Job, Stage, State, TimeLimit
 from launcher.core.turn import Turn
@@ -31,10 +31,17 @@ def begin(job: Job, past: Iterable[Event], now_s: float) -> tuple[State, tuple[C
     history = replay(past, History(has_checkpoint=job.has_checkpoint))
     hang = Hang(timeout_s=job.limits.hang_timeout_s, has_checkpoint=job.has_checkpoint)
     members = Members.joining(job.nodes, job.allocations)
-    turn = Turn(State(job=job, history=history, members=members, hang=hang, step=history.step), now_s)
+    known = boosters.known(history) if job.is_take_over else ()
+    for booster in known:
+        for node in booster.nodes:
+            members = members.add(node, Member(allocation=booster.allocation))
+    state = State(job=job, history=history, members=members, boosters=known, hang=hang, step=history.step)
+    turn = Turn(state, now_s)
     turn.set(time_limit=TimeLimit(begun_s=now_s, ask_s=now_s))
     turn.set(positions=tuple(node for node in history.positions if node in members))  # they may hold steps
-    runners = tuple(node for node in job.nodes if node in history.runners) if job.is_take_over else ()
+    turn.set(holders=history.holders if job.is_take_over else ())
+    candidates = (*job.nodes, *boosters.nodes(state))
+    runners = tuple(node for node in candidates if node in history.runners) if job.is_take_over else ()
     if job.is_take_over:
         requests.go_on(turn, history)
     if runners:
@@ -55,8 +62,10 @@ def decide(state: State, given: Input, now_s: float) -> tuple[State, tuple[Comma
     if state.stage is Stage.ENDED:
         return state, ()
     turn = Turn(state, now_s)
-    number = getattr(given, "attempt", None)
-    if isinstance(given, given_.NodeJoined) or number is None:
+    number, node = getattr(given, "attempt", None), getattr(given, "node", None)
+    if node is not None and node not in state.members and not isinstance(given, given_.NodeJoined):
+        boosters.take_stranger(turn, given)
+    elif isinstance(given, given_.NodeJoined) or number is None:
         _TAKE[type(given)](turn, given)
     elif isinstance(given, given_.WorkersKilled) and nodes.has_left(turn, given):
         pass
@@ -72,6 +81,8 @@ def _finished(turn: Turn) -> tuple[State, tuple[Command, ...]]:
         before = turn.state
         requests.advance(turn)
         launch.give_up_late(turn)
+        boosters.advance(turn)
+        resize.advance(turn)
         _STAGES[turn.state.stage](turn)
         nodes.call_the_roll(turn)
     if turn.state.stage is Stage.ENDED:
@@ -86,6 +97,7 @@ def _finished(turn: Turn) -> tuple[State, tuple[Command, ...]]:
 def _next_s(turn: Turn) -> float | None:
     state = turn.state
     found = [state.deadline_s, state.again_s, state.launch.late_s, *requests.next_s(turn)]
+    found += [*boosters.next_s(turn), *resize.next_s(turn)]
     if state.roll_call_s is not None and not state.is_isolated:
         found.append(state.roll_call_s)
     if state.stage is Stage.ATTEMPT:
@@ -105,7 +117,7 @@ def _on_unusable(turn: Turn, given: given_.UnusableAnswered) -> None:
             stages.probe(turn)
     elif given.purpose is Purpose.SCHEDULER:
         stages.on_scheduler_answered(turn, given)
-    elif state.stage is Stage.ATTEMPT and given.asked == turn.attempt.nodes:
+    elif state.stage is Stage.ATTEMPT and given.asked == agent_world.nodes(turn):
         if given.purpose is Purpose.AGENTS_FAILED:
             attempt.on_failed_agents_explained(turn, given)
         elif turn.attempt.phase in (AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING):
@@ -126,6 +138,11 @@ _STAGES: dict[Stage, Callable[[Turn], None]] = {
     Stage.REQUEUEING: stages.requeueing,
     Stage.ENDED: stages.ended,
 }
+
+
+def _on_events_written(turn: Turn, given: given_.EventsWritten) -> None:
+    resize.on_written(turn, given)
+    attempt.on_events_written(turn, given)
 
 
 def _on_timer(turn: Turn, given: given_.TimerFired) -> None:
@@ -160,11 +177,11 @@ _TAKE: dict[type, Callable[[Turn, Any], None]] = {
     given_.TerminationExplained: stages.on_explained,
     given_.TimeLeftAnswered: requests.on_time_left,
     given_.FolderProbed: stages.on_folder_probed,
-    given_.EventsWritten: attempt.on_events_written,
+    given_.EventsWritten: _on_events_written,
     given_.OwnCheckpointsSeen: stages.on_own_checkpoints,
     given_.Requeued: requests.on_requeued,
-    given_.AllocationAsked: resize.on_asked,
-    given_.AllocationsSeen: resize.on_seen,
+    given_.AllocationAsked: nodes.on_allocation_asked,
+    given_.AllocationsSeen: boosters.on_seen,
     given_.ScaleAsked: resize.on_scale,
     given_.Terminated: requests.on_terminated,
     given_.TimeWarned: requests.on_time_warned,

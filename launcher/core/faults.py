@@ -18,6 +18,7 @@ NODE_LOST = "node_lost"  # silent, or its runner's connection closed
 RUNNER_LOST = "runner_lost"  # the runner says that it cannot start workers
 ENVIRONMENT = "environment"  # the runner says that the job's Python cannot load what workers need
 SCHEDULER_LOST = "scheduler_lost"  # it does not answer, so no checkpoint agents can be started
+PREEMPTED = "preempted"  # a booster was ended before its nodes could stop
 PREFLIGHT = "preflight"  # the node says that it cannot train
 
 # Exceptions that tell of trouble elsewhere: another rank gone, the fabric, the device, the checkpoint agent.

@@ -28,7 +28,7 @@ class Member:
     """A node of the job.
 
     Attributes:
-        reason: why it is out.
+        reason: why it is out, or leaves.
         is_lost: it is out only because it was not reached, so it may come back.
         is_environment: it is out because the job's Python does not load there.
         is_warm: its warm process has loaded torch.
@@ -85,6 +85,16 @@ class Members:
             counts[after.phase] += 1
         return Members(self.table.insert(node, after), counts)
 
+    def add(self, node: str, member: Member) -> Members:
+        """The members with another one."""
+        counts = {**self.counts, member.phase: self.counts[member.phase] + 1}
+        return Members(self.table.insert(node, member), counts)
+
+    def remove(self, node: str) -> Members:
+        """The members without one of them."""
+        phase = self.table[node].phase
+        return Members(self.table.discard(node), {**self.counts, phase: self.counts[phase] - 1})
+
     def out(self) -> dict[str, str]:
         """The nodes that are out, by name, with the reason; also those that are coming back."""
         gone = (Phase.OUT, Phase.RETURNING)
@@ -134,17 +144,17 @@ def choose(
     is. A spare takes the place of the node it is nearest to.
 
     Args:
-        order: all nodes, those that are to train first.
+        order: the nodes that may train, those that are to train first.
         members: their members.
         before: the nodes chosen last.
         sizes: how many nodes may train, the largest number first.
         distance: how far apart two nodes are in the network.
         avoid: nodes that train only where there are not enough others.
     """
-    size = next((size for size in sizes if size <= members.usable), None)
+    usable = {node for node in order if is_usable(members[node])}
+    size = next((size for size in sizes if size <= len(usable)), None)
     if size is None:
         return None
-    usable = {node for node in order if is_usable(members[node])}
     taken = frozenset(before)
     spares = sorted((node for node in order if node in usable and node not in taken), key=lambda node: node in avoid)
     place = {node: node for node in before}

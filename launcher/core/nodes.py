@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.core import attempt, launch
+from launcher.core import attempt, boosters, launch
 from launcher.core import inputs as given_
 from launcher.core.commands import (
     AskUnusable,
@@ -21,6 +21,8 @@ MAX_RETURNS = 3  # of one node; a node that is lost again and again costs an att
 
 
 def on_node_joined(turn: Turn, given: given_.NodeJoined) -> None:
+    if not boosters.admit(turn, given):
+        return
     node, member = given.node, turn.member(given.node)
     if member.phase in (Phase.OUT, Phase.RETURNING):
         if member.is_lost:
@@ -37,6 +39,11 @@ def on_node_joined(turn: Turn, given: given_.NodeJoined) -> None:
         turn.do(Send(nodes=(node,), order=Order.KILL, attempt=given.attempt))
 
 
+def on_allocation_asked(turn: Turn, given: given_.AllocationAsked) -> None:
+    for joined in boosters.on_asked(turn, given):
+        on_node_joined(turn, joined)
+
+
 def _return(turn: Turn, given: given_.NodeJoined) -> None:
     """A lost node is back. It is a spare again once nothing of the attempt in which it was lost is left on it."""
     returns = turn.member(given.node).returns + 1
@@ -45,11 +52,14 @@ def _return(turn: Turn, given: given_.NodeJoined) -> None:
     if returns > MAX_RETURNS:
         _refuse(turn, given.node)
     else:
-        turn.do(AskUnusable(nodes=(given.node,), purpose=Purpose.RETURN))
+        allocations = {given.node: turn.member(given.node).allocation}
+        turn.do(AskUnusable(nodes=(given.node,), purpose=Purpose.RETURN, allocations=allocations))
 
 
 def on_return_answered(turn: Turn, given: given_.UnusableAnswered) -> None:
     for node in given.asked:
+        if node not in turn.state.members:  # its booster has ended
+            continue
         member = turn.member(node)
         if member.phase is not Phase.RETURNING:
             continue
@@ -80,8 +90,9 @@ def has_left(turn: Turn, given: given_.WorkersKilled) -> bool:
 
 def _refuse(turn: Turn, node: str) -> None:
     """A node that is back stays out."""
+    allocation = turn.member(node).allocation if boosters.is_of_one(turn, node) else ""
     turn.set_member(node, phase=Phase.OUT, is_lost=False, ending=None)
-    turn.do(Dismiss(node=node, forget=True))
+    turn.do(Dismiss(node=node, forget=True, allocation=allocation))
 
 
 def on_node_warm(turn: Turn, given: given_.NodeWarm) -> None:
@@ -143,4 +154,5 @@ def call_the_roll(turn: Turn) -> None:
         return
     turn.set(roll_call_s=None)
     late = f"its runner did not come back within {attempt.RETURN_S:g} s of the take-over"
-    attempt.miss(turn, dict.fromkeys(launch.joining(turn), late))
+    joining = [node for node in boosters.nodes(state) if turn.member(node).phase is Phase.JOINING]
+    attempt.miss(turn, dict.fromkeys((*launch.joining(turn), *joining), late))

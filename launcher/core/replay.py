@@ -11,9 +11,10 @@ from typing import Any
 
 from rpds import HashTrieMap, HashTrieSet
 
-from launcher.core.faults import AGENT_LOST, NODE_LOST, PREFLIGHT, SCHEDULER_LOST, USER_ERROR, signature
+from launcher.core.faults import AGENT_LOST, NODE_LOST, PREEMPTED, PREFLIGHT, SCHEDULER_LOST, USER_ERROR, signature
 from launcher.core.frozen import replace
 
+_NODE_FAIL = "NODE_FAIL"  # Slurm's state of a job that ended because of a node
 SUSPECT_AFTER = 2  # attempts that failed on one node
 # Reasons of `stop_requested`.
 TIME_LIMIT = "time_limit"
@@ -41,6 +42,21 @@ class NodeOut:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PastBooster:
+    """A booster by the events.
+
+    Attributes:
+        nodes: those whose runners have come.
+        is_leaving: whether one of them is.
+    """
+
+    allocation: str
+    nodes: tuple[str, ...] = ()
+    is_leaving: bool = False
+    has_ended: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Running:
     """The attempt that was begun last.
 
@@ -51,6 +67,8 @@ class Running:
         generation: of its agents.
         agents_lost: whether they are lost and have not come back.
         fault: the decisive fault, the first; None while there is none.
+        is_resizing: whether it is to make way for one of another size.
+        is_free: whether it ended for that, or by a booster that was preempted: the next one is no restart.
     """
 
     number: int
@@ -65,6 +83,8 @@ class Running:
     back: int = 0
     agents_lost: bool = False
     fault: Event | None = None
+    is_resizing: bool = False
+    is_free: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +99,7 @@ class Gains:
         file_s, file_at_fault_s: the same of the newest own checkpoint (epoch); None where none are named.
         fruitless: attempts in a row that gained nothing, whatever ended them.
         agentless: attempts in a row, of this start of the job, for which no checkpoint agents came up.
-        restarts: attempts after the first.
+        restarts: attempts after the first, but for those after a resize.
         kind: of the last decisive fault.
         repeats: faults of each kind since something was gained.
         failed_on: faults of each node since then.
@@ -124,6 +144,9 @@ class History:
         tells_steps: whether the script has ever told a step.
         stop, is_halt, is_cancelled: what was asked of this start of the job, as in `state.Requests`.
         hangs, hang_step: hangs since a step newer than hang_step, the newest at which it hung.
+        boosters: those of this start of the job, oldest first.
+        holders: nodes that serve the attempt that was begun last, and do not train.
+        scale: the size that a user wants; None where nobody has said.
     """
 
     has_checkpoint: bool = True
@@ -140,6 +163,9 @@ class History:
     stop: str | None = None
     is_halt: bool = False
     is_cancelled: bool = False
+    boosters: tuple[PastBooster, ...] = ()
+    holders: tuple[str, ...] = ()
+    scale: int | None = None
 
     @property
     def running_attempt(self) -> Running | None:
@@ -170,13 +196,63 @@ def _job_start(history: History, event: Event) -> History:
         if why.is_environment:  # the job's Python may have been mended
             out = out.discard(node)
     gains = replace(history.gains, agentless=0)
-    return replace(
-        history, out=out, runners=HashTrieSet(), attempt=None, gains=gains, stop=None, is_halt=False, is_cancelled=False
-    )
+    history = replace(history, out=out, runners=HashTrieSet(), attempt=None, gains=gains, boosters=(), holders=())
+    return replace(history, stop=None, is_halt=False, is_cancelled=False)
 
 
 def _node_ready(history: History, event: Event) -> History:
-    return replace(history, runners=history.runners.insert(event["node"]))
+    node, allocation = event["node"], event.get("allocation")
+    history = replace(history, runners=history.runners.insert(node))
+    if allocation is None:
+        return history
+    boosters = []
+    for booster in history.boosters:
+        nodes = tuple(other for other in booster.nodes if other != node)
+        if booster.allocation == allocation:
+            nodes = booster.nodes if node in booster.nodes else (*nodes, node)
+        boosters.append(replace(booster, nodes=nodes))
+    return replace(history, boosters=tuple(boosters))
+
+
+def _of_booster(history: History, event: Event, **changes: Any) -> History:
+    boosters = tuple(
+        replace(each, **changes) if each.allocation == event["allocation"] else each for each in history.boosters
+    )
+    return replace(history, boosters=boosters)
+
+
+def _booster_asked(history: History, event: Event) -> History:
+    return replace(history, boosters=(*history.boosters, PastBooster(allocation=event["allocation"])))
+
+
+def _node_leaving(history: History, event: Event) -> History:
+    return _of_booster(history, event, is_leaving=True)
+
+
+def _booster_end(history: History, event: Event) -> History:
+    """Nodes that were lost with their booster are not at fault, but where it ended because of one."""
+    history = _of_booster(history, event, has_ended=True)
+    if _NODE_FAIL in (event.get("reason") or ""):
+        return history
+    out = history.out
+    for booster in history.boosters:
+        for node in booster.nodes if booster.allocation == event["allocation"] else ():
+            if node in out and out[node].is_lost:
+                out = out.discard(node)
+    return replace(history, out=out)
+
+
+def _scale_requested(history: History, event: Event) -> History:
+    return replace(history, scale=event["nodes"])
+
+
+def _resize(history: History, event: Event) -> History:
+    return _of_attempt(history, event, is_resizing=True)
+
+
+def _holders_released(history: History, event: Event) -> History:
+    history = _of_attempt(history, event, generation=event["generation"], agents_lost=True)
+    return replace(history, holders=())
 
 
 def _node_out(history: History, event: Event) -> History:
@@ -198,11 +274,15 @@ def _node_back(history: History, event: Event) -> History:
 def _attempt_start(history: History, event: Event) -> History:
     history = _judge(history)
     number = event["attempt"]
-    gains = replace(history.gains, restarts=history.gains.restarts + bool(number))
+    is_restart = bool(number) and not (history.attempt is not None and history.attempt.is_free)
+    gains = replace(history.gains, restarts=history.gains.restarts + is_restart)
     attempt = Running(number=number, nodes=tuple(event["nodes"]), begun_s=event["time"])
     next_attempt = max(history.next_attempt, number + 1)
-    positions = attempt.nodes
-    return replace(history, attempt=attempt, positions=positions, next_attempt=next_attempt, gains=gains)
+    holders = tuple(event.get("holders") or ())
+    used = {*attempt.nodes, *holders}
+    boosters = tuple(each for each in history.boosters if not each.has_ended or used.intersection(each.nodes))
+    history = replace(history, boosters=boosters, holders=holders)
+    return replace(history, attempt=attempt, positions=attempt.nodes, next_attempt=next_attempt, gains=gains)
 
 
 def _of_attempt(history: History, event: Event, **changes: Any) -> History:
@@ -263,7 +343,7 @@ def _fault(history: History, event: Event) -> History:
         return replace(history, gains=_after_fault(history, event, workers_s=None))
     if attempt.fault is not None:
         return history
-    return replace(history, attempt=replace(attempt, fault=event))
+    return replace(history, attempt=replace(attempt, fault=event, is_free=event["kind"] == PREEMPTED))
 
 
 def _stop_requested(history: History, event: Event) -> History:
@@ -278,6 +358,8 @@ def _stop_requested(history: History, event: Event) -> History:
 
 def _attempt_end(history: History, event: Event) -> History:
     history = _judge(_of_attempt(history, event, has_ended=True))
+    if event.get("outcome") == "resized":
+        return _of_attempt(history, event, is_free=True)
     tells_gains = history.has_checkpoint or history.gains.file_s is not None
     is_stopped = event.get("outcome") == "stopped" and history.stop == TIME_LIMIT
     if tells_gains and is_stopped and history.attempt is not None:
@@ -292,7 +374,9 @@ def _judge(history: History) -> History:
     attempt = history.attempt
     if attempt is None or attempt.fault is None:
         return history
-    gains = _after_fault(history, attempt.fault, attempt.workers_s)
+    gains = history.gains
+    if attempt.fault["kind"] != PREEMPTED:
+        gains = _after_fault(history, attempt.fault, attempt.workers_s)
     return replace(history, gains=gains, attempt=replace(attempt, fault=None, has_ended=True))
 
 
@@ -339,6 +423,12 @@ _FOLDS = {
     "first_step": _first_step,
     "commit": _commit,
     "own_checkpoint": _own_checkpoint,
+    "booster_asked": _booster_asked,
+    "booster_end": _booster_end,
+    "node_leaving": _node_leaving,
+    "scale_requested": _scale_requested,
+    "resize": _resize,
+    "holders_released": _holders_released,
     "agents_lost": _agents_lost,
     "agents_back": _agents_back,
     "fault": _fault,

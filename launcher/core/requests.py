@@ -9,6 +9,7 @@ asked how much time is left.
 
 from __future__ import annotations
 
+from launcher.core import boosters
 from launcher.core.commands import AskTimeLeft, AskWhyTerminated, Requeue
 from launcher.core.frozen import replace
 from launcher.core.inputs import (
@@ -21,10 +22,11 @@ from launcher.core.inputs import (
     TimeWarned,
 )
 from launcher.core.replay import CANCEL, HALT, TIME_LIMIT, History
-from launcher.core.state import Requests, RequeuePhase, Sigterm, TimeLimit
+from launcher.core.state import ElasticLimits, Requests, RequeuePhase, Sigterm, TimeLimit
 from launcher.core.turn import Turn
 
 REQUEUE = "requeue"  # the scheduler ends the job to start it again
+RESIZE = "resize"  # an attempt makes way for one of another size; the job goes on
 PREEMPTED, BATCH_SCRIPT_LOST = "preempted", "batch_script_lost"
 OURS_TO_REQUEUE = (TIME_LIMIT, PREEMPTED, BATCH_SCRIPT_LOST)  # after these nobody else starts the job again
 _STARTS_AGAIN = (REQUEUE, BATCH_SCRIPT_LOST)  # after these the job is in the queue again before it has ended
@@ -43,6 +45,11 @@ SHORT_S = 600.0  # with more left, and in the first half of the job's time, a wa
 
 def is_asked(requests: Requests) -> bool:
     """Whether the job is to stop or to end."""
+    return requests.is_cancelled or requests.stop not in (None, RESIZE)
+
+
+def is_stopping(requests: Requests) -> bool:
+    """Whether the attempt is to end, with the job or without it."""
     return requests.is_cancelled or requests.stop is not None
 
 
@@ -58,23 +65,33 @@ def outcome_of(requests: Requests) -> str:
     """
     if requests.is_cancelled:
         return "cancelled"
+    if requests.stop == RESIZE:
+        return "resized"
     return "halted" if requests.is_halt and requests.stop not in _STARTS_AGAIN else "stopped"
 
 
-def stop_deadline_s(requests: Requests) -> float | None:
+def stop_deadline_s(requests: Requests, limits: ElasticLimits) -> float | None:
     """Until when all ranks must have stopped; None where nobody wants that."""
     if requests.stop is None:
         return None
+    if requests.stop == RESIZE:
+        return requests.stop_s + limits.graceful_shutdown_timeout_s
     return requests.stop_s + _STOP_TIMEOUT_S.get(requests.stop, _DEFAULT_STOP_TIMEOUT_S)
 
 
 def go_on(turn: Turn, history: History) -> None:
     """After a take-over: what was asked of the supervisor before still holds."""
-    stop_s = turn.now_s if history.stop is not None else 0.0
-    turn.set_requests(stop=history.stop, stop_s=stop_s, is_halt=history.is_halt, is_cancelled=history.is_cancelled)
+    running = history.running_attempt
+    resize = RESIZE if running is not None and running.is_resizing else None
+    stop = history.stop or resize
+    stop_s = turn.now_s if stop is not None else 0.0
+    turn.set_requests(stop=stop, stop_s=stop_s, is_halt=history.is_halt, is_cancelled=history.is_cancelled)
+    turn.set(resize=replace(turn.state.resize, is_written=True))
 
 
 def on_terminated(turn: Turn, given: Terminated) -> None:
+    if given.node is not None and boosters.on_terminated(turn, given.node):
+        return
     if turn.state.requests.sigterm is Sigterm.NONE:
         turn.set_requests(sigterm=Sigterm.ASKED)
         turn.do(AskWhyTerminated())
@@ -106,9 +123,12 @@ def cancel(turn: Turn) -> None:
 
 
 def ask_stop(turn: Turn, reason: str) -> None:
-    """Asks for a stop. To halt is not urgent: any other reason takes its place, with a deadline of its own."""
+    """Asks for a stop. To halt is not urgent: any other reason takes its place, with a deadline of its own.
+
+    After a stop of the job an attempt of another size would not begin: any reason takes the place of a resize.
+    """
     requests = turn.state.requests
-    if requests.stop is None or (requests.stop == HALT and reason != HALT):
+    if requests.stop in (None, RESIZE) or (requests.stop == HALT and reason != HALT):
         is_halt = requests.is_halt or reason == HALT
         turn.set_requests(stop=reason, stop_s=turn.now_s, is_halt=is_halt)
         turn.record("stop_requested", reason=reason)

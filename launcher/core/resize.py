@@ -1,9 +1,19 @@
-"""Growing and shrinking: which size the job is to have, and when an attempt makes way for one of another size."""
+"""The size of the job: how many boosters are wanted, and when an attempt makes way for one of another size.
+
+All ranks stop at a common step boundary and save to memory; the attempt ends as `resized`, which is no fault, and the
+next one begins at once. Nodes that no longer train hold what they have for it until it has committed a step of its own:
+until then that step needs them.
+"""
 
 from __future__ import annotations
 
-from launcher.core.inputs import AllocationAsked, AllocationsSeen, ScaleAsked
-from launcher.core.state import Job
+from launcher.core import agent_world, boosters
+from launcher.core.commands import AskAllocation, Settle
+from launcher.core.frozen import replace
+from launcher.core.inputs import EventsWritten, ScaleAsked
+from launcher.core.members import Phase, is_usable
+from launcher.core.requests import RESIZE, may_be_asked
+from launcher.core.state import AttemptPhase, BoosterPhase, Job, Resize, Stage
 from launcher.core.turn import Turn
 
 
@@ -13,12 +23,233 @@ def allowed(job: Job, nodes: int) -> int:
 
 
 def on_scale(turn: Turn, given: ScaleAsked) -> None:
-    turn.record("scale_requested", nodes=allowed(turn.state.job, given.nodes))
+    size = allowed(turn.state.job, given.nodes)
+    if size != turn.state.history.scale:
+        turn.record("scale_requested", nodes=size)
 
 
-def on_asked(turn: Turn, given: AllocationAsked) -> None:
-    """A booster was asked for."""
+def on_written(turn: Turn, given: EventsWritten) -> None:
+    """A supervisor that takes over will know why ranks stop."""
+    if turn.state.requests.stop == RESIZE and not turn.state.resize.is_written:
+        turn.set_requests(stop_s=turn.now_s)
+        turn.set(resize=replace(turn.state.resize, is_written=True))
 
 
-def on_seen(turn: Turn, given: AllocationsSeen) -> None:
-    """How the boosters stand."""
+def wanted(turn: Turn) -> int:
+    """The size that the job is to have if it can."""
+    job, scale = turn.state.job, turn.state.history.scale
+    if scale is not None:
+        return scale
+    return job.base_size if job.is_local else job.sizes[0]
+
+
+def candidates(turn: Turn) -> tuple[str, ...]:
+    """The nodes of the next attempt are among these: cold boosters are not, unless there are too few others."""
+    job, members = turn.state.job, turn.state.members
+    of_boosters = boosters.nodes(turn.state)
+    warm = tuple(node for node in of_boosters if members[node].is_warm or node in turn.state.positions)
+    found = (*job.nodes, *warm)
+    enough = sum(is_usable(members[node]) for node in found) >= job.sizes[-1]
+    return found if enough else (*job.nodes, *of_boosters)
+
+
+def sizes(turn: Turn, nodes: tuple[str, ...]) -> tuple[int, ...]:
+    """The sizes that the next attempt may have: spares of the base replace lost nodes, and do not make it larger.
+
+    Args:
+        nodes: that may train, those of the base first.
+    """
+    job, members = turn.state.job, turn.state.members
+    usable = sum(is_usable(members[node]) for node in nodes[len(job.nodes) :])
+    most = min(job.base_size + usable, wanted(turn))
+    return tuple(size for size in job.sizes if size <= most)
+
+
+def awaits_booster(turn: Turn) -> bool:
+    """Whether, after a loss, a booster is about to join."""
+    state = turn.state
+    if not state.boosters or state.fault is None:
+        return False
+    nodes = candidates(turn)
+    usable = sum(is_usable(state.members[node]) for node in nodes)
+    size = next((size for size in sizes(turn, nodes) if size <= usable), 0)
+    if size >= len(state.positions):
+        return False
+    return any(_is_joining(turn, each.allocation) for each in state.boosters)
+
+
+def _is_joining(turn: Turn, allocation: str) -> bool:
+    booster = turn.booster(allocation)
+    if booster is None or booster.phase is not BoosterPhase.RUNNING:
+        return False
+    members = [turn.member(node) for node in booster.nodes]
+    if any(member.phase in (Phase.OUT, Phase.RETURNING) for member in members):
+        return False
+    return len(members) < turn.state.job.booster_nodes or not all(member.is_warm for member in members)
+
+
+# While an attempt runs.
+
+
+def advance(turn: Turn) -> None:
+    """Asks for boosters, lets go of holders, and asks for the stop before another size."""
+    state = turn.state
+    attempt = state.attempt
+    if attempt is None or state.stage is not Stage.ATTEMPT or not (_is_elastic(turn) or state.holders):
+        return
+    if attempt.phase is not AttemptPhase.TRAINING or attempt.is_decisive or may_be_asked(state.requests):
+        _leave_at_work(turn)
+        return
+    _release(turn)
+    if _is_elastic(turn):
+        _tend_boosters(turn)
+        _leave_at_work(turn)
+        _settle(turn)
+
+
+def next_s(turn: Turn) -> list[float | None]:
+    """When advance() has something to do."""
+    state = turn.state
+    attempt = state.attempt
+    is_training = attempt is not None and attempt.phase is AttemptPhase.TRAINING and not attempt.is_decisive
+    if state.stage is not Stage.ATTEMPT or not is_training or may_be_asked(state.requests):
+        return []
+    found: list[float | None] = [_release_s(turn)]
+    if not _is_elastic(turn):
+        return found
+    if not state.asking.is_asked and _missing(turn) > 0:
+        found.append(state.asking.ask_s)
+    since_s = state.resize.since_s
+    if since_s is not None and state.requests.stop is None and _may_grow(turn):
+        found.append(since_s + state.job.elastic.scaling_timeout_s)
+    return found
+
+
+def _is_elastic(turn: Turn) -> bool:
+    state = turn.state
+    return state.job.most_boosters > 0 or state.history.scale is not None
+
+
+# Boosters.
+
+
+def _tend_boosters(turn: Turn) -> None:
+    missing = _missing(turn)
+    if missing < 0:
+        _give_back(turn, -missing)
+    elif missing and not turn.state.asking.is_asked and turn.now_s >= turn.state.asking.ask_s:
+        job = turn.state.job
+        turn.set(asking=replace(turn.state.asking, is_asked=True))
+        exclude = tuple(sorted({*job.nodes, *(node for node, _ in turn.state.history.out.items())}))
+        turn.do(AskAllocation(nodes=job.booster_nodes, exclude=exclude))
+
+
+def _missing(turn: Turn) -> int:
+    """How many boosters are wanted beside those in the queue or running."""
+    state = turn.state
+    job, members = state.job, state.members
+    if not job.most_boosters:
+        return 0
+    base = sum(members[node].phase is not Phase.OUT for node in job.nodes)
+    lacking = max(0, wanted(turn) - min(job.base_size, base))
+    count = min(job.most_boosters, -(-lacking // job.booster_nodes))
+    return count - sum(each.phase is not BoosterPhase.LEAVING for each in state.boosters)
+
+
+def _give_back(turn: Turn, count: int) -> None:
+    """Ends boosters of which there are too many: those in the queue first, then those that do not train."""
+    attempt = turn.attempt
+
+    def worth(allocation: str) -> tuple[bool, bool]:
+        booster = turn.booster(allocation)
+        nodes = booster.nodes if booster is not None else ()
+        return (bool(nodes), any(node in attempt.nodes for node in nodes))
+
+    there = [each.allocation for each in turn.state.boosters if each.phase is not BoosterPhase.LEAVING]
+    for allocation in sorted(reversed(there), key=worth)[:count]:
+        boosters.leave(turn, allocation, boosters.SCALED_DOWN)
+
+
+# Sizes.
+
+
+def _leave_at_work(turn: Turn) -> None:
+    """Nodes of the attempt leave: it makes way for a smaller one as soon as its workers can stop."""
+    state, attempt = turn.state, turn.attempt
+    at_work = (AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING)
+    if not state.members.counts[Phase.LEAVING] or attempt.phase not in at_work or attempt.is_decisive:
+        return
+    leaving = next((node for node in attempt.nodes if state.members[node].phase is Phase.LEAVING), None)
+    if leaving is not None:
+        _ask(turn, state.members[leaving].reason, to=_size(turn))
+
+
+def _settle(turn: Turn) -> None:
+    """Another size is possible, or wanted: at once for a smaller one; for a larger one once nothing changes."""
+    state, attempt = turn.state, turn.attempt
+    if state.requests.stop is not None:
+        return
+    size, now = _size(turn), len(attempt.nodes)
+    if 0 < size < now and wanted(turn) < now:
+        _ask(turn, boosters.SCALED_DOWN, to=size)
+        return
+    seen = (size, state.members.usable)
+    if size <= now:
+        if state.resize.since_s is not None:
+            turn.set(resize=Resize())
+    elif state.resize.since_s is None or state.resize.seen != seen:
+        turn.set(resize=Resize(seen=seen, since_s=turn.now_s))
+    elif turn.now_s >= state.resize.since_s + state.job.elastic.scaling_timeout_s and _may_grow(turn):
+        _ask(turn, "more nodes are there", to=size)
+
+
+def _size(turn: Turn) -> int:
+    """The size that the next attempt would have; 0 where too few nodes are there."""
+    nodes = candidates(turn)
+    usable = sum(is_usable(turn.member(node)) for node in nodes)
+    return next((size for size in sizes(turn, nodes) if size <= usable), 0)
+
+
+def _may_grow(turn: Turn) -> bool:
+    """Not before the attempt has come further than the last one, nor while it could not be saved."""
+    state, attempt = turn.state, turn.attempt
+    if state.holders or (state.job.has_checkpoint and not (attempt.restored and agent_world.is_whole(turn))):
+        return False
+    return attempt.first_step_seen or attempt.committed_step > 0 or not state.history.tells_steps
+
+
+def _ask(turn: Turn, reason: str, *, to: int) -> None:
+    """Ranks are stopped once the resize is on disk: their end would otherwise be taken for that of the job."""
+    if turn.state.requests.stop is not None or turn.state.requests.is_cancelled:
+        return
+    attempt = turn.attempt
+    turn.set_requests(stop=RESIZE, stop_s=turn.now_s)
+    turn.set(resize=Resize())
+    turn.record("resize", attempt=attempt.number, size=len(attempt.nodes), to=to, reason=reason)
+    turn.do(Settle())
+
+
+# Holders.
+
+
+def _release(turn: Turn) -> None:
+    """The attempt has committed a step that does not need its holders."""
+    state, attempt = turn.state, turn.attempt
+    if not state.holders or state.requests.stop is not None or not agent_world.is_whole(turn):
+        return
+    release_s = _release_s(turn)
+    if attempt.committed_step > 0 or (release_s is not None and turn.now_s >= release_s):
+        generation = state.agents.generation + 1
+        turn.record("holders_released", attempt=attempt.number, generation=generation, nodes=list(state.holders))
+        turn.set(holders=())
+        agent_world.release(turn)
+
+
+def _release_s(turn: Turn) -> float | None:
+    """When holders are let go that leave, though nothing is committed yet."""
+    state, attempt = turn.state, turn.attempt
+    if not attempt.restored or not agent_world.is_whole(turn) or state.requests.stop is not None:
+        return None
+    if not any(state.members[node].phase is Phase.LEAVING for node in state.holders):
+        return None
+    return attempt.phase_s + state.job.elastic.graceful_shutdown_timeout_s

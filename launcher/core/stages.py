@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.core import attempt, launch, requests
+from launcher.core import attempt, boosters, launch, requests, resize
 from launcher.core import inputs as given_
 from launcher.core.commands import (
     AskUnusable,
@@ -15,7 +15,7 @@ from launcher.core.commands import (
     Purpose,
     SetTimer,
 )
-from launcher.core.faults import ENVIRONMENT, SCHEDULER_LOST, START_TIMEOUT, Fault
+from launcher.core.faults import ENVIRONMENT, PREEMPTED, SCHEDULER_LOST, START_TIMEOUT, Fault
 from launcher.core.members import Phase, choose, is_usable
 from launcher.core.recovery import choose_rung, why_given_up
 from launcher.core.replay import TIME_LIMIT
@@ -29,6 +29,7 @@ SCHEDULER_TIMEOUT_S = 1800.0  # a controller is restarted, or its backup takes o
 SCHEDULER_AGAIN_S = 1.0
 SCHEDULER_SETTLE_S = 5.0  # a controller that is back refuses steps until its nodes have registered (seen on 22.05)
 
+RESIZED = "resized"
 # Where the outcome says it all.
 REASONS = {
     "cancelled": "ended from outside: cancelled, or out of time",
@@ -99,7 +100,8 @@ def _ends_as_asked(turn: Turn) -> bool:
 
 
 def _ask_unusable(turn: Turn, purpose: Purpose) -> None:
-    turn.do(AskUnusable(nodes=turn.state.job.nodes, purpose=purpose))
+    job = turn.state.job
+    turn.do(AskUnusable(nodes=job.nodes, purpose=purpose, allocations=job.allocations))
     _enter(turn, Stage.ASKING)
 
 
@@ -153,7 +155,7 @@ def gathering(turn: Turn) -> None:
     launch.advance(turn)
     state = turn.state
     members, job = state.members, state.job
-    is_full = members.usable >= job.sizes[0]
+    is_full = members.usable >= job.base_size
     if members.joining_count and members.usable + members.joining_count >= job.sizes[-1]:
         if is_full and state.full_s is None:
             turn.set(full_s=turn.now_s)
@@ -171,6 +173,11 @@ def gathering(turn: Turn) -> None:
     if turn.state.requests.sigterm is Sigterm.ASKED:
         if turn.state.deadline_s is not None:
             turn.set(deadline_s=None)
+        return
+    until_s = state.stage_s + job.elastic.faulty_scale_down_timeout_s
+    if turn.now_s < until_s and resize.awaits_booster(turn):
+        if turn.state.again_s != until_s:
+            turn.set(again_s=until_s)
         return
     _begin_attempt(turn)
 
@@ -202,7 +209,8 @@ def _choose(turn: Turn) -> None:
     state = turn.state
     job, before = state.job, state.positions
     suspects = state.history.gains.suspects
-    chosen = choose(job.nodes, state.members, before, job.sizes, job.distance, suspects)
+    nodes = resize.candidates(turn)
+    chosen = choose(nodes, state.members, before, resize.sizes(turn, nodes), job.distance, suspects)
     if chosen is None:
         out = state.members.out()
         why = ", ".join(f"{node} ({reason})" for node, reason in out.items())
@@ -213,15 +221,31 @@ def _choose(turn: Turn) -> None:
         _fail(turn, fault, ())
         return
     for node in before:
-        if node in suspects and node not in chosen.nodes and is_usable(state.members[node]):
+        if node in suspects and node not in chosen.nodes and node in nodes and is_usable(state.members[node]):
             what = "attempts failed on it again and again: a spare takes its place"
             turn.record("problem", node=node, what=what)
-    turn.set(positions=chosen.nodes, fault=None)
-    rung = "shrink" if chosen.has_shrunk else state.rung
+    has_grown = state.rung == RESIZED and len(chosen.nodes) > len(before)
+    rung = "shrink" if chosen.has_shrunk else "grow" if has_grown else "spare" if state.rung == RESIZED else state.rung
+    turn.set(positions=chosen.nodes, holders=_holders(turn, chosen.nodes), fault=None)
     members = turn.state.members
-    spares = [node for node in job.nodes if node not in chosen.nodes and is_usable(members[node])]
+    spares = [node for node in nodes if node not in chosen.nodes and is_usable(members[node])]
     attempt.begin(turn, chosen.nodes, rung, spares)
     _enter(turn, Stage.ATTEMPT)
+
+
+def _holders(turn: Turn, chosen: tuple[str, ...]) -> tuple[str, ...]:
+    """Nodes that trained, or held something, before, are there, and do not train any more."""
+    state = turn.state
+    if not state.job.has_checkpoint:
+        return ()
+    there = (Phase.READY, Phase.LEAVING)
+    suspects = state.history.gains.suspects
+    before = dict.fromkeys((*state.positions, *state.holders))
+    return tuple(
+        node
+        for node in before
+        if node not in chosen and node not in suspects and node in state.members and state.members[node].phase in there
+    )
 
 
 def attempting(turn: Turn) -> None:
@@ -236,16 +260,29 @@ def attempting(turn: Turn) -> None:
         if turn.member(node).phase is Phase.TRAINING:
             turn.set_member(node, phase=Phase.READY)
     turn.record("attempt_end", attempt=ended.number, outcome=ended.outcome, step=ended.step)
+    if turn.state.requests.stop == requests.RESIZE:
+        turn.set_requests(stop=None)
     if ended.outcome == "done":
         _finish(turn, "done", "")
     elif ended.outcome == "fault":
         _fail(turn, ended.faults[0], ended.nodes)
+    elif ended.outcome == RESIZED:
+        turn.set(rung=RESIZED)
+        if not _ends_as_asked(turn):
+            probe(turn)
     else:
         _finish_as_asked(turn)
 
 
 def _usable(turn: Turn) -> tuple[str, ...]:
-    return tuple(node for node in turn.state.job.nodes if is_usable(turn.member(node)))
+    nodes = (*turn.state.job.nodes, *boosters.nodes(turn.state))
+    return tuple(node for node in nodes if is_usable(turn.member(node)))
+
+
+def _ask_scheduler(turn: Turn) -> None:
+    nodes = _usable(turn)
+    allocations = {node: turn.member(node).allocation for node in nodes}
+    turn.do(AskUnusable(nodes=nodes, purpose=Purpose.SCHEDULER, allocations=allocations))
 
 
 def _fail(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
@@ -261,7 +298,7 @@ def deciding(turn: Turn) -> None:
         return
     if state.fault.kind == SCHEDULER_LOST:
         turn.set(blocked="")
-        turn.do(AskUnusable(nodes=_usable(turn), purpose=Purpose.SCHEDULER))
+        _ask_scheduler(turn)
         _enter(turn, Stage.SCHEDULER, timeout_s=SCHEDULER_TIMEOUT_S)
     else:
         _recover(turn, state.fault, state.fault_nodes)
@@ -278,7 +315,7 @@ def scheduler(turn: Turn) -> None:
     elif state.again_s is not None and turn.now_s >= state.again_s:
         turn.set(again_s=None)
         if state.blocked:
-            turn.do(AskUnusable(nodes=_usable(turn), purpose=Purpose.SCHEDULER))
+            _ask_scheduler(turn)
         elif state.fault is not None and state.requests.sigterm is not Sigterm.ASKED:
             _recover(turn, state.fault, state.fault_nodes)
 
@@ -301,6 +338,10 @@ def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
     reason = fault.reason if named else f"{fault.node}: {fault.reason}"
     suspects = state.history.gains.suspects
     spares = [node for node in _usable(turn) if node not in state.positions]
+    if fault.kind == PREEMPTED and members.usable + members.joining_count >= job.sizes[-1]:
+        turn.set(rung="spare")
+        probe(turn)
+        return
     decision = choose_rung(
         state.history.gains,
         job.limits,

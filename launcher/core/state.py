@@ -13,6 +13,7 @@ from rpds import HashTrieMap, HashTrieSet
 
 from launcher.core.faults import Fault, WorkerFailure
 from launcher.core.hang import Hang, RankStack, Stall
+from launcher.core.inputs import NodeJoined
 from launcher.core.members import Members
 from launcher.core.replay import History
 
@@ -96,6 +97,69 @@ class Job:
         return self.base_nodes or self.sizes[0]
 
 
+class BoosterPhase(Enum):
+    """Where a booster stands. Exactly one at any time."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    LEAVING = "leaving"  # it serves until its nodes are not needed, and is ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Booster:
+    """An allocation beside the base's.
+
+    Attributes:
+        reason: why it waits in the queue, or leaves.
+        nodes: its members.
+        running_s: since when it runs; None where that is not known.
+        told_s: when the reason why it waits was recorded.
+        is_end_sent: whether it was ordered to end.
+        has_ended: whether the scheduler says that it has.
+    """
+
+    allocation: str
+    phase: BoosterPhase = BoosterPhase.QUEUED
+    reason: str = ""
+    nodes: tuple[str, ...] = ()
+    running_s: float | None = None
+    told_s: float | None = None
+    is_end_sent: bool = False
+    has_ended: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """The next booster.
+
+    Attributes:
+        is_asked: whether an answer is awaited.
+        ask_s: not before this time.
+        error: why the last one could not be had.
+        waiting: runners that came meanwhile, of allocations that are not known yet.
+    """
+
+    is_asked: bool = False
+    ask_s: float = 0.0
+    error: str = ""
+    waiting: tuple[NodeJoined, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resize:
+    """The way to another size.
+
+    Attributes:
+        seen: the size that the job could have, and of how many nodes.
+        since_s: since when that has not changed.
+        is_written: whether the resize that was asked for is on disk: ranks are stopped only then.
+    """
+
+    seen: tuple[int, int] = (0, 0)
+    since_s: float | None = None
+    is_written: bool = False
+
+
 class AttemptPhase(Enum):
     """How far an attempt is; they follow each other in this order, but for JUDGING, and any may be passed over."""
 
@@ -120,7 +184,7 @@ class Attempt:
     Attributes:
         nodes: in node-rank order.
         begun_s, phase_s: when it began, and when its phase did.
-        outcome: done, fault, stopped, halted or cancelled; "" before its end is decided.
+        outcome: done, fault, resized, stopped, halted or cancelled; "" before its end is decided.
         started, ended, killed, lost, returned: nodes whose workers run, have ended well, are gone; that are gone
             themselves; whose runners have come (back) during the attempt.
         without_handler: nodes whose workers were asked to stop and do not handle SIGTERM; without agents.
@@ -255,6 +319,7 @@ class Requests:
 
     Attributes:
         stop: why it is to stop at a step boundary: halt, requeue, time_limit, preempted, batch_script_lost; or None.
+            For a resize only the attempt stops, and the job goes on.
         stop_s: since when.
         is_halt: a user wants it to end for good.
         is_halt_pending: a user wants that, but not before halt_step and halt_s (epoch).
@@ -328,6 +393,8 @@ class State:
         full_s: since when as many nodes are ready as may train.
         rung: how the next attempt comes about.
         positions: the nodes chosen last, in node-rank order.
+        holders: nodes that serve what they hold to the attempt and do not train.
+        boosters: the allocations beside the base's, in the order in which they were asked for.
         attempt: the one that runs, or ran last.
         roll_call_s: when runners that have not come back after a take-over are given up.
         is_isolated: most nodes are silent at once.
@@ -351,6 +418,10 @@ class State:
     full_s: float | None = None
     rung: str = "start"
     positions: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
+    boosters: tuple[Booster, ...] = ()
+    asking: Asking = field(default_factory=Asking)
+    resize: Resize = field(default_factory=Resize)
     attempt: Attempt | None = None
     agents: AgentWorld = field(default_factory=AgentWorld)
     launch: Launch = field(default_factory=Launch)

@@ -9,7 +9,7 @@ from launcher.core.faults import Fault
 from launcher.core.frozen import replace
 from launcher.core.members import Member, Phase
 from launcher.core.replay import apply
-from launcher.core.state import Attempt, State
+from launcher.core.state import Attempt, Booster, BoosterPhase, State
 
 
 class Turn:
@@ -49,6 +49,10 @@ class Turn:
     def set_member(self, node: str, **changes: Any) -> None:
         self.state = replace(self.state, members=self.state.members.update(node, **changes))
 
+    def set_booster(self, allocation: str, **changes: Any) -> None:
+        boosters = (replace(each, **changes) if each.allocation == allocation else each for each in self.state.boosters)
+        self.state = replace(self.state, boosters=tuple(boosters))
+
     @property
     def attempt(self) -> Attempt:
         """The attempt that runs; only asked for where there is one."""
@@ -59,6 +63,10 @@ class Turn:
 
     def member(self, node: str) -> Member:
         return self.state.members[node]
+
+    def booster(self, allocation: str) -> Booster | None:
+        """The booster of an allocation; None for the base's, and for one that is not known."""
+        return next((each for each in self.state.boosters if each.allocation == allocation), None)
 
     def record(self, event: str, **fields: Any) -> None:
         """Has an event written, and folds it into the history. Fields that are None are left out."""
@@ -88,12 +96,13 @@ class Turn:
         else:
             self.set_member(node, phase=Phase.OUT, reason=reason, is_environment=is_environment)
             self.record("node_out", node=node, reason=reason, environment=is_environment or None)
-        self.do(Dismiss(node=node, forget=True))
+        is_base = self.booster(member.allocation) is None
+        self.do(Dismiss(node=node, forget=True, allocation="" if is_base else member.allocation))
 
     def lose(self, node: str, reason: str) -> None:
         """Goes on without a node that is not reached. It is taken back if its runner comes back."""
         member = self.member(node)
-        if member.phase is Phase.RETURNING:
+        if member.phase in (Phase.RETURNING, Phase.LEAVING):
             self.set_member(node, phase=Phase.OUT, is_lost=True)
         elif member.phase is not Phase.OUT:
             self.set_member(node, phase=Phase.OUT, reason=reason, is_lost=True)
@@ -117,8 +126,13 @@ class Turn:
         attempt = self.state.attempt
         trains = attempt is not None and attempt.is_running and node in attempt.nodes and node not in attempt.lost
         member = self.member(node)
-        self.set_member(node, phase=Phase.TRAINING if trains else Phase.READY, is_warm=member.is_warm or is_warm)
-        self.record("node_ready", node=node, warm=is_warm)
+        booster = self.booster(member.allocation)
+        phase = Phase.TRAINING if trains else Phase.READY
+        if booster is not None and booster.phase is BoosterPhase.LEAVING:
+            phase = Phase.LEAVING
+        self.set_member(node, phase=phase, is_warm=member.is_warm or is_warm)
+        allocation = booster.allocation if booster is not None else None
+        self.record("node_ready", node=node, warm=is_warm, allocation=allocation)
 
     def add_fault(self, fault: Fault) -> None:
         """Something that ends the attempt. It is recorded by record_faults(), before what follows of it."""

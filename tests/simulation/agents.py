@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from launcher.core.commands import StartAgents
 from launcher.core.inputs import AgentEnded, AgentLost, AgentsEnded, AgentsRejoined, Restored
 
 if TYPE_CHECKING:
@@ -19,19 +20,22 @@ class AgentGroup:
     Attributes:
         is_up: whether all have come up and found each other.
         is_over: whether none is left.
+        nodes, everywhere: those that train; the holders too.
         released_s: since when all of them may end.
         launcher: the supervisor whose process waits for them; None where none does.
     """
 
     __slots__ = (
-        "_hosts", "_released", "generation", "is_over", "is_up", "launcher", "nodes", "number", "released_s", "world",
+        "_hosts", "_released", "everywhere", "generation", "is_over", "is_up", "launcher", "nodes", "number",
+        "released_s", "world",
     )  # fmt: skip
 
-    def __init__(self, world: World, driver: Driver, nodes: tuple[str, ...], number: int, generation: int) -> None:
+    def __init__(self, world: World, driver: Driver, command: StartAgents) -> None:
         self.world = world
-        self.nodes = nodes
-        self.number = number
-        self.generation = generation
+        self.nodes = command.nodes
+        self.everywhere = (*command.nodes, *command.holders)
+        self.number = number = command.attempt
+        self.generation = generation = command.generation
         self.launcher: Driver | None = driver
         self.is_up = self.is_over = False
         self._hosts: dict[str, Host] = {}
@@ -49,13 +53,13 @@ class AgentGroup:
         if not world.slurm.is_answering:
             world.clock.after(world.delay(5, 20), self._fail)
             return
-        for name in self.nodes:
+        for name in self.everywhere:
             host = world.hosts[name]
             if host.can_be_given_processes:
                 self._hosts[name] = host
                 host.agents.append(self)
-        if len(self._hosts) < len(self.nodes):
-            world.slurm.not_launched.update(name for name in self.nodes if name not in self._hosts)
+        if len(self._hosts) < len(self.everywhere):
+            world.slurm.not_launched.update(name for name in self.everywhere if name not in self._hosts)
             world.clock.after(world.delay(0.5, 25), self._fail)
         else:
             world.clock.after(world.delay(0.2, 1.0) * (10.0 if world.setup.is_slow else 1.0), self._meet)
@@ -63,7 +67,7 @@ class AgentGroup:
     def _meet(self) -> None:
         """They have found each other, and know what each node holds."""
         world = self.world
-        if self.is_over or len(self._hosts) < len(self.nodes):
+        if self.is_over or len(self._hosts) < len(self.everywhere):
             return
         first = self._hosts[self.nodes[0]]
         if any(host.is_frozen or not world.network.reaches(first, host) for host in self._hosts.values()):
@@ -75,9 +79,9 @@ class AgentGroup:
             world.clock.after(0.5, self._meet)
             return
         self.is_up = True
-        step = world.newest_recoverable(self.nodes)
+        step = world.newest_recoverable(self.everywhere)
         if training.start_step is None:
-            world.invariants.restored(self.number, self.nodes, step)
+            world.invariants.restored(self.number, self.everywhere, step)
         for runner in runners[: world.setup.reports]:
             if training.start_step is None:
                 runner.report(Restored(attempt=self.number, fields={"step": step, "source": "memory"}))
@@ -92,7 +96,7 @@ class AgentGroup:
         """One of them is gone, and so are all."""
         if self._hosts.pop(host.name, None) is not None:
             self._leave(host)
-            if self._hosts and len(self._released) < len(self.nodes):
+            if self._hosts and self.released_s is None:
                 self.world.clock.after(self.world.delay(0.01, 0.3), self._fail)
             elif not self._hosts:
                 self._end()
@@ -100,9 +104,9 @@ class AgentGroup:
     def release(self, host: Host) -> None:
         """A node's agent may finish its work; they all end when all may."""
         self._released.add(host.name)
-        if len(self._released) >= len(self.nodes) and not self.is_over:
+        if self._released.issuperset(self.nodes) and not self.is_over and self.released_s is None:
             self.released_s = self.world.clock.now
-            for name in self.nodes:
+            for name in self.everywhere:
                 self.world.clock.after(self.world.delay(0.05, 0.6) + self.world.agent_lingers_s, self._finish, name)
 
     def _finish(self, name: str) -> None:

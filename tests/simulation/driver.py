@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.core import commands as do
 from launcher.core import inputs as given
-from launcher.core.state import Job, Limits, State
+from launcher.core.state import ElasticLimits, Job, Limits, State
 from simulation.agents import AgentGroup
 from simulation.clock import EPOCH_S
 from simulation.folder import FULL, HANGS, REMOVED
 from simulation.links import Links
+from simulation.runner import BASE
 
 if TYPE_CHECKING:
     from simulation.host import Host
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _SETTLED = object()
 WRITE_AGAIN_S = 0.5
+LOOK_S = 10.0  # how often it asks after boosters
 
 
 class Driver:
@@ -134,7 +136,16 @@ class Driver:
         self.state, todo = world.begin(self.job, self.log, self.now_s)
         world.supervisor_begins(self, todo)
         self._perform(todo)
+        if world.setup.boosters:
+            world.clock.after(LOOK_S, self._look_at_boosters)
         world.changed()
+
+    def _look_at_boosters(self) -> None:
+        """Asks how they stand, again and again."""
+        if self.is_alive and not self.is_done:
+            self.world.clock.after(LOOK_S, self._look_at_boosters)
+            if self.state.boosters and self.is_awake and self.world.slurm.is_answering:
+                self.world.slurm.ask(self, lambda error: self.world.boosters.seen(self))
 
     def _make_job(self, is_take_over: bool, predecessor: str | None, is_silent: bool) -> Job:
         world, setup = self.world, self.world.setup
@@ -142,7 +153,17 @@ class Driver:
         nodes = tuple(sorted(world.job_nodes, key=lambda name: name == own))
         return Job(
             nodes=nodes,
-            sizes=tuple(range(setup.nodes, setup.least - 1, -1)),
+            sizes=setup.sizes,
+            allocations=dict.fromkeys(nodes, BASE),
+            base_nodes=setup.nodes,
+            booster_nodes=setup.booster_nodes if setup.boosters else 0,
+            most_boosters=setup.boosters,
+            elastic=ElasticLimits(
+                scaling_timeout_s=setup.settle_s,
+                graceful_shutdown_timeout_s=300.0,
+                faulty_scale_down_timeout_s=10.0,
+                scale_up_snooze_s=setup.snooze_s,
+            ),
             limits=Limits(max_without_progress=setup.max_without_progress, hang_timeout_s=setup.hang_timeout_s),
             has_checkpoint=setup.has_checkpoint,
             names_own_checkpoints=setup.names_own,
@@ -338,7 +359,7 @@ class Driver:
         self.links.send(command.node, ("leave", False))
 
     def _dismiss(self, command: do.Dismiss) -> None:
-        self.links.dismiss(command.node, forget=command.forget)
+        self.links.dismiss(command.node, forget=command.forget, allocation=command.allocation)
 
     def _await_return(self, command: do.AwaitReturn) -> None:
         self.links.await_return(command.nodes)
@@ -354,7 +375,7 @@ class Driver:
         self._answer_later(given.LaunchEnded(has_ended=False))
 
     def _start_agents(self, command: do.StartAgents) -> None:
-        self.group = AgentGroup(self.world, self, command.nodes, command.attempt, command.generation)
+        self.group = AgentGroup(self.world, self, command)
 
     def _adopt_agents(self, command: do.AdoptAgents) -> None:
         self.group = None
@@ -371,11 +392,29 @@ class Driver:
 
     def _ask_unusable(self, command: do.AskUnusable) -> None:
         def answer(error: str | None) -> given.UnusableAnswered:
-            unusable = {} if error is not None else self.world.slurm.unusable(self, command.nodes)
+            unusable = {} if error is not None else self.world.slurm.unusable(self, command.nodes, command.allocations)
             self.world.invariants.found_unusable(unusable)
             return given.UnusableAnswered(asked=command.nodes, purpose=command.purpose, unusable=unusable, error=error)
 
         self.world.slurm.ask(self, answer)
+
+    def _ask_allocation(self, command: do.AskAllocation) -> None:
+        world = self.world
+
+        def answer(error: str | None) -> given.AllocationAsked:
+            if error is not None and world.rng.random() < 0.7:
+                return given.AllocationAsked(allocation=None, error=error)
+            allocation = world.boosters.submit(command.nodes, command.exclude)
+            if error is not None or self.is_done:  # it is in the queue, and nobody here knows it
+                return given.AllocationAsked(allocation=None, error=error)
+            return given.AllocationAsked(allocation=allocation)
+
+        world.slurm.ask(self, answer)
+
+    def _end_allocation(self, command: do.EndAllocation) -> None:
+        self.world.invariants.ends_allocation(self, command)
+        if self.world.slurm.is_answering:
+            self.world.clock.after(self.world.delay(0.01, 0.2), self.world.boosters.end, command.allocation)
 
     def _ask_why_terminated(self, command: do.AskWhyTerminated) -> None:
         slurm = self.world.slurm
@@ -432,8 +471,10 @@ class Driver:
         self.world.invariants.ends(self, command)
         if self.group is not None:
             self.group.kill()
-        for node in self.world.job_nodes:
+        for node in {*self.world.job_nodes, *self.links.links}:
             self.links.dismiss(node, forget=command.outcome != "stopped")
+        if self.world.slurm.is_answering:
+            self.world.boosters.end_all(30.0)
         self.world.clock.after(self.world.delay(0.2, 1.0), self._write_result, command, self.world.clock.now)
 
     def _write_result(self, command: do.EndJob, since_s: float) -> None:
@@ -478,6 +519,8 @@ _PERFORM: dict[type, Callable[[Driver, Any], None]] = {
     do.KillAgents: Driver._kill_agents,
     do.LetGo: Driver._let_go,
     do.AskUnusable: Driver._ask_unusable,
+    do.AskAllocation: Driver._ask_allocation,
+    do.EndAllocation: Driver._end_allocation,
     do.AskWhyTerminated: Driver._ask_why_terminated,
     do.AskTimeLeft: Driver._ask_time_left,
     do.ProbeFolder: Driver._probe_folder,

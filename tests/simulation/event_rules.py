@@ -22,11 +22,13 @@ class EventRules:
         "_faults",
         "_fruitless",
         "_is_moved",
+        "_lost",
         "_most_fruitless",
         "_newest",
         "_newest_before",
         "_nodes",
         "_number",
+        "_of",
         "_once",
         "_out",
         "_replaced",
@@ -35,7 +37,7 @@ class EventRules:
         "_unprepared",
     )  # fmt: skip
 
-    def __init__(self, sizes: range, most_fruitless: int | None) -> None:
+    def __init__(self, sizes: tuple[int, ...], most_fruitless: int | None) -> None:
         self._sizes = sizes
         self._most_fruitless = most_fruitless
         self._number = -1
@@ -43,6 +45,8 @@ class EventRules:
         self._runs = False
         self._is_moved = True  # whether the nodes may differ from the last attempt's without a word
         self._out: set[str] = set()
+        self._lost: set[str] = set()
+        self._of: dict[str, set[str]] = {}  # the nodes of each booster
         self._unprepared: set[str] = set()
         self._replaced: set[str] = set()
         self._once: set[str] = set()
@@ -96,6 +100,10 @@ class EventRules:
             return f"spares {event['spares']} of attempt {number} on {nodes}"
         if not is_moved and (rung == "shrink") is not (len(nodes) < len(before)):
             return f"rung {rung} from {before} to {nodes}"
+        if not is_moved and rung == "grow" and len(nodes) <= len(before):
+            return f"rung grow from {before} to {nodes}"
+        if set(nodes) & set(event.get("holders") or ()):
+            return f"holders {event['holders']} train in {nodes}"
         if not is_moved and rung == "workers" and not set(nodes) >= set(before):
             return f"rung workers from {before} to {nodes}"
         if self._most_fruitless is not None and self._fruitless > self._most_fruitless:
@@ -151,6 +159,8 @@ class EventRules:
         if node in self._out:
             return f"{node} is out already"
         self._out.add(node)
+        if event.get("lost"):
+            self._lost.add(node)
         if event.get("environment"):
             self._unprepared.add(node)
         if self._runs and node in self._nodes:
@@ -159,6 +169,19 @@ class EventRules:
         elif not self._runs:
             self._is_moved = True
         return None
+
+    def _node_ready(self, event: dict[str, Any]) -> None:
+        if event.get("allocation") is not None:
+            self._of.setdefault(event["allocation"], set()).add(event["node"])
+
+    def _node_leaving(self, event: dict[str, Any]) -> None:
+        self._is_moved = self._is_moved or not self._runs
+
+    def _booster_end(self, event: dict[str, Any]) -> None:
+        """Its nodes are not at fault."""
+        self._is_moved = self._is_moved or not self._runs
+        if "NODE_FAIL" not in (event.get("reason") or ""):
+            self._out -= self._of.get(event["allocation"], set()) & self._lost
 
     def _node_back(self, event: dict[str, Any]) -> str | None:
         if event["node"] not in self._out:

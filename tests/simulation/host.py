@@ -19,7 +19,8 @@ class Host:
     Attributes:
         is_up, is_frozen: whether it runs; whether everything on it stands still.
         has_slurmd: whether Slurm can start processes here.
-        is_allocated: whether it belongs to the job.
+        is_allocated: whether it belongs to the job, or one of its boosters.
+        allocation: its booster; "" where it has none.
         problem: why it fails its preflight; None if it does not.
         memory: committed steps held here, each with the nodes that hold its shards.
         kill_s: how much longer it takes to end processes.
@@ -30,8 +31,8 @@ class Host:
     """
 
     __slots__ = (
-        "agents", "drivers", "has_slurmd", "is_allocated", "is_frozen", "is_unkillable", "is_up", "kill_s", "memory",
-        "name", "never_warm", "problem", "runner", "skew_s", "start_s", "world",
+        "agents", "allocation", "drivers", "has_slurmd", "is_allocated", "is_frozen", "is_unkillable", "is_up",
+        "kill_s", "memory", "name", "never_warm", "problem", "runner", "skew_s", "start_s", "world",
     )  # fmt: skip
 
     def __init__(self, world: World, name: str) -> None:
@@ -39,6 +40,7 @@ class Host:
         self.name = name
         self.is_up = self.has_slurmd = True
         self.is_frozen = self.is_allocated = self.is_unkillable = self.never_warm = False
+        self.allocation = ""
         self.problem: str | None = None
         self.memory: dict[int, tuple[str, ...]] = {}
         self.kill_s = self.start_s = self.skew_s = 0.0
@@ -49,6 +51,11 @@ class Host:
     @property
     def can_be_given_processes(self) -> bool:
         return self.is_up and self.has_slurmd and self.is_allocated and not self.is_frozen
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a booster can have it."""
+        return self.is_up and self.has_slurmd and not self.is_allocated and self.runner is None
 
     def hold(self, step: int, nodes: tuple[str, ...]) -> None:
         """Keeps its shard of a committed step, and the newest one before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from launcher.core.inputs import CancelAsked, HaltAsked, TimeWarned, WorkersEnded
+from launcher.core.inputs import AllocationState, CancelAsked, HaltAsked, ScaleAsked, TimeWarned, WorkersEnded
 from simulation.clock import EPOCH_S
 from simulation.folder import FULL, HANGS, OK, REMOVED
 
@@ -256,6 +256,53 @@ def requeue_refused(world: World, fault: Fault, node: Host) -> Heal:
     return _for_a_while(world.slurm, "refuses", True)
 
 
+# Boosters.
+
+
+def booster_preempted(world: World, fault: Fault, node: Host) -> None:
+    """With time to stop, with little, or with none."""
+    running = world.boosters.running()
+    if running:
+        running[fault.node % len(running)].terminate("PREEMPTED", (30.0, 1.5, 0.0)[fault.flag])
+
+
+def booster_ends(world: World, fault: Fault, node: Host) -> None:
+    """By an admin, its time limit, or a node."""
+    there = [job for job in world.boosters.jobs.values() if job.state is not AllocationState.ENDED]
+    if not there:
+        return
+    job = there[fault.node % len(there)]
+    if fault.flag == 2 and job.hosts:
+        job.hosts[fault.node % len(job.hosts)].crash(closes=False)
+        world.clock.after(world.delay(0.0, 60.0), job.terminate, "NODE_FAIL", 0.0)
+    else:
+        job.terminate("TIMEOUT" if fault.flag else "CANCELLED by 0", 30.0)
+
+
+def boosters_wait(world: World, fault: Fault, node: Host) -> Heal:
+    return _for_a_while(world.boosters, "is_blocked", True)
+
+
+def boosters_start(world: World, fault: Fault, node: Host) -> None:
+    """All that are in the queue, at once."""
+    for job in list(world.boosters.jobs.values()):
+        job.try_to_start()
+
+
+def stranger_joins(world: World, fault: Fault, node: Host) -> None:
+    """A runner of a booster that nobody knows any more."""
+    if world.setup.boosters and world.slurm.state == "running":
+        job = world.boosters.jobs[world.boosters.submit(world.setup.booster_nodes, world.job_nodes)]
+        job.is_told = True
+        job.try_to_start()
+
+
+def scale(world: World, fault: Fault, node: Host) -> None:
+    driver = world.ruling()
+    if driver is not None:
+        driver.put(ScaleAsked(nodes=1 + fault.node))
+
+
 def _for_a_while(of: Any, name: str, value: Any) -> Heal:
     before = getattr(of, name)
     if before == value:
@@ -390,6 +437,7 @@ INJECT: dict[str, Callable[..., Any]] = {
         agent_dies, agents_late, agent_lingers, slurm_silent, slurm_slow, slurm_lies, slurmd_dies, slurm_cuts,
         srun_dies, requeue_by_admin, preempted, requeue_refused, cancel, halt, time_warned, folder_full, folder_hangs,
         folder_unseen, folder_removed, supervisor_killed, supervisor_freezes, supervisor_node_crashes,
-        supervisor_node_freezes, batch_script_killed, timer_late, clock_skewed,
+        supervisor_node_freezes, batch_script_killed, timer_late, clock_skewed, booster_preempted, booster_ends,
+        boosters_wait, boosters_start, stranger_joins, scale,
     )
 }  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from launcher.core.commands import EndJob, Order, Record, Requeue, Send, SetTimer, StartWorkers
-from launcher.core.inputs import CancelAsked, Requeued, TerminationExplained, TimerFired
+from launcher.core.commands import EndAllocation, EndJob, Order, Record, Requeue, Send, SetTimer, StartWorkers
+from launcher.core.inputs import AllocationState, CancelAsked, Requeued, TerminationExplained, TimerFired
 from launcher.core.members import Phase
 from launcher.core.replay import History, apply
 from launcher.core.state import Stage
@@ -29,7 +29,7 @@ _DISTURBS_ANY = frozenset((
     "links_break", "partition", "slow_network", "supervisor_freezes", "supervisor_node_freezes", "supervisor_killed",
     "supervisor_node_crashes", "node_cut", "node_freezes", "timer_late", "batch_script_killed", "folder_hangs",
     "folder_unseen", "folder_full", "requeue_by_admin", "preempted", "cancel", "srun_dies", "node_crashes",
-    "slurm_cuts", "slurmd_dies",
+    "slurm_cuts", "slurmd_dies", "booster_killed", "booster_ends",
 ))  # fmt: skip
 _LOSES = frozenset((
     "runner_killed", "node_crashes", "node_freezes", "link_breaks", "node_cut", "slurm_cuts", "slurmd_dies",
@@ -58,7 +58,17 @@ _HARMLESS = frozenset((
 ))  # fmt: skip
 _STOPS = frozenset(("halt", "preempted", "requeue_by_admin", "time_warned"))
 _BREAKS = frozenset(("link_breaks", "links_break", "worker_fails", "agent_dies", "halt", "time_warned"))
+# After these nobody may be left to end boosters; then their scripts find that the base job has ended.
+_HIDES_BOOSTERS = frozenset((
+    "slurm_silent", "supervisor_killed", "supervisor_freezes", "supervisor_node_freezes", "supervisor_node_crashes",
+    "batch_script_killed", "node_crashes", "node_freezes", "folder_hangs", "folder_full", "folder_unseen", "cancel",
+    "folder_removed", "partition", "node_cut", "preempted", "requeue_by_admin", "slurm_cuts",
+))  # fmt: skip
 _DRAMATIC = ("user_error", "no_progress", "too_few_nodes", "internal", "fabric")
+
+
+def world_is_elastic(world: World) -> bool:
+    return world.setup.boosters > 0
 
 
 class Violation(AssertionError):
@@ -101,8 +111,7 @@ class Invariants:
         self._world = world
         setup = world.setup
         most = setup.max_without_progress + setup.nodes + setup.spares  # each node may be replaced as a suspect
-        sizes = range(setup.least, setup.nodes + 1)
-        self._rules = EventRules(sizes, most if setup.has_checkpoint and not setup.names_own else None)
+        self._rules = EventRules(setup.sizes, most if setup.has_checkpoint and not setup.names_own else None)
         self._attempts: dict[int, int] = {}  # number -> the term that started it
         self._committed: list[tuple[int, tuple[str, ...]]] = []
         self._history: dict[int, History] = {}  # of each term
@@ -314,7 +323,7 @@ class Invariants:
             return
         newest, layout = max(self._committed, key=lambda item: item[0])
         self._world.lost_steps += max(0, newest - (step or 0))
-        if (step or 0) >= newest or len(nodes) < len(layout):
+        if (step or 0) >= newest or (len(nodes) < len(layout) and not world_is_elastic(self._world)):
             return
         world = self._world
         driver = world.ruling()
@@ -323,7 +332,7 @@ class Invariants:
             name
             for name in layout
             if name in out
-            or name not in world.job_nodes
+            or not world.hosts[name].is_allocated
             or newest not in world.hosts[name].memory
             or not world.hosts[name].is_up
         ]
@@ -335,6 +344,10 @@ class Invariants:
                 f"attempt {number} on {nodes} goes on from {step}, {newest} was committed by {layout}, gone: {gone}",
             )
         self._committed = [item for item in self._committed if item[0] <= (step or 0)]
+
+    def ends_allocation(self, driver: Driver, command: EndAllocation) -> None:
+        if command.allocation not in self._world.boosters.jobs:
+            raise Violation("the base is never given up", f"{command.allocation} is ended")
 
     @property
     def newest_step(self) -> int:
@@ -378,6 +391,9 @@ class Invariants:
         world = self._world
         assert world.outcome is not None
         name, reason = world.outcome
+        for job in world.boosters.jobs.values():
+            if job.state is not AllocationState.ENDED and not job.is_told and not world.kinds & _HIDES_BOOSTERS:
+                raise Violation("no booster outlives the job", f"{job.id} is {job.state.value} at the end")
         for driver in world.drivers:
             raise Violation("nothing outlives the job", f"the supervisor of term {driver.term} on {driver.host.name}")
         if not world.kinds and name != "done" and not world.setup.limit_s:

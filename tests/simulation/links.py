@@ -22,8 +22,8 @@ class Links:
     """As launcher's Links. Times are those of the world."""
 
     __slots__ = (
-        "_awaited", "_awaited_s", "_away", "_broken", "_driver", "_is_ticking", "_isolated_s", "_stood_still_s",
-        "_successors", "_world", "dismissed", "links", "turns_known",
+        "_awaited", "_awaited_s", "_away", "_broken", "_driver", "_is_ticking", "_isolated_s", "_others",
+        "_stood_still_s", "_successors", "_world", "dismissed", "links", "turns_known",
     )  # fmt: skip
 
     def __init__(self, world: World, driver: Driver, successors: tuple[str, ...]) -> None:
@@ -31,7 +31,8 @@ class Links:
         self._driver = driver
         self._successors = successors
         self.links: dict[str, Link] = {}
-        self.dismissed: dict[str, bool] = {}
+        self.dismissed: dict[str, tuple[str, bool]] = {}
+        self._others: dict[tuple[str, str], Link] = {}
         self._away: set[str] = set()
         self._awaited: set[str] = set()
         self._awaited_s = 0.0
@@ -66,8 +67,12 @@ class Links:
         elif node in self._broken:
             self._broken[node][1].append(message)
 
-    def dismiss(self, node: str, *, forget: bool) -> None:
-        self.dismissed[node] = forget
+    def dismiss(self, node: str, *, forget: bool, allocation: str = "") -> None:
+        other = self._others.pop((node, allocation), None)
+        if other is not None:
+            other.send_down(("leave", forget))
+            return
+        self.dismissed[node] = (allocation, forget)
         self._awaited.discard(node)
         self._broken.pop(node, None)
         link = self.links.get(node)
@@ -108,10 +113,19 @@ class Links:
         self._awaited.clear()
 
     def _accept(self, node: str, link: Link, hello: Any) -> None:
-        if node in self.dismissed:
-            link.send_down(("leave", self.dismissed[node]))
-            return
+        _, attempt, is_warm, problem, allocation = hello
         old = self.links.get(node)
+        joined = NodeJoined(node=node, attempt=attempt, is_warm=is_warm, problem=problem, allocation=allocation)
+        if node in self.dismissed:
+            of, forget = self.dismissed[node]
+            if of in ("", allocation):
+                link.send_down(("leave", forget))
+                return
+            del self.dismissed[node]
+        elif old is not None and old.runner.allocation != allocation:
+            self._others[node, allocation] = link
+            self._driver.put(joined)
+            return
         if old is not None and old is not link:
             old.close_down()
         self.links[node] = link
@@ -120,8 +134,7 @@ class Links:
         link.send_down((WELCOME, self._driver.term))
         for message in self._broken.pop(node, (0.0, []))[1]:
             link.send_down(message)
-        _, attempt, is_warm, problem = hello
-        self._driver.put(NodeJoined(node=node, attempt=attempt, is_warm=is_warm, problem=problem))
+        self._driver.put(joined)
 
     def _closed(self, node: str, link: Link) -> None:
         link.close_down()

@@ -20,7 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CORE = Path(__file__).resolve().parents[2] / "launcher" / "core"
-MODULES = ("agent_world", "attempt", "decision", "hang", "launch", "members", "recovery", "replay", "requests", "turn")
+MODULES = (
+    "agent_world", "attempt", "boosters", "decision", "hang", "launch", "members", "recovery", "replay", "requests",
+    "resize", "turn",
+)  # fmt: skip
 FIRST_SEED = 1_000_000
 BATCH = 100
 

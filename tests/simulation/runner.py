@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from simulation.training import Training
     from simulation.world import World
 
+BASE = "job"  # the base's allocation
 SILENCE_S = 5.0  # the connection is dead
 SUSPECT_S = 1.25
 FENCE_S = 10.0
@@ -46,6 +47,7 @@ class Runner:
     """One node's runner.
 
     Attributes:
+        allocation: the one that it was started in.
         attempt: the attempt of which something runs here; None for none.
         training: its workers, together with those of the other nodes; None until they run.
         works: whether the workers run.
@@ -58,7 +60,7 @@ class Runner:
 
     __slots__ = (
         "_due_s", "_is_looking", "_is_terminated", "_is_welcome", "_known", "_memo", "_missed_s",
-        "_missed_term", "_standby", "_started_in", "_waiting", "_was_closed", "alone_s", "attempt",
+        "_missed_term", "_standby", "_started_in", "_waiting", "_was_closed", "allocation", "alone_s", "attempt",
         "has_workers", "host", "is_alive", "is_broken", "is_leaving", "is_warm", "link", "newest_seen",
         "released", "step", "term", "training", "turn", "works", "world",
     )  # fmt: skip
@@ -67,6 +69,7 @@ class Runner:
         self.world = world
         self.host = host
         host.runner = self
+        self.allocation = host.allocation or BASE
         self.is_alive = True
         self.is_warm = self.is_broken = False
         self.attempt: int | None = None
@@ -115,7 +118,7 @@ class Runner:
             ):
                 self.link = Link(self.world, self, driver)
                 self._is_welcome = False
-                self.link.send_up((HELLO, self.attempt, self.is_warm, self.host.problem))
+                self.link.send_up((HELLO, self.attempt, self.is_warm, self.host.problem, self.allocation))
                 self.link.update()
                 return
             self._tend()
@@ -214,7 +217,8 @@ class Runner:
         leave_s = FENCE_S if self._is_terminated else LEAVE_S
         if gone_s >= leave_s - 1e-6:
             self.is_leaving = True
-            self.world.slurm.abandoned(self.host)
+            if self.allocation == BASE:
+                self.world.slurm.abandoned(self.host)
             self.die()
             return
         self._step_in()
@@ -259,7 +263,7 @@ class Runner:
         if order is Order.KILL:
             self._kill(attempt)
         elif attempt != self.attempt:
-            return
+            self._obey_as_holder(order, message)
         elif order is Order.STOP:
             self._stop()
         elif order is Order.RELEASE_AGENT:
@@ -272,6 +276,16 @@ class Runner:
                     group.lose(self.host)
         elif order is Order.DUMP:
             self._dump(attempt)
+
+    def _obey_as_holder(self, order: Order, message: Send) -> None:
+        """Its agent serves an attempt of which nothing else runs here."""
+        for group in list(self.host.agents):
+            if group.number != message.attempt:
+                continue
+            if order is Order.RELEASE_AGENT:
+                group.release(self.host)
+            elif order is Order.RENEW_AGENT and group.generation != message.generation:
+                group.lose(self.host)
 
     def _on_welcome(self, link: Link, term: int) -> None:
         if term < self.term:
@@ -332,6 +346,9 @@ class Runner:
 
     def _kill(self, attempt: int) -> None:
         if attempt != self.attempt:
+            for group in list(self.host.agents):
+                if group.number == attempt:
+                    group.lose(self.host)
             self.report(WorkersKilled(node=self.host.name, attempt=attempt))
             return
         delay_s = self.world.delay(0.02, 0.2) + self.host.kill_s
@@ -432,6 +449,8 @@ class Runner:
             self._standby.die()
         if self.link is not None and self.host.is_up:
             self.link.close_up()
+        if self.allocation != BASE:
+            self.world.boosters.runner_left(self.host)
         self.world.changed()
 
     def _end_work(self, spares: int | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 
@@ -30,6 +30,9 @@ class Setup:
         heeds_stop: whether the script stops when asked to.
         reports: how many nodes report what all know.
         max_without_progress: as in the job file.
+        boosters, booster_nodes: how many there may be, and how many nodes each has.
+        skips: whether not every number of boosters makes an allowed size.
+        settle_s, snooze_s: `elastic.scaling_timeout_s` and `elastic.scale_up_snooze_s`.
     """
 
     seed: int = 0
@@ -51,6 +54,18 @@ class Setup:
     heeds_stop: bool = True
     reports: int = 2
     max_without_progress: int = 3
+    boosters: int = 0
+    booster_nodes: int = 1
+    skips: bool = False
+    settle_s: float = 10.0
+    snooze_s: float = 30.0
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many nodes may train, the largest number first."""
+        counts = (self.boosters, 1) if self.skips else range(self.boosters, 0, -1)
+        larger = (self.nodes + count * self.booster_nodes for count in counts if count)
+        return tuple(dict.fromkeys((*larger, *range(self.nodes, self.least - 1, -1))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +161,24 @@ KINDS: dict[str, tuple[float, bool, int]] = {
 }
 _NAMES = tuple(KINDS)
 _WEIGHTS = tuple(weight for weight, _, _ in KINDS.values())
+# Those of jobs with boosters.
+_ELASTIC: dict[str, tuple[float, bool, int]] = {
+    "booster_preempted": (6, False, 3),
+    "booster_ends": (2, False, 3),
+    "boosters_wait": (1, True, 1),
+    "boosters_start": (1.5, False, 1),
+    "stranger_joins": (0.5, False, 1),
+    "scale": (4, False, 1),
+}
+KINDS |= _ELASTIC
+_ELASTIC_TRIGGERS = (
+    ("AskAllocation", 1), ("AskAllocation", 2), ("AllocationAsked", 1), ("AllocationAsked", 2), ("AllocationsSeen", 1),
+    ("AllocationsSeen", 3), ("EndAllocation", 1), ("StartAgents", 2), ("StartAgents", 3), ("StartAgents", 4),
+    ("StartWorkers", 2), ("StartWorkers", 3), ("Settle", 2), ("Settle", 3), ("Settle", 4), ("EventsWritten", 2),
+    ("EventsWritten", 4), ("Restored", 2), ("Restored", 3), ("AgentsRejoined", 1), ("WorkersEnded", 1),
+    ("WorkersEnded", 3), ("WorkersKilled", 1), ("WorkersKilled", 3), ("Dismiss", 1), ("Terminated", 1),
+    ("Terminated", 2), ("NodeJoined", 4), ("NodeJoined", 6), ("Committed", 2), ("KillAgents", 2), ("FolderProbed", 3),
+)  # fmt: skip
 _LASTS_S = (0.3, 1.0, 1.5, 2.0, 3.0, 4.0, 7.0, 9.0, 12.0, 18.0, 25.0, 40.0, 90.0, 200.0)
 _LASTS_LONG_S = (700.0, 2000.0)
 _TRIGGERS = (
@@ -165,9 +198,40 @@ _DELAYS_S = (0.0, 0.0, 0.0, 0.001, 0.02, 0.1, 0.3, 0.6, 1.0, 2.0, 3.0, 6.0)
 def draw(seed: int) -> Schedule:
     """The schedule of a seed."""
     rng = random.Random(seed)
-    return Schedule(
-        _draw_setup(rng, seed), tuple(_draw_fault(rng) for _ in range(rng.choice((0, 1, 1, 2, 2, 2, 3, 3, 4, 5))))
+    setup = _draw_setup(rng, seed)
+    faults = tuple(_draw_fault(rng) for _ in range(rng.choice((0, 1, 1, 2, 2, 2, 3, 3, 4, 5))))
+    rng = random.Random(seed + 7_000_000_019)
+    if setup.has_checkpoint and rng.random() < 0.35:
+        setup = _draw_boosters(rng, setup)
+        more = rng.choice((0, 1, 1, 2, 2, 3, 4))
+        faults = (*faults[: rng.choice((0, 0, 1, 2, 3))], *(_draw_elastic_fault(rng) for _ in range(more)))
+    return Schedule(setup, faults)
+
+
+def _draw_boosters(rng: random.Random, setup: Setup) -> Setup:
+    boosters = rng.choice((1, 1, 2, 2, 3))
+    return replace(
+        setup,
+        boosters=boosters,
+        booster_nodes=rng.choice((1, 1, 2)),
+        skips=boosters == 3 and rng.random() < 0.5,
+        settle_s=rng.choice((0.5, 3.0, 10.0, 30.0)),
+        snooze_s=rng.choice((1.0, 15.0, 60.0)),
+        chunks=rng.choice((3, 5, 8, 12)),
     )
+
+
+def _draw_elastic_fault(rng: random.Random) -> Fault:
+    """One of those of boosters, or any other in a moment that only jobs with boosters have."""
+    if rng.random() < 0.75:
+        kind = rng.choices(tuple(_ELASTIC), tuple(weight for weight, _, _ in _ELASTIC.values()))[0]
+    else:
+        kind = rng.choices(_NAMES, _WEIGHTS)[0]
+    _, lasts, flags = KINDS[kind]
+    after, nth = rng.choice(_ELASTIC_TRIGGERS) if rng.random() < 0.6 else ("", 1)
+    at_s = rng.choice(_DELAYS_S) if after else round(rng.uniform(5, rng.choice((30, 120, 400))), 2)
+    lasts_s = rng.choice(_LASTS_S) if lasts else 0.0
+    return Fault(kind, at_s, after, nth, rng.randrange(9), lasts_s, rng.randrange(flags))
 
 
 def _draw_setup(rng: random.Random, seed: int) -> Setup:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.core.inputs import LaunchEnded, Terminated, TimeWarned
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from simulation.host import Host
     from simulation.world import World
 
+BASE = "job"  # the base's allocation
 KILL_WAIT_S = 30.0
 WARNING_S = 90.0
 COMMAND_TIMEOUT_S = 10.0
@@ -71,14 +72,15 @@ class Slurm:
         lies: whether it believes that all nodes are well.
         refuses: whether it refuses a requeue.
         gives_same: whether the next start gets the same nodes.
+        starts: how often the job was started.
         requeues: how often the job was requeued since its last start.
         not_launched: nodes on which the last srun could start nothing.
         script: the batch script.
     """
 
     __slots__ = (
-        "_excluded", "_starts", "_will_start_again", "_world", "ends_s", "gives_same", "is_answering", "lies",
-        "not_launched", "refuses", "requeues", "script", "slow_s", "state", "step", "why",
+        "_excluded", "_will_start_again", "_world", "ends_s", "gives_same", "is_answering", "lies",
+        "not_launched", "refuses", "requeues", "script", "slow_s", "starts", "state", "step", "why",
     )  # fmt: skip
 
     def __init__(self, world: World) -> None:
@@ -89,7 +91,7 @@ class Slurm:
         self.slow_s = 0.0
         self.lies = self.gives_same = self._will_start_again = False
         self.refuses = not world.setup.may_requeue
-        self.requeues = self._starts = 0
+        self.requeues = self.starts = 0
         self._excluded: frozenset[str] = frozenset()
         self.not_launched: set[str] = set()
         self.ends_s: float | None = None
@@ -100,15 +102,15 @@ class Slurm:
 
     def start_job(self, nodes: tuple[str, ...]) -> None:
         world = self._world
-        self._starts += 1
+        self.starts += 1
         self.state, self.why, self.requeues = "running", "preempted", 0
         self._will_start_again = False
         self.not_launched.clear()
         world.job_begins(nodes)
         if world.setup.limit_s:
             self.ends_s = world.clock.now + world.setup.limit_s
-            world.clock.at(max(world.clock.now, self.ends_s - WARNING_S), self._warn, self._starts)
-            world.clock.at(self.ends_s, self._time_is_up, self._starts)
+            world.clock.at(max(world.clock.now, self.ends_s - WARNING_S), self._warn, self.starts)
+            world.clock.at(self.ends_s, self._time_is_up, self.starts)
         self.script = BatchScript(world, world.hosts[nodes[0]])
         self.script.start()
 
@@ -121,13 +123,13 @@ class Slurm:
         if why != "preempted":
             self.state = "completing"
         self._signal()
-        self._world.clock.after(kill_s, self._finish, self._starts)
+        self._world.clock.after(kill_s, self._finish, self.starts)
 
     def script_ended(self) -> None:
         """The batch script has ended: so does the job."""
         if self.state in ("running", "completing"):
             self.state = "completing"
-            self._world.clock.after(self._world.delay(0.05, 0.5), self._finish, self._starts)
+            self._world.clock.after(self._world.delay(0.05, 0.5), self._finish, self.starts)
 
     def script_killed(self) -> None:
         """The batch script was killed on a host that lives."""
@@ -186,7 +188,7 @@ class Slurm:
         if self.state == "running":
             self.state = "completing"
             self._signal()
-            world.clock.after(KILL_WAIT_S, self._finish, self._starts)
+            world.clock.after(KILL_WAIT_S, self._finish, self.starts)
         return None, True
 
     @property
@@ -195,9 +197,11 @@ class Slurm:
 
     def try_to_start(self) -> None:
         """Starts the job again once enough nodes are there."""
-        if self.state != "waiting" or not self._starts:
+        if self.state != "waiting" or not self.starts:
             return
-        world, setup = self._world, self._world.setup
+        world = self._world
+        world.boosters.end_all(0.0)  # the base job comes before them
+        setup = world.setup
         free = [
             name for name, host in world.hosts.items() if host.is_up and host.has_slurmd and name not in self._excluded
         ]
@@ -223,7 +227,7 @@ class Slurm:
 
     def _finish(self, start: int) -> None:
         """Whatever is left of the job is killed."""
-        if start != self._starts or self.state not in ("running", "completing"):
+        if start != self.starts or self.state not in ("running", "completing"):
             return
         world = self._world
         self.state = "over"
@@ -246,16 +250,16 @@ class Slurm:
             world.slurm_ends(self.why)
 
     def _warn(self, start: int) -> None:
-        if start == self._starts and self.script is not None and self.script.driver is not None:
+        if start == self.starts and self.script is not None and self.script.driver is not None:
             self.script.driver.put(TimeWarned())
 
     def _time_is_up(self, start: int) -> None:
-        if start == self._starts and self.state in ("running", "completing"):
+        if start == self.starts and self.state in ("running", "completing"):
             if not self._will_start_again:
                 self.why = "timeout"
             self.state = "completing"
             self._signal()
-            self._world.clock.after(KILL_WAIT_S, self._finish, self._starts)
+            self._world.clock.after(KILL_WAIT_S, self._finish, self.starts)
 
     def start_runners(self, driver: Driver, nodes: tuple[str, ...]) -> None:
         self.not_launched.clear()
@@ -275,13 +279,13 @@ class Slurm:
         if driver.is_alive:
             driver.put(answer(None if self.is_answering else "Slurm does not answer"))
 
-    def unusable(self, driver: Driver, nodes: tuple[str, ...]) -> dict[str, str]:
+    def unusable(self, driver: Driver, nodes: tuple[str, ...], allocations: Mapping[str, str]) -> dict[str, str]:
         if self.lies:
             return {}
         world, found = self._world, {}
         for name in nodes:
             host = world.hosts[name]
-            if not host.is_allocated:
+            if not host.is_allocated or allocations[name] != (host.allocation or BASE):
                 found[name] = "Slurm finds it ALLOCATED: not in the job"
             elif not host.has_slurmd or host.is_frozen or not world.network.reaches(driver.host, host):
                 found[name] = "its slurmd does not answer"

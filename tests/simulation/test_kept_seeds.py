@@ -22,6 +22,9 @@ KEPT = {
             Fault("node_crashes", at_s=65.53, node=4, lasts_s=2.0),
         ),
     ),
+    "an order to end what is left is given again to a runner whose connection broke": Schedule(
+        Setup(seed=1635, spares=2, reports=2, is_local=True), (Fault("supervisor_freezes", at_s=77.96, lasts_s=10.0),)
+    ),
     "runners that are started again train where the newest step is": Schedule(
         Setup(seed=116138, nodes=1, least=1), (Fault("links_break", at_s=0.001, after="Committed", flag=1),)
     ),

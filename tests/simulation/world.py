@@ -11,6 +11,7 @@ from launcher import core
 from launcher.core.inputs import HaltAsked
 from launcher.core.replay import History, replay
 from simulation.agents import AgentGroup
+from simulation.boosters import Boosters
 from simulation.clock import Clock
 from simulation.driver import Driver
 from simulation.folder import Folder
@@ -57,10 +58,11 @@ class World:
         self.rng = random.Random(setup.seed * 7919 + 1)
         self.network = Network()
         self.hosts: dict[str, Host] = {}
-        for index in range(setup.nodes + setup.spares + setup.extra):
+        for index in range(setup.nodes + setup.spares + setup.extra + setup.boosters * setup.booster_nodes):
             self.hosts[f"n{index}"] = Host(self, f"n{index}")
         self.folder = Folder(self)
         self.slurm = Slurm(self)
+        self.boosters = Boosters(self)
         self.links: list[Link] = []
         self.drivers: list[Driver] = []
         self.standbys: list[Standby] = []
@@ -149,7 +151,9 @@ class World:
         self._due -= 1
         if self.slurm.state == "over":
             return
-        node = self.hosts[self.job_nodes[fault.node % len(self.job_nodes)]]
+        of_boosters = (host.name for job in self.boosters.running() for host in job.hosts)
+        names = (*self.job_nodes, *of_boosters)
+        node = self.hosts[names[fault.node % len(names)]]
         self.kinds.add(fault.kind)
         self.injected.append(fault.kind)
         self.touched.setdefault(node.name, set()).add(fault.kind)
@@ -192,7 +196,7 @@ class World:
     def job_begins(self, nodes: tuple[str, ...]) -> None:
         self.job_nodes = nodes
         for name, host in self.hosts.items():
-            host.is_allocated = name in nodes
+            host.is_allocated = name in nodes or bool(host.allocation)
         if self.trace is not None:
             self.trace.note(self.clock.now, f"Slurm starts the job on {','.join(nodes)}")
 

@@ -125,7 +125,7 @@ def test_others_take_the_place_of_what_is_left_of_the_world() -> None:
     assert orders == [
         do.KillAgents(),
         do.Send(nodes=("n1", "n2"), order=Order.RENEW_AGENT, attempt=0, generation=1),
-        do.StartAgents(nodes=("n1", "n2"), attempt=0, generation=1),
+        do.StartAgents(nodes=("n1", "n2"), attempt=0, generation=1, allocations={"n1": "", "n2": ""}),
     ]
 
 

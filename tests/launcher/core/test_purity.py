@@ -135,7 +135,12 @@ def test_every_command_has_a_performer() -> None:
 
 
 FIELDS_OF = {"set": state.State, "set_attempt": state.Attempt, "set_agents": state.AgentWorld}
-FIELDS_OF |= {"set_launch": state.Launch, "set_requests": state.Requests, "set_member": members.Member}
+FIELDS_OF |= {
+    "set_booster": state.Booster,
+    "set_launch": state.Launch,
+    "set_requests": state.Requests,
+    "set_member": members.Member,
+}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)

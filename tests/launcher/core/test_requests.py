@@ -162,7 +162,7 @@ def test_what_presses_sets_the_deadline_of_a_halt() -> None:
     told = play.events("stop_requested")
     assert [event["reason"] for event in told] == [HALT, "time_limit"]
     assert [event["time"] - EPOCH_S for event in told] == [0.0, 2.0]
-    assert stop_deadline_s(play.state.requests) == EPOCH_S + 2.0 + 75.0
+    assert stop_deadline_s(play.state.requests, play.state.job.elastic) == EPOCH_S + 2.0 + 75.0
     assert len(play.orders(Order.STOP)) == 1, "the ranks are asked once"
 
 

@@ -1,0 +1,276 @@
+"""Boosters: allocations beside the base's, which come from the queue and may be preempted at any time.
+
+A booster is asked for, waits in the queue, and runs; its runners join as members. It leaves when it is preempted, or
+not wanted any more: its nodes train to a step boundary, hold what the others still need, and are dismissed. Only then
+it is ended. It stays known until the scheduler says that it has ended, so that no order to end it is lost.
+"""
+
+from __future__ import annotations
+
+from launcher.core.commands import Dismiss, EndAllocation
+from launcher.core.frozen import replace
+from launcher.core.inputs import (
+    AllocationAsked,
+    AllocationsSeen,
+    AllocationState,
+    Input,
+    NodeJoined,
+    NodeLost,
+    NodeWarm,
+)
+from launcher.core.members import Member, Phase, is_usable
+from launcher.core.replay import History
+from launcher.core.state import Asking, Booster, BoosterPhase, Stage, State
+from launcher.core.turn import Turn
+
+PREEMPTED, SCALED_DOWN = "preempted", "scaled down"  # why one leaves
+LATE_S = 120.0  # for the runners of a booster that runs
+TELL_AGAIN_S = 300.0  # between two events on why a booster waits: the scheduler's reasons alternate
+
+
+def known(history: History) -> tuple[Booster, ...]:
+    """After a take-over: the boosters by the events. Those that left are still leaving."""
+    found = []
+    for past in history.boosters:
+        phase = BoosterPhase.RUNNING if past.nodes else BoosterPhase.QUEUED
+        if past.is_leaving or past.has_ended:
+            phase = BoosterPhase.LEAVING
+        found.append(Booster(allocation=past.allocation, phase=phase, nodes=past.nodes, has_ended=past.has_ended))
+    return tuple(found)
+
+
+def nodes(state: State) -> tuple[str, ...]:
+    """The nodes of all boosters, in the order in which these were asked for."""
+    return tuple(node for booster in state.boosters for node in booster.nodes)
+
+
+def is_leaving(turn: Turn, node: str) -> bool:
+    """Whether the node's booster leaves."""
+    booster = turn.booster(turn.member(node).allocation)
+    return booster is not None and booster.phase is BoosterPhase.LEAVING
+
+
+def is_of_one(turn: Turn, node: str) -> bool:
+    return turn.booster(turn.member(node).allocation) is not None
+
+
+# Members.
+
+
+def admit(turn: Turn, given: NodeJoined) -> bool:
+    """Whether a runner that has connected is a member's; one of a booster becomes a member here."""
+    member = turn.state.members.table.get(given.node)
+    allocation = given.allocation or (member.allocation if member is not None else "")
+    booster = turn.booster(allocation)
+    if member is not None and member.allocation == allocation:
+        is_late = booster is not None and booster.phase is BoosterPhase.LEAVING and member.phase is Phase.OUT
+        if is_late:
+            turn.do(Dismiss(node=given.node, forget=True, allocation=allocation))
+        return not is_late
+    if booster is None:
+        if turn.state.asking.is_asked and member is None:  # it may be the one that is asked for
+            turn.set(asking=replace(turn.state.asking, waiting=(*turn.state.asking.waiting, given)))
+        else:
+            _send_away(turn, given, allocation)
+        return False
+    if booster.phase is BoosterPhase.LEAVING:
+        turn.do(Dismiss(node=given.node, forget=member is None, allocation=allocation))
+        return False
+    if member is not None and not _has_gone(turn, given.node, member):
+        turn.do(Dismiss(node=given.node, forget=False, allocation=allocation))
+        leave(turn, allocation, f"{given.node} is in allocation {member.allocation} as well")
+        return False
+    if member is not None:
+        _remove(turn, given.node, member.allocation)
+    if given.node in turn.state.history.out:
+        turn.do(Dismiss(node=given.node, forget=True, allocation=allocation))
+        leave(turn, allocation, f"it has {given.node}, which is out")
+        return False
+    turn.set(members=turn.state.members.add(given.node, Member(allocation=allocation)))
+    running_s = turn.now_s if booster.running_s is None else booster.running_s
+    nodes = (*booster.nodes, given.node)
+    turn.set_booster(allocation, phase=BoosterPhase.RUNNING, nodes=nodes, running_s=running_s)
+    return True
+
+
+def _has_gone(turn: Turn, node: str, member: Member) -> bool:
+    """Whether a booster's node is of no more use in its former allocation."""
+    former = turn.booster(member.allocation)
+    if former is None or _is_in_use(turn, node):
+        return False
+    return former.phase is BoosterPhase.LEAVING or member.phase is Phase.OUT
+
+
+def _send_away(turn: Turn, given: NodeJoined, allocation: str) -> None:
+    turn.do(Dismiss(node=given.node, forget=given.node not in turn.state.members, allocation=allocation))
+    if allocation and allocation not in turn.state.job.allocations.values():
+        turn.do(EndAllocation(allocation=allocation))
+    what = f"a runner of allocation {allocation or 'unknown'}, which this job has not asked for, is sent away"
+    turn.record("problem", node=given.node, what=what)
+
+
+def take_stranger(turn: Turn, given: Input) -> None:
+    """Something of a node that is no member: perhaps its booster is not known yet."""
+    asking = turn.state.asking
+    if isinstance(given, NodeLost):
+        turn.set(asking=replace(asking, waiting=tuple(each for each in asking.waiting if each.node != given.node)))
+    elif isinstance(given, NodeWarm):
+        waiting = (_warm(each) if each.node == given.node else each for each in asking.waiting)
+        turn.set(asking=replace(asking, waiting=tuple(waiting)))
+
+
+def _warm(joined: NodeJoined) -> NodeJoined:
+    allocation, problem = joined.allocation, joined.problem
+    return NodeJoined(node=joined.node, attempt=joined.attempt, is_warm=True, problem=problem, allocation=allocation)
+
+
+# A booster's life.
+
+
+def on_asked(turn: Turn, given: AllocationAsked) -> tuple[NodeJoined, ...]:
+    """Returns the runners that came before the answer; they are to be admitted now."""
+    asking = turn.state.asking
+    error = given.error or ("no allocation" if given.allocation is None else "")
+    ask_s = turn.now_s + turn.state.job.elastic.scale_up_snooze_s if error else asking.ask_s
+    turn.set(asking=Asking(ask_s=ask_s, error=error))
+    if error and error != asking.error:
+        turn.record("problem", what="no booster can be asked for", detail=error)
+    if given.allocation is not None and turn.booster(given.allocation) is None:
+        turn.set(boosters=(*turn.state.boosters, Booster(allocation=given.allocation)))
+        turn.record("booster_asked", allocation=given.allocation, nodes=turn.state.job.booster_nodes)
+    return asking.waiting
+
+
+def on_seen(turn: Turn, given: AllocationsSeen) -> None:
+    """How the boosters stand, by the scheduler."""
+    for booster in turn.state.boosters:
+        state, reason = given.states.get(booster.allocation), given.reasons.get(booster.allocation, "")
+        if state is AllocationState.ENDED:
+            _on_end(turn, booster, reason)
+        elif booster.phase is BoosterPhase.LEAVING:
+            if booster.is_end_sent:  # the order may have been lost
+                turn.do(EndAllocation(allocation=booster.allocation))
+        elif state is AllocationState.QUEUED and booster.phase is BoosterPhase.QUEUED:
+            _on_queued(turn, booster, reason)
+        elif state is AllocationState.RUNNING and booster.running_s is None:
+            turn.set_booster(booster.allocation, phase=BoosterPhase.RUNNING, running_s=turn.now_s)
+
+
+def _on_queued(turn: Turn, booster: Booster, reason: str) -> None:
+    is_due = booster.told_s is None or turn.now_s >= booster.told_s + TELL_AGAIN_S
+    if reason and reason != booster.reason and is_due:
+        turn.set_booster(booster.allocation, reason=reason, told_s=turn.now_s)
+        turn.record("booster_waits", allocation=booster.allocation, reason=reason)
+
+
+def _on_end(turn: Turn, booster: Booster, reason: str) -> None:
+    if booster.has_ended:
+        return
+    if booster.phase is not BoosterPhase.LEAVING:
+        leave(turn, booster.allocation, reason or "it has ended")
+    turn.set_booster(booster.allocation, has_ended=True)
+    turn.record("booster_end", allocation=booster.allocation, reason=reason or "it has ended")
+
+
+def on_terminated(turn: Turn, node: str) -> bool:
+    """Whether a SIGTERM concerns a booster alone, which then leaves."""
+    if node not in turn.state.members:
+        return True
+    allocation = turn.member(node).allocation
+    if turn.booster(allocation) is None:
+        return False
+    leave(turn, allocation, PREEMPTED)
+    return True
+
+
+def leave(turn: Turn, allocation: str, reason: str) -> None:
+    """A booster ends: its nodes serve until they are not needed any more. Another is asked for after a while."""
+    booster = turn.booster(allocation)
+    if booster is None or booster.phase is BoosterPhase.LEAVING:
+        return
+    turn.set_booster(allocation, phase=BoosterPhase.LEAVING, reason=reason)
+    if reason != SCALED_DOWN:
+        ask_s = turn.now_s + turn.state.job.elastic.scale_up_snooze_s
+        turn.set(asking=replace(turn.state.asking, ask_s=max(ask_s, turn.state.asking.ask_s)))
+    for node in booster.nodes:
+        member = turn.member(node)
+        if is_usable(member):
+            turn.set_member(node, phase=Phase.LEAVING, reason=reason)
+        elif member.phase is Phase.RETURNING:
+            turn.set_member(node, phase=Phase.OUT, ending=None)
+        turn.record("node_leaving", node=node, allocation=allocation, reason=reason)
+
+
+def advance(turn: Turn) -> None:
+    """Dismisses the nodes of leaving boosters that are of no more use, and ends what has none left."""
+    for booster in turn.state.boosters:
+        if booster.phase is BoosterPhase.LEAVING:
+            _let_go(turn, booster)
+        elif _has_failed(turn, booster):
+            leave(turn, booster.allocation, _why_failed(turn, booster))
+
+
+def next_s(turn: Turn) -> list[float | None]:
+    """When advance() has something to do."""
+    size = turn.state.job.booster_nodes
+    if not _may_dismiss(turn):
+        return []
+    return [
+        booster.running_s + LATE_S
+        for booster in turn.state.boosters
+        if booster.phase is BoosterPhase.RUNNING and booster.running_s is not None and len(booster.nodes) < size
+    ]
+
+
+def _let_go(turn: Turn, booster: Booster) -> None:
+    allocation = booster.allocation
+    if _may_dismiss(turn):
+        for node in booster.nodes:
+            if not _is_in_use(turn, node):
+                turn.do(Dismiss(node=node, forget=True, allocation=allocation))
+                _remove(turn, node, allocation)
+    booster = turn.booster(allocation) or booster
+    if booster.nodes:
+        return
+    if booster.has_ended:
+        turn.set(boosters=tuple(each for each in turn.state.boosters if each.allocation != allocation))
+    elif not booster.is_end_sent:
+        turn.set_booster(allocation, is_end_sent=True)
+        turn.do(EndAllocation(allocation=allocation))
+
+
+def _may_dismiss(turn: Turn) -> bool:
+    """Between two attempts the next one is to say which nodes hold something for it."""
+    attempt = turn.state.attempt
+    return turn.state.stage is Stage.ATTEMPT and attempt is not None and attempt.is_running
+
+
+def _is_in_use(turn: Turn, node: str) -> bool:
+    attempt = turn.state.attempt
+    trains = attempt is not None and attempt.is_running and node in attempt.nodes
+    return trains or node in turn.state.holders
+
+
+def _has_failed(turn: Turn, booster: Booster) -> bool:
+    """Whether a booster that runs cannot be used: another is to come in its place."""
+    if booster.phase is not BoosterPhase.RUNNING or not _may_dismiss(turn):
+        return False
+    is_short = len(booster.nodes) < turn.state.job.booster_nodes
+    if is_short and booster.running_s is not None and turn.now_s >= booster.running_s + LATE_S:
+        return True
+    is_broken = any(turn.member(node).phase is Phase.OUT for node in booster.nodes)
+    return is_broken and not any(_is_in_use(turn, node) for node in booster.nodes)
+
+
+def _why_failed(turn: Turn, booster: Booster) -> str:
+    lost = [node for node in booster.nodes if turn.member(node).phase is Phase.OUT]
+    if lost:
+        return f"{lost[0]} is out: {turn.member(lost[0]).reason}"
+    return f"{len(booster.nodes)} of its {turn.state.job.booster_nodes} runners came within {LATE_S:g} s"
+
+
+def _remove(turn: Turn, node: str, allocation: str) -> None:
+    booster = turn.booster(allocation)
+    if booster is not None:
+        turn.set_booster(allocation, nodes=tuple(other for other in booster.nodes if other != node))
+    turn.set(members=turn.state.members.remove(node))

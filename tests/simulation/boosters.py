@@ -1,0 +1,170 @@
+"""Boosters with the simulated scheduler: they wait in the queue, run, and end in every way that Slurm knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launcher.core.inputs import AllocationsSeen, AllocationState
+from simulation.runner import Runner
+
+if TYPE_CHECKING:
+    from simulation.driver import Driver
+    from simulation.host import Host
+    from simulation.world import World
+
+KILL_WAIT_S = 30.0
+TRY_AGAIN_S = 15.0
+
+
+class BoosterJob:
+    """One allocation beside the base's.
+
+    Attributes:
+        state: with the scheduler.
+        reason: why it waits, or how it ended.
+        hosts: its nodes while it runs.
+        start: the base job's start in which it was asked for.
+        since_s: since when it runs.
+        is_told: whether somebody has ordered its end, or it was preempted.
+        is_used: whether an attempt trained on it.
+    """
+
+    __slots__ = (
+        "_exclude",
+        "_size",
+        "_world",
+        "hosts",
+        "id",
+        "is_told",
+        "is_used",
+        "reason",
+        "since_s",
+        "start",
+        "state",
+    )
+
+    def __init__(self, world: World, id: str, size: int, exclude: tuple[str, ...], start: int) -> None:
+        self._world = world
+        self._size = size
+        self._exclude = frozenset(exclude)
+        self.id = id
+        self.start = start
+        self.state = AllocationState.QUEUED
+        self.reason = "Priority"
+        self.hosts: list[Host] = []
+        self.since_s: float | None = None
+        self.is_told = self.is_used = False
+
+    def try_to_start(self) -> None:
+        """Runs, where enough nodes are free and the base job runs."""
+        world = self._world
+        if self.state is not AllocationState.QUEUED:
+            return
+        slurm = world.slurm
+        free = [host for host in world.hosts.values() if host.is_free and host.name not in self._exclude]
+        if world.boosters.is_blocked or len(free) < self._size:
+            self.reason = "Resources"
+            world.clock.after(TRY_AGAIN_S, self.try_to_start)
+            return
+        if slurm.state != "running" or self.start != slurm.starts:  # its script looks for the base job
+            self.state, self.reason = AllocationState.ENDED, "COMPLETED"
+            return
+        self.state, self.reason, self.since_s = AllocationState.RUNNING, "", world.clock.now
+        self.hosts = free[: self._size]
+        for host in self.hosts:
+            host.is_allocated, host.allocation = True, self.id
+            world.clock.after(world.delay(0.1, 3.0), self._start_runner, host)
+        if world.trace is not None:
+            world.trace.note(world.clock.now, f"booster {self.id} starts on {','.join(h.name for h in self.hosts)}")
+
+    def _start_runner(self, host: Host) -> None:
+        is_there = self.state is AllocationState.RUNNING and host.allocation == self.id
+        if is_there and host.runner is None and host.can_be_given_processes:
+            Runner(self._world, host, None)
+
+    def terminate(self, reason: str, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL once the grace is over; at once where there is none."""
+        world = self._world
+        self.is_told = True
+        if self.state is AllocationState.QUEUED:
+            self.state, self.reason = AllocationState.ENDED, reason
+        elif self.state is AllocationState.RUNNING:
+            self.reason = reason
+            if not grace_s:
+                self.finish(reason)
+                return
+            for host in self.hosts:
+                if host.runner is not None and host.has_slurmd and not host.is_frozen:
+                    world.clock.after(world.delay(0.0, 0.3), host.runner.terminate)
+            world.clock.after(grace_s, self.finish, reason)
+
+    def finish(self, reason: str) -> None:
+        """Whatever is left of it is killed, and its nodes' memory is cleared."""
+        if self.state is not AllocationState.RUNNING:
+            return
+        world = self._world
+        self.state, self.reason = AllocationState.ENDED, reason
+        if world.trace is not None:
+            world.trace.note(world.clock.now, f"booster {self.id} ends: {reason}")
+        for host in self.hosts:
+            host.is_allocated, host.allocation = False, ""
+            if host.runner is not None:
+                world.kinds.add("booster_killed")
+                host.runner.die()
+            for group in list(host.agents):
+                group.lose(host)
+            host.memory.clear()
+
+    def runner_left(self) -> None:
+        """It ends when its last runner has."""
+        if all(host.runner is None for host in self.hosts):
+            self.finish(self.reason or "COMPLETED")
+
+
+class Boosters:
+    """All boosters.
+
+    Attributes:
+        jobs: by id, the oldest first.
+        is_blocked: whether none starts.
+    """
+
+    __slots__ = ("_world", "is_blocked", "jobs")
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.jobs: dict[str, BoosterJob] = {}
+        self.is_blocked = False
+
+    def submit(self, size: int, exclude: tuple[str, ...]) -> str:
+        world = self._world
+        job = BoosterJob(world, f"b{len(self.jobs) + 1}", size, exclude, world.slurm.starts)
+        self.jobs[job.id] = job
+        queue_s = world.rng.choice((0.05, 1.0, 5.0, 20.0, 60.0, 200.0)) if not world.setup.is_local else 0.01
+        world.clock.after(queue_s * world.delay(0.5, 1.0), job.try_to_start)
+        return job.id
+
+    def running(self) -> list[BoosterJob]:
+        return [job for job in self.jobs.values() if job.state is AllocationState.RUNNING]
+
+    def seen(self, driver: Driver) -> AllocationsSeen:
+        """The answer to a supervisor's question."""
+        jobs = [self.jobs[each.allocation] for each in driver.state.boosters]
+        states = {job.id: job.state for job in jobs}
+        return AllocationsSeen(states=states, reasons={job.id: job.reason for job in jobs})
+
+    def end(self, id: str) -> None:
+        """A supervisor's scancel."""
+        job = self.jobs.get(id)
+        if job is not None and job.state is not AllocationState.ENDED:
+            job.terminate("CANCELLED", KILL_WAIT_S)
+
+    def end_all(self, grace_s: float) -> None:
+        for job in list(self.jobs.values()):
+            if job.state is not AllocationState.ENDED:
+                job.terminate("CANCELLED", grace_s)
+
+    def runner_left(self, host: Host) -> None:
+        job = self.jobs.get(host.allocation)
+        if job is not None:
+            self._world.clock.after(0.5, job.runner_left)
