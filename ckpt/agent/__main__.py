@@ -20,8 +20,12 @@ from ckpt.errors import CheckpointError
 _NICE = 10  # training comes first
 
 
-def main() -> int:
-    """Returns the exit code: 0 after a shutdown, 1 when the agent could not start."""
+def main(*, forked: bool = False) -> int:
+    """Returns the exit code: 0 after a shutdown, 1 when the agent could not start.
+
+    Args:
+        forked: the agent comes from a template, and does not end with its parent.
+    """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # Slurm signals every process of a step; a monitor says when to end
     os.umask(0o077)
@@ -40,7 +44,8 @@ def main() -> int:
             with leave_within(deadlines.world_s, f"agents of {', '.join(place.nodes)} to meet", exit_code=1):
                 transport = MpiTransport(place.nodes, place.node)
         terminated.ignore()
-        run_agent(place, config, transport, deadlines, memory, until_unused=UNTIL_UNUSED in sys.argv[1:])
+        until_unused = UNTIL_UNUSED in sys.argv[1:]
+        run_agent(place, config, transport, deadlines, memory, until_unused=until_unused, forked=forked)
     except (CheckpointError, OSError) as error:
         print(f"ckpt.agent: {error}", file=sys.stderr, flush=True)
         return 1

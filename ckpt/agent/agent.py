@@ -108,11 +108,12 @@ class Agent:
         ):
             log.warning("redundancy %s: a lost switch takes %d of %s: more than survives", scheme.name, taken, names)
 
-    async def run(self, *, until_unused: bool = False) -> None:
+    async def run(self, *, until_unused: bool = False, forked: bool = False) -> None:
         """Serves until told to shut down, or until the process that started us has ended.
 
         Args:
             until_unused: end as well, all agents together, once no process is connected to any of them any more.
+            forked: the process that started us is no parent of ours, and is looked after elsewhere.
         """
         for stale in self._place.ram_dir.glob("agent-*.sock"):
             stale.unlink()  # of agents that were killed
@@ -121,8 +122,10 @@ class Agent:
                 file.unlink(missing_ok=True)
         await self._listener.listen()
         log.info("node %s listens on %s", self._place.node, self._place.socket_path)
-        follow = (self._follow_peers(), self._follow_parent(), self._follow_board(), self._follow_memory())
+        follow = (self._follow_peers(), self._follow_board(), self._follow_memory())
         tasks = [asyncio.ensure_future(coroutine) for coroutine in follow]
+        if not forked:
+            tasks.append(asyncio.ensure_future(self._follow_parent()))
         tasks += [asyncio.ensure_future(self._guard(lead)) for lead in self._leads]
         if until_unused:
             tasks.append(asyncio.ensure_future(self._follow_program()))
@@ -286,11 +289,12 @@ def run_agent(
     memory: MemoryDirectory,
     *,
     until_unused: bool = False,
+    forked: bool = False,
 ) -> None:
     """Runs the agent to its end, then leaves the world. Does not wait longer than `leave_s` for the others to leave."""
 
     async def main() -> None:
-        await Agent(place, config, transport, deadlines, memory).run(until_unused=until_unused)
+        await Agent(place, config, transport, deadlines, memory).run(until_unused=until_unused, forked=forked)
 
     asyncio.run(main())
     with leave_within(deadlines.leave_s, "the other agents to leave", exit_code=0):

@@ -72,7 +72,7 @@ class LocalCluster:
         argv = [_mpirun(), *agent_launch.mpirun_options(), "--host", f"localhost:{len(nodes)}"]
         for index, node in enumerate(nodes):
             own = [f"{name}={value}" for name, value in self._node_environment(node).items()]
-            argv += [":"] * (index > 0) + ["-n", "1", "env", *own, *agent_launch.command()]
+            argv += [":"] * (index > 0) + ["-n", "1", "env", *own, *agent_launch.command(from_template=True)]
         mpi = agent_launch.environment(loopback=True) | _private_mpi(self._mpi_dir)
         own_environment = mpi | {
             "HOLDFAST_RUN_ENDED": json.dumps(ended.command()),

@@ -138,7 +138,7 @@ class SlurmCluster:
             jobs = dict.fromkeys(nodes, self._job_id)
             argv, more = agent_launch.mpirun_over_srun(find_mpirun() or "mpirun", jobs, ram_dir)
             own |= more
-        argv += agent_launch.command()
+        argv += agent_launch.command(from_template=True)
         own["HOLDFAST_RUN_ENDED"] = json.dumps(ended.command())
         self._launches = await asyncio.to_thread(Launches, log_path)
         self._agents = await Spawned.start(argv, {**environment, **own}, log_path, outlives_us=True)

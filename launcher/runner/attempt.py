@@ -15,6 +15,7 @@ from launcher.channel import Message
 from launcher.fabric import fabric_environment
 from launcher.jobfile import JobSpec
 from launcher.runner.activity import Activity
+from launcher.runner.agent_template import AgentTemplate
 from launcher.runner.config import RunnerConfig
 from launcher.runner.network import NetworkWatch, nccl_log_pattern
 from launcher.runner.port import free_port
@@ -50,6 +51,7 @@ class NodeAttempt:
         self._send = send
         self._beat = beat
         self._workers = Workers(self._on_workers)
+        self._template = AgentTemplate(config.ram_dir)
         self._watch: Watch | None = None
         self._patience = Patience()
         self._following: asyncio.Task[None] | None = None
@@ -67,8 +69,12 @@ class NodeAttempt:
         self.final_step: int | None = None
 
     async def run(self, spec: JobSpec | None) -> None:
-        """Keeps a warm process for the workers to come; without a job it loads torch alone."""
-        await self._workers.run(() if spec is None else (str(spec.script.parent), *spec.preload))
+        """Keeps a warm process for the workers to come, and one for the agents; without a job it loads torch alone."""
+        workers = self._workers.run(() if spec is None else (str(spec.script.parent), *spec.preload))
+        if spec is None or spec.checkpoint is None:
+            await workers
+        else:
+            await asyncio.gather(workers, self._template.run())
 
     def start(self, spec: JobSpec, message: Message) -> None:
         """Begins an attempt, as the supervisor's `start` says. The one before must have ended."""
@@ -209,9 +215,10 @@ class NodeAttempt:
         return left
 
     async def close(self) -> None:
-        """Ends everything, the warm process too."""
+        """Ends everything, the warm process and the agents' template too."""
         await self.end()
         await self._workers.close(KILL_TIMEOUT_S)
+        await self._template.close()
 
     def _on_workers(self, report: dict[str, Any]) -> None:
         event = report.pop("event")

@@ -119,6 +119,7 @@ class AgentProcesses:
             with suppress(OSError):
                 environ = (proc / "environ").read_bytes().split(b"\0")
                 program = (proc / "cmdline").read_bytes().split(b"\0")
+                program = [] if any(word.endswith(b"shim.py") for word in program) else program
                 for node, ram_dir in zip(self.nodes, self.ram_dirs, strict=True):
                     mine = f"HOLDFAST_RAM_DIR={ram_dir}".encode() in environ
                     if mine and f"HOLDFAST_ATTEMPT={self.attempt}".encode() in environ and b"ckpt.agent" in program:

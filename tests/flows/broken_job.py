@@ -153,11 +153,12 @@ class BrokenJob:
             self.cluster.run_on_node(node, ["kill", "-KILL", pid])
 
     def agent_of(self, node: str, *, in_mpi: bool) -> str | None:
-        """Pid of the newest attempt's agent in the pid namespace of its node, once it runs; or has loaded MPI."""
+        """Pid of the newest attempt's agent in the pid namespace of its node, once it runs; or has its memory
+        directory, which is what it waits for before it starts MPI."""
         agents = r"pgrep -f '^[^ ]*python[^ ]*( -P)? -m ckpt\.agent$'"
         newest = f"grep -qzx HOLDFAST_ATTEMPT={self.attempt['attempt']} /proc/$pid/environ"
-        loaded = " && grep -q libmpi /proc/$pid/maps" if in_mpi else ""
-        look = f"for pid in $({agents}); do {newest}{loaded} && echo $pid; done"
+        locked = ' && grep -q "FLOCK .* $pid " /proc/locks' if in_mpi else ""
+        look = f"for pid in $({agents}); do {newest}{locked} && echo $pid; done"
         return self.cluster.run_on_node(node, ["sh", "-c", look], check=False).stdout.strip() or None
 
     def wait_until_gone(self, node: str, pid: str) -> None:

@@ -264,7 +264,7 @@ def test_steps_run_in_the_jobs_container(tmp_path: Path, monkeypatch: pytest.Mon
         f"srun --jobid=7 --nodes=3 --ntasks=3 --ntasks-per-node=1 --nodelist=n1,n2,n3 {common} {container} --mpi=none "
         f"--output=/job/log/runner-%N.log --open-mode=append {unmoved} {python} -m launcher.runner",
         f"srun --jobid=7 --nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=n1,n3 {common} {container} --mpi=pmix "
-        f"--kill-on-bad-exit=1 --gres=none {' '.join(command())}",
+        f"--kill-on-bad-exit=1 --gres=none {' '.join(command(from_template=True))}",
     ]
 
 

@@ -72,7 +72,9 @@ class Job:
 
     def kill_agent(self, node: str, number: signal.Signals = signal.SIGKILL) -> None:
         agent = {"HOLDFAST_RUN_ID": local_run_id(self.dir), "HOLDFAST_ROLE": "agent", "HOLDFAST_NODE": node}
-        (pid,) = pids_with_environment(agent)
+        (pid,) = (
+            pid for pid in pids_with_environment(agent) if "shim.py" not in Path(f"/proc/{pid}/cmdline").read_text()
+        )
         os.kill(pid, number)
 
     def log(self, attempt: int, rank: int) -> str:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ckpt.agent.process.shim import SOCKET
 
 # For programs of ours. -P: a module in the working directory, a user's ckpt.py, is not taken for one of Holdfast's.
 PYTHON = (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()))
@@ -14,6 +18,9 @@ UNTIL_UNUSED = "--until-unused"
 JOBS = "HOLDFAST_JOBS"
 # In the memory directory, one for each agent: it is found without a look at every process of the node.
 PID_FILE = "agent-{pid}.pid"
+_SHIM = Path(__file__).with_name("shim.py")
+# Room in /proc/PID/environ of what is forked from a template: it has no more than the template's own took.
+RESERVE = {"HOLDFAST_RESERVE": 4096 * "-"}
 
 # For the srun of agents. Where one dies before MPI knows of it the others would wait for it: srun sends them a SIGTERM,
 # after which they soon leave. They see none of the job's GPUs.
@@ -35,16 +42,26 @@ _SETTINGS = ("SLURM_CONF", "OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
 _OF_MPIRUN = ("OMPI_MCA_ess", "OMPI_MCA_orte", "PRTE_MCA_ess", "PRTE_MCA_prte")
 
 
-def command(*, until_unused: bool = False) -> list[str]:
+def command(*, until_unused: bool = False, from_template: bool = False) -> list[str]:
     """The agent's command line, the same on every node. HOLDFAST_* in its environment say the rest.
 
     Args:
         until_unused: nobody will tell the agents to end: they do so together when no process is connected any more.
+        from_template: where the node has a template, agents are forked from it (template.py).
     """
-    register = f'true 2>/dev/null >"$HOLDFAST_RAM_DIR/{PID_FILE.format(pid="$$")}"'
+    before = f'true 2>/dev/null >"$HOLDFAST_RAM_DIR/{PID_FILE.format(pid="$$")}"'
+    if from_template:
+        shim = " ".join(map(shlex.quote, (sys.executable, "-I", "-S", str(_SHIM))))
+        before += f'; test -S "$HOLDFAST_RAM_DIR/{SOCKET}" && test -r {shlex.quote(str(_SHIM))} && set -- {shim} "$@"'
     # A preemption sends SIGTERM to every process of the job: Python takes it only once it runs (ckpt.agent.lifetime).
     argv = [*PYTHON, "-m", "ckpt.agent", *([UNTIL_UNUSED] if until_unused else [])]
-    return unmoved(argv, f'trap "" TERM; {register}')
+    return unmoved(argv, f'trap "" TERM; {before}')
+
+
+def template(runner_pid: int) -> list[str]:
+    """The command line of what a node's agents are forked from, a child of the node's runner. RESERVE goes into its
+    environment."""
+    return unmoved([*PYTHON, "-m", "ckpt.agent.process.template", str(runner_pid)], 'trap "" TERM INT HUP')
 
 
 def unmoved(argv: Sequence[str], before: str = ":") -> list[str]:

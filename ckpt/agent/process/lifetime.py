@@ -67,8 +67,13 @@ def _lock(path: Path, timeout_s: float) -> int:
                 os.close(descriptor)
                 raise AgentError(f"memory directory {path}: in use by another agent; end that one first") from None
             time.sleep(_LOCK_POLL_S)
-    (path / PID_FILE.format(pid=os.getpid())).touch(0o600)
+    register(path)
     return descriptor
+
+
+def register(path: Path) -> None:
+    """Has the node's runner find this agent."""
+    (path / PID_FILE.format(pid=os.getpid())).touch(0o600)
 
 
 class leave_within:

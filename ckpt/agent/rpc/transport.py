@@ -123,6 +123,16 @@ class _Loop:
         self.ended = True
 
 
+def load_mpi() -> Any:
+    """Open MPI, loaded and not initialised. Raises ImportError or RuntimeError where it is missing."""
+    import mpi4py
+
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    return MPI
+
+
 class MpiTransport:
     """A world of one MPI process per node; MPI's order of ranks does not matter."""
 
@@ -136,14 +146,9 @@ class MpiTransport:
         Raises:
             TransportError: the MPI world is not one process for each node.
         """
-        import mpi4py
-
         if len(nodes) == 2 and node == nodes[1] and "SLURM_STEP_ID" in os.environ:
             time.sleep(_APART_S)
-        mpi4py.rc.initialize = mpi4py.rc.finalize = False
-        from mpi4py import MPI
-
-        self._mpi: Any = MPI
+        MPI = self._mpi = load_mpi()
         # By ctypes: mpi4py holds the GIL while it initialises and finalises MPI, and no deadline of ours could end it.
         self._library = ctypes.CDLL(MPI.__file__)
         # Only the event loop's thread calls MPI.

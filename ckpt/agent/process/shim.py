@@ -1,0 +1,98 @@
+"""What mpirun or srun starts in an agent's place: has the node's template fork the agent, and lasts as long as it.
+
+    python -I -S shim.py COMMAND...
+
+The agent gets this process's environment, stdout, stderr, working directory, limits and CPUs. This process passes
+SIGTERM on, and ends as the agent ends; the agent ends when this process has gone. So whoever has started this process
+sees an agent in it. Where no template answers, this process becomes the agent: it runs COMMAND.
+
+Every agent of every node starts by it, so it is one file that imports as little as possible: `socket` and `signal`
+take longer than Python itself.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import _socket
+import os
+import sys
+
+SOCKET = "template.sock"  # in the memory directory
+READY, TERMINATE = b"r", b"t"
+# A process of another container, say, is not replaced by one of the template's.
+NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
+_ANSWER_S = 3.0
+_PARENT_POLL_S = 1.0
+_FD_BYTES = 4
+
+
+def main() -> None:
+    """Ends with the agent's exit code."""
+    parent = os.getppid()
+    if (connection := _forked()) is None:
+        os.execvp(sys.argv[1], sys.argv[1:])
+    # Until now SIGTERM has been ignored: the command line of agents sees to it.
+    _signal.signal(_signal.SIGTERM, lambda number, frame: _tell(connection))
+    for number in (_signal.SIGINT, _signal.SIGHUP):
+        _signal.signal(number, _signal.SIG_IGN)
+    connection.settimeout(_PARENT_POLL_S)
+    code = None
+    while True:
+        try:
+            told = connection.recv(1)
+        except TimeoutError:
+            if os.getppid() != parent:
+                os._exit(1)  # polled: the parent may be a mere thread of slurmstepd
+            continue
+        except OSError:
+            told = b""
+        if not told:
+            break
+        code = told[0]
+    if code is None:  # it was killed
+        os.kill(os.getpid(), _signal.SIGKILL)
+    os._exit(code or 0)
+
+
+def _forked() -> _socket.socket | None:
+    """The connection to the agent, once it is there; None where the template does not give one in time."""
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+    directory = -1
+    try:
+        connection.settimeout(_ANSWER_S)
+        connection.connect(os.path.join(os.environ["HOLDFAST_RAM_DIR"], SOCKET))
+        credentials = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 3 * _FD_BYTES)
+        if int.from_bytes(credentials[4:8], sys.byteorder) != os.getuid():
+            return None
+        directory = os.open(".", os.O_PATH | os.O_CLOEXEC)
+        descriptors = b"".join(number.to_bytes(_FD_BYTES, sys.byteorder) for number in (1, 2, directory))
+        request = _request()
+        size = len(request).to_bytes(8, "big")
+        connection.sendmsg([size], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)])
+        connection.sendall(request)
+        if connection.recv(1) == READY:
+            return connection
+    except (OSError, KeyError):
+        pass
+    finally:
+        if directory >= 0:
+            os.close(directory)
+    connection.close()
+    return None
+
+
+def _request() -> bytes:
+    """This process's namespaces, then its environment."""
+    own = [f"{name}={os.readlink(f'/proc/self/ns/{name}')}".encode() for name in NAMESPACES]
+    return b"\0".join([*own, *(name + b"=" + value for name, value in os.environb.items())])
+
+
+def _tell(connection: _socket.socket) -> None:
+    try:
+        connection.send(TERMINATE)
+    except OSError:
+        pass
+
+
+if __name__ == "__main__":
+    main()

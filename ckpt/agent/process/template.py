@@ -1,0 +1,202 @@
+"""`python -m ckpt.agent.process.template RUNNER_PID`: has loaded what an agent needs, and forks agents at once.
+
+One per node, a child of the node's runner, with which it ends. It listens in the memory directory (0700) for the shims
+that mpirun or srun starts (shim.py). MPI is loaded, not initialised; there is no thread, and nothing is read from a
+connection here: the forked process reads, so nobody can hold the next one up.
+
+An agent outlives its template. It ends with its shim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from ckpt.agent.__main__ import main as run_agent
+from ckpt.agent.process.lifetime import register
+from ckpt.agent.process.shim import NAMESPACES, READY, SOCKET, TERMINATE
+from ckpt.agent.rpc.credentials import peer_of
+from ckpt.agent.rpc.transport import load_mpi
+
+_LOOK_S = 5.0
+_REQUEST_S = 5.0
+_MAX_REQUEST_BYTES = 8 << 20  # more than Linux gives a program as its environment
+_DESCRIPTORS = 3  # stdout, stderr, the working directory
+_BACKLOG = 8
+_PR_SET_PDEATHSIG = 1
+_ARG_START, _ENV_START = 48, 50  # fields of /proc/PID/stat, as proc(5) counts them; the field after each is the end
+_FIRST_FIELD = 3  # after the name, which may have any characters
+_LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+# Other values may have had Python or the loader load something else.
+_OF_THE_LOADER = (b"LD_", b"PYTHON")
+
+
+def main() -> int:
+    """Serves until the runner ends, or the socket is another's. Returns 1 when it cannot listen."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(sys.argv[1]):
+        return 1
+    with contextlib.suppress(ImportError, RuntimeError, OSError):  # an agent that needs MPI will say what is missing
+        load_mpi()
+    path = Path(os.environ["HOLDFAST_RAM_DIR"], SOCKET)
+    try:
+        listener, inode = _listen(path)
+    except OSError as error:
+        print(f"ckpt.agent.process.template: {path}: {error.strerror or error}", file=sys.stderr, flush=True)
+        return 1
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no agent is waited for: its shim is told
+    gc.collect()
+    gc.freeze()  # what is loaded now stays shared with the agents
+    if (connection := _connected(listener, path, inode)) is None:
+        return 0
+    listener.close()
+    return _agent(connection)
+
+
+def _listen(path: Path) -> tuple[socket.socket, int]:
+    """Takes the place of a template that has ended. Returns the socket's inode as well."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    before = os.umask(0o177)
+    try:
+        path.unlink(missing_ok=True)
+        listener.bind(os.fspath(path))
+        inode = path.stat().st_ino
+    finally:
+        os.umask(before)
+    listener.listen(_BACKLOG)
+    listener.settimeout(_LOOK_S)
+    return listener, inode
+
+
+def _connected(listener: socket.socket, path: Path, inode: int) -> socket.socket | None:
+    """In a forked process, its connection; None in the template, when the socket is not at its path any more."""
+    while True:
+        with contextlib.suppress(TimeoutError):
+            connection, _ = listener.accept()
+            with connection:
+                if peer_of(connection)[1] == os.getuid() and os.fork() == 0:
+                    return connection.dup()
+        try:
+            if path.stat().st_ino != inode:
+                return None
+        except OSError:
+            return None
+
+
+def _agent(connection: socket.socket) -> int:
+    """Becomes the agent that the shim stands for. Returns its exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        _take_the_place_of(connection)
+    except (OSError, ValueError) as error:  # the shim becomes the agent, if it is there
+        print(f"ckpt.agent.process.template: no agent forked: {error}", file=sys.stderr, flush=True)
+        return 1
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # no thread but the agent's own takes it
+    threading.Thread(target=_follow, args=(connection,), name="shim", daemon=True).start()
+    sys.argv[:] = ["ckpt.agent"]
+    code = run_agent(forked=True)
+    with contextlib.suppress(OSError):
+        connection.sendall(bytes([code]))
+    return code
+
+
+def _take_the_place_of(connection: socket.socket) -> None:
+    """Takes over what the shim has of an agent, and tells it so; raises OSError or ValueError."""
+    connection.settimeout(_REQUEST_S)
+    request, descriptors = _receive(connection)
+    told = dict(item.partition(b"=")[::2] for item in request.split(b"\0"))
+    namespaces = {name.encode(): os.readlink(f"/proc/self/ns/{name}").encode() for name in NAMESPACES}
+    environment = {name: value for name, value in told.items() if name not in namespaces}
+    if {name: told.get(name) for name in namespaces} != namespaces:
+        raise ValueError("the agent belongs into other namespaces")
+    if _of_the_loader(environment) != _of_the_loader(os.environb):
+        raise ValueError("the agent's loader or Python is to look elsewhere than the template's")
+    pid = peer_of(connection)[0]
+    for limit in _LIMITS:
+        if (limits := resource.prlimit(pid, limit)) != resource.getrlimit(limit):
+            resource.setrlimit(limit, limits)
+    os.sched_setaffinity(0, os.sched_getaffinity(pid))
+    out, err, directory = descriptors
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.fchdir(directory)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    os.environb.clear()
+    os.environb.update(environment)
+    _show([b"-m", b"ckpt.agent"], environment)
+    register(Path(os.environ["HOLDFAST_RAM_DIR"]))  # before the shim is asked for: a runner finds the one or the other
+    connection.settimeout(None)
+    connection.sendall(READY)
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """The request and the descriptors that came with it; raises OSError or ValueError."""
+    size, descriptors, _, _ = socket.recv_fds(connection, 8, _DESCRIPTORS)
+    left = int.from_bytes(size, "big")
+    if len(size) != 8 or left > _MAX_REQUEST_BYTES or len(descriptors) != _DESCRIPTORS:
+        raise ValueError(f"request of {left} bytes with {len(descriptors)} descriptors, expected {_DESCRIPTORS}")
+    request = bytearray()
+    while left:
+        if not (data := connection.recv(left)):
+            raise ConnectionError("the shim has ended")
+        request += data
+        left -= len(data)
+    return bytes(request), descriptors
+
+
+def _of_the_loader(environment: Mapping[bytes, bytes]) -> dict[bytes, list[bytes]]:
+    """What decides which libraries and modules are loaded.
+
+    mpirun adds the directory of its own libraries, which changes nothing where MPI was loaded from there.
+    """
+    with open("/proc/self/maps", "rb") as maps:
+        own = {os.path.dirname(line.split(maxsplit=5)[5].strip()) for line in maps if b"/libmpi.so" in line}
+    found = {name: value.split(b":") for name, value in environment.items() if name.startswith(_OF_THE_LOADER)}
+    searched = found.pop(b"LD_LIBRARY_PATH", [])
+    if left := [path for path in searched if path and os.path.realpath(path) not in own]:
+        found[b"LD_LIBRARY_PATH"] = left
+    return found
+
+
+def _show(arguments: list[bytes], environment: Mapping[bytes, bytes]) -> None:
+    """Has /proc/PID/cmdline and /proc/PID/environ say what they would after an exec: agents are found by these.
+
+    There is no more room than the template's own took: what does not fit is left out, the longest words first, and
+    HOLDFAST_* last.
+    """
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    python, *options = Path("/proc/self/cmdline").read_bytes().split(b"\0-m\0")[0].split(b"\0")
+    items = map(b"=".join, environment.items())
+    shortest_first = sorted(items, key=lambda word: (not word.startswith(b"HOLDFAST_"), len(word)))
+    for field, words in (
+        (_ARG_START, [python, *options, *arguments]),
+        (_ENV_START, shortest_first),
+    ):
+        start, end = (int(fields[number - _FIRST_FIELD]) for number in (field, field + 1))
+        fitting = bytearray()
+        for word in words:
+            if len(fitting) + len(word) < end - start:
+                fitting += word + b"\0"
+        ctypes.memmove(start, bytes(fitting.ljust(end - start, b"\0")), end - start)
+
+
+def _follow(connection: socket.socket) -> None:
+    """Passes on what the shim is told, and ends with it."""
+    with contextlib.suppress(OSError):
+        while connection.recv(1) == TERMINATE:
+            os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
