@@ -112,6 +112,22 @@ def test_a_killed_checkpoint_agent(job: BrokenJob) -> None:
     assert comeback.recovery.step_resumed is not None and comeback.recovery.step_resumed >= saved, job.watch.story()
 
 
+def test_agents_are_forked_from_their_nodes_templates_and_none_is_needed(job: BrokenJob) -> None:
+    node = job.node_of(2)
+
+    def parent() -> str:
+        pid = job.watch.until(lambda: job.agent_of(node, in_mpi=True), 30, f"agent on {node}")
+        look = f"tr '\\0' ' ' </proc/$(ps -o ppid= -p {pid} | tr -d ' ')/cmdline"
+        return str(job.cluster.run_on_node(node, ["sh", "-c", look]).stdout)
+
+    check_in_place(job, job.recover(lambda: job.signal("KILL", 0)), "process_exit")
+    assert "ckpt.agent.process.template" in parent()
+    template = r"^[^ ]*python.* ckpt\.agent\.process\.template"
+    job.cluster.run_on_node(node, ["pkill", "-STOP", "-f", template])
+    check_in_place(job, job.recover(lambda: job.signal("KILL", 3)), "process_exit")
+    assert "slurmstepd" in parent()
+
+
 @pytest.mark.parametrize("in_mpi", [False, True], ids=["before it starts MPI", "in MPI_Init"])
 def test_a_checkpoint_agent_killed_before_the_restore(job: BrokenJob, in_mpi: bool) -> None:
     """Agents that wait for it in MPI_Init end with it, long before the runners give it up."""
