@@ -78,6 +78,11 @@ class ElasticLoader:
             if self.ends_step:
                 self._handed_out = 0
 
+    def endless(self) -> Iterator[Any]:
+        """The micro-batches from the position on, epoch after epoch: for a loop that counts steps."""
+        while True:
+            yield from self
+
     def __len__(self) -> int:
         """Micro-batches of a whole epoch on one rank, wherever the position is."""
         return len(self.sampler) // self.sampler.plan.micro_batch

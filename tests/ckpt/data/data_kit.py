@@ -50,11 +50,6 @@ def make_loaders(
     ]
 
 
-def endless(loader: ElasticLoader) -> Any:
-    while True:
-        yield from loader
-
-
 def run(attempts: Sequence[Attempt], samples: int, global_batch: int, **options: Any) -> list[list[int]]:
     """The samples of each step of the surviving history, each step's sorted."""
     history: list[list[int]] = []
@@ -65,7 +60,7 @@ def run(attempts: Sequence[Attempt], samples: int, global_batch: int, **options:
             for loader in loaders:
                 loader.load_state_dict(state)
         saved = attempt.steps if attempt.saved is None else min(attempt.saved, attempt.steps)
-        batches = [endless(loader) for loader in loaders]
+        batches = [loader.endless() for loader in loaders]
         for step in range(attempt.steps):
             seen: list[int] = []
             for loader, its in zip(loaders, batches, strict=True):

@@ -1,0 +1,48 @@
+"""An elastic job of the example, and what its ranks' logs say of samples and losses."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+from launcher import JobSpec
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "elastic_ddp" / "train.py"
+GLOBAL_BATCH, SAMPLES = 12, 250
+
+
+def elastic_job(steps: int, *, workers: int = 1, **changes: Any) -> JobSpec:
+    """2 to 4 nodes, saved to memory every 5 steps; its epochs end in mid-step."""
+    numbers = {"steps": steps, "global-batch": GLOBAL_BATCH, "samples": SAMPLES, "context": 32, "width": 32}
+    numbers |= {"workers": workers, "max-micro-batch": 2}
+    args = [text for name, number in numbers.items() for text in (f"--{name}", str(number))]
+    mapping = {
+        "name": "elastic", "script": str(SCRIPT), "args": [*args, "--print-samples"], "nodes": 2,
+        "elastic": {"min_nodes": 2, "max_nodes": 4, "scaling_timeout_s": 1},
+        "checkpoint": {
+            "namespace": "elastic", "memory": {"every_steps": 5, "keep": 2}, "redundancy": {"scheme": "partner"}
+        },
+    }  # fmt: skip
+    return JobSpec.from_mapping(mapping | changes, SCRIPT.parent, "elastic run")
+
+
+def surviving_history(job_dir: Path) -> tuple[dict[int, list[int]], dict[int, float], dict[int, int]]:
+    """By step: its samples, sorted; its loss; and the number of ranks. A step that was trained again counts as last."""
+    samples: dict[int, list[int]] = {}
+    losses: dict[int, float] = {}
+    ranks: dict[int, int] = {}
+    attempts = sorted((job_dir / "log").glob("attempt-*"), key=lambda path: int(path.name.partition("-")[2]))
+    for attempt in attempts:
+        seen: dict[int, list[list[int]]] = {}
+        for log in attempt.glob("rank-*.log"):
+            for line in log.read_text().splitlines():
+                if found := re.fullmatch(r"step (\d+) samples (\[.*\])", line):
+                    seen.setdefault(int(found[1]), []).append(ast.literal_eval(found[2]))
+                elif found := re.fullmatch(r"step (\d+) loss (\S+)", line):
+                    losses[int(found[1])] = float(found[2])
+        for step, parts in seen.items():
+            samples[step], ranks[step] = sorted(itertools.chain(*parts)), len(parts)
+    return samples, losses, ranks

@@ -1,0 +1,90 @@
+"""An elastic job sees the samples of a fixed one, step for step, and its loss follows."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from elastic_run import GLOBAL_BATCH, SAMPLES, elastic_job, surviving_history
+from main_job import Watch
+
+from launcher import Executor, JobSpec
+from launcher.clusters.local import kill_node
+from launcher.operate import stop_job
+from launcher.registry import find_job
+
+STEPS = 60  # 2.9 epochs
+
+
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a job of one node that nothing happened to."""
+    folder = tmp_path_factory.mktemp("fixed")
+    job = Executor(folder=folder / "%j", cluster="local").submit(elastic_job(STEPS, nodes=1, elastic=None))
+    assert job.result()["name"] == "done"
+    return job.paths.folder
+
+
+def assert_follows(job_dir: Path, fixed: Path) -> None:
+    """Same samples at each step, each counted once an epoch; same losses within floating-point reordering."""
+    samples, losses, _ = surviving_history(job_dir)
+    expected, expected_losses, _ = surviving_history(fixed)
+    assert sorted(samples) == list(range(1, STEPS + 1))
+    assert samples == expected
+    counts = Counter(Counter(sample for step in samples.values() for sample in step).values())
+    whole, rest = divmod(STEPS * GLOBAL_BATCH, SAMPLES)
+    assert counts == {whole: SAMPLES - rest, whole + 1: rest}
+    assert losses == pytest.approx(expected_losses, rel=1e-3)
+    assert losses[STEPS] < 0.9 * losses[1]
+
+
+def test_a_job_that_shrinks_by_a_loss_sees_each_sample_once(tmp_path: Path, fixed: Path) -> None:
+    spec = elastic_job(STEPS, nodes=3, elastic={"min_nodes": 2})
+    job = Executor(folder=tmp_path / "%j", cluster="local").submit(spec)
+    watch = Watch(job.paths.folder)
+    watch.wait_for("commit", 90, tier="memory", step=lambda step: step >= 20)
+    kill_node(watch.job_dir, "node0")
+    assert job.result()["name"] == "done", watch.story()
+    assert_follows(job.paths.folder, fixed)
+    ranks = surviving_history(job.paths.folder)[2]
+    assert ranks[1] == 3 and ranks[STEPS] == 2
+
+
+HYPERPOD_SCRIPT = """
+import os
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from ckpt.sagemaker import SageMakerCheckpointConfig, SageMakerTieredStorageReader, SageMakerTieredStorageWriter
+from ckpt.sagemaker import elastic_event_detected
+
+dist.init_process_group("gloo")
+config = SageMakerCheckpointConfig(namespace="script", world_size=dist.get_world_size())
+state, step = {"w": torch.zeros(5)}, 0
+while True:
+    step += 1
+    state["w"] += 1
+    stops = elastic_event_detected()
+    if stops or step % 100 == 0:
+        dcp.save(state, storage_writer=SageMakerTieredStorageWriter(config, step))
+    if stops:
+        break
+print("left at step", step, flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_all_ranks_of_a_hyperpod_script_leave_at_one_step(tmp_path: Path) -> None:
+    """No collective holds its ranks together between two saves, and no Checkpointer is in sight."""
+    (tmp_path / "script.py").write_text(HYPERPOD_SCRIPT)
+    mapping = {"name": "x", "script": str(tmp_path / "script.py"), "nodes": 2, "checkpoint": {"namespace": "x"}}
+    spec = JobSpec.from_mapping(mapping, tmp_path)
+    job = Executor(folder=tmp_path / "%j", cluster="local").submit(spec)
+    watch = Watch(job.paths.folder)
+    watch.wait_for("commit", 90, tier="memory")
+    stop_job(find_job(job.job_id))
+    assert job.result()["name"] == "halted", watch.story()
+    logs = (watch.job_dir / "log" / "attempt-0").glob("rank-*.log")
+    left = [int(re.search(r"left at step (\d+)", log.read_text())[1]) for log in logs]  # type: ignore[index]
+    assert len(left) == 2 and left[0] == left[1]
+    assert watch.wait_for("commit", 1, tier="memory", step=left[0])
