@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from slurm.command import CommandError, Runner
 from slurm.errors import SlurmError
 from slurm.hostlist import compress
 from slurm.qos import FORMAT, Qos
-from slurm.records import Job, Node, Partition, T, read_all
+from slurm.records import Job, Node, Partition, T, read_all, state_below
 from slurm.topology import Topology
 
 _CONNECT_TIMEOUT_S = 2.0
@@ -50,6 +51,22 @@ class Slurm:
         records = _JOBS.findall(text)  # of all tasks where it is an array's number too
         own = (record for record in records if record.startswith(f"JobId={job_id} "))
         return Job.parse(next(own, text))
+
+    def jobs_named(self, name: str) -> dict[str, tuple[str, str]]:
+        """Our jobs of this name, by number: state (see `state_below`), and why it is pending or has ended; "" for none.
+
+        Of those that have ended, the ones that Slurm has not forgotten yet.
+        """
+        argv = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--name={name}", "--format=%i|%T|%r"]
+        rows = (line.strip().split("|", 2) for line in self._run(argv, env=self._env).stdout.splitlines())
+        return {
+            number: (state_below(state), "" if reason == "None" else reason)
+            for number, state, reason in (row for row in rows if len(row) == 3)
+        }
+
+    def cancel_named(self, name: str) -> None:
+        """End all our jobs of this name for good; there need be none."""
+        self._run(["scancel", f"--user={os.getuid()}", f"--name={name}"], env=self._env)
 
     def nodes(self) -> tuple[Node, ...]:
         """All nodes of the cluster, without those whose record cannot be read: these are logged."""
@@ -164,9 +181,15 @@ class Slurm:
         said = self._scontrol("show", "reservation", "--oneliner")
         return tuple(re.findall(r"^ReservationName=(\S+)", said, re.MULTILINE))
 
-    def submit(self, options: Sequence[str], script: str) -> int:
-        """Submit a batch script; returns the job's number."""
-        said = self._run(["sbatch", "--parsable", *options], env=self._env, input=script).stdout
+    def submit(self, options: Sequence[str], script: str, env: Mapping[str, str] | None = None) -> int:
+        """Submit a batch script; returns the job's number.
+
+        Args:
+            options: of sbatch.
+            script: the text.
+            env: the whole environment of sbatch, which the job has too; None passes on what the others get.
+        """
+        said = self._run(["sbatch", "--parsable", *options], env=env or self._env, input=script).stdout
         number = said.strip().partition(";")[0]
         if not number.isdigit():
             raise SlurmError(f"sbatch --parsable: got {said.strip()!r}, expected the job's number")

@@ -25,7 +25,7 @@ _KEPT = (
     *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE"),
     *("AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_EC2_METADATA_DISABLED"),
 )
-
+_BOOSTER = "HOLDFAST_ALLOCATION"  # set on its nodes
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +43,17 @@ class Request:
 
 
 def leave_request(place: Place, config: CheckpointConfig, env: Mapping[str, str]) -> None:
-    """Writes the wish of this attempt; takes an older one back where no tier asks any more."""
+    """Writes the wish of this attempt; takes an older one back where no tier asks any more.
+
+    On a booster's node nothing is wished: the run goes on without it, and its other nodes have what this one held.
+    """
     value = {
         "run_id": place.run_id, "attempt": place.attempt, "node": place.node, "nodes": len(place.nodes),
         "checkpoint": asdict(config), "environment": {name: env[name] for name in _KEPT if name in env},
     }  # fmt: skip
     path = place.ram_dir / NAME
     try:
-        if config.on_job_end:
+        if config.on_job_end and _BOOSTER not in env:
             durable_write(path, dump_json(value), sync=False)
         else:
             path.unlink(missing_ok=True)

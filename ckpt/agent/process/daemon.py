@@ -9,15 +9,28 @@ import json
 import os
 import sys
 
-from ckpt.agent.process.launch import JOBS, srun
+from ckpt.agent.process.launch import JOBS, PYTHON, srun
+
+# Slurm warns the steps of a job that is preempted, or near its time limit, by a signal to each process. mpirun's daemon
+# would end with all agents of the world at that moment, before the nodes that stay have what this one holds. It gives
+# its children an empty mask. bash keeps the mask; dash empties it.
+_UNMOVED = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
+os.execvp("bash", ["bash", "-c", sys.argv[1]])
+"""
 
 
 def main() -> None:
     """Becomes the srun."""
-    host, *command = sys.argv[1:]
-    argv = srun(json.loads(os.environ[JOBS])[host], [host], "--mpi=none", "--gres=none")
-    argv += ["sh", "-c", " ".join(command)]  # as ssh would have a shell read it
-    os.execvp(argv[0], argv)
+    host, *words = sys.argv[1:]
+    jobs = json.loads(os.environ[JOBS])
+    job = jobs["nodes"][host]
+    environment = jobs["environments"][job]
+    # As ssh would have a shell read it.
+    command = " ".join(words).replace(jobs["session_dir"], environment["HOLDFAST_RAM_DIR"])
+    argv = [*srun(job, [host], "--mpi=none", "--gres=none"), *PYTHON, "-c", _UNMOVED, command]
+    os.execvpe(argv[0], argv, {**os.environ, **environment})
 
 
 if __name__ == "__main__":

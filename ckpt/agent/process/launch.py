@@ -87,16 +87,21 @@ def srun(job_id: int | str, nodes: Sequence[str], *options: str) -> list[str]:
     ]
 
 
-def mpirun_over_srun(mpirun: str, jobs: Mapping[str, int | str], session_dir: str) -> tuple[list[str], dict[str, str]]:
-    """Starts one process on each of these nodes, in one MPI world, where srun has no PMIx.
+def mpirun_over_srun(
+    mpirun: str, jobs: Mapping[str, str], environments: Mapping[str, Mapping[str, str]], session_dir: str
+) -> tuple[list[str], dict[str, str]]:
+    """Starts one process on each of these nodes, in one MPI world: where srun has no PMIx, or the nodes are of several
+    jobs.
 
-    mpirun starts a daemon on each node by an srun of its own, so the nodes may belong to several jobs. When a process
-    or a node is lost, mpirun ends the others, as Slurm's PMIx does.
+    mpirun starts a daemon on each node by an srun of its own. When a process or a node is lost, mpirun ends the others,
+    as Slurm's PMIx does.
 
     Args:
         mpirun: Open MPI's.
         jobs: the Slurm job that each node belongs to, in node-rank order.
-        session_dir: for mpirun's own files; a directory on every node.
+        environments: variables of their own for the processes in each job; HOLDFAST_RAM_DIR among them, where mpirun's
+            daemons keep their own files too. On this node mpirun's own environment counts.
+        session_dir: for mpirun's own files on this node.
 
     Returns:
         The command line, to be followed by the program, and what to add to its environment.
@@ -108,7 +113,8 @@ def mpirun_over_srun(mpirun: str, jobs: Mapping[str, int | str], session_dir: st
     hosts = ",".join(f"{node}:1" for node in jobs)
     argv = [mpirun, *(word for name, value in options.items() for word in ("--prtemca", name, value))]
     argv += ["--host", hosts, "--map-by", "ppr:1:node", "--bind-to", "none"]
-    return argv, {JOBS: json.dumps(dict(jobs))}
+    own = {job: dict(environment) for job, environment in environments.items()}
+    return argv, {JOBS: json.dumps({"nodes": dict(jobs), "environments": own, "session_dir": session_dir})}
 
 
 def outside_our_step(env: Mapping[str, str]) -> dict[str, str]:
