@@ -1,25 +1,32 @@
-"""What can be asked of a job after its submission: how it stands now, to save and end, and to end at once."""
+"""What can be asked of a job after its submission: how it stands now, another size, to save and end, to end at once."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.errors import LauncherError, UsageError
 from launcher.history.events import read_events
 from launcher.history.status import Status, status_of
 from launcher.plain_file import open_plain, read_json
 from launcher.registry import KnownJob
+from launcher.scale_request import ScaleRequest
 from launcher.stop_request import StopRequest
 from launcher.submission.process import Process
 from launcher.submission.queue import why_it_waits
 
+if TYPE_CHECKING:
+    from launcher.jobfile import JobSpec
+
 OUTCOMES = ("done", "halted", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "internal")
 _CANCEL_DEADLINE_S = 30.0
 _LAST_BYTES = 64 << 10
+_SIZES_SHOWN = 8
 
 
 def status_now(job: KnownJob) -> Status:
@@ -103,6 +110,58 @@ def stop_job(job: KnownJob, at_step: int | None = None, at_s: float | None = Non
         return f"job {job.job_id} has left the queue; it was not running, so there was nothing to save"
     lost = "; it keeps steps in memory only, which goes with the job" if tiers == {"memory"} else ""
     return f"job {job.job_id} saves and ends {request}; `holdfast status {job.job_id}` shows it{lost}"
+
+
+def scale_job(job: KnownJob, nodes: int) -> str:
+    """Has a job train on another number of nodes from now on, as soon as there are that many.
+
+    Args:
+        job: the job.
+        nodes: one of the sizes in its job file.
+
+    Returns:
+        What follows, in words.
+
+    Raises:
+        UsageError: the job is a stranger's, is not elastic, or is not to have this size.
+        LauncherError: it has ended.
+        OSError: its folder cannot be written.
+    """
+    _check_owner(job)
+    status = status_now(job)
+    if status.state in (*OUTCOMES, "lost"):
+        raise LauncherError(f"job {job.job_id} has ended already ({status.state}); submit it again with -N {nodes}")
+    spec = _spec(job.folder)
+    if spec.elastic is None:
+        raise UsageError(
+            f"job {job.job_id}: its job file has no elastic section, so it keeps its {spec.nodes} nodes; "
+            "expected `elastic` with min_nodes and max_nodes, or sizes"
+        )
+    if nodes not in spec.sizes:
+        raise UsageError(f"job {job.job_id}: got {nodes} nodes, expected {_nearest(spec.sizes, nodes)}")
+    ScaleRequest(host=socket.gethostname(), nodes=nodes).write(job.folder)
+    when = "when it starts" if status.state in ("pending", "requeued") else "as soon as it can"
+    return f"job {job.job_id} trains on {nodes} nodes {when}; `holdfast status {job.job_id}` shows what it waits for"
+
+
+def _spec(folder: Path) -> JobSpec:
+    """A job as its supervisor has written it; as it was submitted, while it has none."""
+    from launcher.jobfile import JobSpec, read_job
+
+    if (folder / "job.json").exists():
+        return read_job(folder)
+    from launcher.submission.request import read_request
+
+    return JobSpec.from_json(read_request(folder))
+
+
+def _nearest(sizes: Sequence[int], nodes: int) -> str:
+    """The allowed sizes next to one that is not."""
+    below = [size for size in sizes if size < nodes][:1]
+    above = [size for size in sizes if size > nodes][-1:]
+    allowed = f"its sizes are {', '.join(map(str, sorted(sizes)[:_SIZES_SHOWN]))}"
+    allowed += f", ... {sizes[0]}" if len(sizes) > _SIZES_SHOWN else ""
+    return f"{' or '.join(map(str, below + above))}: {allowed}"
 
 
 def _tiers(folder: Path) -> set[str] | None:

@@ -17,7 +17,7 @@ from launcher.cli.doctor import doctor
 from launcher.cli.errors import Complaints
 from launcher.cli.init import init
 from launcher.cli.job_command import JobCommand, SubmitCommand
-from launcher.cli.jobs import cancel, logs, status, stop
+from launcher.cli.jobs import cancel, logs, scale, status, stop
 from launcher.cli.options import GROUP
 from launcher.cli.plain_command import plain
 from launcher.cli.schema import schema
@@ -88,6 +88,7 @@ app.command("run", short_help="Run a job here, in the foreground, on the local c
 app.command("submit", short_help="Submit a job to Slurm, or to the local cluster.", cls=SubmitCommand)(submit)
 app.command("status", short_help="Show how a job stands; without JOB, all jobs.")(status)
 app.command("logs", short_help="Print what a job's workers wrote.")(logs)
+app.command("scale", short_help="Have an elastic job train on another number of nodes.")(scale)
 app.command("stop", short_help="Have all ranks save, then end a job for good.")(stop)
 app.command("cancel", short_help="End a job for good, at once.")(cancel)
 app.command("supervise", short_help="Supervise a job inside its Slurm job: for batch scripts.")(supervise)

@@ -1,4 +1,4 @@
-"""`holdfast status`, `logs`, `stop` and `cancel`: what is asked of jobs that were submitted."""
+"""`holdfast status`, `logs`, `scale`, `stop` and `cancel`: what is asked of jobs that were submitted."""
 
 from __future__ import annotations
 
@@ -69,6 +69,26 @@ def logs(
         follow_logs(found.folder, selection, lines, typer.echo, lambda: status_now(found), note)
     else:
         print_logs(found.folder, selection, lines, typer.echo)
+
+
+def scale(
+    job: JobName,
+    nodes: Annotated[int, typer.Argument(metavar="N", help="Nodes that are to train.", min=1, show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Have an elastic job train on N nodes: one of the sizes in its job file.
+
+    It grows as soon as it has the nodes: on Slurm when its boosters start, on the local cluster at once. It shrinks at
+    a step that all ranks agree on. Its state goes from memory to memory. Asking again replaces the earlier wish.
+    """
+    from launcher.operate import scale_job
+    from launcher.registry import find_job
+
+    found = find_job(job)
+    told = scale_job(found, nodes)
+    if as_json:
+        return print_json({"job_id": found.job_id, "nodes": nodes})
+    return typer.echo(told)
 
 
 def stop(

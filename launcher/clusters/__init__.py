@@ -2,6 +2,8 @@
 
 cluster.py   the contract
 slurm.py     inside a Slurm job: one srun step for the runners, one per attempt for the agents
+boosters.py  a run's further Slurm jobs: their scripts, how they stand, their end
+booster.py   what a booster's batch script runs: a runner on each of its nodes
 launches.py  which nodes an srun could not start its tasks on
 ended.py     whether the Slurm job of another run has ended, for ckpt agents that ask
 local.py     nodes are process groups on this machine; kill_node() loses one

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from launcher.core.inputs import AllocationState
 from slurm import Topology
 
 
@@ -24,12 +25,15 @@ class AgentsHandle(Protocol):
 
 class Cluster(Protocol):
     """Where a job runs. Call order: start_runners; release_runners when they are there, or before they are started
-    again; start_agents for each attempt; close at the end.
+    again; start_agents for each attempt; close at the end, then end_allocations.
+
+    The job's own allocation is the base. Boosters are further ones, whose runners come by themselves.
 
     Attributes:
         name: "slurm" or "local".
         run_id: the run, the same through all requeues of the job.
-        nodes: all nodes of the job in allocation order, spares included.
+        allocation: the base's id.
+        nodes: all nodes of the base in allocation order, spares included.
         restart_count: how often the job was requeued.
         listen_host: where the supervisor's server listens.
         host: the address by which runners reach it.
@@ -39,6 +43,7 @@ class Cluster(Protocol):
 
     name: str
     run_id: str
+    allocation: str
     nodes: tuple[str, ...]
     restart_count: int
     listen_host: str
@@ -76,18 +81,64 @@ class Cluster(Protocol):
     async def release_runners(self) -> None:
         """What started the runners shall not act on their nodes any more: those that are there go on without it."""
 
-    async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
+    async def start_agents(
+        self,
+        nodes: list[str],
+        environment: Mapping[str, str],
+        log_path: Path,
+        *,
+        allocations: Mapping[str, str],
+        holders: Sequence[str] = (),
+    ) -> AgentsHandle:
         """Starts `python -m ckpt.agent` on the given nodes, as one MPI world.
 
         Args:
             nodes: the attempt's nodes in node-rank order.
             environment: added to the agents' environment, the same on every node.
             log_path: takes their output.
+            allocations: the allocation of each node.
+            holders: nodes behind those in the world, which do not train.
         """
 
-    def unusable(self, nodes: Collection[str]) -> dict[str, str]:
+    async def ask_allocation(self, nodes: int, exclude: Collection[str], environment: Mapping[str, str]) -> str:
+        """Asks the scheduler for a booster. Its runners come when it starts.
+
+        Args:
+            nodes: how many.
+            exclude: nodes that it must not have.
+            environment: added to the runners' environment.
+
+        Returns:
+            The allocation's id.
+
+        Raises:
+            LauncherError, SlurmError, OSError: there is none; or there is, and nobody knows its id.
+        """
+
+    async def allocations(self, known: Collection[str]) -> dict[str, tuple[AllocationState, str]]:
+        """How boosters stand, and the scheduler's reason. Boosters of this run that are not among them are ended.
+
+        Raises:
+            SlurmError: the scheduler does not answer.
+        """
+
+    async def end_allocation(self, allocation: str) -> None:
+        """Ends a booster, or takes it out of the queue; idempotent.
+
+        Raises:
+            SlurmError: the scheduler refuses or does not answer.
+        """
+
+    async def end_allocations(self) -> None:
+        """Ends all boosters of the run, also those that nobody knows of. What cannot be ended is logged."""
+
+    def unusable(self, nodes: Collection[str], allocations: Mapping[str, str]) -> dict[str, str]:
         """Which of the job's nodes can be given no process any more, with the reason. Asked before runners are
         started, and when agents do not come up.
+
+        Args:
+            nodes: those that are asked about.
+            allocations: the allocation of each; by default the base.
 
         Raises:
             SlurmError: the scheduler itself does not answer; nothing is known of the nodes.

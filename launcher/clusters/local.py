@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import ckpt.agent.process.launch as agent_launch
@@ -15,8 +16,10 @@ from launcher.clusters.cluster import AgentsHandle
 from launcher.clusters.mpirun import find_mpirun
 from launcher.clusters.run_id import local_run_id
 from launcher.clusters.spawned import Spawned
+from launcher.core.inputs import AllocationState
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
+from launcher.runner.config import ALLOCATION
 from launcher.runner.memory import make_memory_dir, memory_dir, remove_memory_dir
 from launcher.runner.processes import end_all, pids_with_environment
 from slurm import Topology
@@ -32,7 +35,7 @@ class LocalCluster:
         UsageError: the job keeps checkpoints, and there is no mpirun to start their agents.
     """
 
-    name = "local"
+    name = allocation = "local"
     restart_count = 0
     listen_host = host = "127.0.0.1"
     node: str | None = None
@@ -44,7 +47,8 @@ class LocalCluster:
         self.run_id = local_run_id(job_dir)
         self.nodes = tuple(f"node{index}" for index in range(spec.most_nodes))
         self._job_dir = job_dir
-        self._runners: list[Spawned] = []
+        self._runners: dict[str, Spawned] = {}
+        self._boosters: dict[str, list[str]] = {}  # their nodes
         self._mpi_dir = memory_dir(self.run_id) / ".mpi"
 
     def require_mpi(self) -> None:
@@ -52,10 +56,7 @@ class LocalCluster:
 
     async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
         for node in nodes:
-            own = self._node_environment(node) | {"HOLDFAST_SUPERVISOR_PID": str(os.getpid())}
-            log_path = self._job_dir / "log" / f"runner-{node}.log"
-            argv = (*agent_launch.PYTHON, "-m", "launcher.runner")
-            self._runners.append(await Spawned.start(argv, {**environment, **own}, log_path))
+            self._runners[node] = await self._start_runner(node, environment)
 
     async def runners_launched(self) -> None:
         """They are children of ours: nothing else stands between."""
@@ -67,10 +68,19 @@ class LocalCluster:
     async def release_runners(self) -> None:
         """Nothing acts on the nodes here but we."""
 
-    async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
+    async def start_agents(
+        self,
+        nodes: list[str],
+        environment: Mapping[str, str],
+        log_path: Path,
+        *,
+        allocations: Mapping[str, str],
+        holders: Sequence[str] = (),
+    ) -> AgentsHandle:
         make_memory_dir(self._mpi_dir)
-        argv = [_mpirun(), *agent_launch.mpirun_options(), "--host", f"localhost:{len(nodes)}"]
-        for index, node in enumerate(nodes):
+        world = (*nodes, *holders)
+        argv = [_mpirun(), *agent_launch.mpirun_options(), "--host", f"localhost:{len(world)}"]
+        for index, node in enumerate(world):
             own = [f"{name}={value}" for name, value in self._node_environment(node).items()]
             argv += [":"] * (index > 0) + ["-n", "1", "env", *own, *agent_launch.command(from_template=True)]
         mpi = agent_launch.environment(loopback=True) | _private_mpi(self._mpi_dir)
@@ -79,6 +89,31 @@ class LocalCluster:
             "HOLDFAST_RUN_PID": str(os.getpid()),
         }
         return await Spawned.start(argv, {**environment, **own_environment}, log_path)
+
+    async def ask_allocation(self, nodes: int, exclude: Collection[str], environment: Mapping[str, str]) -> str:
+        """They are there at once. No node's name comes again: what is left of one that has ended is not another's."""
+        allocation, first = f"local-{len(self._boosters) + 1}", len(self._runners)
+        self._boosters[allocation] = names = [f"node{first + index}" for index in range(nodes)]
+        for node in names:
+            self._runners[node] = await self._start_runner(node, {**environment, ALLOCATION: allocation})
+        return allocation
+
+    async def allocations(self, known: Collection[str]) -> dict[str, tuple[AllocationState, str]]:
+        def seen(allocation: str) -> tuple[AllocationState, str]:
+            if any(self._runners[node].is_running for node in self._boosters.get(allocation, ())):
+                return AllocationState.RUNNING, ""
+            return AllocationState.ENDED, "its processes have ended"
+
+        return {allocation: seen(allocation) for allocation in known}
+
+    async def end_allocation(self, allocation: str) -> None:
+        for node in self._boosters.get(allocation, ()):
+            await self._runners[node].end(_CLOSE_TIMEOUT_S)
+            await end_all(partial(self._pids, node), _CLOSE_TIMEOUT_S)
+            remove_memory_dir(memory_dir(self.run_id, node))
+
+    async def end_allocations(self) -> None:
+        """close() ends all processes."""
 
     def adopt_agents(self) -> AgentsHandle:
         raise UsageError("on the local cluster nodes end with their supervisor; start the job again in the same folder")
@@ -92,7 +127,7 @@ class LocalCluster:
     def requeue(self, exclude: Collection[str] = ()) -> None:
         raise UsageError("the local cluster has no queue; start the job again in the same folder to go on")
 
-    def unusable(self, nodes: Collection[str]) -> dict[str, str]:
+    def unusable(self, nodes: Collection[str], allocations: Mapping[str, str]) -> dict[str, str]:
         return {}
 
     def time_left_s(self) -> float | None:
@@ -102,12 +137,21 @@ class LocalCluster:
         return "requeue"
 
     async def close(self, *, forget: bool) -> None:
-        await asyncio.gather(*(runner.end(_CLOSE_TIMEOUT_S) for runner in self._runners))
+        await asyncio.gather(*(runner.end(_CLOSE_TIMEOUT_S) for runner in self._runners.values()))
         await end_all(lambda: pids_with_environment({"HOLDFAST_RUN_ID": self.run_id}), _CLOSE_TIMEOUT_S)
         remove_memory_dir(self._mpi_dir)
         if forget:  # a node that was lost has not done so itself
-            for node in self.nodes:
+            for node in self._runners.keys() | {*self.nodes}:
                 remove_memory_dir(memory_dir(self.run_id, node))
+
+    async def _start_runner(self, node: str, environment: Mapping[str, str]) -> Spawned:
+        own = self._node_environment(node) | {"HOLDFAST_SUPERVISOR_PID": str(os.getpid())}
+        log_path = self._job_dir / "log" / f"runner-{node}.log"
+        argv = (*agent_launch.PYTHON, "-m", "launcher.runner")
+        return await Spawned.start(argv, {**environment, **own}, log_path)
+
+    def _pids(self, node: str) -> list[int]:
+        return pids_with_environment({"HOLDFAST_RUN_ID": self.run_id, "HOLDFAST_NODE": node})
 
     def _node_environment(self, node: str) -> dict[str, str]:
         return {"HOLDFAST_NODE": node, "HOLDFAST_RAM_DIR": str(memory_dir(self.run_id, node))}

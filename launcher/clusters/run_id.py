@@ -12,6 +12,11 @@ def slurm_run_id(cluster: str, job_id: int | str) -> str:
     return f"slurm-{cluster}-{job_id}"
 
 
+def base_job(run_id: str) -> int:
+    """The Slurm job that a run on Slurm started with, and is named after."""
+    return int(run_id.rpartition("-")[2])
+
+
 def local_run_id(job_dir: Path) -> str:
     """The run in a job folder: the folder's name, and a hash that keeps equal names apart."""
     path = str(job_dir.absolute())

@@ -20,7 +20,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import TypeVar
 
 import ckpt.agent.process.launch as agent_launch
 from launcher.clusters import ended
+from launcher.clusters.boosters import Seen, SlurmBoosters
 from launcher.clusters.cluster import AgentsHandle
 from launcher.clusters.launches import Launches
 from launcher.clusters.mpirun import find_mpirun
@@ -36,7 +37,8 @@ from launcher.clusters.spawned import Adopted, Spawned
 from launcher.containers import of_the_steps
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
-from launcher.runner.memory import memory_dir
+from launcher.runner.config import ALLOCATION
+from launcher.runner.memory import memory_of
 from slurm import JobEnvironment, Node, Slurm, SlurmError, Topology
 from slurm.client import listens
 
@@ -74,10 +76,13 @@ class SlurmCluster:
         self._needed = spec.sizes[-1]
         self._job_dir = job_dir
         self._slurm = slurm or Slurm()
+        self._boosters = SlurmBoosters(spec, job_dir, job.job_id, self._slurm)
+        self._grows = spec.most_boosters > 0
         self._runners: Spawned | None = None
         self._agents: Spawned | None = None
         self._launches: Launches | None = None  # of the srun that was started last
         self.run_id = slurm_run_id(job.cluster, job.job_id)
+        self.allocation = str(job.job_id)
         self.nodes = job.nodes
         self.restart_count = job.restart_count
         self.host = socket.gethostname()
@@ -102,6 +107,12 @@ class SlurmCluster:
             return ("pmix",)
 
     def require_mpi(self) -> None:
+        if self._grows and (find_mpirun() is None or self._in_container):
+            raise UsageError(
+                f"elastic: got sizes above `nodes` {'in a container' if self._in_container else 'without an mpirun'}, "
+                "expected mpirun outside of containers (pip install 'holdfast-hpc[mpi]'): it starts the checkpoint "
+                "agents of several Slurm jobs"
+            )
         types = self._mpi_types
         if "pmix" not in types and (find_mpirun() is None or self._in_container):
             raise UsageError(
@@ -129,20 +140,46 @@ class SlurmCluster:
         if self._runners is not None:
             await self._runners.kill()
 
-    async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
-        ram_dir = str(memory_dir(self.run_id))
+    async def start_agents(
+        self,
+        nodes: list[str],
+        environment: Mapping[str, str],
+        log_path: Path,
+        *,
+        allocations: Mapping[str, str],
+        holders: Sequence[str] = (),
+    ) -> AgentsHandle:
+        jobs = {node: allocations.get(node, self.allocation) for node in (*nodes, *holders)}
+        ram_dir = str(memory_of(self.run_id))
         own = agent_launch.environment() | {"HOLDFAST_RAM_DIR": ram_dir}
-        if "pmix" in await asyncio.to_thread(lambda: self._mpi_types):
-            argv = self._srun(nodes, *agent_launch.ONE_WORLD)
+        if {*jobs.values()} == {self.allocation} and "pmix" in await asyncio.to_thread(lambda: self._mpi_types):
+            argv = self._srun([*jobs], *agent_launch.ONE_WORLD)
         else:
-            jobs = dict.fromkeys(nodes, self._job_id)
-            argv, more = agent_launch.mpirun_over_srun(find_mpirun() or "mpirun", jobs, ram_dir)
+            environments = {job: self._of_allocation(job) for job in jobs.values()}
+            argv, more = agent_launch.mpirun_over_srun(find_mpirun() or "mpirun", jobs, environments, ram_dir)
             own |= more
         argv += agent_launch.command(from_template=True)
         own["HOLDFAST_RUN_ENDED"] = json.dumps(ended.command())
         self._launches = await asyncio.to_thread(Launches, log_path)
         self._agents = await Spawned.start(argv, {**environment, **own}, log_path, outlives_us=True)
         return self._agents
+
+    async def ask_allocation(self, nodes: int, exclude: Collection[str], environment: Mapping[str, str]) -> str:
+        return await asyncio.to_thread(self._boosters.ask, nodes, exclude, environment)
+
+    async def allocations(self, known: Collection[str]) -> dict[str, Seen]:
+        return await asyncio.to_thread(self._boosters.seen, known)
+
+    async def end_allocation(self, allocation: str) -> None:
+        await asyncio.to_thread(self._boosters.end, allocation)
+
+    async def end_allocations(self) -> None:
+        if not self._grows:
+            return
+        try:
+            await asyncio.to_thread(self._insist, self._boosters.end_all)
+        except SlurmError as error:
+            log.error("boosters of job %s are not ended, and end when they find it gone: %s", self._job_id, error)
 
     def adopt_agents(self) -> AgentsHandle:
         return Adopted()
@@ -167,15 +204,19 @@ class SlurmCluster:
         except SlurmError as error:
             log.error("job %s has ended but Slurm could not be told: %s; scancel it", self._job_id, error)
 
-    def unusable(self, nodes: Collection[str]) -> dict[str, str]:
+    def unusable(self, nodes: Collection[str], allocations: Mapping[str, str]) -> dict[str, str]:
         job = self._slurm.job(self._job_id)
         if job is None:
             raise SlurmError(f"job {self._job_id}: Slurm knows no such job")
+        there = {*job.nodes}
+        for allocation in {*allocations.values()} - {self.allocation}:
+            booster = self._slurm.job(allocation)
+            there |= {*booster.nodes} if booster is not None and booster.state == "RUNNING" else set()
         known = [node for node in self._slurm.nodes() if node.name in nodes]
         port = self._slurm.slurmd_port()
 
         def why(node: Node) -> str | None:
-            if node.name not in job.nodes or not node.responds:
+            if node.name not in there or not node.responds:
                 return f"Slurm finds it {node.state}: {node.reason or 'no reason given'}"
             if not listens(node.address, node.port or port):
                 return f"its slurmd does not answer at {node.address}:{node.port or port}; see its log there"
@@ -267,6 +308,12 @@ class SlurmCluster:
             except SlurmError:
                 time.sleep(_ASK_AGAIN_S)
         return ask()
+
+    def _of_allocation(self, job: str) -> dict[str, str]:
+        """What agents in an allocation find in their environment that those in others do not."""
+        if job == self.allocation:
+            return {"HOLDFAST_RAM_DIR": str(memory_of(self.run_id))}
+        return {"HOLDFAST_RAM_DIR": str(memory_of(self.run_id, job)), ALLOCATION: job}
 
     def _srun(self, nodes: list[str], *options: str) -> list[str]:
         return agent_launch.srun(self._job_id, nodes, *self._in_container, *options)

@@ -52,6 +52,10 @@ class Spawned:
             os.close(log)
         return cls(process)
 
+    @property
+    def is_running(self) -> bool:
+        return self._process.returncode is None
+
     async def wait(self) -> None:
         await self._process.wait()
         if self._let_go is not None:

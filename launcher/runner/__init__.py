@@ -22,9 +22,10 @@
     processes.py   finding and ending processes
 
 Messages (JSON objects on launcher.channel), runner -> supervisor:
-    hello {node, pid, restart_count, addresses, attempt, warm, port, problem}    first; restart_count: of the job when
-        this runner was started; addresses: of this host, IPv4; attempt: what runs here, or null; problem: why this node
-        cannot train, or null. Then once more what it has told of the attempt: another supervisor may have heard that
+    hello {node, pid, restart_count, allocation, addresses, attempt, warm, port, problem}    first; restart_count: of
+        the job when this runner was started; allocation: the Slurm job that the node belongs to, or "local"; addresses:
+        of this host, IPv4; attempt: what runs here, or null; problem: why this node cannot train, or null. Then once
+        more what it has told of the attempt: another supervisor may have heard that
     heartbeat {attempt, step, slowest, activity, rank_ended, warm, port}    twice a second and on change; step: the
         furthest of the node's ranks; slowest: of those still training; activity: grows while they do anything that can
         be seen; rank_ended: whether one of them has ended; port: free for the next rendezvous
@@ -54,5 +55,7 @@ supervisor -> runner:
     renew_agents {attempt, generation}       end the node's agent; another is coming up
     dump {attempt}                           write the stacks of all workers
     kill {attempt}                           end the attempt's workers and agent now
+    hold {attempt, generation}               the node does not train any more; its agent, which is coming up, serves
+        the attempt of others: end all that is older
     leave {forget}                           end; forget: remove the memory directory, unless an epilog is to flush it
 """

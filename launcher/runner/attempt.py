@@ -191,8 +191,11 @@ class NodeAttempt:
         step = self.final_step if is_current else None
         self._send({"op": "killed", "attempt": attempt, "step": step, "left": left})
 
-    async def end(self, next_attempt: int | None = None) -> list[int]:
-        """Ends the attempt's workers and the node's ckpt agents, but for those that are coming up for `next_attempt`.
+    async def end(self, next_attempt: int | None = None, generation: int = 0) -> list[int]:
+        """Ends the attempt's workers and the node's ckpt agents.
+
+        Args:
+            next_attempt, generation: agents that are coming up for this stay.
 
         Returns:
             Pids that the kernel would not let go.
@@ -208,7 +211,7 @@ class NodeAttempt:
         if watch is not None:
             watch.leave_agent()
         left = await self._workers.kill(KILL_TIMEOUT_S)
-        left += await end_all(lambda: self._agent_pids(next_attempt), KILL_TIMEOUT_S)
+        left += await end_all(lambda: self._agent_pids(next_attempt, generation), KILL_TIMEOUT_S)
         if watch is not None:
             self.final_step = watch.step()
             watch.close()

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from launcher import domains
 from launcher.errors import UsageError
-from launcher.runner.memory import memory_dir
+from launcher.runner.memory import memory_of
+
+ALLOCATION = "HOLDFAST_ALLOCATION"  # only in boosters: their own allocation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,8 @@ class RunnerConfig:
         host, port: the supervisor's address.
         parent_pid: end with this process, our parent; None where Slurm's step ends us.
         restart_count: how often the job had been requeued when this runner was started.
+        allocation: the Slurm job that the node belongs to; "local" on the local cluster.
+        is_booster: whether that is a further allocation of the run, not the one that it started with.
     """
 
     run_id: str
@@ -33,6 +37,8 @@ class RunnerConfig:
     port: int
     parent_pid: int | None
     restart_count: int = 0
+    allocation: str = "local"
+    is_booster: bool = False
     switches: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -46,14 +52,17 @@ class RunnerConfig:
         if not port.isdecimal():
             raise UsageError(f"HOLDFAST_SUPERVISOR={env['HOLDFAST_SUPERVISOR']!r:.200}, expected HOST:PORT")
         node = env.get("HOLDFAST_NODE") or env["SLURMD_NODENAME"]
+        run_id, booster = env["HOLDFAST_RUN_ID"], env.get(ALLOCATION)
         return cls(
-            run_id=env["HOLDFAST_RUN_ID"],
+            run_id=run_id,
             node=node,
-            ram_dir=Path(env.get("HOLDFAST_RAM_DIR") or memory_dir(env["HOLDFAST_RUN_ID"])),
+            ram_dir=Path(env.get("HOLDFAST_RAM_DIR") or memory_of(run_id, booster)),
             job_dir=Path(env["HOLDFAST_JOB_DIR"]),
             host=host,
             port=int(port),
             parent_pid=int(env["HOLDFAST_SUPERVISOR_PID"]) if "HOLDFAST_SUPERVISOR_PID" in env else None,
             restart_count=int(env["HOLDFAST_RESTART_COUNT"]),
+            allocation=booster or env.get("SLURM_JOB_ID") or "local",
+            is_booster=booster is not None,
             switches=domains.from_environment(env),
         )

@@ -33,6 +33,19 @@ def memory_dir(run_id: str, node: str | None = None) -> Path:
     return path / node if node else path
 
 
+def memory_of(run_id: str, booster: str | None = None) -> Path:
+    """Where a run keeps state in the memory of a node that belongs to a Slurm job.
+
+    It bears the name of the node's own job, whose hooks make it and free it, and whose end tells later jobs of this
+    user that it may go. The run goes on when a booster has ended.
+
+    Args:
+        run_id: the run, named after the job that it started with.
+        booster: the number of the node's job, where that is another.
+    """
+    return memory_dir(run_id if booster is None else f"{run_id.rpartition('-')[0]}-{booster}")
+
+
 def make_memory_dir(path: Path) -> None:
     """Makes the directory, 0700 at every level below the root; one that exists must be ours.
 

@@ -99,7 +99,7 @@ class Runner:
                 leave_s = FENCE_S if self._is_terminated else LEAVE_S
                 if gone_s > leave_s:
                     log.error("no supervisor at %s:%s for %s s: leaving", *await self._address(), leave_s)
-                    if self._config.parent_pid is None:
+                    if self._config.parent_pid is None and not self._config.is_booster:
                         await self._succession.abandon()
                     return
                 if not self._leaving:
@@ -211,7 +211,7 @@ class Runner:
         host, port = address = await self._address()
         hello = {"op": "hello", "node": self._config.node, "pid": os.getpid(), "problem": self._problem}
         hello |= {"restart_count": self._config.restart_count, "attempt": self._attempt.number} | self._attempt.state()
-        hello["addresses"] = own_addresses()
+        hello |= {"addresses": own_addresses(), "allocation": self._config.allocation}
         connecting = asyncio.create_task(connect(host, port, secret, hello))
         try:
             while not connecting.done():
@@ -254,8 +254,12 @@ class Runner:
         elif op == "leave":
             self._leaving = True
             await attempt.end()
-            if message["forget"] and not is_left_to_epilog(self._config.ram_dir, os.environ):
-                remove_memory_dir(self._config.ram_dir)
+            ram_dir, is_booster = self._config.ram_dir, self._config.is_booster
+            if message["forget"] and (is_booster or not is_left_to_epilog(ram_dir, os.environ)):
+                remove_memory_dir(ram_dir)  # the run goes on without a booster, and has what it held
+        elif op == "hold":
+            await attempt.end(next_attempt=message["attempt"], generation=message["generation"])
+            self._memo.clear()
         elif message.get("attempt") != attempt.number:
             return  # of one that is over
         elif op == "stop":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import resource
 import time
 from collections.abc import Iterable
@@ -26,13 +27,17 @@ _TICK_S = 0.1
 _ACK_EVERY_S = 0.9  # every other heartbeat
 _CLOSE_TIMEOUT_S = 3.0
 _FEWEST_HALF_OPEN = 16
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 _OTHER_FILES = 256  # logs, pipes and sockets of the process beside the runners' connections
 
 
 class _Link:
-    def __init__(self, channel: Channel, hello: Message) -> None:
+    def __init__(self, channel: Channel, hello: Message, allocation: str) -> None:
         self.channel = channel
+        self.hello = hello
+        self.allocation = allocation
         self.state = hello  # of the last heartbeat
+        self.unread: list[Message] = []  # while the node's other allocation is still here
         self.addresses: list[str] = hello["addresses"]
         self.heard_s = time.monotonic()
         self.acked_s = 0.0
@@ -48,12 +53,17 @@ class _Broken:
 
 
 class Links:
-    """Serves the runners of the given nodes. All that they say goes into `inbox`, in order.
+    """Serves the runners of the base's nodes, and of the boosters'. All that they say goes into `inbox`, in order.
+
+    Slurm may give a booster a node that an earlier one is just leaving. Then the runners of both are connected: the
+    core hears of the second one too, and nothing more of it until the first has gone.
 
     Args:
-        nodes: the nodes whose runners are served.
+        nodes: the nodes of the base.
         secret: the job's secret.
         inbox: takes an input for each message, and NodeLost for each runner that goes.
+        allocation: the base's.
+        most_further: how many nodes of boosters may be connected at once.
         successors: nodes that may take over, in this order.
         restart_count: how often the job was requeued; runners of another start of it are not taken on.
 
@@ -69,8 +79,12 @@ class Links:
         inbox: asyncio.Queue[Input],
         successors: Iterable[str] = (),
         restart_count: int = 0,
+        allocation: str = "local",
+        most_further: int = 0,
     ) -> None:
         self._nodes = frozenset(nodes)
+        self._allocation = allocation
+        self._most_further = most_further
         self._restart_count = restart_count
         self._successors = tuple(successors)
         self._turns: dict[str, int] | None = None  # of those that are left; made when it is asked for
@@ -84,7 +98,9 @@ class Links:
         self._secret = secret
         self._inbox = inbox
         self._links: dict[str, _Link] = {}
-        self._dismissed: dict[str, bool] = {}  # node -> whether it forgets its memory
+        self._seconds: dict[str, _Link] = {}  # of another allocation than the node's runner in _links or _broken
+        self._dismissed: dict[tuple[str, str], bool] = {}  # node, allocation ("": any) -> whether it forgets its memory
+        self._is_closed = False
         self.heartbeats = Heartbeats()
         self.term = 0
         self._server: Listener | None = None
@@ -92,7 +108,7 @@ class Links:
 
     async def open(self, host: str) -> int:
         """Starts listening; returns the port."""
-        kept = len(self._nodes) + _OTHER_FILES  # descriptors that no stranger gets
+        kept = len(self._nodes) + 2 * self._most_further + _OTHER_FILES  # descriptors that no stranger gets
         allowed = _allow_files(kept + MAX_HALF_OPEN)
         half_open = max(_FEWEST_HALF_OPEN, min(MAX_HALF_OPEN, allowed - kept))
         self._server = await serve(host, self._secret, self._accept, max_half_open=half_open)
@@ -111,6 +127,11 @@ class Links:
         """Whether the node's runner is connected."""
         return node in self._links
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Those of the base, and the further ones that are connected."""
+        return (*sorted(self._nodes), *sorted((self._links.keys() | self._seconds.keys()) - self._nodes))
+
     def state(self, node: str) -> Message:
         """What the node's runner said in its last heartbeat; of one that has just gone, nothing of use."""
         link = self._last(node)
@@ -128,21 +149,28 @@ class Links:
 
     def await_return(self, nodes: Iterable[str]) -> None:
         """After a take-over: these nodes' runners look for us."""
-        self._awaited = set(nodes) - self._links.keys() - self._dismissed.keys()
+        self._awaited = {node for node in nodes if node not in self._links and not self._is_dismissed(node)}
         self._awaited_s = time.monotonic()
 
-    def dismiss(self, node: str, *, forget: bool) -> None:
+    def dismiss(self, node: str, *, forget: bool, allocation: str = "") -> None:
         """Tells a node's runner to leave, now or when it comes back; nothing more is heard of it.
 
         Args:
             node: the node.
             forget: whether it removes its memory directory.
+            allocation: only the runner of this one; "" for any.
         """
-        self._dismissed[node] = forget
-        self._awaited.discard(node)
-        self._broken.pop(node, None)
-        self._turns = None
-        self.send(node, {"op": "leave", "forget": forget})
+        self._dismissed[node, allocation] = forget
+        link = self._last(node)
+        leave = {"op": "leave", "forget": forget}
+        for found in (self._links.get(node), self._seconds.get(node)):
+            if found is not None and allocation in ("", found.allocation):
+                found.channel.send(leave)
+        if link is None or allocation in ("", link.allocation):
+            self._awaited.discard(node)
+            self._turns = None
+            if self._broken.pop(node, None) is not None:
+                self._promote(node)
 
     @property
     def is_isolated(self) -> bool:
@@ -151,18 +179,18 @@ class Links:
 
     def abort(self) -> None:
         """Drops every connection and tells nobody anything."""
-        self._dismissed = dict.fromkeys(self._nodes, False)
+        self._is_closed = True
         if self._watching is not None:
             self._watching.cancel()
         if self._server is not None:
             self._server.close()
-        for link in list(self._links.values()):
+        for link in (*self._links.values(), *self._seconds.values()):
             link.channel.abort()
 
     async def close(self) -> None:
         """Waits for the runners that were dismissed to go, then closes every connection."""
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
-        while self._links and time.monotonic() < deadline:
+        while (self._links or self._seconds) and time.monotonic() < deadline:
             await asyncio.sleep(_TICK_S / 5)
         self.abort()
 
@@ -170,43 +198,77 @@ class Links:
         if hello.get("op") == "follow":
             await self._serve_follower(channel)
             return
-        node = hello.get("node")
-        if hello.get("op") != "hello" or not isinstance(node, str) or node not in self._nodes:
-            log.warning("connection from %s refused: it speaks for node %r", channel.peer_host, node)
+        node, allocation = hello.get("node"), hello.get("allocation")
+        if not isinstance(node, str) or not isinstance(allocation, str) or not self._is_expected(hello):
+            log.warning("%s refused: it speaks for node %r, allocation %r", channel.peer_host, node, allocation)
             return
         if not self._is_of_this_start(channel, hello):
             return
-        if node in self._dismissed:
-            channel.send({"op": "leave", "forget": self._dismissed[node]})
+        if self._is_dismissed(node, allocation):
+            forget = self._dismissed.get((node, allocation), self._dismissed.get((node, ""), False))
+            channel.send({"op": "leave", "forget": forget})
             return
-        if node in self._links:
-            self._links[node].channel.abort()
-        link = self._links[node] = _Link(channel, hello)
-        self._awaited.discard(node)
-        if node in self._away:
-            self._away.discard(node)
-            self._turns = None
+        link = _Link(channel, hello, allocation)
+        before = self._last(node)
+        place = self._links if before is None or before.allocation == allocation else self._seconds
+        if node in place:
+            place[node].channel.abort()
+        place[node] = link
         channel.send({"op": "welcome", "term": self.term, "turn": self._turn(node)})
-        broken = self._broken.pop(node, None)
-        for message in broken.unsent if broken is not None else ():
-            channel.send(message)
+        if place is self._links:
+            self._awaited.discard(node)
+            if node in self._away:
+                self._away.discard(node)
+                self._turns = None
+            broken = self._broken.pop(node, None)
+            for message in broken.unsent if broken is not None else ():
+                channel.send(message)
         self._put(to_input(node, hello))
         try:
             while True:
-                message = await channel.receive()
-                link.heard_s = time.monotonic()
-                if message["op"] == "heartbeat":
-                    link.state = message
-                    if self.heartbeats.add(node, message):
-                        self._put(NodeWarm(node=node))
-                    turn = self._turn(node)  # who is to follow us has to notice soonest
-                    if turn == 0 or link.heard_s - link.acked_s >= _ACK_EVERY_S:
-                        link.acked_s = link.heard_s
-                        channel.send({"op": "ack", "turn": turn})
-                else:
-                    self._put(to_input(node, message))
+                self._hear(node, link, await channel.receive())
         except ChannelError:
             self._close(node, link)
+
+    def _is_expected(self, hello: Message) -> bool:
+        """Whether a runner, which knows the job's secret, may speak for its node."""
+        node, allocation = hello["node"], hello["allocation"]
+        if hello.get("op") != "hello" or not _NAME.fullmatch(node) or not _NAME.fullmatch(allocation):
+            return False
+        if node in self._nodes:
+            return bool(allocation == self._allocation)
+        further = (self._links.keys() | self._broken.keys() | {node}) - self._nodes
+        return allocation != self._allocation and len(further) <= self._most_further
+
+    def _hear(self, node: str, link: _Link, message: Message) -> None:
+        link.heard_s = time.monotonic()
+        if message["op"] == "heartbeat":
+            link.state = message
+            if self._links.get(node) is link and self.heartbeats.add(node, message):
+                self._put(NodeWarm(node=node))
+            turn = self._turn(node)  # who is to follow us has to notice soonest
+            if turn == 0 or link.heard_s - link.acked_s >= _ACK_EVERY_S:
+                link.acked_s = link.heard_s
+                link.channel.send({"op": "ack", "turn": turn})
+        elif self._seconds.get(node) is link:
+            link.unread.append(message)
+        else:
+            self._put(to_input(node, message))
+
+    def _is_dismissed(self, node: str, allocation: str | None = None) -> bool:
+        """Whether the runner of a node in this allocation is; by default in the base."""
+        own = self._allocation if allocation is None else allocation
+        return self._is_closed or (node, "") in self._dismissed or (node, own) in self._dismissed
+
+    def _promote(self, node: str) -> None:
+        """The node's earlier runner has gone: the one of another allocation takes its place."""
+        if (link := self._seconds.pop(node, None)) is None:
+            return
+        self._links[node] = link
+        self._put(to_input(node, link.hello | {"warm": link.state["warm"]}))
+        for message in link.unread:
+            self._put(to_input(node, message))
+        link.unread.clear()
 
     def _is_of_this_start(self, channel: Channel, hello: Message) -> bool:
         """Whether a runner belongs to this start of the job. One of an earlier start leaves, without the memory: that
@@ -238,7 +300,7 @@ class Links:
                 self._stood_still_s = now_s
             self._ticked_s = now_s
             if lag_s > _TICK_S:  # we were not running: what came meanwhile has not been read yet
-                for link in self._links.values():
+                for link in (*self._links.values(), *self._seconds.values()):
                     link.heard_s += lag_s
             if lag_s > _PAUSE_S:
                 self._put(StoodStill(seconds=lag_s))
@@ -247,8 +309,9 @@ class Links:
             for node, broken in list(self._broken.items()):
                 if now_s - broken.since_s > RETURN_S:
                     del self._broken[node]
-                    self._report_lost(node, f"its connection broke, and it did not come back in {RETURN_S:g} s", 0.0)
-            for node, link in list(self._links.items()):
+                    why = f"its connection broke, and it did not come back in {RETURN_S:g} s"
+                    self._report_lost(node, broken.link, why, 0.0)
+            for node, link in [*self._links.items(), *self._seconds.items()]:
                 silent_s = now_s - link.heard_s
                 if silent_s > SILENCE_S:
                     self._lose(node, link, f"silent for {silent_s:.1f} s", silent_s)
@@ -257,16 +320,22 @@ class Links:
     def _turn(self, node: str) -> int | None:
         """A node's place in the succession."""
         if self._turns is None:
-            left = (other for other in self._successors if other not in self._dismissed and other not in self._away)
+            left = (other for other in self._successors if not self._is_dismissed(other) and other not in self._away)
             self._turns = {other: turn for turn, other in enumerate(left)}
         return self._turns.get(node)
 
     def _may_be_cut_off(self, now_s: float) -> bool:
-        """Whether to doubt ourselves rather than the nodes. Two nodes cannot tell which of them it is."""
-        silent = sum(now_s - link.heard_s > SUSPECT_S for link in self._links.values())
-        silent += len(self._awaited) if now_s - self._awaited_s > SUSPECT_S else 0
-        silent += sum(now_s - broken.since_s > SUSPECT_S for broken in self._broken.values())
-        if 2 * silent <= len(self._links) + len(self._awaited) + len(self._broken):
+        """Whether to doubt ourselves rather than the nodes. Two nodes cannot tell which of them it is.
+
+        Only the base's nodes are asked: boosters may all go at once, and never take over.
+        """
+        links = [link for node, link in self._links.items() if node in self._nodes]
+        awaited = self._awaited & self._nodes
+        broken = [one for node, one in self._broken.items() if node in self._nodes]
+        silent = sum(now_s - link.heard_s > SUSPECT_S for link in links)
+        silent += len(awaited) if now_s - self._awaited_s > SUSPECT_S else 0
+        silent += sum(now_s - one.since_s > SUSPECT_S for one in broken)
+        if 2 * silent <= len(links) + len(awaited) + len(broken):
             if self._isolated_s is not None:
                 self._put(IsolationChanged(is_isolated=False))
             self._isolated_s = None
@@ -291,7 +360,7 @@ class Links:
         """A connection has ended. After a standstill of ours, or one of the network, that says nothing of the node."""
         now_s = time.monotonic()
         in_doubt = self.is_isolated or self._stands_still(now_s) or now_s - self._stood_still_s < RETURN_S
-        if in_doubt and self._links.get(node) is link and node not in self._dismissed:
+        if in_doubt and self._links.get(node) is link and not self._is_dismissed(node, link.allocation):
             log.warning("%s: its connection broke while we, or the network, stood still: its return is awaited", node)
             del self._links[node]
             self._broken[node] = _Broken(link=link, since_s=now_s)
@@ -301,14 +370,18 @@ class Links:
     def _lose(self, node: str, link: _Link, reason: str, detect_s: float) -> None:
         if self._links.get(node) is link:
             del self._links[node]
-            self._report_lost(node, reason, detect_s)
+            self._report_lost(node, link, reason, detect_s)
+        elif self._seconds.get(node) is link:
+            del self._seconds[node]
 
-    def _report_lost(self, node: str, reason: str, detect_s: float) -> None:
-        self._away.add(node)
-        self._turns = None
+    def _report_lost(self, node: str, link: _Link, reason: str, detect_s: float) -> None:
+        if node in self._nodes:
+            self._away.add(node)
+            self._turns = None
         self.heartbeats.left(node)
-        if node not in self._dismissed:
+        if not self._is_dismissed(node, link.allocation):
             self._put(NodeLost(node=node, reason=reason, detect_s=round(detect_s, 3)))
+        self._promote(node)
 
     def _put(self, given: Input | None) -> None:
         if given is not None:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 
+from launcher import domains
 from launcher.clusters.cluster import AgentsHandle, Cluster
 from launcher.core.commands import AdoptAgents, StartAgents
 from launcher.core.inputs import AgentsEnded, Input, LaunchEnded
@@ -31,7 +32,6 @@ class Processes:
         spec: the job.
         job_dir: its folder.
         cluster: starts and ends them.
-        switches: each node's switch, where it is known.
         put: takes what becomes of them.
         spawn: runs a coroutine beside the supervisor's loop, which ends where it fails.
 
@@ -44,14 +44,12 @@ class Processes:
         spec: JobSpec,
         job_dir: Path,
         cluster: Cluster,
-        switches: Mapping[str, str],
         put: Callable[[Input], None],
         spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
     ) -> None:
         self._spec = spec
         self._job_dir = job_dir
         self._cluster = cluster
-        self._switches = switches
         self._put = put
         self._spawn = spawn
         self.environment: Mapping[str, str] = {}
@@ -91,15 +89,19 @@ class Processes:
     def start_agents(self, command: StartAgents) -> None:
         async def work() -> None:
             number, nodes = command.attempt, list(command.nodes)
-            environment = attempt_environment(
-                self._spec, self._cluster.run_id, self._job_dir, number, nodes, self._switches
-            )
+            switches = domains.switches_of(self._cluster.topology, nodes)
+            environment = attempt_environment(self._spec, self._cluster.run_id, self._job_dir, number, nodes, switches)
             environment |= {"HOLDFAST_ROLE": "agent", "HOLDFAST_RESTART_COUNT": str(self._cluster.restart_count)}
+            if command.holders:
+                environment["HOLDFAST_HOLDERS"] = ",".join(command.holders)
             if command.generation:
                 environment["HOLDFAST_GENERATION"] = str(command.generation)
             log_path = self._job_dir / "log" / f"attempt-{number}" / "agents.log"
             try:
-                self._follow(await self._cluster.start_agents(nodes, environment, log_path), number, command.generation)
+                handle = await self._cluster.start_agents(
+                    nodes, environment, log_path, allocations=command.allocations, holders=command.holders
+                )
+                self._follow(handle, number, command.generation)
             except (LauncherError, OSError) as error:
                 self._put(AgentsEnded(attempt=number, generation=command.generation, reason=str(error)))
 

@@ -127,7 +127,9 @@ class Heartbeats:
 
 def _hello(node: str, message: Message) -> Input:
     attempt, problem = message.get("attempt"), message.get("problem")
-    return NodeJoined(node=node, attempt=attempt, is_warm=bool(message["warm"]), problem=problem)
+    return NodeJoined(
+        node=node, allocation=message["allocation"], attempt=attempt, is_warm=bool(message["warm"]), problem=problem
+    )
 
 
 def _ended(node: str, message: Message) -> Input:

@@ -23,7 +23,7 @@ from launcher.core import commands as do
 from launcher.core.commands import Command
 from launcher.core.inputs import Input
 from launcher.core.requests import is_asked
-from launcher.core.state import Job, Limits, State
+from launcher.core.state import ElasticLimits, Job, Limits, State
 from launcher.errors import LauncherError
 from launcher.history.events import Event, EventLog, read_events
 from launcher.history.status import History
@@ -31,7 +31,9 @@ from launcher.host_addresses import ranges
 from launcher.jobfile import JobSpec
 from launcher.outcome import EXIT_CODES, Outcome, kept, unsaved
 from launcher.runner.step_signals import WARNINGS
+from launcher.scale_request import ScaleRequest
 from launcher.stop_request import StopRequest
+from launcher.supervisor.allocations import Allocations, recorded
 from launcher.supervisor.folder import probe, read_secret, until_written
 from launcher.supervisor.links import Links
 from launcher.supervisor.office import FolderRemoved, Office, Superseded
@@ -89,9 +91,18 @@ class Supervisor:
         self._failure: BaseException | None = None  # of what runs beside the loop
         successors = [node for node in cluster.nodes if node != cluster.node] if cluster.node is not None else []
         successors.sort(key=lambda node: node == self._predecessor)  # last: it may be lost, or frozen
-        self._links = Links(cluster.nodes, read_secret(job_dir), self._inbox, successors, cluster.restart_count)
+        self._links = Links(
+            cluster.nodes,
+            read_secret(job_dir),
+            self._inbox,
+            successors,
+            cluster.restart_count,
+            cluster.allocation,
+            spec.most_boosters * spec.booster_nodes,
+        )
         self._switches = domains.switches_of(cluster.topology, cluster.nodes)
-        self._processes = Processes(spec, job_dir, cluster, self._switches, self._inbox.put_nowait, self._spawn)
+        self._processes = Processes(spec, job_dir, cluster, self._inbox.put_nowait, self._spawn)
+        self._allocations = Allocations(cluster, self._inbox.put_nowait)
         self._own_checkpoints = OwnCheckpoints(spec.progress) if spec.progress is not None else None
         self._history = History()
         self._timer: asyncio.TimerHandle | None = None
@@ -126,7 +137,7 @@ class Supervisor:
         port = await self._links.open(self._cluster.listen_host)
         self._office.take(port, self._take_over)
         self._links.term = self._events.term = self._office.term
-        self._processes.environment = {
+        self._processes.environment = self._allocations.environment = {
             **self._spec.env,
             "HOLDFAST_RUN_ID": self._cluster.run_id,
             "HOLDFAST_JOB_DIR": str(self._job_dir),
@@ -142,7 +153,9 @@ class Supervisor:
             if event["time"] > self._now_s():  # another host's clock was ahead: events are in order of time
                 self._epoch_s += event["time"] - self._now_s()
         self._spawn(self._office.hold(lambda: not self._links.is_isolated, self._on_superseded, self._on_removed))
-        self._spawn(self._look_for_stop_request())
+        self._spawn(self._look_for_requests())
+        if self._spec.most_boosters:
+            self._spawn(self._allocations.follow(recorded(past) if self._take_over is not None else ()))
         self._spawn(self._report_progress())
         state, commands = begin(self._job(), past, self._now_s())
         while (end := self._perform(state, commands)) is None:
@@ -165,8 +178,13 @@ class Supervisor:
         return Job(
             # Where there is a spare it is the supervisor's node: the job then outlives its loss without a fault.
             nodes=tuple(sorted(cluster.nodes, key=lambda node: node == cluster.node)),
-            allocations=dict.fromkeys(cluster.nodes, cluster.run_id if cluster.name == "slurm" else cluster.name),
+            allocations=dict.fromkeys(cluster.nodes, cluster.allocation),
             sizes=tuple(spec.sizes),
+            base_nodes=spec.nodes,
+            booster_nodes=spec.booster_nodes,
+            most_boosters=spec.most_boosters,
+            elastic=_limits_of(spec),
+            is_local=cluster.name == "local",
             limits=Limits(
                 max_without_progress=restart.max_without_progress,
                 max_restarts=restart.max_restarts,
@@ -221,6 +239,12 @@ class Supervisor:
         }
         for rank, node in enumerate(command.nodes):
             self._links.send(node, start | {"node_rank": rank, "hosts": hosts if node == first else []})
+
+    def _start_agents(self, command: do.StartAgents) -> None:
+        hold = {"op": "hold", "attempt": command.attempt, "generation": command.generation}
+        for node in command.holders:
+            self._links.send(node, hold)
+        self._processes.start_agents(command)
 
     def _address(self, node: str) -> str:
         """Where other nodes reach this one. The batch host's own runner may come from a loopback address."""
@@ -277,7 +301,7 @@ class Supervisor:
         unusable: dict[str, str] = {}
         error = None
         try:
-            unusable = await asyncio.to_thread(self._cluster.unusable, command.nodes)
+            unusable = await asyncio.to_thread(self._cluster.unusable, command.nodes, command.allocations)
         except SlurmError as failure:
             error = str(failure)
         answer = inputs.UnusableAnswered(asked=command.nodes, purpose=command.purpose, unusable=unusable, error=error)
@@ -335,15 +359,20 @@ class Supervisor:
             for number, earlier in before.items():
                 signal.signal(number, earlier)
 
-    async def _look_for_stop_request(self) -> None:
-        """Brings in a user's request to stop. The file system may be slow to answer: it is asked in a thread."""
+    async def _look_for_requests(self) -> None:
+        """Brings in what a user asks for. The file system may be slow to answer: it is asked in a thread."""
         seen: StopRequest | None = None
+        size: ScaleRequest | None = None
         while True:
             request = await asyncio.to_thread(StopRequest.read, self._job_dir)
             if request is not None and request != seen and not request.is_served:
                 seen = request
                 halt = inputs.HaltAsked(at_step=request.at_step or 0, at_s=request.at_s or 0.0)
                 self._inbox.put_nowait(halt)
+            wanted = await asyncio.to_thread(ScaleRequest.read, self._job_dir)
+            if wanted is not None and wanted != size:
+                size = wanted
+                self._inbox.put_nowait(inputs.ScaleAsked(nodes=wanted.nodes))
             await asyncio.sleep(STOP_LOOK_S)
 
     async def _report_progress(self) -> None:
@@ -359,8 +388,8 @@ class Supervisor:
         """Ends everything that this job started and writes its result, unless it goes on when it starts again."""
         goes_on = end.outcome == "stopped"
         outcome = self._outcome(end.outcome, end.step, self._full_reason(end))
-        for node in self._cluster.nodes:
-            self._links.dismiss(node, forget=not goes_on)
+        for node in self._links.nodes:
+            self._links.dismiss(node, forget=not goes_on or node not in self._cluster.nodes)
         await self._links.close()
         await self._processes.close()
         await self._cluster.close(forget=not goes_on)
@@ -373,6 +402,7 @@ class Supervisor:
                 await self._written(lambda: self._write_result(outcome))
         await self._recorder.settled()
         await self._written(self._events.flush)
+        await self._cluster.end_allocations()
         if not goes_on:
             await asyncio.to_thread(self._cluster.end_job)
         return outcome
@@ -398,6 +428,7 @@ class Supervisor:
         self._office.confirm()
         outcome.write(self._job_dir, self._cluster.run_id)
         StopRequest.remove(self._job_dir)
+        ScaleRequest.remove(self._job_dir)
 
     def _outcome(self, name: str, step: int | None, reason: str) -> Outcome:
         seconds = round(time.monotonic() - self._begun_s, 3)
@@ -458,15 +489,19 @@ class Supervisor:
         do.Send: _send,
         do.StartWorkers: _start_workers,
         do.Leave: lambda self, command: self._links.send(command.node, {"op": "leave", "forget": False}),
-        do.Dismiss: lambda self, command: self._links.dismiss(command.node, forget=command.forget),
+        do.Dismiss: lambda self, command: self._links.dismiss(
+            command.node, forget=command.forget, allocation=command.allocation
+        ),
         do.AwaitReturn: lambda self, command: self._links.await_return(command.nodes),
         do.StartRunners: lambda self, command: self._processes.start_runners(command.nodes),
         do.ReleaseRunners: lambda self, _: self._processes.release_runners(),
         do.AskLaunch: lambda self, _: self._processes.ask_launch(),
-        do.StartAgents: lambda self, command: self._processes.start_agents(command),
+        do.StartAgents: _start_agents,
         do.AdoptAgents: lambda self, command: self._processes.adopt_agents(command),
         do.KillAgents: lambda self, _: self._processes.kill_agents(),
         do.LetGo: lambda self, _: self._cluster.let_go(),
+        do.AskAllocation: lambda self, command: self._spawn(self._allocations.ask(command)),
+        do.EndAllocation: lambda self, command: self._spawn(self._allocations.end(command)),
         do.AskUnusable: lambda self, command: self._spawn(self._ask_unusable(command)),
         do.AskWhyTerminated: lambda self, _: self._spawn(self._ask_why_terminated()),
         do.AskTimeLeft: lambda self, _: self._spawn(self._ask_time_left()),
@@ -474,6 +509,18 @@ class Supervisor:
         do.LookAtOwnCheckpoints: lambda self, _: self._spawn(self._look_at_own_checkpoints()),
         do.Requeue: lambda self, command: self._spawn(self._requeue(command)),
     }
+
+
+def _limits_of(spec: JobSpec) -> ElasticLimits:
+    elastic = spec.elastic
+    if elastic is None:
+        return ElasticLimits()
+    return ElasticLimits(
+        scaling_timeout_s=elastic.scaling_timeout_s,
+        graceful_shutdown_timeout_s=elastic.graceful_shutdown_timeout_s,
+        faulty_scale_down_timeout_s=elastic.faulty_scale_down_timeout_s,
+        scale_up_snooze_s=elastic.scale_up_snooze_s,
+    )
 
 
 def _log_signal(given: Input) -> None:

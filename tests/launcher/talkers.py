@@ -47,7 +47,7 @@ class Talkers(LocalCluster):
 
     async def _runner(self, node: str, port: int, attempt: int | None = None) -> None:
         hello: Message = {"op": "hello", "node": node, "pid": 1, "problem": None, "warm": True, "port": 1}
-        hello |= {"restart_count": self.restart_count, "addresses": []}
+        hello |= {"restart_count": self.restart_count, "allocation": "local", "addresses": []}
         hello["attempt"] = attempt
         channel, message = await connect(self.host, port, read_secret(self._job_dir), hello)
         self.came(channel)

@@ -225,7 +225,7 @@ def test_steps_name_their_nodes_and_survive_the_loss_of_one(spec: JobSpec, monke
     monkeypatch.setattr(slurm_cluster, "Spawned", Recorded)
     job = cluster(spec, Scontrol(MPI_TYPES))
     asyncio.run(job.start_runners(["n1", "n2", "n3"], {"A": "1"}))
-    asyncio.run(job.start_agents(["n1", "n3"], {"HOLDFAST_ATTEMPT": "1"}, Path("/job/log/agents.log")))
+    asyncio.run(job.start_agents(["n1", "n3"], {"HOLDFAST_ATTEMPT": "1"}, Path("/job/log/agents.log"), allocations={}))
     (runners, _), (agents, environment) = started
     for argv, nodes, count in ((runners, "n1,n2,n3", 3), (agents, "n1,n3", 2)):
         assert argv[0] == "env" and "--unset=SLURM_GPUS_PER_NODE" in argv[: argv.index("srun")]
@@ -255,7 +255,7 @@ def test_steps_run_in_the_jobs_container(tmp_path: Path, monkeypatch: pytest.Mon
     spec = JobSpec.from_mapping({"script": "s.py", "nodes": 3, "slurm": image}, tmp_path)
     job = cluster(spec, Scontrol(MPI_TYPES))
     asyncio.run(job.start_runners(["n1", "n2", "n3"], {}))
-    asyncio.run(job.start_agents(["n1", "n3"], {}, Path("/job/log/agents.log")))
+    asyncio.run(job.start_agents(["n1", "n3"], {}, Path("/job/log/agents.log"), allocations={}))
     common = "--no-kill --kill-on-bad-exit=0 --overlap --export=ALL --cpu-bind=none --wait=0 --quiet"
     container = "--container-image=/images/torch.sqsh --container-writable --container-mounts=/job:/job"
     python = " ".join(PYTHON)
@@ -282,7 +282,7 @@ def test_nodes_that_can_be_given_nothing_are_told_by_what_slurm_and_they_themsel
         nodes = [("n1", "MIXED", up), ("n2", "MIXED", closed), ("n3", "DOWN*", up), ("n4", "MIXED", up)]
         lines = "\n".join(node_line(*node) for node in nodes)
         scontrol = Scontrol(("RUNNING", 2), lines, "SlurmdPort              = 6818\n")
-        found = cluster(spec, scontrol).unusable(["n1", "n2", "n3", "n4"])
+        found = cluster(spec, scontrol).unusable(["n1", "n2", "n3", "n4"], {})
     assert found.keys() == {"n2", "n3", "n4"}  # n4 is none of the job's any more
     assert "slurmd does not answer" in found["n2"] and "DOWN: Not responding" in found["n3"]
 
@@ -301,13 +301,13 @@ def test_a_node_that_srun_has_named_can_be_given_nothing(
     with socket.create_server(("127.0.0.1", 0)) as slurmd:
         lines = "\n".join(node_line(name, "MIXED", slurmd.getsockname()[1]) for name in ("n1", "n2"))
         job = cluster(spec, Scontrol(MPI_TYPES, ("RUNNING", 2), lines, "SlurmdPort              = 6818\n"))
-        asyncio.run(job.start_agents(["n1", "n2"], {}, tmp_path / "agents.log"))
-        assert job.unusable(["n1", "n2"]) == {"n2": "srun could start no process there: Socket timed out"}
+        asyncio.run(job.start_agents(["n1", "n2"], {}, tmp_path / "agents.log", allocations={}))
+        assert job.unusable(["n1", "n2"], {}) == {"n2": "srun could start no process there: Socket timed out"}
 
 
 def test_where_slurm_does_not_answer_nothing_is_known_of_the_nodes(spec: JobSpec) -> None:
     with pytest.raises(SlurmError):
-        cluster(spec, Scontrol(None)).unusable(["n1"])
+        cluster(spec, Scontrol(None)).unusable(["n1"], {})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from launcher.channel import Channel, ChannelError, Message, connect
-from launcher.core.inputs import Input, IsolationChanged, NodeJoined, NodeLost, NodeWarm
+from launcher.core.inputs import Input, IsolationChanged, NodeJoined, NodeLost, NodeWarm, Terminated
 from launcher.supervisor import links
 from launcher.supervisor.links import Links
 
@@ -25,7 +25,7 @@ class Runners:
     def __init__(self, count: int) -> None:
         self.nodes = [f"n{number}" for number in range(1, count + 1)]
         self.inbox: asyncio.Queue[Input] = asyncio.Queue()
-        self.links = Links(self.nodes, SECRET, self.inbox, successors=self.nodes[1:])
+        self.links = Links(self.nodes, SECRET, self.inbox, successors=self.nodes[1:], most_further=2)
         self.channels: dict[str, Channel] = {}
         self.turns: dict[str, int | None] = {}
         self.restart_count = 0
@@ -35,11 +35,12 @@ class Runners:
         for node in self.nodes[:1] if alone else self.nodes:
             await self.connect(node)
 
-    async def connect(self, node: str) -> None:
+    async def connect(self, node: str, allocation: str = "local") -> None:
         hello = {
             "op": "hello",
             "node": node,
             "restart_count": self.restart_count,
+            "allocation": allocation,
             "addresses": [],
             "warm": True,
             "port": 1,
@@ -132,13 +133,14 @@ def test_a_runner_of_another_start_of_the_job_does_not_take_its_nodes_place(
         runners.links = Links(runners.nodes, SECRET, runners.inbox, restart_count=2)
         await runners.join(alone=True)
         hello = {"op": "hello", "node": "n1", "restart_count": restart_count, "warm": True, "port": 1}
+        hello |= {"allocation": "local"}
         if answer is not None:
             _, said = await connect("127.0.0.1", runners.port, SECRET, hello)
             assert said == answer
         else:
             with pytest.raises(ChannelError):
                 await connect("127.0.0.1", runners.port, SECRET, hello)
-        assert runners.pending() == [NodeJoined(node="n1", is_warm=True)]
+        assert runners.pending() == [NodeJoined(node="n1", allocation="local", is_warm=True)]
         await runners.beats("n1")
         assert runners.pending() == [NodeWarm(node="n1")], "the right runner stays connected"
         runners.links.abort()
@@ -184,7 +186,7 @@ def test_a_cluster_without_successors_doubts_itself_when_all_nodes_are_silent() 
             await runners.connect(node)
         await asyncio.wait_for(until(lambda: not runners.links.is_isolated), DEADLINE_S)
         came = [given for given in runners.pending() if not isinstance(given, IsolationChanged)]
-        assert came == [NodeJoined(node=node, is_warm=True) for node in runners.nodes]
+        assert came == [NodeJoined(node=node, allocation="local", is_warm=True) for node in runners.nodes]
         runners.links.abort()
 
     asyncio.run(scene())
@@ -212,6 +214,105 @@ def test_a_supervisor_doubts_itself_when_more_than_half_of_its_nodes_are_silent(
             given = await runners.next_of(IsolationChanged, NodeLost)
         assert isinstance(given, IsolationChanged) is doubts and runners.links.is_isolated is doubts
         assert doubts or (isinstance(given, NodeLost) and given.node in runners.nodes[-silent:])
+        runners.links.abort()
+
+    asyncio.run(scene())
+
+
+def heard(runners: Runners) -> list[Input]:
+    """What has come in since the last time, without heartbeats."""
+    return [given for given in runners.pending() if not isinstance(given, NodeWarm)]
+
+
+def test_a_boosters_node_joins_with_its_allocation_and_is_no_successor() -> None:
+    async def scene() -> None:
+        runners = Runners(2)
+        await runners.join()
+        heard(runners)
+        await runners.connect("b1", "8")
+        assert heard(runners) == [NodeJoined(node="b1", allocation="8", is_warm=True)]
+        assert runners.turns == {"n1": None, "n2": 0, "b1": None}
+        runners.links.abort()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("node", "allocation"),
+    [("n2", "8"), ("b1", "local"), ("../b1", "8"), ("b1", ""), ("b3", "8")],
+    ids=["base node", "base's allocation", "no node's name", "no allocation", "one too many"],
+)
+def test_a_runner_of_no_booster_of_the_job_is_refused(node: str, allocation: str) -> None:
+    async def scene() -> None:
+        runners = Runners(2)
+        await runners.join()
+        if node == "b3":
+            await runners.connect("b1", "8")
+            await runners.connect("b2", "8")
+        heard(runners)
+        with pytest.raises(ChannelError):
+            await runners.connect(node, allocation)
+        assert not heard(runners)
+        runners.links.abort()
+
+    asyncio.run(scene())
+
+
+def test_a_node_that_the_next_booster_has_already_got_is_the_earlier_ones_until_that_has_gone() -> None:
+    async def scene() -> None:
+        runners = Runners(2)
+        await runners.join()
+        await runners.connect("b1", "8")
+        first = runners.channels["b1"]
+        heard(runners)
+        await runners.connect("b1", "9")
+        joined = NodeJoined(node="b1", allocation="9", is_warm=True)
+        assert heard(runners) == [joined]
+        runners.channels["b1"].send({"op": "signal", "name": "SIGTERM"})
+        runners.links.send("b1", {"op": "stop"})
+        assert await asyncio.wait_for(first.receive(), DEADLINE_S) == {"op": "stop"}
+        runners.links.dismiss("b1", forget=True, allocation="8")
+        assert await asyncio.wait_for(first.receive(), DEADLINE_S) == {"op": "leave", "forget": True}
+        await first.close()
+        assert await runners.next_of(NodeJoined) == joined
+        assert await runners.next_of(Terminated) == Terminated(node="b1")
+        runners.links.send("b1", {"op": "hold"})
+        assert await asyncio.wait_for(runners.channels["b1"].receive(), DEADLINE_S) == {"op": "hold"}
+        runners.links.abort()
+
+    asyncio.run(scene())
+
+
+def test_a_dismissed_booster_stays_away_and_the_next_one_on_its_node_is_taken_on() -> None:
+    async def scene() -> None:
+        runners = Runners(2)
+        await runners.join()
+        await runners.connect("b1", "8")
+        runners.links.dismiss("b1", forget=True, allocation="8")
+        await runners.channels["b1"].close()
+        await asyncio.wait_for(until(lambda: not runners.links.has("b1")), DEADLINE_S)
+        heard(runners)
+        hello = {"op": "hello", "node": "b1", "restart_count": 0, "allocation": "8", "warm": True, "port": 1}
+        channel, answer = await connect("127.0.0.1", runners.port, SECRET, hello)
+        assert answer == {"op": "leave", "forget": True}
+        await channel.close()
+        await runners.connect("b1", "9")
+        assert heard(runners) == [NodeJoined(node="b1", allocation="9", is_warm=True)]
+        runners.links.abort()
+
+    asyncio.run(scene())
+
+
+def test_boosters_that_fall_silent_together_are_no_reason_for_doubt() -> None:
+    async def scene() -> None:
+        runners = Runners(2)
+        await runners.join()
+        await runners.connect("b1", "8")
+        await runners.connect("b2", "8")
+        heard(runners)
+        async with runners.beating(runners.nodes):
+            lost = {(await runners.next_of(NodeLost, IsolationChanged)).node for _ in range(2)}  # type: ignore[union-attr]
+        assert lost == {"b1", "b2"}
         runners.links.abort()
 
     asyncio.run(scene())

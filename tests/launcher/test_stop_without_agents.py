@@ -24,7 +24,9 @@ class Stops(Talkers):
 
     lost_before = False
 
-    async def start_agents(self, nodes: list[str], environment: Mapping[str, str], log_path: Path) -> AgentsHandle:
+    async def start_agents(
+        self, nodes: list[str], environment: Mapping[str, str], log_path: Path, **_: Any
+    ) -> AgentsHandle:
         self._agents = Adopted()
         return self._agents
 

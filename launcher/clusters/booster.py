@@ -1,0 +1,50 @@
+"""`python -m launcher.clusters.booster`: what a booster's batch script runs, to start a runner on each of its nodes.
+
+A booster is a further Slurm job of a run, which Slurm may preempt. It lives within one start of the run's first job,
+the base: one that starts later, as it has waited in the queue, ends at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import ckpt.agent.process.launch as agent_launch
+from launcher.clusters.run_id import base_job
+from launcher.containers import of_the_steps
+from launcher.jobfile import read_job
+from launcher.runner.config import ALLOCATION
+from slurm import JobEnvironment, Slurm, SlurmError
+
+
+def runners_srun(job: JobEnvironment, job_dir: Path, in_container: list[str]) -> list[str]:
+    """The command line that runs a runner on each of a booster's nodes."""
+    options = ("--mpi=none", f"--output={job_dir / 'log' / 'runner-%N.log'}", "--open-mode=append")
+    argv = agent_launch.srun(job.job_id, job.nodes, *in_container, *options)
+    return argv + agent_launch.unmoved([*agent_launch.PYTHON, "-m", "launcher.runner"])
+
+
+def base_is_over(slurm: Slurm, env: Mapping[str, str]) -> bool:
+    """Whether the start of the run to which this booster belongs has ended for certain."""
+    try:
+        base = slurm.job(base_job(env["HOLDFAST_RUN_ID"]))
+    except SlurmError:
+        return False  # runners find no supervisor then, and leave
+    return base is None or base.state != "RUNNING" or base.restarts != int(env["HOLDFAST_RESTART_COUNT"])
+
+
+def main() -> int:
+    """Becomes the srun of the runners; exit code 0 where there is nobody to run them for."""
+    env = os.environ
+    if base_is_over(Slurm(), env):
+        return 0
+    job, job_dir = JobEnvironment.from_env(env), Path(env["HOLDFAST_JOB_DIR"])
+    env[ALLOCATION] = str(job.job_id)
+    argv = runners_srun(job, job_dir, of_the_steps(read_job(job_dir).slurm, job_dir))
+    os.execvp(argv[0], argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""The job's boosters at the scheduler: asks for one, ends one, looks how they stand. One question after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from launcher.clusters.cluster import Cluster
+from launcher.core.commands import AskAllocation, EndAllocation
+from launcher.core.inputs import AllocationAsked, AllocationsSeen, AllocationState, Input
+from launcher.errors import LauncherError
+from slurm import SlurmError
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 10.0
+
+
+class Allocations:
+    """Performs the core's orders about boosters.
+
+    Args:
+        cluster: where they are asked for.
+        put: takes the answers.
+
+    Attributes:
+        environment: of the runners.
+    """
+
+    def __init__(self, cluster: Cluster, put: Callable[[Input], None]) -> None:
+        self._cluster = cluster
+        self._put = put
+        self.environment: Mapping[str, str] = {}
+        self._known: set[str] = set()  # that have not been seen to have ended
+        self._ended: set[str] = set()  # of these, which are to end
+        self._one = asyncio.Lock()  # a look must not take one that is just being asked for as nobody's
+        self._is_unasked = False  # whether there may be one whose id nobody knows
+        self._wake = asyncio.Event()
+
+    async def follow(self, known: Iterable[str]) -> None:
+        """Looks after those that there are, as long as the job runs.
+
+        Args:
+            known: those of this start of the job that an earlier supervisor has recorded. Others of this run are ended:
+                its earlier starts have left them, or a supervisor that was killed before it could record them.
+        """
+        self._known |= {*known}
+        self._is_unasked = True
+        while True:
+            self._wake.clear()
+            async with self._one:
+                await self._look()
+            if self._known or self._is_unasked:
+                await asyncio.sleep(LOOK_S)
+            else:
+                await self._wake.wait()
+
+    async def ask(self, command: AskAllocation) -> None:
+        """Asks for one."""
+        async with self._one:
+            try:
+                allocation = await self._cluster.ask_allocation(command.nodes, command.exclude, self.environment)
+            except (LauncherError, SlurmError, OSError) as error:
+                log.warning("no booster could be asked for: %s", error)
+                self._is_unasked = True
+                self._put(AllocationAsked(allocation=None, error=str(error)))
+            else:
+                self._known.add(allocation)
+                self._put(AllocationAsked(allocation=allocation))
+        self._wake.set()
+
+    async def end(self, command: EndAllocation) -> None:
+        """Ends one. Where the scheduler does not answer, each look tries again."""
+        async with self._one:
+            self._ended.add(command.allocation)
+            try:
+                await self._cluster.end_allocation(command.allocation)
+            except SlurmError as error:
+                log.warning("booster %s could not be ended yet: %s", command.allocation, error)
+
+    async def _look(self) -> None:
+        if not self._known and not self._is_unasked:
+            return
+        try:
+            seen = await self._cluster.allocations(self._known)
+            for allocation in self._ended & self._known:
+                if seen[allocation][0] is not AllocationState.ENDED:
+                    await self._cluster.end_allocation(allocation)
+        except SlurmError as error:
+            log.warning("how the boosters stand is not known: %s", error)
+            return
+        self._is_unasked = False
+        self._known -= {allocation for allocation, (state, _) in seen.items() if state is AllocationState.ENDED}
+        if seen:
+            states = {allocation: state for allocation, (state, _) in seen.items()}
+            self._put(AllocationsSeen(states=states, reasons={name: why for name, (_, why) in seen.items() if why}))
+
+
+def recorded(events: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The boosters of the job's newest start that have not ended, by its events."""
+    known: set[str] = set()
+    for event in events:
+        if event["event"] == "job_start":
+            known.clear()
+        elif event["event"] == "booster_asked":
+            known.add(event["allocation"])
+        elif event["event"] == "booster_end":
+            known.discard(event["allocation"])
+    return known
