@@ -17,7 +17,7 @@
     config, errors; sections: the models of the `checkpoint:` section
 
 Public names:
-    Checkpointer     load, due, save, stop_requested for a training script
+    Checkpointer     load, should_save, save, should_stop for a training script
     CheckpointError  base of all errors raised here
     Board            the workers' rows on a node, as its runner reads them
     Monitor          a node's runner's connection to its checkpoint agent

@@ -1,4 +1,4 @@
-"""The face for a training script: load, due, save, stop_requested."""
+"""The face for a training script: load, should_save, save, should_stop."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Checkpointer:
     """Saves a training state every few steps and gives the newest one back after a restart.
 
         with Checkpointer.from_env() as ckpt:
-            step = ckpt.load(state)
+            step = ckpt.load(state) or 0
             while step < total:
                 train_step(); step += 1
-                if ckpt.due(step): ckpt.save(step, state)
-                if ckpt.stop_requested(): break
+                if ckpt.should_save(step): ckpt.save(step, state)
+                if ckpt.should_stop(step): break
 
     A state is a dict, nested as you like, of torch tensors, NumPy arrays, Python values (ckpt.format.json_values lists
     them), and objects with state_dict() and load_state_dict(). The same script runs under the launcher and by itself:
@@ -205,18 +205,26 @@ class Checkpointer:
         saved = self.saved_step() if step is None or step == newest else self.stored_step(step)
         return contents_of(saved, self.rank % saved.world_size if rank is None else rank)
 
-    def due(self, step: int) -> bool:
-        """Whether to save this step: by the configured cadence, or because all ranks stop here. Call once a step."""
-        return self._boundaries().due(step)
+    def should_save(self, step: int) -> bool:
+        """Whether to save this step: by the configured cadence, or because all ranks stop here.
 
-    def stop_requested(self) -> bool:
-        """Whether all ranks stop at this step (resize, preemption, time limit). Call once a step, after `due`.
-
-        Under the launcher this sets aside a SIGTERM handler of the script's own.
+        The first call for a step, of this or of `should_stop`, reports the step to the node's board. Further calls for
+        the same step change nothing.
         """
-        if self._own is None:
-            leave_sigterm_to_the_stop()
-        return self._boundaries().stop_requested()
+        return self._boundaries().should_save(step)
+
+    def should_stop(self, step: int) -> bool:
+        """Whether all ranks stop at this step: a resize, a preemption, the time limit. Save before, call this after.
+
+        Under the launcher the first call removes a SIGTERM handler of the script's own, with a warning.
+        """
+        self._take_sigterm()
+        return self._boundaries().should_stop(step)
+
+    def should_stop_here(self) -> bool:
+        """For adapters: `should_stop` where no step is known."""
+        self._take_sigterm()
+        return self._boundaries().should_stop_here()
 
     def save(self, step: int, state: dict[str, Any], *, drain: bool = False) -> None:
         """Copies the state into memory that outlives this process, and returns; the rest happens in the agent.
@@ -362,6 +370,10 @@ class Checkpointer:
                     self._place, self._config, self._identity, self._deadlines, self._stager.pin, wants
                 )
             return self._session
+
+    def _take_sigterm(self) -> None:
+        if self._own is None:
+            leave_sigterm_to_the_stop()
 
     def _boundaries(self) -> Cadence:
         if self._cadence is None:

@@ -37,7 +37,7 @@ def elastic_event_detected(env: Mapping[str, str] = os.environ) -> bool:
                 save(step)
                 break
 
-    The same decision as `Checkpointer.stop_requested`, by the name that HyperPod's scripts use. All ranks get True at
+    The same decision as `Checkpointer.should_stop`, by the name that HyperPod's scripts use. All ranks get True at
     the same step, without a collective. Call it once a step, on all ranks, at the same place of the loop. It uses the
     Checkpointer that the script has open. Where there is none, it opens one as the launcher's environment says.
 
@@ -52,7 +52,7 @@ def elastic_event_detected(env: Mapping[str, str] = os.environ) -> bool:
         AgentError: the node's agent does not answer in time.
     """
     found = known() or _open_own(env)
-    return found is not None and found.stop_requested()
+    return found is not None and found.should_stop_here()
 
 
 def known() -> Checkpointer | None:

@@ -1,6 +1,6 @@
 """The names that users import, and the version. The code is in launcher (submit, supervise) and ckpt (save, load).
 
-    Checkpointer      load, due, save, stop_requested for a training script
+    Checkpointer      load, should_save, save, should_stop for a training script
     CheckpointConfig  the `checkpoint:` section, for a program without a launcher
     batch_plan        micro-batch and gradient accumulation for a world size
     ElasticSampler    each sample once an epoch, across restarts and resizes

@@ -20,7 +20,7 @@ class ElasticLoader:
                 if not loader.ends_step:         # more micro-batches follow before the optimizer's step
                     continue
                 optimizer.step(); optimizer.zero_grad(); step += 1
-                if ckpt.due(step): ckpt.save(step, state)
+                if ckpt.should_save(step): ckpt.save(step, state)
 
     A step counts as consumed when its last micro-batch is handed out. What worker processes have prefetched does not
     count, and what was handed out of a step that is not whole does not either: its gradients are not in the weights.

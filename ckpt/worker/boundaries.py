@@ -14,7 +14,10 @@ log = logging.getLogger(__name__)
 
 
 class Cadence:
-    """Counts step boundaries on the board and reads the agents' decision there; see `ckpt.memory.board`."""
+    """Counts step boundaries on the board and reads the agents' decision there; see `ckpt.memory.board`.
+
+    The first call for a step passes a boundary; further calls for the same step change nothing.
+    """
 
     def __init__(
         self, board: Board, *, every_steps: Sequence[int], rank: int, local_rank: int, attempt: int, gate_s: float
@@ -26,37 +29,46 @@ class Cadence:
         self._attempt = attempt
         self._gate_s = gate_s
         self._boundary = 0
-        self._step = 0
-        self._due_called = False
+        self._step: int | None = None
+        self._is_named = False  # the last boundary was passed by a call that names its step
         self._ignored_gate = 0
         self.stopping = False
 
-    def due(self, step: int) -> bool:
-        """Whether this step is to be saved; passes a boundary."""
-        self._step = step
-        self._due_called = True
-        self._pass_boundary()
+    def should_save(self, step: int) -> bool:
+        """Whether this step is to be saved: by a configured cadence, or because all ranks stop here."""
+        self._pass_boundary(step)
         return self.stopping or any(step % every == 0 for every in self._every_steps)
 
-    def stop_requested(self) -> bool:
-        """Whether all ranks stop here; passes a boundary unless `due` has done so for this step."""
-        if not self._due_called:
-            self._pass_boundary()
-        self._due_called = False
+    def should_stop(self, step: int) -> bool:
+        """Whether all ranks stop here."""
+        self._pass_boundary(step)
+        return self.stopping
+
+    def should_stop_here(self) -> bool:
+        """The same without a step: at the boundary that a call with a step has just passed, or at a new one."""
+        if not self._is_named:
+            self._cross(self._step or 0)
+        self._is_named = False
         return self.stopping
 
     def close(self) -> None:
-        """Takes leave of the board: from here on no step is missed."""
+        """Marks this worker's row: it passes no further boundaries."""
         self._board.follow()
         if self._boundary:
             self._board.leave(self._local_rank)
         self._board.close()
 
-    def _pass_boundary(self) -> None:
+    def _pass_boundary(self, step: int) -> None:
+        if step != self._step:
+            self._step = step
+            self._is_named = True
+            self._cross(step)
+
+    def _cross(self, step: int) -> None:
         self._boundary += 1
         self._board.follow()
         self._board.write_row(
-            self._local_rank, rank=self._rank, attempt=self._attempt, boundary=self._boundary, step=self._step
+            self._local_rank, rank=self._rank, attempt=self._attempt, boundary=self._boundary, step=step
         )
         self._wait_at_gate()
         stop_at = self._board.stop_at

@@ -15,4 +15,4 @@ def leave_sigterm_to_the_stop() -> None:
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         name = getattr(handler, "__qualname__", repr(handler))
-        log.warning("the SIGTERM handler %s is set aside: all ranks stop at one step, by stop_requested()", name)
+        log.warning("the SIGTERM handler %s is set aside: all ranks stop at one step, by should_stop(step)", name)

@@ -138,7 +138,7 @@ def main() -> None:
     state = {"model": model, "optimizer": optimizer, "loss": 0.0}
 
     with Checkpointer.from_env() as ckpt:
-        step = ckpt.load(state)  # newest step recoverable; 0 if there is none
+        step = ckpt.load(state) or 0  # the newest recoverable step; None where there is none
         while step < args.steps:
             tokens = batch_of(step, data, args, rank, world).to(device)
             loss = F.cross_entropy(trained(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
@@ -150,9 +150,9 @@ def main() -> None:
                 state["loss"] = loss.item()
                 if rank == 0:
                     print(f"step {step}/{args.steps}  loss {state['loss']:.4f}", flush=True)
-            if ckpt.due(step):
+            if ckpt.should_save(step):
                 ckpt.save(step, state)
-            if ckpt.stop_requested():  # agreed by all ranks; the step has just been saved
+            if ckpt.should_stop(step):  # agreed by all ranks; the step has just been saved
                 break
 
     if step == args.steps:

@@ -45,11 +45,11 @@ def main() -> None:
     plate = first_plate(comm, args.rows)
     state = {"plate": plate, "step": 0}
     with Checkpointer(comm, config=CheckpointConfig.from_mapping(what_to_keep(args))) as ckpt:
-        step = first = ckpt.load(state)
+        step = first = ckpt.load(state) or 0
         while step < args.steps:
             diffuse(comm, plate)
             step += 1
-            if ckpt.due(step):
+            if ckpt.should_save(step):
                 state["step"] = step
                 ckpt.save(step, state, drain=step == args.steps)  # the last one on disk, however busy that is
             if step == args.lose_at and args.lose_rank >= 0:

@@ -22,7 +22,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate)
     state = {"model": model, "optimizer": optimizer}
     with Checkpointer.from_env() as ckpt:
-        step = ckpt.load(state)
+        step = ckpt.load(state) or 0
         while step < STEPS:
             inputs = torch.randn(32, 8)
             loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
@@ -30,9 +30,9 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             step += 1
-            if ckpt.due(step):
+            if ckpt.should_save(step):
                 ckpt.save(step, state)
-            if ckpt.stop_requested():
+            if ckpt.should_stop(step):
                 break
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: loss {loss.item():.4f} at step {step}")
     dist.destroy_process_group()

@@ -1,7 +1,7 @@
 """Whether the workers hang, and which rank is at fault. Pure.
 
-A job whose script tells its steps (`ckpt.due`, `ckpt.stop_requested`) hangs when the rank that is furthest behind makes
-no step for the timeout: `restart.hang_timeout_s`, or where that is not set
+A job whose script tells its steps (`ckpt.should_save`, `ckpt.should_stop`) hangs when the rank that is furthest behind
+makes no step for the timeout: `restart.hang_timeout_s`, or where that is not set
 
     max(300 s, 20 x the longest time between two steps seen) x 4 for each hang since the last new step
 

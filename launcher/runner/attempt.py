@@ -161,7 +161,7 @@ class NodeAttempt:
         if pid is not None and self._watch is not None and not self._handler_told and handles(pid, signal.SIGTERM):
             self._handler_told = True
             what = (
-                "the script handles SIGTERM itself and does not ask stop_requested(): its ranks may end at different "
+                "the script handles SIGTERM itself and does not call should_stop(step): its ranks may end at different "
                 "steps, without a save of the last ones"
             )
             self._send({"op": "problem", "attempt": self.number, "what": what})

@@ -24,9 +24,9 @@ def test_rows_show_the_workers_of_this_attempt(tmp_path: Path) -> None:
     assert reader.rows() == []
     agent = Board.create(tmp_path, attempt=3)
     worker = cadence(Board.open(tmp_path), local_rank=1)
-    worker.due(41)
-    worker.stop_requested()
-    worker.due(42)
+    worker.should_save(41)
+    worker.should_stop(41)
+    worker.should_save(42)
     (row,) = reader.rows()
     assert (row.local_rank, row.rank, row.attempt, row.boundary, row.step, row.pid) == (1, 1, 3, 2, 42, os.getpid())
     assert agent.boundary() == 2
@@ -71,31 +71,54 @@ def test_a_local_rank_without_a_row_is_an_error(tmp_path: Path, local_rank: int)
         Board.create(tmp_path, attempt=0).write_row(local_rank, rank=0, attempt=0, boundary=1, step=1)
 
 
-def test_due_follows_every_configured_cadence(tmp_path: Path) -> None:
+def test_should_save_follows_every_configured_cadence(tmp_path: Path) -> None:
     Board.create(tmp_path, attempt=3)
     worker = cadence(Board.open(tmp_path))
-    assert [step for step in range(1, 16) if worker.due(step)] == [5, 7, 10, 14, 15]
+    assert [step for step in range(1, 16) if worker.should_save(step)] == [5, 7, 10, 14, 15]
 
 
-def test_stop_requested_alone_counts_boundaries(tmp_path: Path) -> None:
+def test_should_stop_alone_counts_boundaries(tmp_path: Path) -> None:
     agent = Board.create(tmp_path, attempt=3)
     worker = cadence(Board.open(tmp_path))
-    assert [worker.stop_requested() for _ in range(3)] == [False] * 3
+    assert [worker.should_stop(step) for step in range(3)] == [False] * 3
     agent.set_stop(5)
-    assert [worker.stop_requested() for _ in range(3)] == [False, True, True]
+    assert [worker.should_stop(step) for step in range(3, 6)] == [False, True, True]
+
+
+def test_further_calls_for_a_step_change_nothing(tmp_path: Path) -> None:
+    agent = Board.create(tmp_path, attempt=3)
+    worker = cadence(Board.open(tmp_path))
+    for step in (0, 1, 2):
+        assert not any(worker.should_stop(step) for _ in range(3))
+        assert [worker.should_save(step) for _ in range(2)] == [step == 0] * 2
+        assert agent.boundary() == step + 1
+    agent.set_stop(4)
+    assert not worker.should_save(2) and not worker.should_stop(2)
+    assert worker.should_save(3) and worker.should_stop(3) and worker.should_save(3)
+
+
+def test_a_caller_that_knows_no_step_shares_the_boundary_of_a_call_that_does(tmp_path: Path) -> None:
+    agent = Board.create(tmp_path, attempt=3)
+    worker = cadence(Board.open(tmp_path))
+    for boundary in (1, 2):
+        assert not worker.should_stop_here() and agent.boundary() == boundary
+    for step in (1, 2):
+        assert not worker.should_save(step) and not worker.should_stop_here()
+        assert agent.boundary() == 2 + step
+    assert [row.step for row in agent.rows()] == [2]
 
 
 def test_the_stop_of_an_earlier_attempt_is_not_obeyed(tmp_path: Path) -> None:
     Board.create(tmp_path, attempt=2).set_stop(1)
-    assert not cadence(Board.open(tmp_path)).stop_requested()
+    assert not cadence(Board.open(tmp_path)).should_stop(1)
 
 
 def test_a_worker_goes_on_when_nobody_decides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Board.create(tmp_path, attempt=3).set_gate(1)
     worker = cadence(Board.open(tmp_path), gate_s=0.02)
-    assert not worker.due(1)
+    assert not worker.should_save(1)
     assert "have not decided within" in caplog.text
-    assert not worker.due(2)  # the same gate halts nobody twice
+    assert not worker.should_save(2)  # the same gate halts nobody twice
     assert len(caplog.records) == 1
 
 
@@ -111,8 +134,8 @@ def test_workers_in_lockstep_all_stop_at_the_same_boundary(tmp_path: Path, round
         worker = cadence(Board.open(tmp_path), local_rank=local_rank)
         for step in range(1, 100_000):
             barrier.wait(timeout=20)
-            saved = worker.due(step)
-            if worker.stop_requested():
+            saved = worker.should_save(step)
+            if worker.should_stop(step):
                 assert saved
                 stopped[local_rank] = step
                 return
@@ -144,17 +167,17 @@ def test_a_stop_is_agreed_where_some_workers_have_turned_to_the_new_board_and_so
     late, early = (cadence(Board.open(tmp_path), local_rank=local_rank) for local_rank in (0, 1))
     runner = Board.open(tmp_path)
     for step in (1, 2, 3):
-        late.due(step)
+        late.should_save(step)
     (tmp_path / "board").unlink()
     assert not agent.is_there and runner.is_there is False
-    late.due(4)  # as long as there is no other, the board that was removed still counts
+    late.should_save(4)  # as long as there is no other, the board that was removed still counts
     agent.make_again()
     assert agent.is_there and agent.boundary() == 4
-    early.due(1)
+    early.should_save(1)
     agent.set_gate(1)
     assert (agent.boundary(), late._board.gate, early._board.gate) == (4, 1, 1)
     agent.set_stop(5)
     assert late._board.gate == early._board.gate == 0
-    late.due(5)
+    late.should_save(5)
     runner.follow()
     assert late.stopping and {row.local_rank: row.boundary for row in runner.rows()} == {0: 5, 1: 1}

@@ -108,9 +108,9 @@ def test_a_run_with_a_restart_ends_with_the_weights_of_a_run_without(node: Node)
         assert ckpt.load(state) == 0
         for i in range(1, 4):
             assert step() == straight[i - 1]
-            assert ckpt.due(i)
+            assert ckpt.should_save(i)
             ckpt.save(i, state)
-            assert not ckpt.stop_requested()
+            assert not ckpt.should_stop(i)
         assert ckpt.failed_saves == 0
 
     state, step = training(seed=2)
@@ -365,9 +365,9 @@ def test_training_goes_on_when_the_agent_dies(node: Node, caplog: pytest.LogCapt
         settle(ckpt)
         node.stop()
         for step in range(2, 5):
-            assert ckpt.due(step)
+            assert ckpt.should_save(step)
             ckpt.save(step, state)
-            assert not ckpt.stop_requested()
+            assert not ckpt.should_stop(step)
         assert ckpt.failed_saves == 3
     assert "saving stops, training goes on" in caplog.text
     with node.start() as ckpt:
@@ -408,16 +408,16 @@ def test_a_stop_is_seen_once_saved_and_drained(node: Node) -> None:
     node.section["memory"]["every_steps"] = 1000
     with node.start() as ckpt:
         assert ckpt.load({"x": 1}) == 0
-        assert not ckpt.due(1) and not ckpt.stop_requested()
+        assert not ckpt.should_save(1) and not ckpt.should_stop(1)
         with Monitor.connect(node.ram_dir, node.attempt, timeout_s=20) as monitor:
             monitor.stop()
             step = 1
             while True:
                 step += 1
-                due = ckpt.due(step)
+                due = ckpt.should_save(step)
                 if due:
                     ckpt.save(step, {"x": step})
-                if ckpt.stop_requested():
+                if ckpt.should_stop(step):
                     break
             assert due
     assert SharedTier(node.shared, "ns").steps()[0].step == step

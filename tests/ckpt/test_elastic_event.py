@@ -40,7 +40,7 @@ def test_it_is_the_decision_of_the_checkpointer_that_the_script_has(node: Node) 
             monitor.stop()
             while not elastic_event_detected(environment(node)):
                 pass
-        assert ckpt.stop_requested()
+        assert ckpt.should_stop(1)
     assert elastic_event.known() is None
 
 

@@ -204,6 +204,6 @@ def test_a_script_is_told_to_save_whatever_any_tier_needs(tmp_path: Path) -> Non
     """The trainer's part: steps alone decide what is saved; which of those go by the clock is the agents' part."""
     board = Board.create(tmp_path, attempt=0)
     cadence = Cadence(board, every_steps=(4, 6), rank=0, local_rank=0, attempt=0, gate_s=1.0)
-    assert [step for step in range(1, 25) if cadence.due(step)] == [4, 6, 8, 12, 16, 18, 20, 24]
-    assert not cadence.stop_requested()
+    assert [step for step in range(1, 25) if cadence.should_save(step)] == [4, 6, 8, 12, 16, 18, 20, 24]
+    assert not cadence.should_stop(24)
     cadence.close()

@@ -53,7 +53,7 @@ def training(tmp_path: Path) -> Iterator[tuple[Node, Checkpointer]]:
     try:
         state = {"x": np.zeros(1000)}
         ckpt.load(state)
-        assert ckpt.due(1) and not ckpt.stop_requested()
+        assert ckpt.should_save(1) and not ckpt.should_stop(1)
         ckpt.save(1, state)
         settle(ckpt)
         yield node, ckpt
@@ -80,8 +80,8 @@ def test_a_forked_process_neither_saves_nor_takes_leave_for_its_parent(training:
         for call in (
             lambda: ckpt.save(2, {"x": torch.ones(3)}),
             lambda: ckpt.load({"x": torch.ones(3)}),
-            lambda: ckpt.due(2),
-            ckpt.stop_requested,
+            lambda: ckpt.should_save(2),
+            lambda: ckpt.should_stop(2),
         ):
             with pytest.raises(CheckpointError) as error:
                 call()
@@ -91,7 +91,7 @@ def test_a_forked_process_neither_saves_nor_takes_leave_for_its_parent(training:
 
     for refused in in_two_workers(try_all):
         assert len(refused) == 4 and all("was forked from rank 0" in why for why in refused)
-    assert ckpt.due(2)
+    assert ckpt.should_save(2)
     ckpt.save(2, {"x": np.ones(1000)})
     settle(ckpt)
     assert ckpt.failed_saves == 0

@@ -35,7 +35,7 @@ def test_a_run_whose_agent_is_replaced_saves_again_and_loads_what_it_saved_then(
         settle(ckpt)
         node.stop()
         for step in range(2, 6):
-            assert ckpt.due(step)
+            assert ckpt.should_save(step)
             ckpt.save(step, state)
         assert ckpt.failed_saves == 4
         assert caplog.text.count("saving stops") == 1 and "is not saved" not in caplog.text

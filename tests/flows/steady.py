@@ -108,7 +108,7 @@ def train(pace_s: float, loaders: int) -> None:
     print(f"local rank {os.environ['LOCAL_RANK']} sees GPUs {os.environ.get('CUDA_VISIBLE_DEVICES')}", flush=True)
     trainer = Trainer()
     with Checkpointer.from_env() as ckpt:
-        step = ckpt.load(trainer.state)
+        step = ckpt.load(trainer.state) or 0
         batches = loaded(loaders) if loaders else None
         over = False
         while not over:
@@ -120,9 +120,9 @@ def train(pace_s: float, loaders: int) -> None:
             step += 1
             if rank == 0 and step % EVERY == 0:
                 print(f"step {step} digest {trainer.digest()}", flush=True)
-            if ckpt.due(step):
+            if ckpt.should_save(step):
                 ckpt.save(step, trainer.state)
-            if ckpt.stop_requested():
+            if ckpt.should_stop(step):
                 break
             time.sleep(pace_s)
     dist.destroy_process_group()

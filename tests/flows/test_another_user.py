@@ -32,11 +32,11 @@ if os.environ["RANK"] == "0":
     Path(sys.argv[1]).with_name("rendezvous").write_text(os.environ["MASTER_ADDR"] + " " + os.environ["MASTER_PORT"])
 state = {"weights": torch.zeros(1000)}
 with Checkpointer.from_env() as ckpt:
-    step = ckpt.load(state)
+    step = ckpt.load(state) or 0
     while not Path(sys.argv[1]).exists():
         step += 1
         ckpt.save(step, state)
-        if ckpt.stop_requested():
+        if ckpt.should_stop(step):
             break
 """
 # Run inside a node, by the system's own Python: prints what it could do to each of the things given.

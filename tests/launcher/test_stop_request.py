@@ -27,13 +27,13 @@ import os, pathlib, time, torch
 from ckpt import Checkpointer
 job, state = pathlib.Path(os.environ["HOLDFAST_JOB_DIR"]), {"x": torch.zeros(10)}
 with Checkpointer.from_env() as ckpt:
-    step = ckpt.load(state)
+    step = ckpt.load(state) or 0
     while True:
         step += 1
         state["x"] += 1
-        if ckpt.due(step):
+        if ckpt.should_save(step):
             ckpt.save(step, state)
-        if ckpt.stop_requested():
+        if ckpt.should_stop(step):
             break
         time.sleep(0.01)
 (job / f"ended-{os.environ['RANK']}").write_text(str(step))
@@ -113,9 +113,9 @@ def test_a_halted_job_keeps_its_last_step_and_goes_on_from_it_if_it_is_started_a
 
 def test_a_job_whose_script_fails_in_the_stop_says_that_it_did_not_save(home: Path) -> None:
     job = LocalJob(home)
-    fails = "if ckpt.stop_requested(): raise SystemExit('no more room')\n            ckpt.save(step, state)"
+    fails = "if ckpt.should_stop(step): raise SystemExit('no more room')\n            ckpt.save(step, state)"
     script = SCRIPT.replace("ckpt.save(step, state)", fails).replace(
-        "        if ckpt.stop_requested():\n", "        elif ckpt.stop_requested():\n"
+        "        if ckpt.should_stop(step):\n", "        elif ckpt.should_stop(step):\n"
     )
     (home / "script.py").write_text(script)
     supervisor = job.start()

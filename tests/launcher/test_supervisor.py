@@ -478,11 +478,11 @@ job, attempt = pathlib.Path(os.environ["HOLDFAST_JOB_DIR"]), os.environ["HOLDFAS
 state = {"x": torch.zeros(10)}
 (job / f"pid-{attempt}-{os.environ['RANK']}").write_text(str(os.getpid()))
 with Checkpointer.from_env() as ckpt:
-    step = first = ckpt.load(state)
+    step = first = ckpt.load(state) or 0
     while step < first + 10 if attempt != "0" else not (job / "go-0").exists():
         step += 1
         state["x"] += 1
-        if ckpt.due(step):
+        if ckpt.should_save(step):
             ckpt.save(step, state)
         time.sleep(0.01)
 assert state["x"][0] == step
@@ -496,12 +496,12 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 (job / f"pid-{attempt}-{rank}").write_text(str(os.getpid()))
 state = {"x": torch.zeros(1)}
 with Checkpointer.from_env() as ckpt:
-    step = ckpt.load(state)
+    step = ckpt.load(state) or 0
     while True:
         step += 1
-        if ckpt.due(step):
+        if ckpt.should_save(step):
             ckpt.save(step, state)
-        if attempt != "0" and ckpt.stop_requested():
+        if attempt != "0" and ckpt.should_stop(step):
             break
         (job / f"up-{attempt}-{rank}").touch()
         time.sleep(0.01)
