@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from data_kit import Numbers, make_loaders
 from torch.utils.data import BatchSampler, DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 from trainer_kit import Node
 
 from ckpt.data import ElasticLoader, ElasticSampler, batch_plan
@@ -99,3 +101,27 @@ def test_the_position_is_in_the_checkpoint_with_the_step_it_belongs_to(node: Nod
     ranks[1].load_state_dict(ranks[0].state_dict())
     rest = [torch.cat(batches).tolist() for batches in zip(*ranks, strict=True)]
     assert [sorted(step) for step in rest] == [sorted(step) for step in expected[2:]]
+
+
+def test_a_stateful_data_loader_is_saved_as_a_whole(node: Node) -> None:
+    """Into a fresh one whose state has other keys: it has not yet begun."""
+
+    def make() -> Any:
+        options = {"make": StatefulDataLoader, "loader_options": {"num_workers": 2}}
+        return make_loaders(1, 24, 6, max_micro_batch=6, **options)[0].loader
+
+    expected = [batch.tolist() for batch in make()]
+    first = make()
+    with node.start() as ckpt:
+        assert ckpt.load({"data": first}) == 0
+        for step, batch in enumerate(first, 1):
+            assert batch.tolist() == expected[step - 1]
+            first.sampler.advance()
+            ckpt.save(step, {"data": first})
+            if step == 2:
+                break
+    again = make()
+    with node.start() as ckpt:
+        assert ckpt.load({"data": again}) == 2
+    assert [batch.tolist() for batch in again] == expected[2:]
+    assert again.sampler.position == 12
