@@ -113,9 +113,9 @@ def main() -> None:
             if dist.get_rank() == 0:
                 print(f"step {step} loss {step_loss.item() / plan.world_size:.7f}", flush=True)
             seen, step_loss = [], torch.zeros((), device=device)
-            if ckpt.due(step):
+            if ckpt.should_save(step):
                 ckpt.save(step, state)
-            if ckpt.stop_requested() or step == args.steps:
+            if ckpt.should_stop(step) or step == args.steps:
                 break
     dist.destroy_process_group()
 
