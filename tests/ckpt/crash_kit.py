@@ -91,7 +91,7 @@ def crashes(scenario: Scenario, before: Path, folder: Path) -> Iterator[Crash]:
     for moment in itertools.count():
         root = folder / f"crash-{moment}"
         shutil.copytree(before, root)
-        process = processes.Process(target=_run, args=(scenario, root, moment))
+        process = processes.Process(target=_run, args=(scenario, root, moment, dict(os.environ)))
         process.start()
         process.join(LIMIT_S)
         code = process.exitcode
@@ -104,7 +104,8 @@ def crashes(scenario: Scenario, before: Path, folder: Path) -> Iterator[Crash]:
         shutil.rmtree(root)
 
 
-def _run(scenario: Scenario, root: Path, moment: int) -> None:
+def _run(scenario: Scenario, root: Path, moment: int, environment: dict[str, str]) -> None:
+    os.environ.update(environment)  # the fork server may be older than a fixture's credentials
     fuse = Fuse(moment, os.open(root / "told", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
     fuse.lay()
     run(lambda: scenario(root, fuse))

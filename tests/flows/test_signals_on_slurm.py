@@ -38,6 +38,22 @@ class LoadingJob(BrokenJob):
         """As Slurm sends a job's `--signal`: to all its steps, or with --batch to its script."""
         self.cluster.run_as_user(["scancel", f"--signal={name}", *options, self.job_id], check=False)
 
+    def wait_for_batch_script(self) -> None:
+        """Until the batch script has run its first line, and so ignores SIGUSR1. Before that, the signal ends it."""
+        look = (
+            "for pid in $(pgrep -f 'slurm_script|launcher.submission.batch'); do "
+            "mask=$(awk '/^SigIgn/ {print $2}' /proc/$pid/status); [ $((0x$mask & 0x200)) != 0 ] && echo $pid; done; true"
+        )
+
+        def ignores() -> bool | None:
+            names = self.cluster.run_as_user(["squeue", "--noheader", "--format=%B", f"--jobs={self.job_id}"])
+            host = names.stdout.strip()
+            return (
+                bool(host in self.cluster.nodes and self.cluster.run_on_node(host, ["sh", "-c", look]).stdout) or None
+            )
+
+        self.watch.until(ignores, 60, "batch script that runs")
+
     def settle_under(self, name: str, *options: str) -> int:
         """Signals it again and again from its start to its first step."""
 
@@ -91,6 +107,7 @@ def test_a_warning_to_the_batch_script_before_it_listens(fault_cluster: Any, ste
     """`--signal=B:USR1@60`: at first it ends nothing and stops nothing; near the limit the job saves and goes on."""
     limit = {"time": 10, "slurm": {"signal": "B:USR1@60"}}
     job = LoadingJob(fault_cluster, fault_cluster.home / "warned", **limit)
+    job.wait_for_batch_script()
     job.settle_under("USR1", "--batch")
     assert "warned: the time limit is near" in (job.watch.job_dir / "log" / "supervisor.log").read_text()
     assert not job.watch.events("stop_requested") and not job.watch.events("takeover"), job.watch.story()
