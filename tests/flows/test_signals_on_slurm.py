@@ -42,7 +42,8 @@ class LoadingJob(BrokenJob):
         """Until the batch script has run its first line, and so ignores SIGUSR1. Before that, the signal ends it."""
         look = (
             "for pid in $(pgrep -f 'slurm_script|launcher.submission.batch'); do "
-            "mask=$(awk '/^SigIgn/ {print $2}' /proc/$pid/status); [ $((0x$mask & 0x200)) != 0 ] && echo $pid; done; true"
+            "mask=$(awk '/^SigIgn/ {print $2}' /proc/$pid/status); "
+            "[ $((0x$mask & 0x200)) != 0 ] && echo $pid; done; true"
         )
 
         def ignores() -> bool | None:
