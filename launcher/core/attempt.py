@@ -120,7 +120,7 @@ def on_events_written(turn: Turn, given: EventsWritten) -> None:
 def on_node_joined(turn: Turn, given: NodeJoined) -> None:
     """A node of the attempt is there (again): its workers may have been ended meanwhile."""
     attempt = turn.attempt
-    if given.node in attempt.lost or given.node not in attempt.nodes:
+    if given.node in attempt.lost:
         return
     turn.set_attempt(returned=attempt.returned.insert(given.node))
     if given.attempt != attempt.number and attempt.phase in (AttemptPhase.RETURNING, *_AT_WORK):

@@ -51,7 +51,7 @@ def is_leaving(turn: Turn, node: str) -> bool:
 
 
 def is_of_one(turn: Turn, node: str) -> bool:
-    return turn.booster(turn.member(node).allocation) is not None
+    return bool(turn.state.boosters) and turn.booster(turn.member(node).allocation) is not None
 
 
 # Members.

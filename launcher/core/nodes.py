@@ -33,7 +33,8 @@ def on_node_joined(turn: Turn, given: given_.NodeJoined) -> None:
         turn.put_out(node, given.problem)
     else:
         turn.add_ready(node, is_warm=given.is_warm)
-    if turn.state.stage is Stage.ATTEMPT:
+    trains = turn.state.stage is Stage.ATTEMPT and node in turn.attempt.nodes
+    if trains:
         attempt.on_node_joined(turn, given)
     elif given.attempt is not None:  # a supervisor before us began it, and no attempt is continued here
         turn.do(Send(nodes=(node,), order=Order.KILL, attempt=given.attempt))

@@ -39,6 +39,7 @@ _STOP_TIMEOUT_S = {
 _DEFAULT_STOP_TIMEOUT_S = 25.0  # Slurm's KillWait, 30 s by default, runs from the SIGTERM that makes us stop
 
 MARGIN_S = 90.0  # before the time limit: to agree on a step, save it, and requeue the job
+SHRINK_S = 180.0  # before that: to go on without boosters, and commit a step that does not need them
 ASK_EVERY_S = 120.0  # the limit may be changed while the job runs
 SHORT_S = 600.0  # with more left, and in the first half of the job's time, a warning is somebody's wish
 
@@ -201,6 +202,9 @@ def on_time_left(turn: Turn, given: TimeLeftAnswered) -> None:
             margin_s = half_s if left_s <= SHORT_S else left_s
         is_near = left_s <= margin_s
         wait_s = min(wait_s, left_s - margin_s)
+        if turn.state.job.most_boosters:
+            limit = replace(limit, is_ending=left_s <= margin_s + SHRINK_S)
+            wait_s = wait_s if limit.is_ending else min(wait_s, left_s - margin_s - SHRINK_S)
     _watch(turn, limit, is_near=is_near, wait_s=wait_s)
 
 

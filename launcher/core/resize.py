@@ -38,29 +38,33 @@ def on_written(turn: Turn, given: EventsWritten) -> None:
 def wanted(turn: Turn) -> int:
     """The size that the job is to have if it can."""
     job, scale = turn.state.job, turn.state.history.scale
-    if scale is not None:
-        return scale
-    return job.base_size if job.is_local else job.sizes[0]
+    if scale is None:
+        scale = job.base_size if job.is_local else job.sizes[0]
+    return min(scale, job.base_size) if turn.state.time_limit.is_ending else scale
 
 
 def candidates(turn: Turn) -> tuple[str, ...]:
-    """The nodes of the next attempt are among these: cold boosters are not, unless there are too few others."""
+    """The nodes of the next attempt are among these, the base's spares last.
+
+    Cold boosters are not, unless there are too few others.
+    """
     job, members = turn.state.job, turn.state.members
     of_boosters = boosters.nodes(turn.state)
     warm = tuple(node for node in of_boosters if members[node].is_warm or node in turn.state.positions)
-    found = (*job.nodes, *warm)
+    trains, spares = job.nodes[: job.base_size], job.nodes[job.base_size :]
+    found = (*trains, *warm, *spares)
     enough = sum(is_usable(members[node]) for node in found) >= job.sizes[-1]
-    return found if enough else (*job.nodes, *of_boosters)
+    return found if enough else (*trains, *of_boosters, *spares)
 
 
 def sizes(turn: Turn, nodes: tuple[str, ...]) -> tuple[int, ...]:
     """The sizes that the next attempt may have: spares of the base replace lost nodes, and do not make it larger.
 
     Args:
-        nodes: that may train, those of the base first.
+        nodes: that may train.
     """
     job, members = turn.state.job, turn.state.members
-    usable = sum(is_usable(members[node]) for node in nodes[len(job.nodes) :])
+    usable = sum(is_usable(members[node]) and boosters.is_of_one(turn, node) for node in nodes)
     most = min(job.base_size + usable, wanted(turn))
     return tuple(size for size in job.sizes if size <= most)
 

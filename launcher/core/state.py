@@ -345,6 +345,7 @@ class TimeLimit:
         half_s: half of the job's time.
         is_warned: whether a signal says that it is near.
         is_near: whether the job was asked to stop for it.
+        is_ending: whether boosters are given back: they end with the job, and what they hold with them.
     """
 
     begun_s: float = 0.0
@@ -352,6 +353,7 @@ class TimeLimit:
     half_s: float | None = None
     is_warned: bool = False
     is_near: bool = False
+    is_ending: bool = False
 
 
 class Stage(Enum):

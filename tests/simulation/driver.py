@@ -405,8 +405,10 @@ class Driver:
             if error is not None and world.rng.random() < 0.7:
                 return given.AllocationAsked(allocation=None, error=error)
             allocation = world.boosters.submit(command.nodes, command.exclude)
-            if error is not None or self.is_done:  # it is in the queue, and nobody here knows it
+            if error is not None:  # it is in the queue, and nobody here knows it
                 return given.AllocationAsked(allocation=None, error=error)
+            if self.is_ending:
+                world.boosters.end(allocation)
             return given.AllocationAsked(allocation=allocation)
 
         world.slurm.ask(self, answer)

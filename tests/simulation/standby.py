@@ -183,7 +183,10 @@ class BatchScript:
         folder = self._world.folder
         if folder.mode == REMOVED:
             self.fail()
-        elif self.is_alive and folder.result is None:
+        elif self.is_alive and folder.result is not None:
+            self.is_alive = False
+            self._world.slurm.script_ended()
+        elif self.is_alive:
             if folder.is_seen(self.host) and folder.is_writable(self.host):
                 self.start(folder.newest_term or None)
             else:

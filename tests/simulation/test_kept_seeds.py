@@ -25,6 +25,20 @@ KEPT = {
     "an order to end what is left is given again to a runner whose connection broke": Schedule(
         Setup(seed=1635, spares=2, reports=2, is_local=True), (Fault("supervisor_freezes", at_s=77.96, lasts_s=10.0),)
     ),
+    "a spare that comes late after a take-over ends what it has of an attempt before": Schedule(
+        Setup(seed=23027, spares=2, boosters=2),
+        (
+            Fault("supervisor_freezes", after="StartAgents", lasts_s=3.0),
+            Fault("folder_unseen", at_s=1.83, node=2, lasts_s=7.0),
+            Fault("booster_preempted", after="Committed", nth=2),
+        ),
+    ),
+    "boosters are given back before the time limit": Schedule(
+        Setup(
+            seed=25437, nodes=3, spares=0, least=3, names_own=True, chunks=12, limit_s=120.0, boosters=3, settle_s=0.5
+        ),
+        (Fault("runner_killed", at_s=5.03),),
+    ),
     "runners that are started again train where the newest step is": Schedule(
         Setup(seed=116138, nodes=1, least=1), (Fault("links_break", at_s=0.001, after="Committed", flag=1),)
     ),

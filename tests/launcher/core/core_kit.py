@@ -116,6 +116,10 @@ class Play:
         nodes = nodes or self._job.nodes
         return self.give(*(inputs.NodeJoined(node=node, attempt=attempt, is_warm=True) for node in nodes))
 
+    def boost(self, node: str, allocation: str, *, is_warm: bool = True, attempt: int | None = None) -> list[Command]:
+        """The runner of a booster connects."""
+        return self.give(inputs.NodeJoined(node=node, allocation=allocation, is_warm=is_warm, attempt=attempt))
+
     def train(self) -> list[Command]:
         """The workers of the attempt start on all its nodes, and go on from what the agents restore."""
         number, nodes = self.attempt.number, self.attempt.nodes
@@ -169,7 +173,7 @@ class Play:
         return self.state.members.out()
 
     def in_phase(self, phase: Phase) -> list[str]:
-        return [node for node in self._job.nodes if self.state.members[node].phase is phase]
+        return sorted(node for node, member in self.state.members.table.items() if member.phase is phase)
 
     # The surroundings.
 
@@ -213,6 +217,10 @@ class Play:
             yield inputs.UnusableAnswered(
                 asked=command.nodes, purpose=command.purpose, unusable={} if error else unusable, error=error
             )
+        elif isinstance(command, do.AskAllocation):
+            error = self.scheduler_error
+            allocation = None if error is not None else f"b{len(self.all(do.AskAllocation))}"
+            yield inputs.AllocationAsked(allocation=allocation, error=error)
         elif isinstance(command, do.AskWhyTerminated):
             yield inputs.TerminationExplained(why=self.why_terminated)
         elif isinstance(command, do.AskTimeLeft):
@@ -241,7 +249,7 @@ class Play:
             yield inputs.AgentsEnded(attempt=command.attempt, generation=self._generation)
         elif command.order is Order.KILL:
             for node in command.nodes:
-                member = self.state.members[node]
-                is_reached = not member.is_lost or member.phase is Phase.RETURNING
+                member = self.state.members.table.get(node)
+                is_reached = member is not None and (not member.is_lost or member.phase is Phase.RETURNING)
                 if node not in self.dead and is_reached:
                     yield inputs.WorkersKilled(node=node, attempt=command.attempt, step=self.step)

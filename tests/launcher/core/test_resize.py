@@ -1,0 +1,663 @@
+"""How a job grows and shrinks: boosters come and leave, attempts make way for others of another size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from core_kit import Play, make_job
+
+from launcher.core import commands as do
+from launcher.core import inputs
+from launcher.core.commands import Order
+from launcher.core.inputs import AllocationsSeen, AllocationState
+from launcher.core.members import Phase
+from launcher.core.requests import MARGIN_S, SHRINK_S
+from launcher.core.state import BoosterPhase, ElasticLimits, Job
+
+SETTLE_S, GRACE_S, FAULTY_S, SNOOZE_S = 60.0, 600.0, 30.0, 300.0
+BASE = "17"
+
+
+def make_elastic(nodes: int = 2, *, boosters: int = 2, size: int = 1, spares: int = 0, **fields: Any) -> Job:
+    """A job of base nodes n1, n2, ... that may have so many boosters of so many nodes."""
+    given: dict[str, Any] = {
+        "sizes": tuple(range(nodes + boosters * size, nodes - 1, -size)),
+        "base_nodes": nodes,
+        "booster_nodes": size,
+        "most_boosters": boosters,
+        "allocations": {f"n{number}": BASE for number in range(1, nodes + spares + 1)},
+        "has_checkpoint": True,
+        "elastic": ElasticLimits(
+            scaling_timeout_s=SETTLE_S,
+            graceful_shutdown_timeout_s=GRACE_S,
+            faulty_scale_down_timeout_s=FAULTY_S,
+            scale_up_snooze_s=SNOOZE_S,
+        ),
+    }
+    return make_job(nodes + spares, **(given | fields))
+
+
+def step(play: Play, number: int = 1) -> None:
+    node = play.attempt.nodes[0]
+    play.give(inputs.FirstStep(node=node, attempt=play.attempt.number, step=number, time_s=play.now_s))
+
+
+def running(job: Job | None = None, *boosters: str) -> Play:
+    """A job that trains on its base, and then on these nodes too: each a booster of its own."""
+    play = Play(job or make_elastic())
+    play.run()
+    step(play)
+    for number, node in enumerate(boosters, 1):
+        play.boost(node, f"b{number}")
+    if boosters:
+        play.passes(SETTLE_S)
+        stop_and_train(play)
+    return play
+
+
+def stop_and_train(play: Play) -> None:
+    """All ranks stop as asked, and the next attempt trains."""
+    play.end_well()
+    play.train()
+    step(play, 2)
+
+
+def started(play: Play) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """The attempts: rung, nodes and holders."""
+    events = play.events("attempt_start")
+    return [(each["rung"], tuple(each["nodes"]), tuple(each.get("holders", ()))) for each in events]
+
+
+def ended(play: Play, allocation: str, reason: str = "PREEMPTED") -> list[do.Command]:
+    """The scheduler says that a booster has ended."""
+    states = {allocation: AllocationState.ENDED}
+    return play.give(AllocationsSeen(states=states, reasons={allocation: reason}))
+
+
+# Asking for boosters.
+
+
+def test_boosters_are_asked_for_once_the_job_trains() -> None:
+    play = Play(make_elastic())
+    play.begin()
+    play.come()
+    assert not play.all(do.AskAllocation)
+    play.train()
+    assert play.all(do.AskAllocation) == [do.AskAllocation(nodes=1, exclude=("n1", "n2"))] * 2
+    assert [event["allocation"] for event in play.events("booster_asked")] == ["b1", "b2"]
+
+
+def test_nodes_that_are_out_are_excluded() -> None:
+    play = Play(make_elastic(spares=1))
+    play.begin()
+    play.come("n1", "n2")
+    play.give(inputs.NodeJoined(node="n3", problem="a GPU has fallen off the bus"))
+    play.train()
+    assert play.all(do.AskAllocation)[0].exclude == ("n1", "n2", "n3")
+
+
+def test_a_lost_base_node_is_replaced_by_a_booster() -> None:
+    play = Play(make_elastic(3, boosters=2, sizes=(5, 4, 3, 2)))
+    play.run()
+    play.give(inputs.ScaleAsked(nodes=3))
+    assert {each.allocation for each in play.all(do.EndAllocation)} == {"b1", "b2"}
+    play.lose("n3")
+    play.train()
+    assert len(play.all(do.AskAllocation)) == 3, "two nodes of the base are left, and three are wanted"
+
+
+def test_a_local_job_has_boosters_only_where_a_user_wants_them() -> None:
+    play = running(make_elastic(is_local=True, can_requeue=False))
+    assert not play.all(do.AskAllocation)
+    play.give(inputs.ScaleAsked(nodes=3))
+    assert len(play.all(do.AskAllocation)) == 1
+
+
+def test_what_cannot_be_asked_for_is_asked_for_again_after_a_while() -> None:
+    play = Play(make_elastic())
+    play.scheduler_error = "Invalid partition"
+    play.run()
+    problems = [event for event in play.events("problem") if "booster" in event["what"]]
+    assert len(play.all(do.AskAllocation)) == 1 and problems[0]["detail"] == "Invalid partition"
+    play.passes(SNOOZE_S)
+    assert len(play.all(do.AskAllocation)) == 2
+    assert len([event for event in play.events("problem") if "booster" in event["what"]]) == 1, "said once"
+    play.scheduler_error = None
+    play.passes(SNOOZE_S)
+    assert len(play.events("booster_asked")) == 2
+
+
+def test_why_a_booster_waits_is_recorded_as_it_changes() -> None:
+    play = running()
+    queued = {"b1": AllocationState.QUEUED}
+    for _ in range(3):
+        play.give(AllocationsSeen(states=queued, reasons={"b1": "Priority"}))
+    assert [event["reason"] for event in play.events("booster_waits")] == ["Priority"]
+    play.give(AllocationsSeen(states=queued, reasons={"b1": "Resources"}))
+    assert len(play.events("booster_waits")) == 1, "the scheduler's reasons alternate"
+    play.passes(400.0)
+    play.give(AllocationsSeen(states=queued, reasons={"b1": "Resources"}))
+    assert [event["reason"] for event in play.events("booster_waits")] == ["Priority", "Resources"]
+
+
+def test_a_booster_whose_runners_do_not_come_is_ended() -> None:
+    play = running()
+    play.give(AllocationsSeen(states={"b1": AllocationState.RUNNING}))
+    play.passes(119.0)
+    assert not play.all(do.EndAllocation)
+    play.passes(2.0)
+    assert play.all(do.EndAllocation) == [do.EndAllocation(allocation="b1")]
+
+
+def test_the_order_to_end_a_booster_is_given_until_it_has_ended() -> None:
+    play = running()
+    play.give(inputs.ScaleAsked(nodes=2))
+    play.give(AllocationsSeen(states={"b1": AllocationState.QUEUED}))
+    assert play.all(do.EndAllocation).count(do.EndAllocation(allocation="b1")) == 2
+    ended(play, "b1", "CANCELLED")
+    ended(play, "b2", "CANCELLED")
+    assert not play.state.boosters
+    assert [event["allocation"] for event in play.events("booster_end")] == ["b1", "b2"]
+
+
+# Growing.
+
+
+def test_the_job_grows_once_nothing_has_changed_for_a_while() -> None:
+    play = running()
+    play.boost("x1", "b1")
+    play.passes(SETTLE_S - 1.0)
+    play.boost("x2", "b2")
+    play.passes(SETTLE_S - 1.0)
+    assert not play.orders(Order.STOP)
+    play.passes(1.0)
+    assert [event["to"] for event in play.events("resize")] == [4]
+    assert play.orders(Order.STOP)[0].nodes == ("n1", "n2")
+    play.end_well()
+    assert started(play) == [("start", ("n1", "n2"), ()), ("grow", ("n1", "n2", "x1", "x2"), ())]
+
+
+def test_nobody_stops_for_a_node_that_is_not_warm() -> None:
+    play = running()
+    play.boost("x1", "b1", is_warm=False)
+    play.passes(5 * SETTLE_S)
+    assert not play.events("resize")
+    play.give(inputs.NodeWarm(node="x1"))
+    play.passes(SETTLE_S)
+    assert play.events("resize")
+
+
+def test_nobody_stops_before_the_attempt_has_made_a_step() -> None:
+    play = running(None, "x1")
+    play.boost("x2", "b2")
+    play.fail("n1")
+    play.train()
+    assert len(play.attempt.nodes) == 4
+    play = running(None, "x1")
+    play.lose("x1")
+    play.train()
+    play.boost("x2", "b2")
+    play.passes(2 * SETTLE_S)
+    assert len(play.events("resize")) == 1
+    step(play, 3)
+    play.commit(3)
+    play.passes(SETTLE_S)
+    assert len(play.events("resize")) == 2
+
+
+def test_ranks_are_stopped_only_once_the_resize_is_on_disk() -> None:
+    play = running()
+    play.silent.add(do.Settle)
+    play.boost("x1", "b1")
+    play.passes(2 * SETTLE_S)
+    assert play.events("resize") and not play.orders(Order.STOP)
+    play.passes(2 * GRACE_S)
+    assert play.attempt.is_running, "the folder may be full for a while"
+    play.give(inputs.EventsWritten())
+    assert play.orders(Order.STOP)
+
+
+def test_ranks_that_do_not_stop_in_time_are_ended() -> None:
+    play = running()
+    play.boost("x1", "b1")
+    play.passes(SETTLE_S + GRACE_S + 1.0)
+    assert [event["outcome"] for event in play.events("attempt_end")] == ["resized"]
+    assert any("common step boundary" in event["what"] for event in play.events("problem"))
+    assert started(play)[-1][0] == "grow"
+
+
+def test_a_resize_is_no_fault_and_no_restart() -> None:
+    play = running(None, "x1", "x2")
+    assert [event["outcome"] for event in play.events("attempt_end")] == ["resized"]
+    assert not play.events("fault", "backoff", "stop_requested")
+    assert play.state.history.gains.restarts == 0 and play.state.history.gains.fruitless == 0
+    assert play.state.requests.stop is None and play.end is None
+    play.fail("n1")
+    assert play.state.history.gains.restarts == 1
+
+
+def test_spares_replace_lost_nodes_and_do_not_make_the_job_larger() -> None:
+    play = running(make_elastic(2, spares=2), "x1")
+    assert play.attempt.nodes == ("n1", "n2", "x1")
+    play.lose("n1")
+    assert len(play.attempt.nodes) == 3 and started(play)[-1][0] == "spare"
+
+
+def test_only_allowed_sizes_train() -> None:
+    play = running(make_elastic(2, boosters=3, size=2, sizes=(8, 4, 2)))
+    for number, node in enumerate(("x1", "x2", "x3", "x4"), 2):
+        play.boost(node, f"b{number // 2}")
+    play.passes(SETTLE_S)
+    play.end_well()
+    assert len(play.attempt.nodes) == 4
+    assert len(play.in_phase(Phase.READY)) == 2
+
+
+# Leaving.
+
+
+def test_a_booster_that_is_preempted_leaves_at_a_step_boundary() -> None:
+    play = running(None, "x1", "x2")
+    play.give(inputs.Terminated(node="x2"))
+    assert not play.all(do.AskWhyTerminated)
+    assert play.events("node_leaving") == [
+        {"event": "node_leaving", "time": play.now_s, "node": "x2", "allocation": "b2", "reason": "preempted"}
+    ]
+    assert play.orders(Order.STOP)[-1].nodes == ("n1", "n2", "x1", "x2")
+    play.end_well()
+    assert started(play)[-1] == ("shrink", ("n1", "n2", "x1"), ("x2",))
+    starts = play.all(do.StartAgents)[-1]
+    assert starts.holders == ("x2",)
+    assert starts.allocations == {"n1": BASE, "n2": BASE, "x1": "b1", "x2": "b2"}
+    assert play.all(do.StartWorkers)[-1].nodes == ("n1", "n2", "x1")
+    assert not play.all(do.EndAllocation)
+
+
+def test_holders_are_let_go_once_a_step_is_committed_without_them() -> None:
+    play = running(None, "x1", "x2")
+    play.give(inputs.Terminated(node="x2"))
+    stop_and_train(play)
+    assert play.state.holders == ("x2",)
+    before = len(play.commands)
+    play.commit(3)
+    assert play.state.holders == () and "x2" not in play.state.members
+    number = play.attempt.number
+    followed = [each for each in play.commands[before:] if not isinstance(each, do.Record | do.SetTimer)]
+    nodes = ("n1", "n2", "x1")
+    allocations = {"n1": BASE, "n2": BASE, "x1": "b1"}
+    assert followed == [
+        do.KillAgents(),
+        do.Send(nodes=nodes, order=Order.RENEW_AGENT, attempt=number, generation=1),
+        do.StartAgents(nodes=nodes, attempt=number, generation=1, allocations=allocations),
+        do.Dismiss(node="x2", forget=True, allocation="b2"),
+        do.EndAllocation(allocation="b2"),
+    ]
+    play.give(inputs.AgentsRejoined(attempt=number, generation=1, step=3))
+    assert play.events("agents_back")
+
+
+def test_holders_that_leave_are_let_go_though_nothing_is_committed() -> None:
+    play = running(None, "x1")
+    play.give(inputs.Terminated(node="x1"))
+    stop_and_train(play)
+    play.passes(GRACE_S - 1.0)
+    assert play.state.holders == ("x1",)
+    play.passes(2.0)
+    assert play.state.holders == () and play.all(do.EndAllocation)
+
+
+def test_holders_are_not_let_go_while_agents_are_lost() -> None:
+    play = running(None, "x1")
+    play.give(inputs.Terminated(node="x1"))
+    stop_and_train(play)
+    play.silent.add(do.KillAgents)
+    play.give(inputs.AgentLost(node="n1", attempt=play.attempt.number, generation=0, reason="it ended"))
+    play.commit(3)
+    assert play.state.holders == ("x1",), "the loss is not judged yet"
+    play.passes(1.0)
+    assert play.all(do.StartAgents)[-1].holders == ("x1",)
+    play.give(inputs.AgentsRejoined(attempt=play.attempt.number, generation=1, step=3))
+    assert play.state.holders == () and play.state.agents.generation == 2
+
+
+def test_a_booster_that_is_lost_as_it_leaves_costs_no_restart() -> None:
+    play = running(None, "x1", "x2")
+    play.give(inputs.Terminated(node="x2"))
+    play.lose("x2")
+    assert [event["kind"] for event in play.events("fault")] == ["preempted"]
+    assert not play.events("node_out", "backoff")
+    assert play.state.history.gains.restarts == 0 and play.state.history.gains.fruitless == 0
+    assert started(play)[-1] == ("shrink", ("n1", "n2", "x1"), ())
+
+
+def test_a_holder_that_is_lost_costs_only_the_agents() -> None:
+    play = running(None, "x1")
+    play.give(inputs.Terminated(node="x1"))
+    stop_and_train(play)
+    play.lose("x1")
+    play.give(inputs.AgentLost(node="n1", attempt=play.attempt.number, generation=0, reason="it ended"))
+    play.passes(1.0)
+    assert play.attempt.number == 2 and not play.events("fault")
+    assert play.all(do.StartAgents)[-1].holders == () and play.all(do.StartAgents)[-1].generation == 1
+
+
+def test_a_holder_that_is_lost_before_the_restore_is_done_without() -> None:
+    play = running(None, "x1")
+    play.give(inputs.Terminated(node="x1"))
+    play.end_well()
+    assert play.state.holders == ("x1",)
+    play.lose("x1")
+    assert [event["kind"] for event in play.events("fault")] == ["preempted"]
+    assert play.attempt.number == 3 and play.state.holders == ()
+
+
+def test_another_booster_is_asked_for_after_a_while() -> None:
+    play = running(None, "x1")
+    play.give(inputs.Terminated(node="x1"))
+    stop_and_train(play)
+    play.commit(3)
+    ended(play, "b1")
+    play.passes(SNOOZE_S - 5.0)
+    assert len(play.all(do.AskAllocation)) == 2
+    play.passes(10.0)
+    assert len(play.all(do.AskAllocation)) == 3
+    play.boost("x1", "b3")
+    assert play.in_phase(Phase.READY) == ["x1"], "the same node may come again"
+
+
+def test_a_booster_that_leaves_while_workers_start_is_waited_for() -> None:
+    play = running()
+    play.boost("x1", "b1")
+    play.passes(SETTLE_S)
+    play.end_well()
+    assert play.attempt.nodes == ("n1", "n2", "x1")
+    play.give(inputs.Terminated(node="x1"))
+    assert play.orders(Order.STOP)[-1].attempt == 1
+    play.train()
+    play.end_well()
+    assert started(play)[-1] == ("shrink", ("n1", "n2"), ("x1",))
+
+
+def test_an_idle_booster_that_is_preempted_goes_at_once() -> None:
+    play = running()
+    play.boost("x1", "b1")
+    play.give(inputs.Terminated(node="x1"))
+    assert play.all(do.Dismiss) == [do.Dismiss(node="x1", forget=True, allocation="b1")]
+    assert play.all(do.EndAllocation) and not play.events("resize")
+
+
+def test_nodes_lost_with_their_booster_may_come_again() -> None:
+    play = running(None, "x1")
+    play.lose("x1")
+    assert "x1" in play.state.history.out
+    ended(play, "b1", "PREEMPTED")
+    assert "x1" not in play.state.history.out
+    play = running(None, "x1")
+    play.lose("x1")
+    ended(play, "b1", "NODE_FAIL")
+    assert "x1" in play.state.history.out
+
+
+def test_a_booster_that_lost_a_node_is_replaced_whole() -> None:
+    play = running(make_elastic(2, boosters=1, size=2))
+    play.boost("x1", "b1")
+    play.boost("x2", "b1")
+    play.passes(SETTLE_S)
+    stop_and_train(play)
+    play.lose("x2")
+    assert started(play)[-1] == ("shrink", ("n1", "n2"), ("x1",))
+    assert play.state.boosters[0].phase is BoosterPhase.RUNNING, "its other node holds what is needed"
+    play.train()
+    step(play, 3)
+    play.commit(4)
+    assert do.Dismiss(node="x1", forget=True, allocation="b1") in play.all(do.Dismiss)
+    assert play.all(do.EndAllocation) == [do.EndAllocation(allocation="b1")]
+
+
+# By hand.
+
+
+def test_a_user_scales_down_and_up() -> None:
+    play = running(None, "x1", "x2")
+    play.give(inputs.ScaleAsked(nodes=3))
+    assert [event["reason"] for event in play.events("node_leaving")] == ["scaled down"]
+    stop_and_train(play)
+    assert started(play)[-1] == ("shrink", ("n1", "n2", "x1"), ("x2",))
+    play.commit(3)
+    ended(play, "b2", "CANCELLED")
+    play.give(inputs.ScaleAsked(nodes=9))
+    assert play.events("scale_requested")[-1]["nodes"] == 4, "the largest allowed size"
+    assert len(play.all(do.AskAllocation)) == 3, "nothing to wait for"
+
+
+def test_those_in_the_queue_are_given_up_first() -> None:
+    play = running(None, "x1")
+    play.give(inputs.ScaleAsked(nodes=3))
+    assert play.all(do.EndAllocation) == [do.EndAllocation(allocation="b2")]
+    assert not play.orders(Order.STOP)[1:]
+
+
+def test_the_base_is_kept_where_fewer_of_its_nodes_train() -> None:
+    play = running(make_elastic(3, boosters=0, sizes=(3, 2, 1), most_boosters=0, booster_nodes=0))
+    play.give(inputs.ScaleAsked(nodes=2))
+    stop_and_train(play)
+    assert started(play)[-1] == ("shrink", ("n1", "n2"), ("n3",))
+    play.commit(3)
+    assert play.in_phase(Phase.READY) == ["n3"] and not play.all(do.EndAllocation)
+    play.give(inputs.AgentsRejoined(attempt=play.attempt.number, generation=1, step=3))
+    play.give(inputs.ScaleAsked(nodes=3))
+    play.passes(SETTLE_S)
+    stop_and_train(play)
+    assert started(play)[-1] == ("grow", ("n1", "n2", "n3"), ())
+
+
+def test_the_same_wish_again_changes_nothing() -> None:
+    play = running()
+    play.give(inputs.ScaleAsked(nodes=3))
+    play.give(inputs.ScaleAsked(nodes=3))
+    assert len(play.events("scale_requested")) == 1
+
+
+def test_boosters_are_given_back_before_the_time_limit() -> None:
+    """They end with the job, so the step that it goes on from must not need what they hold."""
+    play = Play(make_elastic())
+    end_s = play.now_s + 900.0
+    play.left_s = lambda now_s: end_s - now_s
+    play.run()
+    step(play)
+    play.boost("x1", "b1")
+    play.passes(SETTLE_S)
+    stop_and_train(play)
+    play.passes(end_s - play.now_s - MARGIN_S - SHRINK_S - 1.0)
+    assert not play.events("node_leaving")
+    play.passes(2.0)
+    assert [event["node"] for event in play.events("node_leaving")] == ["x1"]
+    stop_and_train(play)
+    assert started(play)[-1] == ("shrink", ("n1", "n2"), ("x1",))
+
+
+# Who may join.
+
+
+def test_a_runner_that_nobody_asked_for_is_sent_away() -> None:
+    play = running()
+    play.boost("y1", "99")
+    assert play.all(do.Dismiss) == [do.Dismiss(node="y1", forget=True, allocation="99")]
+    assert play.all(do.EndAllocation) == [do.EndAllocation(allocation="99")]
+    assert "99" in play.events("problem")[-1]["what"] and "y1" not in play.state.members
+
+
+def test_the_base_is_never_ended() -> None:
+    play = running()
+    play.boost("y1", BASE)
+    assert play.all(do.Dismiss) and not play.all(do.EndAllocation)
+
+
+def test_a_node_is_a_member_once() -> None:
+    play = running(None, "x1")
+    play.boost("x1", "b2")
+    assert play.all(do.Dismiss) == [do.Dismiss(node="x1", forget=False, allocation="b2")], "its memory is in use"
+    assert play.all(do.EndAllocation) == [do.EndAllocation(allocation="b2")]
+    play.boost("n1", "98")
+    assert play.all(do.Dismiss)[-1] == do.Dismiss(node="n1", forget=False, allocation="98")
+    assert play.attempt.is_running and play.state.members["x1"].allocation == "b1"
+
+
+def test_a_runner_that_is_there_before_its_allocation_is_known_is_waited_for() -> None:
+    play = Play(make_elastic())
+    play.silent.add(do.AskAllocation)
+    play.run()
+    play.boost("x1", "b7", is_warm=False)
+    play.give(inputs.NodeWarm(node="x1"))
+    assert not play.all(do.Dismiss)
+    play.give(inputs.AllocationAsked(allocation="b7"))
+    assert play.in_phase(Phase.READY) == ["x1"] and play.state.members["x1"].is_warm
+    play.boost("x2", "b8")
+    play.give(inputs.AllocationAsked(allocation=None, error="timed out"))
+    assert play.all(do.EndAllocation) == [do.EndAllocation(allocation="b8")]
+
+
+def test_a_node_that_is_out_does_not_join() -> None:
+    play = running(None, "x1")
+    play.give(inputs.NodeBroken(node="x1", reason="no /venv"))
+    play.train()
+    ended(play, "b1")
+    play.passes(SNOOZE_S + 1)
+    play.boost("x1", "b3")
+    assert play.all(do.Dismiss)[-1] == do.Dismiss(node="x1", forget=True, allocation="b3")
+    assert do.EndAllocation(allocation="b3") in play.all(do.EndAllocation)
+
+
+# Losses.
+
+
+def test_a_loss_waits_for_a_booster_that_is_about_to_join() -> None:
+    play = running(None, "x1")
+    play.give(AllocationsSeen(states={"b2": AllocationState.RUNNING}))
+    play.lose("x1")
+    assert len(started(play)) == 2
+    play.passes(FAULTY_S / 2)
+    play.boost("x2", "b2")
+    assert started(play)[-1] == ("spare", ("n1", "n2", "x2"), ())
+    play.train()
+    play.commit(3)
+    play.lose("x2")
+    assert started(play)[-1][0] == "shrink", "nobody else is about to join"
+
+
+def test_a_loss_does_not_wait_for_long() -> None:
+    play = running(None, "x1")
+    play.give(AllocationsSeen(states={"b2": AllocationState.RUNNING}))
+    play.lose("x1")
+    play.passes(FAULTY_S + 0.1)
+    assert started(play)[-1] == ("shrink", ("n1", "n2"), ())
+
+
+def test_survivors_that_no_longer_train_hold_what_they_have() -> None:
+    play = Play(make_job(4, sizes=(4, 2), has_checkpoint=True))
+    play.run()
+    play.lose("n2")
+    assert started(play)[-1] == ("shrink", ("n1", "n3"), ("n4",))
+    assert play.all(do.StartAgents)[-1].holders == ("n4",)
+    play.train()
+    play.commit(5)
+    assert play.state.holders == () and play.in_phase(Phase.READY) == ["n4"]
+    assert not play.all(do.Dismiss)
+
+
+# Other requests in the middle of a resize.
+
+
+def resizing() -> Play:
+    play = running()
+    play.boost("x1", "b1")
+    play.passes(SETTLE_S)
+    assert play.state.requests.stop == "resize"
+    return play
+
+
+def test_a_halt_takes_the_place_of_a_resize() -> None:
+    play = resizing()
+    play.give(inputs.HaltAsked())
+    play.end_well()
+    assert play.end is not None and play.end.outcome == "halted"
+
+
+def test_a_cancel_takes_the_place_of_a_resize() -> None:
+    play = resizing()
+    play.give(inputs.CancelAsked())
+    assert play.end is not None and play.end.outcome == "cancelled"
+
+
+@pytest.mark.parametrize("why", ["requeue", "preempted"])
+def test_a_sigterm_at_the_base_takes_the_place_of_a_resize(why: str) -> None:
+    play = resizing()
+    play.why_terminated = why
+    play.give(inputs.Terminated(node="n1"))
+    assert play.all(do.AskWhyTerminated)
+    play.end_well()
+    assert play.end is not None and play.end.outcome == "stopped"
+
+
+def test_a_fault_takes_the_place_of_a_resize() -> None:
+    play = resizing()
+    play.fail("n1")
+    assert started(play)[-1][1] == ("n1", "n2", "x1")
+    assert play.state.requests.stop is None and play.end is None
+
+
+def test_two_boosters_leave_one_after_the_other() -> None:
+    play = running(None, "x1", "x2")
+    play.give(inputs.Terminated(node="x2"))
+    play.give(inputs.Terminated(node="x1"))
+    play.end_well()
+    assert started(play)[-1] == ("shrink", ("n1", "n2"), ("x1", "x2"))
+
+
+# Take-over.
+
+
+def taken_over(play: Play, **fields: Any) -> Play:
+    """Another supervisor, and the runners of all members come to it."""
+    after = Play(make_elastic(is_take_over=True, **fields), play.events())
+    after.now_s = play.now_s
+    after.begin()
+    attempt = play.attempt.number
+    for node, member in sorted(play.state.members.table.items()):
+        of = attempt if node in play.attempt.nodes else None
+        after.give(inputs.NodeJoined(node=node, allocation=member.allocation, is_warm=True, attempt=of))
+    return after
+
+
+def test_a_resize_goes_on_after_a_take_over() -> None:
+    play = taken_over(resizing())
+    assert play.orders(Order.STOP)[0].nodes == ("n1", "n2")
+    play.end_well()
+    assert [event["outcome"] for event in play.events("attempt_end")] == ["resized"]
+    assert started(play)[-1][:2] == ("grow", ("n1", "n2", "x1"))
+
+
+def test_boosters_are_known_after_a_take_over() -> None:
+    play = taken_over(running(None, "x1"))
+    assert [(each.allocation, each.nodes) for each in play.state.boosters] == [("b1", ("x1",)), ("b2", ())]
+    assert play.attempt.is_running and play.in_phase(Phase.TRAINING) == ["n1", "n2", "x1"]
+    assert not play.all(do.AskAllocation)
+
+
+def test_a_booster_that_left_is_ended_after_a_take_over() -> None:
+    before = running(None, "x1")
+    before.give(inputs.Terminated(node="x1"))
+    stop_and_train(before)
+    play = taken_over(before)
+    assert play.state.holders == ("x1",) and play.in_phase(Phase.LEAVING) == ["x1"]
+    play.commit(9)
+    assert play.all(do.StartAgents)[-1].holders == () and play.all(do.StartAgents)[-1].generation == 1
+    assert play.all(do.EndAllocation) == [do.EndAllocation(allocation="b1")]
+
+
+def test_boosters_are_forgotten_when_the_job_starts_again() -> None:
+    before = running(None, "x1")
+    play = Play(make_elastic(), before.events())
+    play.begin()
+    assert not play.state.boosters and play.in_phase(Phase.JOINING) == ["n1", "n2"]
