@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.options import Folder, Json
+from launcher.cli.options import Folder, Json, refuse_url
 from lifecycle.blocks import print_block, print_json
 
 
@@ -39,6 +39,7 @@ def doctor(
 
     if cluster not in (None, "slurm", "local"):
         raise UsageError(f"--cluster: got {cluster!r}, expected slurm or local")
+    refuse_url("--folder", folder)
     spec = None if job_file is None else load_job(job_file)
     on_slurm = cluster == "slurm" if cluster else shutil.which("srun") is not None
     place = Path(folder.partition("%")[0] or ".").absolute()

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli.options import refuse_url
 from launcher.cli.schema import text_of
 from launcher.errors import UsageError
 
@@ -25,6 +26,7 @@ def init(
 
     A file that is there with another content is never overwritten.
     """
+    refuse_url("init", directory)
     share = shipped()
     texts = {name: (share / _EXAMPLE / name).read_text() for name in ("job.yaml", "train.py")}
     texts["job.yaml"] = texts["job.yaml"].replace(_SCHEMA_OF_EXAMPLE, f"$schema={_SCHEMA}", 1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from launcher.errors import UsageError
 
 GROUP: dict[str, Any] = {
     "no_args_is_help": True,
@@ -28,3 +31,20 @@ Folder = Annotated[
     str, typer.Option(help="The job's folder; %j is the job's id. On Slurm all nodes must see it.", metavar="DIR")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def refuse_url(what: str, directory: Path | str) -> None:
+    """Makes sure that a directory is asked for, and no bucket: a folder `gs:` would be made.
+
+    Args:
+        what: how to name it in the error.
+        directory: as it was given; a Path has one slash of the two.
+
+    Raises:
+        UsageError: it is a URL.
+    """
+    if url := re.match(r"([a-z][a-z0-9+.-]*):/+(.*)", str(directory)):
+        raise UsageError(
+            f"{what}: got {url[1]}://{url[2]}, expected a directory; "
+            "a bucket for checkpoints is checkpoint.s3.url in the job file"
+        )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.options import JobFile
+from launcher.cli.options import JobFile, refuse_url
 
 
 def supervise(
@@ -25,12 +25,16 @@ def supervise(
 
     The script is to `exec` it, so that Slurm's signals reach it; see sbatch_templates/, which `holdfast init` writes.
     """
+    from launcher.boosters import require_booster
     from launcher.jobfile import load_job
     from launcher.module_names import check_modules
     from launcher.supervisor import supervise as run_to_its_end
     from slurm import JobEnvironment
 
+    if job_dir is not None:
+        refuse_url("--job-dir", job_dir)
     spec = load_job(job_file)
+    require_booster(spec)
     check_modules(spec, os.environ)
     job = JobEnvironment.from_env(os.environ)
     raise typer.Exit(run_to_its_end(spec, job_dir or Path("runs") / str(job.job_id), "slurm").exit_code)

@@ -19,6 +19,7 @@ from typing import Any
 from submitit.core.utils import JobPaths
 
 from ckpt.timeouts import within
+from launcher.boosters import require_booster
 from launcher.channel import ChannelError, connect
 from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec
@@ -86,6 +87,8 @@ def run_here(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
     spares = mapping.get("spares") or 0
     nodes = max(1, (place.nodes or 1) - spares) if isinstance(spares, int) else 1
     spec = JobSpec.from_mapping({"nodes": nodes, **mapping}, Path.cwd(), source)
+    if place.cluster == "slurm":
+        require_booster(spec)
     stem = place.job_id or time.strftime("%Y%m%d-%H%M%S")
     job_dir = place.folder / f"{stem}_torchrun-{next(_calls)}"
     earlier = Outcome.read(job_dir)

@@ -255,6 +255,11 @@ def test_a_good_job_file_is_submitted(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 BAD_COMMANDS = [
+    (["init", "gs://b/x"], "init: got gs://b/x, expected a directory; "),
+    (["init", "s3://b"], "a bucket for checkpoints is checkpoint.s3.url in the job file"),
+    (["init", "az://b/x/y"], "init: got az://b/x/y, expected a directory; "),
+    (["doctor", "--folder", "gs://b/x"], "--folder: got gs://b/x, expected a directory; "),
+    (["supervise", "job.yaml", "--job-dir", "s3://b/x"], "--job-dir: got s3://b/x, expected a directory; "),
     (["submit"], "Missing argument 'JOB.yaml'"),
     (["submit", "nope.yaml"], "nope.yaml: no such file; expected a job file (YAML)"),
     (["submit", "."], ".: no regular file; expected a job file (YAML)"),
@@ -300,7 +305,9 @@ BAD_COMMANDS = [
 
 @pytest.mark.parametrize(("arguments", "message"), BAD_COMMANDS, ids=[" ".join(words) for words, _ in BAD_COMMANDS])
 def test_a_bad_command_line_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path.name for path in Path().iterdir()}
     assert message in refused(capsys, *arguments)
+    assert {path.name for path in Path().iterdir()} <= {*before, "runs"}
 
 
 def test_a_checkpoint_directory_of_another_namespace_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

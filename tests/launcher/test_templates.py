@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from launcher.boosters import require_booster
 from launcher.executor import sbatch_script
 from launcher.jobfile import JobSpec, load_job
 
 TEMPLATES = sorted((Path(__file__).resolve().parents[2] / "sbatch_templates").glob("*.sbatch"))
 SUPERVISED = [path for path in TEMPLATES if path.name.startswith("train")]
+ELASTIC = next(path for path in TEMPLATES if path.name == "elastic.sbatch")
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
@@ -72,6 +74,24 @@ def test_the_job_that_the_template_with_spares_writes_is_one_that_can_be_loaded(
     assert (spec.name, spec.script, spec.nodes, spec.spares) == ("gpt", tmp_path / "train.py", 4, 1)
     assert spec.args == ("--steps", "1000") and spec.checkpoint is not None
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_job_that_the_elastic_template_writes_grows_by_boosters(tmp_path: Path, program: Any) -> None:
+    (tmp_path / "train.py").touch()
+    program("holdfast", 'echo "$*"')
+    done = run_template("elastic.sbatch", tmp_path, SLURM_JOB_NUM_NODES="3", SLURM_JOB_NAME="gpt")
+    folder = tmp_path / "runs" / "7"
+    assert done.stdout == f"supervise {folder}/job.yaml --job-dir {folder}\n" and not done.stderr
+    spec = load_job(folder / "job.yaml")
+    require_booster(spec)
+    assert (spec.sizes, spec.spares, spec.most_boosters) == ((8, 6, 4, 2), 1, 3)
+    assert spec.booster_options == {"partition": "boost", "exclusive": True}
+
+
+def test_the_elastic_template_asks_for_the_base_as_any_supervised_job() -> None:
+    template, fixed = (options(path.read_text()) for path in (ELASTIC, SUPERVISED[0]))
+    assert {**template, "nodes": "", "partition": ""} == {**fixed, "nodes": "", "partition": ""}
+    assert template["nodes"] == "3"
 
 
 # A stand-in for srun: says which nodes the program was started on, ends it with the next of the codes given, has the

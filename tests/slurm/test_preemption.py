@@ -131,6 +131,13 @@ def test_slurm_is_asked_for_partitions_and_where_it_keeps_accounts_for_qos() -> 
     assert Preemption.read(Slurm(run=without)).qos is None and "sacctmgr" not in without.asked
 
 
+def test_reads_qos() -> None:
+    found = [Qos.parse(line) for line in (Path(__file__).with_name("recorded") / "qos.txt").read_text().splitlines()]
+    assert found[0] == qos("normal", 100, ("scavenger",)) and found[-1] == qos("scavenger", 0, mode="REQUEUE")
+    by_qos = Preemption(type="preempt/qos", mode="REQUEUE", partitions=PARTITIONS, qos=tuple(found))
+    assert by_qos.preemptible() == ("scavenger",)
+
+
 @pytest.mark.parametrize("line", ["normal", "normal|x||cluster", "|0||cluster", "a|b|c|d|e"])
 def test_what_is_no_qos_is_refused_with_the_text(line: str) -> None:
     with pytest.raises(SlurmError, match="sacctmgr printed"):
