@@ -123,7 +123,7 @@ class JobSpec:
         example=8,
     )
     env: Mapping[str, str] = key(
-        "Variables added to the workers' environment.",
+        "Variables added to the environment of workers and checkpoint agents.",
         default={},
         free_text=True,
         expected="a string or a number; put it in quotes",

@@ -90,7 +90,8 @@ class Processes:
         async def work() -> None:
             number, nodes = command.attempt, list(command.nodes)
             switches = domains.switches_of(self._cluster.topology, nodes)
-            environment = attempt_environment(self._spec, self._cluster.run_id, self._job_dir, number, nodes, switches)
+            own = attempt_environment(self._spec, self._cluster.run_id, self._job_dir, number, nodes, switches)
+            environment = {**self._spec.env, **own}  # credentials, proxies: agents use storage as workers do
             environment |= {"HOLDFAST_ROLE": "agent", "HOLDFAST_RESTART_COUNT": str(self._cluster.restart_count)}
             if command.holders:
                 environment["HOLDFAST_HOLDERS"] = ",".join(command.holders)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from main_job import STEPS, Watch, main_job
+from s3_kit import KEY, SECRET, s3_server
 
 from launcher import Executor
 from launcher.cli import main
@@ -84,3 +85,15 @@ def test_without_a_spare_left_the_job_names_the_cause(tmp_path: Path) -> None:
     kill_node(watch.job_dir, "node2")
     with pytest.raises(Exception, match=r"too_few_nodes.*node2"):
         job.result()
+
+
+def test_agents_use_the_credentials_that_the_job_file_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_server(tmp_path / "store") as server:
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        checkpoint = {"namespace": "flow", "s3": {**server.section(), "every_steps": 10}}
+        env = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+        job = main_job(nodes=1, spares=0, checkpoint=checkpoint, env=env)
+        watch = Watch((submitted := Executor(folder=tmp_path / "%j", cluster="local").submit(job)).paths.folder)
+        watch.wait_for("commit", 90, tier="s3")
+        cancel_job(find_job(str(submitted.paths.folder)))
