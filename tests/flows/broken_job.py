@@ -126,15 +126,19 @@ class BrokenJob:
         """
         attempt = self.attempt["attempt"]
         if in_protect:
-            (ram_dir,) = self.cluster.run_on_node(node, ["sh", "-c", f"echo {self._ram_dir}"]).stdout.split()
-            pid = self.watch.until(lambda: self.agent_of(node, in_mpi=True), RECOVERY_S, f"agent on {node}")
-            self.cluster.run_on_node(node, [sys.executable, str(IN_PROTECT), pid, ram_dir])
+            self.kill_agent_in_protect(node)
         else:
             self.cluster.run_on_node(node, ["pkill", "-KILL", "-f", r"^[^ ]*python[^ ]*( -P)? -m ckpt\.agent$"])
         back = self.watch.wait_for("agents_back", RECOVERY_S, attempt=attempt)
         last = max(event["step"] for event in self.watch.events("commit") if event["time"] <= back["time"])
         committed = lambda step: step > last  # noqa: E731
         return int(self.watch.wait_for("commit", RECOVERY_S, attempt=attempt, tier="memory", step=committed)["step"])
+
+    def kill_agent_in_protect(self, node: str) -> None:
+        """Kills a node's checkpoint agent in the middle of a save's redundancy."""
+        (ram_dir,) = self.cluster.run_on_node(node, ["sh", "-c", f"echo {self._ram_dir}"]).stdout.split()
+        pid = self.watch.until(lambda: self.agent_of(node, in_mpi=True), RECOVERY_S, f"agent on {node}")
+        self.cluster.run_on_node(node, [sys.executable, str(IN_PROTECT), pid, ram_dir])
 
     @property
     def _ram_dir(self) -> str:

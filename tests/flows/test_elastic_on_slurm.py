@@ -1,0 +1,110 @@
+"""A job that grows into free nodes by boosters, and gives them back one by one: on a real Slurm of six nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from elastic_job import SIZE_S, ElasticJob
+from slurm_kit import ends_as
+
+from slurm.testbed import TestCluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.faults, pytest.mark.timeout(500)]
+
+
+@pytest.fixture(scope="module")
+def _six() -> Iterator[TestCluster]:
+    cluster = TestCluster.up(f"pytest-{os.getpid()}-elastic", nodes=6)
+    yield cluster
+    cluster.down()
+
+
+@pytest.fixture
+def six(_six: TestCluster) -> TestCluster:
+    _six.restore()
+    return _six
+
+
+def urgent(cluster: Any, nodes: int) -> str:
+    """A job that outranks boosters, on so many nodes of its own; its number."""
+    argv = ["sbatch", "--parsable", "--partition=urgent", f"--nodes={nodes}", "--exclusive", "--output=/dev/null"]
+    return str(cluster.run_as_user([*argv, "--wrap=sleep 1000"]).stdout.strip())
+
+
+def restores(job: ElasticJob) -> list[tuple[int, str]]:
+    return [(event["step"], event["tier"]) for event in job.watch.events("restore")]
+
+
+def resized_at(job: ElasticJob) -> list[int]:
+    return [event["step"] for event in job.watch.events("attempt_end") if event["outcome"] == "resized"]
+
+
+def left_nothing(job: ElasticJob) -> None:
+    """No booster is in the queue any more, and no memory on any node."""
+    job.watch.until(lambda: None if job.boosters() else True, 60, "end of all boosters")
+    for node in job.cluster.nodes:
+        job.watch.until(lambda node=node: None if job.memory_on(node) else True, 60, f"end of the memory on {node}")
+
+
+def test_a_boosters_node_that_is_lost_costs_a_shrink_and_the_next_one_comes(
+    six: Any, steady_digests: dict[int, str]
+) -> None:
+    job = ElasticJob(six, six.home / "lost")
+    grown = job.until_size(4)
+    lost = grown["nodes"][3]
+    six.crash_node(lost)
+    shrunk = job.until_size(3, grown["attempt"])
+    fault = job.watch.wait_for("fault", 5)
+    assert (fault["kind"], fault["node"]) == ("node_lost", lost), job.watch.story()
+    assert lost not in shrunk["nodes"] and {tier for _, tier in restores(job)[1:]} == {"memory"}, job.watch.story()
+    again = job.until_size(4, shrunk["attempt"])
+    assert lost not in again["nodes"], job.watch.story()
+    job.finish(steady_digests)
+
+
+def test_a_booster_that_is_lost_in_the_middle_of_a_save_costs_nothing_that_was_committed(
+    six: Any, steady_digests: dict[int, str]
+) -> None:
+    job = ElasticJob(six, six.home / "in-save", max_nodes=3)
+    booster = job.until_size(3)["nodes"][2]
+    before = job.attempt
+    job.lose_agent(booster, in_protect=True)
+    assert job.attempt == before, job.watch.story()  # agents alone, those of both jobs, were started again
+
+    def lose_the_node() -> None:
+        job.kill_agent_in_protect(booster)
+        six.crash_node(booster)
+
+    comeback = job.recover(lose_the_node)
+    assert (comeback.fault["kind"], comeback.fault["node"]) == ("node_lost", booster), job.watch.story()
+    assert comeback.recovery.restored_from == "memory" and comeback.lost_nothing_committed, job.watch.story()
+    job.settle()
+    job.finish(steady_digests)
+
+
+def test_a_supervisor_killed_in_a_resize_is_followed_by_one_that_ends_boosters_nobody_knows_of(
+    six: Any, steady_digests: dict[int, str]
+) -> None:
+    job = ElasticJob(six, six.home / "take-over")
+    job.watch.wait_for("resize", SIZE_S)
+    first = job.term
+    argv = ["sbatch", "--parsable", f"--job-name={job.booster_name}", "--begin=now+1hour", "--output=/dev/null"]
+    stray = str(six.run_as_user([*argv, "--wrap=sleep 1000"]).stdout.strip())
+    job.signal_supervisor("KILL", first)
+    job.watch.wait_for("takeover", SIZE_S)
+    job.until_size(4)
+    job.watch.until(ends_as(six, stray, "CANCELLED"), 60, "end of a booster that nobody knows")
+    assert len(job.boosters("RUNNING", "PENDING")) == 2, job.watch.story()
+    job.finish(steady_digests)
+    left_nothing(job)
+
+
+def test_a_job_cancelled_in_a_resize_leaves_no_booster(six: Any) -> None:
+    job = ElasticJob(six, six.home / "cancel")
+    job.watch.wait_for("resize", SIZE_S)
+    six.run_as_user(["scancel", job.job_id])
+    job.watch.wait_for("job_end", 60, outcome="cancelled")
+    left_nothing(job)
