@@ -16,7 +16,7 @@ from launcher.core.commands import (
     SetTimer,
 )
 from launcher.core.faults import ENVIRONMENT, PREEMPTED, SCHEDULER_LOST, START_TIMEOUT, Fault
-from launcher.core.members import Phase, choose, is_usable
+from launcher.core.members import Choice, Phase, choose, is_usable
 from launcher.core.recovery import choose_rung, why_given_up
 from launcher.core.replay import TIME_LIMIT
 from launcher.core.state import Launch, RequeuePhase, Sigterm, Stage
@@ -224,13 +224,21 @@ def _choose(turn: Turn) -> None:
         if node in suspects and node not in chosen.nodes and node in nodes and is_usable(state.members[node]):
             what = "attempts failed on it again and again: a spare takes its place"
             turn.record("problem", node=node, what=what)
-    has_grown = state.rung == RESIZED and len(chosen.nodes) > len(before)
-    rung = "shrink" if chosen.has_shrunk else "grow" if has_grown else "spare" if state.rung == RESIZED else state.rung
+    rung = _rung_of(state.rung, before, chosen)
     turn.set(positions=chosen.nodes, holders=_holders(turn, chosen.nodes), fault=None)
     members = turn.state.members
     spares = [node for node in nodes if node not in chosen.nodes and is_usable(members[node])]
     attempt.begin(turn, chosen.nodes, rung, spares)
     _enter(turn, Stage.ATTEMPT)
+
+
+def _rung_of(rung: str, before: tuple[str, ...], chosen: Choice) -> str:
+    """How the attempt comes about, as nodes may have come and left since that was decided."""
+    if chosen.has_shrunk:
+        return "shrink"
+    if rung == RESIZED:
+        return "grow" if len(chosen.nodes) > len(before) else "spare"
+    return "spare" if rung == "workers" and not set(before) <= set(chosen.nodes) else rung
 
 
 def _holders(turn: Turn, chosen: tuple[str, ...]) -> tuple[str, ...]:
@@ -342,6 +350,7 @@ def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
         turn.set(rung="spare")
         probe(turn)
         return
+    gone = (Phase.OUT, Phase.RETURNING, Phase.LEAVING)
     decision = choose_rung(
         state.history.gains,
         job.limits,
@@ -349,7 +358,7 @@ def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
         has_checkpoint=job.has_checkpoint,
         can_requeue=job.can_requeue,
         nodes_suffice=members.usable + members.joining_count >= job.sizes[-1],
-        nodes_changed=any(members[node].phase in (Phase.OUT, Phase.RETURNING) for node in nodes),
+        nodes_changed=any(members[node].phase in gone for node in nodes),
         has_spare=any(node not in suspects for node in spares),
     )
     is_warm = any(member.is_warm for member in members.table.values())

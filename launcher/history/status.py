@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from launcher.core.faults import PREEMPTED
+from launcher.history.size import LostTime, Size
+
 Event = Mapping[str, Any]
 
 _LAST_EVENTS = 8
@@ -21,8 +24,8 @@ class Status:
 
     Attributes:
         state: "pending", "starting", "running" (the workers run and have told no step yet), "training", "recovering",
-            "stopping", "requeued", or once ended the outcome: "done", "halted", "user_error", "no_progress",
-            "too_few_nodes", "cancelled", "fabric", "internal".
+            "resizing", "stopping", "requeued", or once ended the outcome: "done", "halted", "user_error",
+            "no_progress", "too_few_nodes", "cancelled", "fabric", "internal".
         reason: the cause, where the state has one.
         stop: when a user wants the job to save and end; None if nobody has asked.
         run_id: the run's identity through all its requeues.
@@ -31,7 +34,8 @@ class Status:
         nodes: the newest attempt's active nodes, in node-rank order.
         spares: nodes kept warm beside them.
         out: nodes out of use, with the reason.
-        faults: how many faults so far.
+        size: why the job has its size, and what it waits for; None for a job that has a fixed size.
+        faults: how many faults so far; a booster that was preempted is none.
         step: newest step known to have been reached; 0 before the first.
         steps_per_s: speed over the last few reports; None when it cannot be told.
         committed: newest committed step per tier.
@@ -40,6 +44,7 @@ class Status:
         ettr: effective training time ratio: the share of the wall time since the first start that was spent gaining
             steps that counted. Waiting in the queue, starting, recovering, and training steps that were lost with a
             fault and had to be repeated all lower it. None before training began.
+        lost_s: seconds without training by what they went into: "start", "resize", "requeue", or a fault's kind.
         seconds: wall time in seconds from the first start to now, or to the end.
         events: the last events worth telling, oldest first.
     """
@@ -53,6 +58,7 @@ class Status:
     nodes: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
     out: Mapping[str, str] = field(default_factory=dict)
+    size: str | None = None
     faults: int = 0
     step: int = 0
     steps_per_s: float | None = None
@@ -60,6 +66,7 @@ class Status:
     failed_saves: int = 0
     unsaved: Mapping[str, str] = field(default_factory=dict)
     ettr: float | None = None
+    lost_s: Mapping[str, float] = field(default_factory=dict)
     seconds: float | None = None
     events: tuple[Event, ...] = ()
 
@@ -90,6 +97,8 @@ class History:
         self._end_s: float | None = None
         self._spans: list[_Span] = []
         self._training = False
+        self._size = Size()
+        self._lost_time = LostTime()
         self._failed_saves: set[tuple[Any, ...]] = set()  # several nodes may tell of one
         self._missing: dict[str, int] = {}  # tier -> the newest step that did not get there
         self._recent: deque[Event] = deque(maxlen=_LAST_EVENTS)
@@ -102,6 +111,8 @@ class History:
         handler = getattr(self, f"_on_{event.get('event')}", None)
         if handler:
             handler(event)
+        self._size.add(event)
+        self._lost_time.add(event)
         if event.get("event") not in _QUIET:
             self._recent.append(event)
 
@@ -120,6 +131,8 @@ class History:
             self._status,
             ettr=min(1.0, gained_s / seconds) if spans and seconds else None,
             steps_per_s=self._steps_per_s(),
+            size=None if self._end_s is not None else self._size.why(),
+            lost_s=self._lost_time.seconds(),
             seconds=seconds,
             events=tuple(self._recent),
         )
@@ -167,8 +180,9 @@ class History:
 
     def _on_attempt_start(self, event: Event) -> None:
         self._speed.clear()
+        state = "recovering" if event.get("attempt") else "starting"
         self._set(
-            state="recovering" if event.get("attempt") else "starting",
+            state=self._status.state if self._status.state == "resizing" else state,
             attempt=event.get("attempt"),
             nodes=tuple(event.get("nodes") or ()),
             spares=tuple(event.get("spares") or ()),
@@ -217,7 +231,11 @@ class History:
 
     def _on_fault(self, event: Event) -> None:
         self._stopped_training(event)
-        self._set(state="recovering", reason=event.get("reason"), faults=self._status.faults + 1)
+        is_counted = event.get("kind") != PREEMPTED
+        self._set(state="recovering", reason=event.get("reason"), faults=self._status.faults + is_counted)
+
+    def _on_resize(self, event: Event) -> None:
+        self._set(state="resizing", reason=f"{event.get('size')} to {event.get('to')} nodes: {event.get('reason')}")
 
     def _on_node_out(self, event: Event) -> None:
         node = str(event.get("node"))

@@ -38,6 +38,8 @@ def render(status: Status, title: str) -> RenderableType:
         facts.add_row("attempt", f"{status.attempt}{faults}")
         facts.add_row("nodes", f"{len(status.nodes)}  {' '.join(status.nodes)}")
         facts.add_row("spares", f"{len(status.spares)}  {' '.join(status.spares)}".rstrip())
+    if status.size is not None:
+        facts.add_row("size", status.size)
     for node, reason in status.out.items():
         facts.add_row("out", Text.assemble((node, "red"), f"  {reason}"))
     speed = f"  ({status.steps_per_s:.3g} steps/s)" if status.steps_per_s else ""
@@ -50,6 +52,9 @@ def render(status: Status, title: str) -> RenderableType:
         facts.add_row("time", duration(status.seconds))
     if status.ettr is not None:
         facts.add_row("ETTR", f"{status.ettr:.1%}  of the time went into steps that counted")
+    if status.lost_s:
+        lost = "  ".join(f"{kind} {seconds:.1f} s" for kind, seconds in status.lost_s.items())
+        facts.add_row("not training", lost)
     lines = [event_line(event) for event in status.events]
     first = [Text(trace.rstrip(), style="red"), Text("")] if trace.strip() else []
     return Group(*first, facts, *([Text(""), *lines] if lines else []))
@@ -100,6 +105,20 @@ def describe(event: Event) -> str:
             return f"{node} is {'lost' if event.get('lost') else 'out for the rest of the job'}{because}"
         case "node_back":
             return f"{node} is back"
+        case "resize":
+            return f"the job goes from {event.get('size')} to {plural(event.get('to'), 'node')}{because}"
+        case "scale_requested":
+            return f"a user wants {plural(event.get('nodes'), 'node')}"
+        case "booster_asked":
+            return f"booster {event.get('allocation')} of {plural(event.get('nodes'), 'node')} asked for"
+        case "booster_waits":
+            return f"booster {event.get('allocation')} waits in the queue{because}"
+        case "booster_end":
+            return f"booster {event.get('allocation')} has ended{because}"
+        case "node_leaving":
+            return f"{node} leaves with booster {event.get('allocation')}{because}"
+        case "holders_released":
+            return f"{' '.join(event.get('nodes') or ())} hold nothing any more that the job needs"
         case "stop_requested":
             return f"stop requested{because}"
         case "stop_agreed":
@@ -129,7 +148,7 @@ def state_style(state: str) -> str:
         return "bold red"
     if state in _ENDED_WELL:
         return "bold green"
-    return {"training": "green", "recovering": "yellow", "stopping": "yellow"}.get(state, "bold")
+    return {"training": "green", "recovering": "yellow", "resizing": "yellow", "stopping": "yellow"}.get(state, "bold")
 
 
 def event_style(event: Event) -> str:

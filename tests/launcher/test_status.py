@@ -197,3 +197,52 @@ def test_every_event_is_one_line_of_words() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0, "00:00:00"), (3661.9, "01:01:01"), (90000, "1 d 01:00:00")])
 def test_durations_are_read_at_a_glance(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+GROWN = [
+    *TRAINED,
+    event(19, "booster_asked", allocation="41", nodes=2),
+    event(19, "booster_asked", allocation="42", nodes=2),
+    event(20, "booster_waits", allocation="42", reason="Priority"),
+    event(21, "node_ready", node="x1", warm=True, allocation="41"),
+    event(21, "node_ready", node="x2", warm=True, allocation="41"),
+    event(30, "resize", attempt=0, size=2, to=4, reason="more nodes are there"),
+    event(31, "attempt_end", attempt=0, outcome="resized", step=12),
+]
+RESIZED = [
+    *GROWN,
+    event(32, "attempt_start", attempt=1, nodes=["n1", "n2", "x1", "x2"], spares=["n3"], rung="grow"),
+    event(33, "restore", attempt=1, step=12, tier="memory", sources={}, seconds=0.1),
+    event(35, "first_step", attempt=1, step=13, seconds=3.0),
+]
+
+
+def test_status_says_why_a_job_has_its_size() -> None:
+    assert status_of(TRAINED, now_s=20).size is None, "a fixed size"
+    size = status_of(GROWN[:-2], now_s=30).size
+    assert size == (
+        "2 nodes train; booster 41 (2 nodes) is there and joins at the next resize; "
+        "booster 42 (2 nodes) waits in the queue: Priority"
+    )
+    size = status_of(RESIZED, now_s=36).size
+    assert size is not None and size.startswith("4 nodes train; booster 41 (2 nodes) trains; booster 42")
+    leaving = [*RESIZED, event(40, "node_leaving", node="x1", allocation="41", reason="preempted")]
+    assert "booster 41 (2 nodes) leaves: preempted" in (status_of(leaving, now_s=41).size or "")
+    gone = [*leaving, event(50, "booster_end", allocation="41", reason="PREEMPTED")]
+    assert "booster 41 has ended (preempted), another is asked for later" in (status_of(gone, now_s=51).size or "")
+    scaled = [*gone, event(60, "scale_requested", nodes=2)]
+    assert "2 asked for by a user" in (status_of(scaled, now_s=61).size or "")
+
+
+def test_a_resize_is_no_fault_and_its_time_counts_as_lost() -> None:
+    assert status_of(GROWN, now_s=31).state == "resizing"
+    status = status_of(RESIZED, now_s=36)
+    assert (status.state, status.faults, status.step) == ("training", 0, 13)
+    assert status.lost_s == {"start": 10.0, "resize": 4.0}
+    assert status.ettr == pytest.approx((31 - 10 + 36 - 35) / 36)
+    preempted = [*RESIZED, event(40, "fault", attempt=1, kind="preempted", node="x1", reason="lost", detect=0.0)]
+    assert status_of(preempted, now_s=41).faults == 0
+
+
+def test_time_lost_is_told_by_its_cause() -> None:
+    assert status_of(SWAPPED, now_s=41).lost_s == {"start": 10.0, "node_lost": 10.0}

@@ -46,6 +46,8 @@ def _where_workers_run(world: World, node: Host, strike: Callable[[Any], None], 
 
 
 def worker_ends_early(world: World, fault: Fault, node: Host) -> None:
+    if not world.setup.has_checkpoint and world.setup.hang_timeout_s is None:
+        return  # nobody is to notice that the others wait
     runner = node.runner
     if runner is not None and runner.works and runner.training is not None and runner.is_awake:
         ended = WorkersEnded(node=node.name, attempt=runner.training.number, ok=True, step=runner.training.step)

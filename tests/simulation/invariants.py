@@ -9,7 +9,7 @@ from launcher.core.commands import EndAllocation, EndJob, Order, Record, Requeue
 from launcher.core.inputs import AllocationState, CancelAsked, Requeued, TerminationExplained, TimerFired
 from launcher.core.members import Phase
 from launcher.core.replay import History, apply
-from launcher.core.state import Stage
+from launcher.core.state import AttemptPhase, BoosterPhase, Requests, Stage
 from simulation.event_rules import EventRules
 from simulation.training import CHUNK_STEPS
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CANCEL_S = 60.0
 FLUSH_S = 500.0
 LEAVING_S = 90.0
+IDLE_S = 60.0  # a booster's way from its start to the next attempt, beside what the job file says
 _SPIN = 200  # decisions in one instant
 
 # What must have happened for a node to be out with such a reason: to that node, or anywhere.
@@ -63,6 +64,9 @@ _HIDES_BOOSTERS = frozenset((
     "slurm_silent", "supervisor_killed", "supervisor_freezes", "supervisor_node_freezes", "supervisor_node_crashes",
     "batch_script_killed", "node_crashes", "node_freezes", "folder_hangs", "folder_full", "folder_unseen", "cancel",
     "folder_removed", "partition", "node_cut", "preempted", "requeue_by_admin", "slurm_cuts",
+))  # fmt: skip
+_HARMLESS_TO_BOOSTERS = frozenset((
+    "booster_preempted", "booster_ends", "booster_killed", "boosters_wait", "boosters_start", "stranger_joins",
 ))  # fmt: skip
 _DRAMATIC = ("user_error", "no_progress", "too_few_nodes", "internal", "fabric")
 
@@ -176,11 +180,39 @@ class Invariants:
             is_done = before.attempt is not None and before.attempt.outcome == "done"
             if before.stage not in (Stage.CLOSING, Stage.REQUEUEING, Stage.ENDED) and not is_done:
                 self._cancel_s.setdefault(driver.term, now_s)
+        if self._world.setup.boosters:
+            self._check_boosters(driver)
         if type(message) is TimerFired and state.timer_s is not None and not todo and state == before:
             raise Violation("no lost timer", f"the timer fired, and none is set before {state.timer_s}")
         is_unset = state.timer_s is None and before.timer_s is not None and type(message) is not TimerFired
         if is_unset and not any(type(command) is SetTimer for command in todo):
             raise Violation("no lost timer", "the state's timer differs from the driver's")
+
+    def _check_boosters(self, driver: Driver) -> None:
+        """As many as are wanted are there, in the queue, asked for, or about to be."""
+        state, setup, now_s = driver.state, self._world.setup, driver.now_s
+        known = [each for each in state.boosters if each.phase is not BoosterPhase.LEAVING]
+        if len(known) > setup.boosters + 1:
+            raise Violation("as many boosters as are wanted", f"{len(known)} of {setup.boosters}")
+        attempt = state.attempt
+        is_quiet = attempt is not None and attempt.phase is AttemptPhase.TRAINING and not attempt.is_decisive
+        if (
+            is_quiet
+            and state.stage is Stage.ATTEMPT
+            and state.requests == Requests()
+            and state.history.scale is None
+            and not (setup.is_local or state.time_limit.is_ending)
+            and len(known) < setup.boosters
+            and not state.asking.is_asked
+            and now_s > state.asking.ask_s + 1.0
+        ):
+            raise Violation(
+                "as many boosters as are wanted", f"{len(known)} of {setup.boosters}, and none is asked for"
+            )
+        for booster in state.boosters:
+            for node in booster.nodes:
+                if node not in state.members or state.members[node].allocation != booster.allocation:
+                    raise Violation("one allocation a member", f"{node} of {booster.allocation}")
 
     def _check_members(self, driver: Driver) -> None:
         members = driver.state.members
@@ -239,6 +271,7 @@ class Invariants:
         if name == "problem" and "common step boundary" in event["what"]:
             self._check_stop(event)
         if name == "attempt_start":
+            self.trains_on(event["nodes"])
             self._world.count_rung(event["rung"])
         elif name == "fault" and self._fault_s is None:
             self._fault_s = self._world.clock.now
@@ -386,11 +419,31 @@ class Invariants:
         if command.outcome == "stopped" and driver.state.requests.stop is None and driver.state.requeue.value != "done":
             raise Violation("a true outcome", f"stopped, and neither requeued nor asked: {command.reason}")
 
+    def trains_on(self, nodes: list[str]) -> None:
+        """An attempt begins."""
+        for name in nodes:
+            job = self._world.boosters.jobs.get(self._world.hosts[name].allocation)
+            if job is not None:
+                job.is_used = True
+
+    def _check_use(self) -> None:
+        """A booster that was there for long has trained, or was sent away."""
+        world = self._world
+        if world.kinds - _HARMLESS_TO_BOOSTERS or world.setup.skips or not world.setup.heeds_stop:
+            return
+        patience_s = world.setup.settle_s + 4 * world.setup.chunk_s + IDLE_S
+        for job in world.boosters.jobs.values():
+            is_idle = job.state is AllocationState.RUNNING and not job.is_used and not job.is_told
+            if is_idle and job.since_s is not None and world.clock.now - job.since_s > patience_s:
+                since_s = world.clock.now - job.since_s
+                raise Violation("every booster is used, or ended", f"{job.id} is idle since {since_s:.0f} s")
+
     def finished(self) -> None:
         """The run is over."""
         world = self._world
         assert world.outcome is not None
         name, reason = world.outcome
+        self._check_use()
         for job in world.boosters.jobs.values():
             if job.state is not AllocationState.ENDED and not job.is_told and not world.kinds & _HIDES_BOOSTERS:
                 raise Violation("no booster outlives the job", f"{job.id} is {job.state.value} at the end")

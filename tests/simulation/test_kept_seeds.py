@@ -33,6 +33,13 @@ KEPT = {
             Fault("booster_preempted", after="Committed", nth=2),
         ),
     ),
+    "an attempt without a node that leaves is not one on the same nodes": Schedule(
+        Setup(seed=30630, nodes=1, spares=0, least=1, boosters=3),
+        (
+            Fault("runner_killed", at_s=3.0, after="Settle", nth=2),
+            Fault("booster_preempted", after="StartAgents", nth=3),
+        ),
+    ),
     "boosters are given back before the time limit": Schedule(
         Setup(
             seed=25437, nodes=3, spares=0, least=3, names_own=True, chunks=12, limit_s=120.0, boosters=3, settle_s=0.5

@@ -1,0 +1,129 @@
+"""Why a job has its size, and what it waits for: from its events alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Booster:
+    """A booster as its events tell.
+
+    Attributes:
+        waits: why it waits in the queue.
+        leaves: why it leaves.
+        nodes: those whose runners have come.
+    """
+
+    size: int
+    waits: str = ""
+    leaves: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+class Size:
+    """The fold. Events that say nothing of the size are passed over."""
+
+    def __init__(self) -> None:
+        self._boosters: dict[str, _Booster] = {}
+        self._ended: tuple[str, str] | None = None  # the booster that ended last, and why
+        self._wanted: int | None = None
+        self._nodes: tuple[str, ...] = ()
+
+    def add(self, event: Event) -> None:
+        handler = getattr(self, f"_on_{event.get('event')}", None)
+        if handler is not None:
+            handler(event)
+
+    def why(self) -> str | None:
+        """One line; None for a job that has a fixed size."""
+        if not self._boosters and self._ended is None and self._wanted is None:
+            return None
+        parts = [] if self._wanted is None else [f"{self._wanted} asked for by a user"]
+        parts += [self._state(allocation, booster) for allocation, booster in self._boosters.items()]
+        if self._ended is not None:
+            allocation, reason = self._ended
+            parts.append(f"booster {allocation} has ended ({reason}), another is asked for later")
+        return f"{len(self._nodes)} nodes train; " + "; ".join(parts)
+
+    def _state(self, allocation: str, booster: _Booster) -> str:
+        name = f"booster {allocation} ({booster.size} node{'s' if booster.size != 1 else ''})"
+        if booster.leaves:
+            return f"{name} leaves: {booster.leaves}"
+        if not booster.nodes:
+            return f"{name} waits in the queue{f': {booster.waits}' if booster.waits else ''}"
+        if any(node in self._nodes for node in booster.nodes):
+            return f"{name} trains"
+        return f"{name} is there and joins at the next resize"
+
+    def _change(self, event: Event, **changes: Any) -> None:
+        allocation = event.get("allocation")
+        if allocation in self._boosters:
+            self._boosters[allocation] = replace(self._boosters[allocation], **changes)
+
+    def _on_job_start(self, event: Event) -> None:
+        self._boosters.clear()
+        self._ended = None
+
+    def _on_scale_requested(self, event: Event) -> None:
+        self._wanted = event.get("nodes")
+
+    def _on_booster_asked(self, event: Event) -> None:
+        self._boosters[event["allocation"]] = _Booster(size=event.get("nodes") or 1)
+        self._ended = None
+
+    def _on_booster_waits(self, event: Event) -> None:
+        self._change(event, waits=event.get("reason") or "")
+
+    def _on_node_ready(self, event: Event) -> None:
+        booster = self._boosters.get(event.get("allocation") or "")
+        if booster is not None and event["node"] not in booster.nodes:
+            self._change(event, nodes=(*booster.nodes, event["node"]))
+
+    def _on_node_leaving(self, event: Event) -> None:
+        self._change(event, leaves=event.get("reason") or "preempted")
+
+    def _on_booster_end(self, event: Event) -> None:
+        booster = self._boosters.pop(event["allocation"], None)
+        why = booster.leaves if booster is not None and booster.leaves else event.get("reason") or "it has ended"
+        self._ended = None if why == "scaled down" else (event["allocation"], why)
+
+    def _on_attempt_start(self, event: Event) -> None:
+        self._nodes = tuple(event.get("nodes") or ())
+
+
+class LostTime:
+    """Seconds without training, by what they went into: the start, resizes, requeues, and each kind of fault."""
+
+    def __init__(self) -> None:
+        self._kind = "start"
+        self._since_s: float | None = None
+        self._is_training = False
+        self._lost: dict[str, float] = {}
+
+    def add(self, event: Event) -> None:
+        name, time_s = event.get("event"), event["time"]
+        if name == "job_start":
+            if self._since_s is None:
+                self._since_s = time_s
+            else:
+                self._stop("requeue", time_s)
+        elif name == "fault":
+            self._stop(str(event.get("kind")), time_s - (event.get("detect") or 0.0))
+        elif name == "attempt_end" and event.get("outcome") != "fault":
+            self._stop("resize" if event.get("outcome") == "resized" else str(event.get("outcome")), time_s)
+        elif name == "first_step" and self._since_s is not None:
+            self._lost[self._kind] = round(self._lost.get(self._kind, 0.0) + max(0.0, time_s - self._since_s), 3)
+            self._is_training = True
+
+    def _stop(self, kind: str, time_s: float) -> None:
+        """Training stops; what follows before it goes on has the same cause."""
+        if self._is_training:
+            self._is_training, self._kind, self._since_s = False, kind, time_s
+
+    def seconds(self) -> Mapping[str, float]:
+        return dict(self._lost)
