@@ -68,6 +68,7 @@ def main() -> None:
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--double", action="store_true", help="64-bit floats: sums in another order differ less")
     parser.add_argument("--print-samples", action="store_true", help="print each step's samples on every rank")
     args = parser.parse_args()
 
@@ -77,6 +78,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo")
     torch.manual_seed(args.seed)
+    torch.set_default_dtype(torch.float64 if args.double else torch.float32)
 
     # The same global batch at every world size; elastic.scale of the job file may say otherwise for a size.
     plan = batch_plan(args.global_batch, max_micro_batch=args.max_micro_batch, lr_scaling="linear")
@@ -111,7 +113,7 @@ def main() -> None:
             if args.print_samples:
                 print(f"step {step} samples {seen}", flush=True)
             if dist.get_rank() == 0:
-                print(f"step {step} loss {step_loss.item() / plan.world_size:.7f}", flush=True)
+                print(f"step {step} loss {step_loss.item() / plan.world_size:.9f}", flush=True)
             seen, step_loss = [], torch.zeros((), device=device)
             if ckpt.should_save(step):
                 ckpt.save(step, state)

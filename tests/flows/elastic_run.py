@@ -5,22 +5,58 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher import JobSpec
+from main_job import Watch
+
+from launcher import Executor, JobSpec
+from launcher.operate import scale_job, stop_job
+from launcher.registry import find_job
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "elastic_ddp" / "train.py"
 GLOBAL_BATCH, SAMPLES = 12, 250
 
 
-def elastic_job(steps: int, *, workers: int = 1, **changes: Any) -> JobSpec:
+def resized_run(folder: Path, sizes: Sequence[int], *, between: int = 5, **options: Any) -> Watch:
+    """An elastic job on the local cluster from its first size to its last, stopped then.
+
+    Args:
+        folder: for the job's folder.
+        sizes: of the job, in nodes, one after the other.
+        between: steps that it trains at each size, at least.
+        options: of `elastic_job`.
+    """
+    job = Executor(folder=folder / "%j", cluster="local").submit(elastic_job(100_000, nodes=sizes[0], **options))
+    watch = Watch(job.paths.folder)
+    for attempt, size in enumerate(sizes):
+        if attempt:
+            scale_job(find_job(job.job_id), size)
+        start = watch.wait_for("attempt_start", 120, attempt=attempt)
+        assert len(start["nodes"]) == size, watch.story()
+        resumed = watch.wait_for("first_step", 120, attempt=attempt)["step"]
+        watch.wait_for("commit", 120, tier="memory", step=lambda step, after=resumed: step >= after + between)
+    stop_job(find_job(job.job_id))
+    assert job.result()["name"] == "halted", watch.story()
+    return watch
+
+
+def fixed_run(folder: Path, steps: int, **options: Any) -> Watch:
+    """The same job on one node, from beginning to end."""
+    job = Executor(folder=folder / "%j", cluster="local").submit(elastic_job(steps, nodes=1, elastic=None, **options))
+    assert job.result()["name"] == "done"
+    return Watch(job.paths.folder)
+
+
+def elastic_job(steps: int, *, workers: int = 1, double: bool = True, **changes: Any) -> JobSpec:
     """2 to 4 nodes, saved to memory every 5 steps; its epochs end in mid-step."""
     numbers = {"steps": steps, "global-batch": GLOBAL_BATCH, "samples": SAMPLES, "context": 32, "width": 32}
     numbers |= {"workers": workers, "max-micro-batch": 2}
     args = [text for name, number in numbers.items() for text in (f"--{name}", str(number))]
+    args += ["--print-samples"] + ["--double"] * double
     mapping = {
-        "name": "elastic", "script": str(SCRIPT), "args": [*args, "--print-samples"], "nodes": 2,
+        "name": "elastic", "script": str(SCRIPT), "args": args, "nodes": 2,
         "elastic": {"min_nodes": 2, "max_nodes": 4, "scaling_timeout_s": 1},
         "checkpoint": {
             "namespace": "elastic", "memory": {"every_steps": 5, "keep": 2}, "redundancy": {"scheme": "partner"}
