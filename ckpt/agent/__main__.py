@@ -10,14 +10,12 @@ import sys
 from ckpt.agent.agent import run_agent
 from ckpt.agent.process.fabric import mpi_settings
 from ckpt.agent.process.launch import UNTIL_UNUSED
-from ckpt.agent.process.lifetime import MemoryDirectory, TerminatedLate, leave_within
+from ckpt.agent.process.lifetime import MemoryDirectory, TerminatedLate, leave_within, yield_to_training
 from ckpt.agent.rpc.transport import MpiTransport, SoloTransport, Transport
 from ckpt.agent.timeouts import Deadlines
 from ckpt.config import Place, config_from_env
 from ckpt.epilog.request import leave_request
 from ckpt.errors import CheckpointError
-
-_NICE = 10  # training comes first
 
 
 def main(*, forked: bool = False) -> int:
@@ -31,9 +29,10 @@ def main(*, forked: bool = False) -> int:
     os.umask(0o077)
     deadlines = Deadlines()
     terminated = TerminatedLate(deadlines.last_s)
-    os.nice(_NICE)
     try:
         place, config = Place.from_env(os.environ), config_from_env(os.environ)
+        if place.generation:
+            yield_to_training()  # that goes on meanwhile
         form = f"%(asctime)s agent {place.node} %(levelname)s %(message)s"
         logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
         memory = MemoryDirectory(place.ram_dir, deadlines.world_s)

@@ -14,7 +14,7 @@ from ckpt.agent.flush.lease import Tenure
 from ckpt.agent.flush.node import DrainLead, DrainPart
 from ckpt.agent.process.idle_exit import Parting
 from ckpt.agent.process.launch import PID_FILE
-from ckpt.agent.process.lifetime import MemoryDirectory, leave_within
+from ckpt.agent.process.lifetime import MemoryDirectory, leave_within, yield_to_training
 from ckpt.agent.restore.leader import RecoverLead
 from ckpt.agent.restore.node import Restore
 from ckpt.agent.restore.prefetch import Ahead
@@ -122,7 +122,7 @@ class Agent:
                 file.unlink(missing_ok=True)
         await self._listener.listen()
         log.info("node %s listens on %s", self._place.node, self._place.socket_path)
-        follow = (self._follow_peers(), self._follow_board(), self._follow_memory())
+        follow = (self._follow_peers(), self._follow_plan(), self._follow_board(), self._follow_memory())
         tasks = [asyncio.ensure_future(coroutine) for coroutine in follow]
         if not forked:
             tasks.append(asyncio.ensure_future(self._follow_parent()))
@@ -163,6 +163,11 @@ class Agent:
             self._rejoin.fail(self._peers.broken)
             self._stop.world_lost()
             await self._saves.world_lost(f"the other agents are lost: {self._peers.broken}")
+
+    async def _follow_plan(self) -> None:
+        """Until there is one no worker trains: all wait for the agents."""
+        await asyncio.wait({self._restore.plan})
+        yield_to_training()
 
     async def _follow_parent(self) -> None:
         """Polled: a signal on the parent's death would be set off by the end of a mere thread of slurmstepd."""

@@ -210,12 +210,14 @@ class NodeAttempt:
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.leave_agent()
-        left = await self._workers.kill(KILL_TIMEOUT_S)
-        left += await end_all(lambda: self._agent_pids(next_attempt, generation), KILL_TIMEOUT_S)
+        workers, agents = await asyncio.gather(
+            self._workers.kill(KILL_TIMEOUT_S),
+            end_all(lambda: self._agent_pids(next_attempt, generation), KILL_TIMEOUT_S),
+        )
         if watch is not None:
             self.final_step = watch.step()
             watch.close()
-        return left
+        return workers + agents
 
     async def close(self) -> None:
         """Ends everything, the warm process and the agents' template too."""

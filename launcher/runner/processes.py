@@ -13,7 +13,7 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_POLL_S = 0.01
+_FIRST_POLL_S, _POLL_S = 0.001, 0.01
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -126,13 +126,15 @@ async def end_all(find: Callable[[], list[int]], timeout_s: float) -> list[int]:
         What still lives after `timeout_s` (uninterruptible sleep), normally empty.
     """
     deadline = time.monotonic() + timeout_s
+    pause_s = _FIRST_POLL_S
     while pids := find() or find():
         if time.monotonic() > deadline:
             return pids
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _POLL_S)
     return []
 
 

@@ -38,7 +38,9 @@ def test_alone_it_needs_no_mpi_and_gives_back_what_it_committed(root):
         pid = agents.pids()["a"]
         for library in ("libtorch", "libmpi"):
             assert library not in Path(f"/proc/{pid}/maps").read_text()
-        assert os.getpriority(os.PRIO_PROCESS, pid) >= 10
+        agents.workers[0].request("plan", timeout_s=WAIT_S)
+        threads = [int(thread) for thread in os.listdir(f"/proc/{pid}/task")]
+        until(lambda: all(os.getpriority(os.PRIO_PROCESS, thread) >= 10 for thread in threads), "a lower priority")
         agents.save(10, 0)
         os.kill(pid, signal.SIGTERM)  # Slurm sends it to every process of a step
         os.kill(pid, signal.SIGINT)

@@ -131,7 +131,7 @@ def test_a_forked_agent_is_what_its_shim_was_started_as(node: Node) -> None:
     for descriptor in (1, 2):
         assert os.readlink(f"/proc/{pid}/fd/{descriptor}") == str(node.log)
     assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (soft - 1, hard)
-    assert os.getpriority(os.PRIO_PROCESS, pid) >= 10
+    until(lambda: os.getpriority(os.PRIO_PROCESS, pid) >= 10, "the agent's lower priority")
     assert (node.ram_dir / PID_FILE.format(pid=pid)).exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -16,6 +17,7 @@ from ckpt.format.atomic_files import private_directory
 
 _LOCK_POLL_S = 0.05
 _SIGTERM_POLL_S = 1.0
+_NICE = 10
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,13 @@ def _lock(path: Path, timeout_s: float) -> int:
 def register(path: Path) -> None:
     """Has the node's runner find this agent."""
     (path / PID_FILE.format(pid=os.getpid())).touch(0o600)
+
+
+def yield_to_training() -> None:
+    """All threads of this process, and those that they start, leave the CPUs to the workers."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, int(thread), _NICE)
 
 
 class leave_within:
