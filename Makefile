@@ -106,6 +106,7 @@ bench: $(VENV)/.installed-dev
 	@$(PIP) $(CONSTRAINTS) -e '.[bench]' || echo "bench: without s3torchconnector and nanio, which do not install here"
 	@$(BIN)/holdfast ckpt bench
 	@$(BIN)/python benchmarks/recovery.py
+	@$(BIN)/python benchmarks/recovery_phases.py --nodes 3 4
 	@$(BIN)/python benchmarks/redundancy.py
 	@$(BIN)/python benchmarks/supervisor.py
 	@if [ "$$(id -u)" = 0 ] && command -v slurmctld >/dev/null; then $(BIN)/python benchmarks/hooks.py; \
