@@ -37,6 +37,8 @@ from lifecycle.settings.keys import key
 from slurm import SlurmError
 from slurm.time_limit import NOTATIONS, time_limit_min
 
+_NO_LIMIT = 1_000_000  # restarts; torch wants a number
+_BLIND_RESTARTS = 100
 MIN_HANG_TIMEOUT_S = 2.0  # runners report twice a second
 
 _NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
@@ -51,8 +53,13 @@ class Restart:
         "Give up after this number of attempts in a row that gained no step.", default=3, ge=1, unit="attempts",
         example=5,
     )  # fmt: skip
-    max_restarts: int = key(
-        "Give up after this number of restarts in all.", default=100, ge=0, unit="restarts", example=10
+    max_restarts: int | None = key(
+        "Give up after this number of restarts in all.",
+        default=None,
+        ge=0,
+        derived="no limit where progress is seen, by `checkpoint` or `progress`; else 100",
+        unit="restarts",
+        example=10,
     )
     hang_timeout_s: float | None = key(
         "Workers that make no step for this time hang; 0 never takes them for hung.",
@@ -252,6 +259,14 @@ class JobSpec:
             gpus = {"gpus-per-node": str(self.gpus_per_node)}
         booster = self.elastic.booster if self.elastic else None
         return gpus | (booster or Booster()).options(self.slurm)
+
+    @property
+    def max_restarts(self) -> int:
+        """Restarts after which it gives up. Large jobs lose nodes for months: where progress is seen, only the attempts
+        without any are counted."""
+        if self.restart.max_restarts is not None:
+            return self.restart.max_restarts
+        return _NO_LIMIT if self.checkpoint is not None or self.progress is not None else _BLIND_RESTARTS
 
     @property
     def most_nodes(self) -> int:

@@ -95,7 +95,7 @@ class NodeAttempt:
         self._workers.start(
             {
                 "attempt": attempt,
-                "max_restarts": spec.restart.max_restarts,
+                "max_restarts": spec.max_restarts,
                 "env": env,
                 "script": str(spec.script),
                 "args": list(spec.args),

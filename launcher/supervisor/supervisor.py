@@ -187,7 +187,7 @@ class Supervisor:
             is_local=cluster.name == "local",
             limits=Limits(
                 max_without_progress=restart.max_without_progress,
-                max_restarts=restart.max_restarts,
+                max_restarts=spec.max_restarts,
                 hang_timeout_s=restart.hang_timeout_s,
             ),
             has_checkpoint=spec.checkpoint is not None,

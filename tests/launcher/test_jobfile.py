@@ -34,7 +34,15 @@ def test_a_job_of_only_a_script_trains_on_one_node_without_checkpoints() -> None
     spec = job()
     assert (spec.name, spec.script, spec.nodes, spec.spares) == ("test_jobfile", SCRIPT, 1, 0)
     assert (spec.workers_per_node, spec.checkpoint, spec.time) == (1, None, None)
-    assert spec.restart == Restart(max_without_progress=3, max_restarts=100)
+    assert spec.restart == Restart(max_without_progress=3, max_restarts=None)
+
+
+def test_restarts_are_limited_by_default_only_where_progress_cannot_be_seen() -> None:
+    months = 365 * 8  # eight lost nodes a day
+    assert job().max_restarts == 100
+    assert job(checkpoint={}).max_restarts > months
+    assert job(progress="out/*.pt").max_restarts > months
+    assert job(checkpoint={}, restart={"max_restarts": 0}).max_restarts == 0
 
 
 def test_every_gpu_gets_a_worker() -> None:

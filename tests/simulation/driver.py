@@ -164,7 +164,11 @@ class Driver:
                 faulty_scale_down_timeout_s=10.0,
                 scale_up_snooze_s=setup.snooze_s,
             ),
-            limits=Limits(max_without_progress=setup.max_without_progress, hang_timeout_s=setup.hang_timeout_s),
+            limits=Limits(
+                max_without_progress=setup.max_without_progress,
+                max_restarts=1_000_000 if setup.has_checkpoint or setup.names_own else 100,  # as the job file's default
+                hang_timeout_s=setup.hang_timeout_s,
+            ),
             has_checkpoint=setup.has_checkpoint,
             names_own_checkpoints=setup.names_own,
             is_local=setup.is_local,
