@@ -132,9 +132,10 @@ class Place:
     run_id: str
     attempt: int
     node: str
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # that train, in the order of their ranks
     ranks_per_node: int
     ram_dir: Path
+    holders: tuple[str, ...] = ()  # nodes that do not train: they serve what their memory holds, until they leave
     domains: tuple[str, ...] = ()  # each node's failure domain, in the order of `nodes`; empty: nothing is known
     job: str = ""  # Slurm's number, for messages
     generation: int = 0
@@ -142,8 +143,18 @@ class Place:
     ended_command: tuple[str, ...] = ()  # exits with 0 when the run whose id it is given has ended; empty: unknown
 
     @property
+    def members(self) -> tuple[str, ...]:
+        """All nodes with an agent, in the order of node ranks: those that train, then the holders."""
+        return (*self.nodes, *self.holders)
+
+    @property
     def node_rank(self) -> int:
-        return self.nodes.index(self.node)
+        return self.members.index(self.node)
+
+    @property
+    def is_holder(self) -> bool:
+        """Whether this node does not train."""
+        return self.node not in self.nodes
 
     @property
     def who(self) -> str:
@@ -167,6 +178,7 @@ class Place:
         """
         try:
             nodes = tuple(env["HOLDFAST_NODES"].split(","))
+            holders = tuple(env["HOLDFAST_HOLDERS"].split(",")) if env.get("HOLDFAST_HOLDERS") else ()
             node = env.get("HOLDFAST_NODE") or env["SLURMD_NODENAME"]
             place = cls(
                 run_id=_matching(env, "HOLDFAST_RUN_ID", _RUN_ID, "letters, digits, '_', '.', '-'"),
@@ -175,6 +187,7 @@ class Place:
                 nodes=nodes,
                 ranks_per_node=int(_matching(env, "HOLDFAST_RANKS_PER_NODE", _POSITIVE, "a number of at least 1")),
                 ram_dir=Path(_matching(env, "HOLDFAST_RAM_DIR", _ABSOLUTE, "an absolute path")),
+                holders=holders,
                 domains=tuple(env["HOLDFAST_DOMAINS"].split(",")) if env.get("HOLDFAST_DOMAINS") else (),
                 job=env.get("SLURM_JOB_ID", ""),
                 generation=int(
@@ -188,15 +201,16 @@ class Place:
                 f"environment: {error.args[0]} is not set; run the script with `holdfast run` or `holdfast submit`, "
                 "or construct Checkpointer(...) with explicit arguments"
             ) from None
-        if len(set(nodes)) != len(nodes):
-            raise ConfigError(f"environment: HOLDFAST_NODES={','.join(nodes)} names a node twice")
+        names = f"HOLDFAST_NODES={','.join(nodes)}" + (f" HOLDFAST_HOLDERS={','.join(holders)}" if holders else "")
+        if len(set(place.members)) != len(place.members):
+            raise ConfigError(f"environment: {names} names a node twice")
         if place.domains and len(place.domains) != len(nodes):
             raise ConfigError(
                 f"environment: HOLDFAST_DOMAINS names {len(place.domains)} domains, expected one for each of "
                 f"{len(nodes)} HOLDFAST_NODES"
             )
-        if node not in nodes:
-            raise ConfigError(f"environment: HOLDFAST_NODE={node!r} is not in HOLDFAST_NODES={','.join(nodes)}")
+        if node not in place.members:
+            raise ConfigError(f"environment: HOLDFAST_NODE={node!r} is not in {names}")
         return place
 
 

@@ -38,10 +38,10 @@ def main(*, forked: bool = False) -> int:
         memory = MemoryDirectory(place.ram_dir, deadlines.world_s)
         leave_request(place, config, os.environ)
         transport: Transport = SoloTransport()
-        if len(place.nodes) > 1:
+        if len(place.members) > 1:
             os.environ.update(mpi_settings(os.environ))
-            with leave_within(deadlines.world_s, f"agents of {', '.join(place.nodes)} to meet", exit_code=1):
-                transport = MpiTransport(place.nodes, place.node)
+            with leave_within(deadlines.world_s, f"agents of {', '.join(place.members)} to meet", exit_code=1):
+                transport = MpiTransport(place.members, place.node)
         terminated.ignore()
         until_unused = UNTIL_UNUSED in sys.argv[1:]
         run_agent(place, config, transport, deadlines, memory, until_unused=until_unused, forked=forked)

@@ -63,7 +63,7 @@ class Agent:
         self._config = config
         self._memory = memory
         self._ended = asyncio.Event()
-        self._peers = Peers(transport, place.nodes)
+        self._peers = Peers(transport, place.members)
         self._listener = Listener(place.socket_path, self._serve)
         holdings = Holdings(place.ram_dir, place.run_id, config.namespace)
         tiers = lower_tiers(config, place.node)
@@ -94,6 +94,11 @@ class Agent:
             drain = DrainLead(context, self._tenure)
             first = RejoinLead if place.generation else RecoverLead
             self._leads += [first(context, self._tenure, drain), Coordinator(context, drain), self._tenure]
+        if not place.is_holder:
+            self._describe_redundancy()
+
+    def _describe_redundancy(self) -> None:
+        place, config = self._place, self._config
         members, scheme = members_at(place, config.redundancy), scheme_of(config.redundancy)
         survives, names = scheme.survives(members), ", ".join(place.nodes[node] for node in members)
         log.info("redundancy %s over %s: survives %d of %d nodes lost", scheme.name, names, survives, len(members))

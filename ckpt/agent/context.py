@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ckpt.agent.restore.plan import Placement
 from ckpt.agent.rpc.peers import Peers
@@ -40,16 +41,26 @@ class Context:
         nodes = {rank: node for node in members for rank in self.ranks(node)}
         return Placement(world_size=self.place.world_size, nodes=nodes)
 
+    @property
+    def training(self) -> range:
+        """The nodes that train; behind them in the order of node ranks come the holders."""
+        return range(len(self.place.nodes))
+
+    async def call_training(self, op: str, *, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:
+        """As `Peers.call_all`, without the holders."""
+        return await self.peers.call_all(op, self.training, timeout_s=timeout_s, **fields)
+
     def ranks(self, node: int) -> range:
-        """The ranks that run on a node in this attempt."""
-        return range(node * self.place.ranks_per_node, (node + 1) * self.place.ranks_per_node)
+        """The ranks that run on a node in this attempt: none on a holder."""
+        first = node * self.place.ranks_per_node
+        return range(first, first + self.place.ranks_per_node if node in self.training else first)
 
     def home(self, rank: int) -> int:
         """The node that a rank runs on in this attempt."""
         return rank // self.place.ranks_per_node
 
     def reader(self, rank: int, world_size: int) -> int:
-        """The node that reads a saved rank's shard in a tier that all see, for all: its home, in as many ranks.
+        """The node that takes a saved rank's shard in for all: its home, where as many ranks have saved it.
 
         In another world neighbours go together, to the node whose ranks probably need them.
         """

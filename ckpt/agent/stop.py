@@ -24,6 +24,7 @@ class Stop:
 
     def __init__(self, context: Context, board: Board) -> None:
         self._board = board
+        self._context = context
         self._peers = context.peers
         self._listener = context.listener
         self._deadlines = context.deadlines
@@ -79,9 +80,9 @@ class Stop:
         while True:
             try:
                 if not boundary:
-                    answers = await self._peers.call_all("gate", timeout_s=self._deadlines.answer_s)
+                    answers = await self._context.call_training("gate", timeout_s=self._deadlines.answer_s)
                     boundary = 1 + max(answer["boundary"] for answer in answers)
-                await self._peers.call_all("stop_at", timeout_s=self._deadlines.answer_s, boundary=boundary)
+                await self._context.call_training("stop_at", timeout_s=self._deadlines.answer_s, boundary=boundary)
                 return
             except PeerError as error:
                 self._listener.problem("stop not agreed yet", str(error))

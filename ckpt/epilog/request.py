@@ -45,7 +45,8 @@ class Request:
 def leave_request(place: Place, config: CheckpointConfig, env: Mapping[str, str]) -> None:
     """Writes the wish of this attempt; takes an older one back where no tier asks any more.
 
-    On a booster's node nothing is wished: the run goes on without it, and its other nodes have what this one held.
+    On a booster's node, or one that is about to leave, nothing is wished: the run goes on without it, and its other
+    nodes have what this one held.
     """
     value = {
         "run_id": place.run_id, "attempt": place.attempt, "node": place.node, "nodes": len(place.nodes),
@@ -53,7 +54,7 @@ def leave_request(place: Place, config: CheckpointConfig, env: Mapping[str, str]
     }  # fmt: skip
     path = place.ram_dir / NAME
     try:
-        if config.on_job_end and _BOOSTER not in env:
+        if config.on_job_end and _BOOSTER not in env and not place.is_holder:
             durable_write(path, dump_json(value), sync=False)
         else:
             path.unlink(missing_ok=True)

@@ -43,5 +43,7 @@ def sets_over(nodes: int, redundancy: Redundancy, domains: Sequence[str]) -> tup
 
 
 def members_at(place: Place, redundancy: Redundancy) -> Members:
-    """The redundancy set of a node."""
+    """The redundancy set of a node; nobody where it does not train."""
+    if place.is_holder:
+        return ()
     return set_of(place.node_rank, sets_over(len(place.nodes), redundancy, place.domains))

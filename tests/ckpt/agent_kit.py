@@ -247,21 +247,22 @@ class World:
         deadlines: Deadlines = DEADLINES,
         generation: int = 0,
         until_unused: bool = False,
+        holders: Sequence[str] = (),
     ) -> None:
-        self.fake = FakeWorld(len(nodes))
+        self.fake = FakeWorld(len(nodes) + len(holders))
         self.places = []
         self.workers: list[Worker] = []
         self.monitors: list[Link] = []
         self._checkpoint = checkpoint
         self._deadlines = deadlines
         self._until_unused = until_unused
-        for node in nodes:
+        for node in (*nodes, *holders):
             ram_dir = root / node
             ram_dir.mkdir(mode=0o700, exist_ok=True)
             self.places.append(
                 Place(
-                    run_id=RUN_ID, attempt=attempt, node=node, nodes=tuple(nodes), ranks_per_node=ranks_per_node,
-                    ram_dir=ram_dir, generation=generation,
+                    run_id=RUN_ID, attempt=attempt, node=node, nodes=tuple(nodes), holders=tuple(holders),
+                    ranks_per_node=ranks_per_node, ram_dir=ram_dir, generation=generation,
                 )
             )  # fmt: skip
 
@@ -279,7 +280,7 @@ class World:
             monitor = Link()
             await monitor.open(place.socket_path, {"role": "monitor"})
             self.monitors.append(monitor)
-            for local_rank in range(place.ranks_per_node):
+            for local_rank in range(0 if place.is_holder else place.ranks_per_node):
                 self.workers.append(await Worker(place, local_rank).connect())
         return self
 

@@ -126,6 +126,10 @@ class Trainers:
             arena.adopt(save)
         return plan
 
+    def go_on(self, world: World) -> None:
+        """With the agents of a later generation."""
+        self._world = world
+
     async def save(self, step: int) -> None:
         """All save; returns when all have heard of the commit."""
         pairs = list(zip(self._world.workers, self._arenas, strict=True))

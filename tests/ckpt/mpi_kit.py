@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,14 @@ class AgentProcesses:
         section: dict[str, Any] | None = None,
         programs: dict[str, list[str]] | None = None,
         generation: int = 0,
+        holders: Sequence[str] = (),
     ) -> None:
         """`programs`: the command lines of those nodes whose agent is to be another; they name ckpt.agent."""
         self.wait_s = WAIT_S  # for the agents to listen
-        self.nodes = nodes
+        self.nodes = [*nodes, *holders]
+        self._training = len(nodes)
         self._programs = programs or {}
-        self.ram_dirs = [root / node for node in nodes]
+        self.ram_dirs = [root / node for node in self.nodes]
         self.attempt = attempt
         self._log = root / f"agents-{attempt}.log"
         for ram_dir in self.ram_dirs:
@@ -71,6 +74,7 @@ class AgentProcesses:
             "HOLDFAST_ATTEMPT": str(attempt),
             "HOLDFAST_GENERATION": str(generation),
             "HOLDFAST_NODES": ",".join(nodes),
+            "HOLDFAST_HOLDERS": ",".join(holders),
             "HOLDFAST_RANKS_PER_NODE": "1",
             "HOLDFAST_CHECKPOINT": json.dumps({"namespace": NAMESPACE, **(section or {})}),
         }
@@ -91,7 +95,8 @@ class AgentProcesses:
             for rank, ram_dir in enumerate(self.ram_dirs):
                 path = ram_dir / f"agent-{self.attempt}.sock"
                 self.monitors.append(Monitor.connect(ram_dir, self.attempt, self.wait_s))
-                self.workers.append(AgentClient.connect(path, rank=rank, local_rank=0, timeout_s=self.wait_s))
+                if rank < self._training:
+                    self.workers.append(AgentClient.connect(path, rank=rank, local_rank=0, timeout_s=self.wait_s))
         except AgentError as error:
             self.__exit__()
             raise AssertionError(f"{error}:\n{self.log()}") from None
@@ -141,7 +146,7 @@ class AgentProcesses:
 
     def seal(self, step: int, slot: int, nbytes: int = 5000, *, drain: bool = False) -> None:
         """All ranks stage their shards and say so."""
-        for rank, (ram_dir, worker) in enumerate(zip(self.ram_dirs, self.workers, strict=True)):
+        for rank, (ram_dir, worker) in enumerate(zip(self.ram_dirs, self.workers, strict=False)):
             data = content(rank, step, nbytes)
             (ram_dir / f"own-0-{slot}.json").unlink(missing_ok=True)
             (ram_dir / f"own-0-{slot}.data").write_bytes(data)

@@ -140,6 +140,13 @@ def test_the_place_of_a_process() -> None:
     assert Place.from_env({**without_node, "SLURMD_NODENAME": "n1"}).node_rank == 0
 
 
+def test_holders_come_behind_the_nodes_that_train_and_bring_no_ranks() -> None:
+    place = Place.from_env({**ENV, "HOLDFAST_HOLDERS": "n3,n4", "HOLDFAST_NODE": "n4"})
+    assert (place.members, place.node_rank, place.is_holder) == (("n1", "n2", "n3", "n4"), 3, True)
+    assert place.world_size == 2 * place.ranks_per_node
+    assert not Place.from_env({**ENV, "HOLDFAST_HOLDERS": ""}).holders
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -150,6 +157,8 @@ def test_the_place_of_a_process() -> None:
         ({"HOLDFAST_RANKS_PER_NODE": "0"}, "HOLDFAST_RANKS_PER_NODE='0'"),
         ({"HOLDFAST_NODE": "n9"}, "HOLDFAST_NODE='n9' is not in HOLDFAST_NODES=n1,n2"),
         ({"HOLDFAST_NODES": "n1,n2,n2"}, "names a node twice"),
+        ({"HOLDFAST_HOLDERS": "n3,n2"}, "HOLDFAST_NODES=n1,n2 HOLDFAST_HOLDERS=n3,n2 names a node twice"),
+        ({"HOLDFAST_HOLDERS": "n3", "HOLDFAST_NODE": "n4"}, "is not in HOLDFAST_NODES=n1,n2 HOLDFAST_HOLDERS=n3"),
         ({"HOLDFAST_DOMAINS": "s1"}, "HOLDFAST_DOMAINS names 1 domains, expected one for each of 2"),
         ({"HOLDFAST_RAM_DIR": "shm"}, "HOLDFAST_RAM_DIR='shm'"),
     ],

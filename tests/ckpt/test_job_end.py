@@ -319,6 +319,17 @@ class TestRequest:
         with pytest.raises(FileNotFoundError):
             read_request(tmp_path / "a")
 
+    def test_it_is_taken_back_by_a_node_that_leaves_while_the_job_goes_on(self, tmp_path: Path) -> None:
+        (tmp_path / "c").mkdir(mode=0o700)
+        ask(tmp_path, asking(tmp_path), "c")
+        place = Place(
+            run_id=RUN_ID, attempt=4, node="c", nodes=("a", "b"), holders=("c",), ranks_per_node=2,
+            ram_dir=tmp_path / "c",
+        )  # fmt: skip
+        leave_request(place, asking(tmp_path), {})
+        with pytest.raises(FileNotFoundError):
+            read_request(tmp_path / "c")
+
     @pytest.mark.parametrize("kind", ["link", "pipe", "long", "garbage", "path", "other section", "variable"])
     def test_what_we_have_not_written_is_refused(self, tmp_path: Path, kind: str) -> None:
         (tmp_path / "a").mkdir(mode=0o700)

@@ -115,7 +115,6 @@ class DrainLead:
         self._context = context
         self._tenure = tenure
         self._sections: dict[str, LowerTier] = context.config.lower
-        self._peers = context.peers
         self._listener = context.listener
         self._deadlines = context.deadlines
         self._clock = clock
@@ -225,17 +224,17 @@ class DrainLead:
             if not tier.node_local:
                 await self._in_time(name, tier.retain, keep, None)
                 return
-            answers = await self._peers.call_all("drain_steps", timeout_s=self._deadlines.drain_s, tier=name)
+            answers = await self._context.call_training("drain_steps", timeout_s=self._deadlines.drain_s, tier=name)
             held = [{SaveId.from_json(value) for value in answer["saves"]} for answer in answers]
             complete = [save_to_json(save) for save in set.intersection(*held)]
-            await self._peers.call_all(
+            await self._context.call_training(
                 "drain_retain", timeout_s=self._deadlines.drain_s, tier=name, keep=keep, complete=complete
             )
         except (CheckpointError, OSError) as error:
             self._listener.problem(f"old steps could not be removed from the {name} tier", str(error))
 
     async def _call(self, op: str, name: str, step: int, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:
-        return await self._peers.call_all(op, timeout_s=timeout_s, tier=name, step=step, **fields)
+        return await self._context.call_training(op, timeout_s=timeout_s, tier=name, step=step, **fields)
 
     async def _in_time(self, name: str, function: Callable[..., Any], *args: Any) -> None:
         try:

@@ -69,6 +69,27 @@ def whole_in_place(shards: Sequence[Sequence[Sequence[Any]]], place: Place) -> l
     return sorted(whole, key=lambda save: (save.attempt, save.step), reverse=True)
 
 
+def whole_anywhere(shards: Sequence[Sequence[Sequence[Any]]]) -> list[tuple[SaveId, int, dict[int, list[int]]]]:
+    """The saves of which every rank has its shard on some node, the newest step first.
+
+    Args:
+        shards: by node, what it holds: save, world size, rank, whether it is the rank's own.
+
+    Returns:
+        Each with its world size and, by rank, the nodes that hold its shard: its own before copies.
+    """
+    held: dict[tuple[SaveId, int], dict[int, list[tuple[bool, int]]]] = defaultdict(lambda: defaultdict(list))
+    for node, rows in enumerate(shards):
+        for save_json, world_size, rank, is_own in rows:
+            held[SaveId.from_json(save_json), world_size][rank].append((not is_own, node))
+    found = [
+        (save, world_size, {rank: list(dict.fromkeys(node for _, node in sorted(ranks[rank]))) for rank in ranks})
+        for (save, world_size), ranks in held.items()
+        if len(ranks) == world_size
+    ]
+    return sorted(found, key=lambda one: (one[0].step, one[0].attempt), reverse=True)
+
+
 def _whole(rows: Iterable[Sequence[Any]]) -> list[SaveId]:
     """The saves of which every rank's shard lies on some node's disk: nodes may have changed places since.
 

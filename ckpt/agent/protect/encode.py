@@ -27,12 +27,19 @@ Row = tuple[SaveId, ParitySet, int]
 class Rows:
     """One member's part in the making of its set's parity."""
 
-    def __init__(self, peers: Peers, sums: Sums, members: Sequence[int], timeout_s: float) -> None:
-        """`members`: the set's nodes in its order, this one among them; `timeout_s`: for answers."""
+    def __init__(self, peers: Peers, sums: Sums, members: Sequence[int], index: int, timeout_s: float) -> None:
+        """
+        Args:
+            peers: the agents.
+            sums: this node's.
+            members: the set's nodes in its order; empty on a node that is in no set.
+            index: of this node among them.
+            timeout_s: for answers.
+        """
         self._peers = peers
         self._sums = sums
         self._nodes = dict(enumerate(members))
-        self._index = list(members).index(peers.rank)
+        self._index = index
         self._timeout_s = timeout_s
         self._asked: dict[Row, tuple[Target, asyncio.Future[None]]] = {}  # who waits to be told that it comes
         self._come = asyncio.Condition()
@@ -110,6 +117,8 @@ class Rows:
     async def _on_row(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         """Says whether the row will come: if this member makes its own in time."""
         save, over, row = SaveId.from_json(message["save"]), ParitySet.from_json(message["over"]), message["row"]
+        if not self._nodes:
+            raise AgentError("this node is in no redundancy set")
         if row not in range(1, over.parity) or source != self._nodes[(self._index + row) % len(self._nodes)]:
             raise AgentError(f"row {row!r:.20} is not that of node {self._peers.nodes[source]}")
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -52,12 +52,12 @@ class Parities:
         self._shards = context.holdings
         self._holdings = ParityHoldings(context.place.ram_dir, context.place.run_id, context.config.namespace)
         self._members = members_at(context.place, context.config.redundancy)
-        self._parity = scheme_of(context.config.redundancy).parity(self._members)
-        self._index = self._members.index(context.place.node_rank)
+        self._parity = scheme_of(context.config.redundancy).parity(self._members) if self._members else 0
+        self._index = self._members.index(context.place.node_rank) if self._members else -1  # -1: of a holder
         self._here = Addend(node=context.place.node_rank, coefficients=(), parts=())  # last of a sum that is made here
         self._making = asyncio.Lock()  # a name that is free stays so until its record is there
         self._sums = Sums(context.peers, self._bytes_of, context.deadlines.answer_s)
-        self._rows = Rows(context.peers, self._sums, self._members, context.deadlines.answer_s)
+        self._rows = Rows(context.peers, self._sums, self._members, self._index, context.deadlines.answer_s)
         self._peers.handle("lengths", self._on_lengths)
         self._peers.handle("header", self._on_header)
         self._peers.handle("verify_parity", self._on_verify)
@@ -194,8 +194,8 @@ class Parities:
         """Says what does not verify, should that be so: any other failure may be gone the next time."""
         since_s = time.monotonic()
         save, over, rank = SaveId.from_json(message["save"]), ParitySet.from_json(message["over"]), message["rank"]
-        local_rank = rank - self._context.ranks(self._place.node_rank)[0]
-        stem = f"own-{local_rank}" if rank in self._context.ranks(self._place.node_rank) else f"copy-{rank}-0"
+        mine = self._context.ranks(self._place.node_rank)
+        stem = f"own-{mine.index(rank)}" if rank in mine else f"copy-{rank}-0"
         name = self._shards.free_name(stem, self._context.config.slots, keep=None)
         shard_at, parity_at = dict(message["shards"]), dict(message["parity"])
         header = asyncio.ensure_future(self.header(save, rank, message["headers"]))  # beside the bytes

@@ -58,7 +58,7 @@ class Rebuilding:
             mine = [rank for rank in lost if over.member_of(rank) is not None]
             if mine:
                 try:
-                    await self._work(save, over, found, _in_memory(holders, on_disks), mine)
+                    await self._work(save, world_size, over, found, _in_memory(holders, on_disks), mine)
                 except CheckpointError:
                     continue
                 lost.difference_update(mine)
@@ -89,7 +89,7 @@ class Rebuilding:
             if not lost:
                 continue
             try:
-                builders = await self._rebuild(save, over, found, in_memory, lost)
+                builders = await self._rebuild(save, world_size, over, found, in_memory, lost)
             except CheckpointError as error:
                 reasons.append(f"no rebuild from the parity of {', '.join(found.members)}: {error}")
                 damaged += reasons[-1:] if isinstance(error, CorruptError) else []
@@ -100,7 +100,7 @@ class Rebuilding:
         return made, "; ".join(reasons), "; ".join(damaged) if damaged == reasons else ""
 
     async def _rebuild(
-        self, save: SaveId, over: ParitySet, found: Found, in_memory: dict[int, int], lost: list[int]
+        self, save: SaveId, world_size: int, over: ParitySet, found: Found, in_memory: dict[int, int], lost: list[int]
     ) -> dict[int, int]:
         """Which node has made which rank again.
 
@@ -108,7 +108,7 @@ class Rebuilding:
             CorruptError: what was made does not match the record that outlived it, though all it is made of verifies.
             CheckpointError: one could not be made.
         """
-        builders, fields = await self._work(save, over, found, in_memory, lost)
+        builders, fields = await self._work(save, world_size, over, found, in_memory, lost)
         timeout_s = self._deadlines.restore_s
         calls = [
             self._peers.call(node, "rebuild", timeout_s=timeout_s, rank=rank, **fields)
@@ -122,7 +122,7 @@ class Rebuilding:
         return builders
 
     async def _work(
-        self, save: SaveId, over: ParitySet, found: Found, in_memory: dict[int, int], lost: list[int]
+        self, save: SaveId, world_size: int, over: ParitySet, found: Found, in_memory: dict[int, int], lost: list[int]
     ) -> tuple[dict[int, int], dict[str, Any]]:
         """Which node is to make which rank again, and what it is told. Raises CheckpointError when that cannot be."""
         shards = {rank: node for rank, node in in_memory.items() if over.member_of(rank) is not None}
@@ -131,7 +131,7 @@ class Rebuilding:
         builders = {}
         for rank in lost:  # all or none: what cannot be is found out before anything is moved
             over.stripes().rebuild(over.member_of(rank) or 0, *over.range_of(rank), there, parity)
-            builders[rank] = self._context.home(rank) % len(self._peers.nodes)
+            builders[rank] = self._context.reader(rank, world_size)
         fields = {
             "save": save_to_json(save), "over": over.to_json(), "shards": list(shards.items()),
             "parity": list(parity.items()), "headers": sorted(found.keepers),

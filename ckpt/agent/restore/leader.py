@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -75,7 +76,8 @@ class RecoverLead:
         tiers = self._drain.overdue(plan.save, self._stock) if plan.save and in_place else []
         answers = await self._tell("restore", plan=plan.to_json(), same_world=same_world, drain=tiers)
         nbytes = sum(answer["pinned"] for answer in answers)
-        await self._protect(plan, in_place)
+        taken = {rank: node for node, answer in enumerate(answers) for rank in answer["taken"]}
+        await self._protect(plan.taken_over(taken), in_place)
         for save, damaged in self._damaged.items():
             await self._set_aside(save, damaged)
         if plan.save and tiers:
@@ -86,16 +88,21 @@ class RecoverLead:
         if in_place:
             answers = await self._tell("protect_newest")
         elif (placement := plan.placement).nodes:
-            alone = [rank for rank in placement.nodes if len(plan.holders[rank]) == 1]
+            alone = [rank for rank in placement.nodes if self._stay(plan.holders[rank]) == 1]
             answers = await self._tell("protect_moved", placement=placement.to_json(), alone=alone)
         else:
             return
         made = sum(answer["made"] for answer in answers)
         log.info("redundancy of the restored step: %d made in %.3f s", made, time.monotonic() - since_s)
 
+    def _stay(self, nodes: list[int]) -> int:
+        """How many of these nodes are no holders."""
+        return sum(node in self._context.training for node in nodes)
+
     async def _set_aside(self, save: SaveId, damaged: dict[str, str]) -> None:
         """A step that was passed over is not tried again where its bytes are bad; nodes know about their own disks."""
-        await self._tell("set_aside", save=save_to_json(save), reason=damaged.get(_MEMORY, ""))
+        everyone = range(len(self._peers.nodes))
+        await self._tell("set_aside", everyone, save=save_to_json(save), reason=damaged.get(_MEMORY, ""))
         for name, reason in damaged.items():
             where = f"the nodes' {_MEMORY}"
             try:
@@ -110,9 +117,11 @@ class RecoverLead:
             else:
                 self._listener.problem("step set aside", f"{where}: {reason}", save.step)
 
-    async def _tell(self, op: str, **fields: Any) -> list[dict[str, Any]]:
+    async def _tell(self, op: str, nodes: Iterable[int] | None = None, **fields: Any) -> list[dict[str, Any]]:
+        """The same call to some nodes (None: those that train); no answers when one fails, which is reported."""
+        nodes = self._context.training if nodes is None else nodes
         try:
-            return await self._peers.call_all(op, timeout_s=self._deadlines.restore_s, **fields)
+            return await self._peers.call_all(op, nodes, timeout_s=self._deadlines.restore_s, **fields)
         except PeerError as error:
             self._listener.problem(f"restore: {op} failed on a node", str(error))
             return []
@@ -151,9 +160,12 @@ class RecoverLead:
         return found
 
     def _preference(self, held: Held, at: tuple[int, int]) -> tuple[Any, ...]:
-        """Memory before disks; the node where the rank runs now before others; who saved it before copies."""
+        """Memory before disks; who stays before holders; the rank's node of now before others; who saved it before
+        copies.
+        """
         (rank, node), kind = at, held.kinds[at]
-        return (kind == _DISK, node != self._context.home(rank), kind, node)
+        is_holder = node not in self._context.training
+        return (kind == _DISK, is_holder, node != self._context.home(rank), kind, node)
 
     def _stored(self) -> dict[SaveId, list[str]]:
         """By save, the tiers that all nodes see and that have it."""
@@ -195,10 +207,14 @@ class RecoverLead:
             return None
         on_disk = tuple(rank for rank, nodes in holders.items() if nodes and held.kinds[rank, nodes[0]] == _DISK)
         self._in_memory_now = len(fetched) == len(lost)
+        leaving = [rank for rank, nodes in holders.items() if nodes and nodes[0] not in self._context.training]
+        if world_size == self._context.place.world_size:
+            leaving = []  # every node takes up the shards of its own ranks in any case
         return Plan(
             save=save, world_size=world_size, tier=source or ("nvme" if on_disk else "memory"), holders=holders,
-            rebuilt=tuple(rebuilt), nvme=on_disk, stored=tuple(sorted(stored, key=lambda name: name != source)),
-            fetched=tuple(fetched), skipped=tuple(self._skipped),
+            rebuilt=tuple(rebuilt), nvme=on_disk, leaving=tuple(leaving),
+            stored=tuple(sorted(stored, key=lambda name: name != source)), fetched=tuple(fetched),
+            skipped=tuple(self._skipped),
         )  # fmt: skip
 
     async def _bring_back(self, save: SaveId, held: Held) -> tuple[list[int], str, str]:

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from ckpt.agent.context import Context
+from ckpt.agent.restore.handover import Handover
 from ckpt.agent.restore.plan import Placement, Plan
 from ckpt.agent.rpc.peers import Handler
 from ckpt.agent.save.node import Saves
@@ -41,6 +42,7 @@ class Restore:
         self._shelf = context.shelf
         self._peers = context.peers
         self._listener = context.listener
+        self._handover = Handover(context)
         handlers: dict[str, Handler] = {
             "inventory": self._on_inventory, "verify": self._on_verify, "verify_stored": self._on_verify_stored,
             "restore": self._on_restore, "no_restore": self._on_no_restore, "protect_newest": self._on_protect_newest,
@@ -152,7 +154,7 @@ class Restore:
         account = make_plan(
             config, nodes=len(node.nodes), ranks_per_node=node.ranks_per_node, shard_bytes=each, rates=Rates()
         ).memory
-        slots_bytes = max(0, account.own_bytes - self._holdings.own_bytes())  # workers may have made them by now
+        slots_bytes = max(0, account.own_bytes - self._holdings.file_bytes("own-"))  # workers may have made them by now
         system = os.statvfs(node.ram_dir)
         free = system.f_bavail * system.f_frsize
         wanted = nbytes + node.ranks_per_node * each + slots_bytes + account.redundancy_bytes
@@ -181,21 +183,21 @@ class Restore:
 
     async def _on_restore(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         try:
-            pinned = await self._take_up(Plan.from_json(message["plan"]), message["same_world"], message["drain"])
+            return await self._take_up(Plan.from_json(message["plan"]), message["same_world"], message["drain"])
         except Exception as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
-        return {"pinned": pinned}
 
-    async def _take_up(self, plan: Plan, same_world: bool, drain: list[str]) -> int:
-        """This node's own shards are made again where they are lost; then workers may load.
+    async def _take_up(self, plan: Plan, same_world: bool, drain: list[str]) -> dict[str, Any]:
+        """This node's own shards are made again where they are lost, or others' are taken over; then workers may load.
 
         Returns:
-            Bytes pinned, to be drained to some tiers.
+            Bytes pinned, to be drained to some tiers; the ranks whose shards were taken over.
         """
         self._saves.newest = plan.save
         if plan.save and same_world:
             await self._rebuild_all(plan.save, plan.holders)
+        taken = await self._handover.run(plan)
         seconds = round(time.monotonic() - self._since_s, 6)
         log.info("restore plan after %.3f s: step %d from %s", seconds, plan.step, plan.tier)
         self._listener.to_monitors(
@@ -205,7 +207,7 @@ class Restore:
         pinned = self._saves.pin_newest(drain)
         if not self.plan.done():
             self.plan.set_result(plan)
-        return pinned
+        return {"pinned": pinned, "taken": taken}
 
     async def _on_no_restore(self, source: int, message: dict[str, Any]) -> None:
         self.fail(message["reason"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt.agent.shards.transfer import save_to_json
@@ -45,6 +45,7 @@ class Plan:
     rebuilt: tuple[int, ...] = ()  # ranks that were lost, and made again from parity
     nvme: tuple[int, ...] = ()  # ranks of which the best holder has the shard on its disk only
     stored: tuple[str, ...] = ()  # the tiers that all nodes see and that hold the save; first the one verified
+    leaving: tuple[int, ...] = ()  # ranks that only holders have in memory; their `Context.reader` takes them over
     fetched: tuple[int, ...] = ()  # ranks whose shard came from there into the memory of their `Context.reader`
     skipped: tuple[tuple[int, str], ...] = ()  # newer steps passed over, and why
 
@@ -52,7 +53,8 @@ class Plan:
         return {
             "save": save_to_json(self.save) if self.save else None, "world_size": self.world_size, "tier": self.tier,
             "holders": [[rank, nodes] for rank, nodes in self.holders.items()], "rebuilt": list(self.rebuilt),
-            "nvme": list(self.nvme), "stored": list(self.stored), "fetched": list(self.fetched),
+            "nvme": list(self.nvme), "leaving": list(self.leaving), "stored": list(self.stored),
+            "fetched": list(self.fetched),
             "skipped": [list(entry) for entry in self.skipped],
         }  # fmt: skip
 
@@ -65,6 +67,7 @@ class Plan:
             holders={rank: list(nodes) for rank, nodes in value["holders"]},
             rebuilt=tuple(value["rebuilt"]),
             nvme=tuple(value["nvme"]),
+            leaving=tuple(value["leaving"]),
             fetched=tuple(value["fetched"]),
             stored=tuple(value["stored"]),
             skipped=tuple((step, reason) for step, reason in value["skipped"]),
@@ -77,9 +80,21 @@ class Plan:
 
     @property
     def placement(self) -> Placement:
-        """Where redundancy for it is made of: of each shard, what one node has in its memory."""
-        nodes = {rank: nodes[0] for rank, nodes in self.holders.items() if nodes and rank not in self.nvme}
+        """Where redundancy for it is made of: of each shard, what one node has in its memory, and keeps."""
+        away = {*self.nvme, *self.leaving}
+        nodes = {rank: nodes[0] for rank, nodes in self.holders.items() if nodes and rank not in away}
         return Placement(world_size=self.world_size, nodes=nodes)
+
+    def taken_over(self, taken: Mapping[int, int]) -> Plan:
+        """The plan after nodes that train have taken shards over from holders.
+
+        Args:
+            taken: by rank, the node that has the shard in its memory now.
+        """
+        holders = {rank: [taken[rank], *nodes] if rank in taken else nodes for rank, nodes in self.holders.items()}
+        left = tuple(rank for rank in self.leaving if rank not in taken)
+        nvme = tuple(rank for rank in self.nvme if rank not in taken)
+        return replace(self, holders=holders, leaving=left, nvme=nvme)
 
     @property
     def attempt(self) -> int | None:

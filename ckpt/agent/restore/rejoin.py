@@ -2,7 +2,8 @@
 
 inventory -> the newest save that lies whole where its ranks run -> verified, its redundancy made anew -> workers are
 let in. That save may have been in flight when the old agents went: with all its shards sealed it is as good as any, and
-it counts as committed from now on. Workers give up whatever else they had in flight.
+it counts as committed from now on. Workers give up whatever else they had in flight. Where this world has saved nothing
+yet, the redundancy of what it has restored is completed.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from typing import Any
 
 from ckpt.agent.context import Context
 from ckpt.agent.flush.lease import Tenure
 from ckpt.agent.flush.node import DrainLead
-from ckpt.agent.flush.tier_contents import take_stock, whole_in_place
+from ckpt.agent.flush.tier_contents import take_stock, whole_anywhere, whole_in_place
+from ckpt.agent.restore.plan import Placement
 from ckpt.agent.save.node import Saves
 from ckpt.agent.shards.transfer import save_to_json
 from ckpt.agent.stop import Stop
-from ckpt.errors import AgentError
+from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.shard_record import SaveId
 
 TIER_S = 2.0  # for a tier to say what it holds; one that is slower has to wait for the next save that is due there
@@ -80,8 +83,20 @@ class Rejoin:
         """Takes a save up as the newest, and makes what redundancy it lacks here."""
         self._saves.newest = SaveId.from_json(message["save"]) if message["save"] else None
         pinned = self._saves.pin_newest(message["drain"])
-        made = await self._saves.protect_newest()
+        if message["placement"]:
+            made = await self._protect_moved(Placement.from_json(message["placement"]), message["alone"])
+        else:
+            made = await self._saves.protect_newest()
         return {"made": made, "boundary": self._stop.boundary, "pinned": pinned}
+
+    async def _protect_moved(self, placement: Placement, alone: list[int]) -> int:
+        """As Saves.protect_moved; a failure keeps nobody from saving."""
+        try:
+            return await self._saves.protect_moved(placement, alone)
+        except (CheckpointError, OSError) as error:
+            step = self._saves.newest.step if self._saves.newest else None
+            self._context.listener.problem("redundancy of the restored step is not complete", str(error), step)
+            return 0
 
     async def _on_rejoined(self, source: int, message: dict[str, Any]) -> None:
         self._stop.resume(message["boundary"])
@@ -115,13 +130,18 @@ class RejoinLead:
             take_stock(self._context, answers, TIER_S), self._find(answers), self._tenure.take()
         )
         self._drain.resume(stock)
+        kept, fields = newest, dict[str, Any](placement=None, alone=[])
+        if newest is None or newest.attempt != self._context.place.attempt:  # this attempt has saved nothing yet
+            moved, placement, alone = await self._find_moved(answers)
+            if moved is not None and (newest is None or moved.step > newest.step):
+                newest, kept, fields = None, moved, {"placement": placement.to_json(), "alone": alone}
         tiers = self._drain.overdue(newest, stock) if newest else []
-        fields = {"save": save_to_json(newest) if newest else None, "drain": tiers}
-        answers = await self._peers.call_all("rejoin_protect", timeout_s=self._deadlines.restore_s, **fields)
+        fields |= {"save": save_to_json(kept) if kept else None, "drain": tiers}
+        answers = await self._call("rejoin_protect", self._deadlines.restore_s, **fields)
         made = sum(answer["made"] for answer in answers)
         boundary = max(answer["boundary"] for answer in answers)
-        await self._peers.call_all("rejoined", timeout_s=self._deadlines.answer_s, boundary=boundary)
-        step = f"step {newest.step}, {made} pieces of redundancy made" if newest else "nothing in memory yet"
+        await self._call("rejoined", self._deadlines.answer_s, boundary=boundary)
+        step = f"step {kept.step}, {made} pieces of redundancy made" if kept else "nothing in memory yet"
         log.info("generation %d goes on: %s", self._context.place.generation, step)
         if newest and tiers:
             await self._drain.lead(newest, sum(answer["pinned"] for answer in answers), tiers)
@@ -129,10 +149,37 @@ class RejoinLead:
     async def _find(self, answers: list[dict[str, Any]]) -> SaveId | None:
         """The newest save whose every shard lies in the memory of the node where its rank runs, and verifies."""
         for save in whole_in_place([answer["shards"] for answer in answers], self._context.place):
-            fields = {"save": save_to_json(save)}
-            answers = await self._peers.call_all("rejoin_verify", timeout_s=self._deadlines.verify_s, **fields)
+            answers = await self._call("rejoin_verify", self._deadlines.verify_s, save=save_to_json(save))
             bad = [rank for answer in answers for rank in answer["bad"]]
             if not bad:
                 return save
             self._context.listener.problem("shard does not verify", f"rank {bad[0]}, in memory", save.step)
         return None
+
+    async def _find_moved(self, answers: list[dict[str, Any]]) -> tuple[SaveId | None, Placement, list[int]]:
+        """What a world of another size has saved and this one has restored, while it has nothing of its own yet.
+
+        Holders may have left, and with them redundancy that had yet to be made.
+
+        Returns:
+            The newest save whose every shard lies in the memory of a node that trains, and verifies; where; and the
+            ranks whose shard only one node holds.
+        """
+        for save, world_size, holders in whole_anywhere([answers[node]["shards"] for node in self._context.training]):
+            ranks: dict[int, list[int]] = defaultdict(list)
+            for rank, nodes in holders.items():
+                ranks[nodes[0]].append(rank)
+            fields = {"save": save_to_json(save)}
+            calls = [
+                self._peers.call(node, "verify", timeout_s=self._deadlines.verify_s, ranks=here, **fields)
+                for node, here in ranks.items()
+            ]
+            bad = [rank for answer in await asyncio.gather(*calls) for rank in answer["bad"]]
+            if not bad:
+                placement = Placement(world_size=world_size, nodes={rank: nodes[0] for rank, nodes in holders.items()})
+                return save, placement, [rank for rank, nodes in holders.items() if len(nodes) == 1]
+            self._context.listener.problem("shard does not verify", f"rank {bad[0]}, in memory", save.step)
+        return None, Placement(world_size=0, nodes={}), []
+
+    async def _call(self, op: str, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:
+        return await self._context.call_training(op, timeout_s=timeout_s, **fields)

@@ -155,7 +155,8 @@ class Loading:
 
     def _sources(self, plan: Plan, save: SaveId, rank: int, blocks: list[int] | None) -> list[Source]:
         """What to try, best first, without those found damaged."""
-        reader = [self._context.reader(rank, plan.world_size)] if rank in plan.fetched else []
+        taken_in = rank in plan.fetched or rank in plan.leaving
+        reader = [self._context.reader(rank, plan.world_size)] if taken_in else []
         nodes = [*plan.holders.get(rank, []), *reader]
         sources: list[tuple[str, Source]] = [
             *((self._local_path(name), partial(self._local, name)) for name in self._holdings.find(save, rank)),

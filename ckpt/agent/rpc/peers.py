@@ -66,13 +66,16 @@ class Peers:
             raise PeerError(f"node {self.nodes[node]}: {op}: {answer['error']}")
         return answer
 
-    async def call_all(self, op: str, *, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:
-        """The same call to every node at once; answers by node rank.
+    async def call_all(
+        self, op: str, nodes: Iterable[int] | None = None, *, timeout_s: float, **fields: Any
+    ) -> list[dict[str, Any]]:
+        """The same call to some nodes (None: all) at once; answers in their order.
 
         Raises:
             PeerError: some node failed; names every one that did, after all have answered or run out of time.
         """
-        calls = [self.call(node, op, timeout_s=timeout_s, **fields) for node in range(len(self.nodes))]
+        nodes = range(len(self.nodes)) if nodes is None else nodes
+        calls = [self.call(node, op, timeout_s=timeout_s, **fields) for node in nodes]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         if failed := [answer for answer in answers if isinstance(answer, BaseException)]:
             raise PeerError("; ".join(map(str, failed)))

@@ -88,7 +88,7 @@ class Coordinator:
         for token, told, members in message["tokens"]:
             save.told[token] += told
             save.members[token] = members
-        if len(save.nodes) == len(self._peers.nodes):
+        if self._is_complete(save):
             self._complete.set()
         elif is_new:
             self._look_for_departed(save, self._departed.ranks)
@@ -120,8 +120,12 @@ class Coordinator:
                 self._spawn(self._drop(save.step, f"node {node}: {ended_without(rank)}"))
                 return
 
+    def _is_complete(self, save: Gathering) -> bool:
+        """Whether every node that trains has sealed it."""
+        return len(save.nodes) == len(self._context.training)
+
     def _oldest_complete(self) -> Gathering | None:
-        complete = [save for save in self._gathering.values() if len(save.nodes) == len(self._peers.nodes)]
+        complete = [save for save in self._gathering.values() if self._is_complete(save)]
         return min(complete, key=lambda save: save.step, default=None)
 
     async def _lead(self, save: Gathering) -> None:
@@ -135,7 +139,7 @@ class Coordinator:
             await self._drop(save.step, reason, replicas_differ=True)
             return
         try:
-            await self._peers.call_all("protect", timeout_s=self._deadlines.protect_s, step=save.step)
+            await self._context.call_training("protect", timeout_s=self._deadlines.protect_s, step=save.step)
         except PeerError as error:
             await self._drop(save.step, str(error))
             return
@@ -147,7 +151,7 @@ class Coordinator:
         nbytes = sum(save.nodes.values())
         fields = {"step": save.step, "tiers": tiers, "nbytes": nbytes, "seconds": round(_since(save), 6)}
         try:
-            await self._peers.call_all("commit", timeout_s=self._deadlines.answer_s, **fields)
+            await self._context.call_training("commit", timeout_s=self._deadlines.answer_s, **fields)
         except PeerError as error:
             self._listener.problem("commit not heard by every node", str(error), save.step)
         log.info("step %d committed: %d bytes on %d nodes in %.3f s", save.step, nbytes, len(save.nodes), _since(save))
@@ -156,7 +160,7 @@ class Coordinator:
 
     def _overdue(self, step: int) -> None:
         save = self._gathering[step]
-        if missing := [name for node, name in enumerate(self._peers.nodes) if node not in save.nodes]:
+        if missing := [self._peers.nodes[node] for node in self._context.training if node not in save.nodes]:
             reason = f"node {', '.join(missing)} has not sealed it within {self._deadlines.seal_s:g} s"
             self._spawn(self._drop(step, reason))
 
@@ -174,7 +178,7 @@ class Coordinator:
             self._listener.problem("save dropped", reason, step, failed="memory")
         try:
             fields = {"step": step, "reason": reason, "replicas_differ": replicas_differ}
-            await self._peers.call_all("drop", timeout_s=self._deadlines.answer_s, **fields)
+            await self._context.call_training("drop", timeout_s=self._deadlines.answer_s, **fields)
         except PeerError as error:
             self._listener.problem("drop not heard by every node", str(error), step)
 

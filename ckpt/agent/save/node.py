@@ -79,7 +79,8 @@ class Saves:
         self._copying = asyncio.Lock()  # a name that is free stays so until its record is there
         self._sealing = [asyncio.Lock() for _ in range(self._place.ranks_per_node)]  # each rank's steps in order
         members = members_at(self._place, context.config.redundancy)
-        self._sources = scheme_of(context.config.redundancy).sources(self._place.node_rank, members)
+        scheme = scheme_of(context.config.redundancy)
+        self._sources = scheme.sources(self._place.node_rank, members) if members else ()
         self.parities = Parities(context)
         self._peers.handle("protect", self._on_protect)
         self._peers.handle("commit", self._on_commit)

@@ -266,10 +266,10 @@ class Holdings(Store[ShardRecord]):
             key=lambda name: (name not in self._verified, not name.startswith("own-"), name),
         )
 
-    def own_bytes(self) -> int:
-        """The memory of the slots of this node's ranks, whatever lies there."""
+    def file_bytes(self, *kinds: str) -> int:
+        """The memory of files whose names start with one of these words, whatever lies there."""
         with os.scandir(self.ram_dir) as files:
-            own = [file.path for file in files if file.name.startswith("own-")]
+            own = [file.path for file in files if file.name.startswith(kinds)]
         total = 0
         for path in own:
             with suppress(FileNotFoundError):

@@ -1,0 +1,104 @@
+"""Nodes that train take over the shards of a restored step that only holders have, before the holders leave.
+
+The step then stays as safe as its scheme promises until the new world has committed one of its own. A shard goes to the
+node whose ranks probably load it, so most of these bytes are the very ones that the load would fetch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+
+from ckpt.agent.context import Context
+from ckpt.agent.restore.plan import Plan
+from ckpt.capacity import Rates, make_plan
+from ckpt.errors import CheckpointError
+from ckpt.format.shard_record import SaveId, ShardRecord
+
+_AT_ONCE = 2  # shards: one has its first bytes asked for while the other fills the wire
+
+log = logging.getLogger(__name__)
+
+
+class Handover:
+    """One node's part."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._place = context.place
+        self._holdings = context.holdings
+        self._exchange = context.exchange
+        self._listener = context.listener
+
+    async def run(self, plan: Plan) -> list[int]:
+        """Pulls the shards that this node is to take over; returns the ranks whose shard is in its memory now.
+
+        A shard that does not come, or for which memory has no room, stays with its holder. Workers load it from there,
+        and the step is whole only as long as the holder stays: that is reported as a problem.
+        """
+        save = plan.save
+        reader, node = self._context.reader, self._place.node_rank
+        mine = [rank for rank in plan.leaving if reader(rank, plan.world_size) == node]
+        if save is None or not mine:
+            return []
+        since_s, limit, failures = time.monotonic(), asyncio.Semaphore(_AT_ONCE), dict[int, str]()
+        records: dict[int, ShardRecord] = {}
+
+        async def attempt(rank: int, pull: bool) -> None:
+            async with limit:
+                for holder in plan.holders[rank]:
+                    try:
+                        if pull:
+                            await self._pull(holder, save, rank)
+                        else:
+                            records[rank] = await self._exchange.record(holder, save, rank)
+                    except (CheckpointError, OSError) as error:
+                        failures[rank] = str(error)
+                    else:
+                        failures.pop(rank, None)
+                        return
+
+        await asyncio.gather(*(attempt(rank, pull=False) for rank in mine))
+        fitting = self._fitting(records, plan.world_size)
+        failures |= {rank: "this node's memory has no room for it" for rank in records.keys() - set(fitting)}
+        await asyncio.gather(*(attempt(rank, pull=True) for rank in fitting))
+        taken = [rank for rank in fitting if rank not in failures]
+        if failures:
+            rank, reason = min(failures.items())
+            more = f"and {len(failures) - 1} more: " if len(failures) > 1 else ""
+            what = f"rank {rank}: {more}{reason}; only nodes that are about to leave hold it until the next commit"
+            self._listener.problem("shard not taken over", what, save.step)
+        nbytes = sum(records[rank].nbytes for rank in taken)
+        log.info("%d shards taken over, %d bytes in %.3f s", len(taken), nbytes, time.monotonic() - since_s)
+        return taken
+
+    async def _pull(self, holder: int, save: SaveId, rank: int) -> None:
+        """Makes a verified copy here, overwriting nothing. The next commit gives its memory back."""
+        name = self._holdings.free_name(f"copy-{self._place.node_rank}-{rank}", self._context.config.slots, keep=None)
+        await self._exchange.pull(holder, save, rank, name)
+
+    def _fitting(self, records: dict[int, ShardRecord], world_size: int) -> list[int]:
+        """The ranks whose shards leave room for what follows: the load, then the first save, and redundancy of all.
+
+        Without that room no save could commit, and only a commit makes room again.
+        """
+        system = os.statvfs(self._place.ram_dir)
+        if not records or not system.f_blocks:
+            return sorted(records)
+        place, config = self._place, self._context.config
+        state_bytes = sum(record.nbytes for record in records.values()) * world_size // len(records)
+        each = -(-state_bytes // place.world_size)
+        account = make_plan(
+            config, nodes=len(place.nodes), ranks_per_node=place.ranks_per_node, shard_bytes=each, rates=Rates()
+        ).memory
+        there = self._holdings.file_bytes("own-", "copy-", "parity-")
+        save_bytes = max(0, account.total_bytes - there) // account.slots
+        left = system.f_bavail * system.f_frsize - max(place.ranks_per_node * each, save_bytes)
+        fitting = []
+        for rank, record in sorted(records.items()):
+            left -= record.nbytes + record.nbytes * account.redundancy_bytes // max(1, account.own_bytes)
+            if left >= 0:
+                fitting.append(rank)
+        return fitting
