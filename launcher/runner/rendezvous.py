@@ -7,6 +7,8 @@ it listens.
 from __future__ import annotations
 
 import logging
+import socket
+import time
 from typing import Any
 
 from torch.distributed import Store, TCPStore
@@ -18,6 +20,9 @@ from launcher.job_socket import bound_socket, keep_out_others
 log = logging.getLogger(__name__)
 
 _BACKLOG = 4096  # all workers of a large job connect at once; the kernel caps it at net.core.somaxconn
+# Where nothing listens yet, torch's client looks again after half a second, and then ever later.
+_LOOKS_S = 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
 
 
 class JobRendezvous(StaticTCPRendezvous):
@@ -42,7 +47,20 @@ class JobRendezvous(StaticTCPRendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         if self.rank == 0 and self._store is None:
             self._store = self._serve()
+        elif self._store is None:
+            self._wait_for_the_first()
         return super().next_rendezvous()
+
+    def _wait_for_the_first(self) -> None:
+        """Until the first node listens. If it does not soon, torch waits for it, and says so."""
+        until_s, pause_s = time.monotonic() + _LOOKS_S, _FIRST_PAUSE_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            try:
+                socket.create_connection((self.master_addr, self.master_port), left_s).close()
+                return
+            except OSError:
+                time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _serve(self) -> TCPStore:
         bound = bound_socket(self.master_addr, self.master_port)

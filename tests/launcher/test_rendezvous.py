@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import DistNetworkError, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousInfo
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
+import launcher.runner.rendezvous
 from launcher import job_socket
 from launcher.runner.port import free_port
 from launcher.runner.rendezvous import JobRendezvous
@@ -45,6 +50,38 @@ def test_where_the_kernel_allows_no_filter_the_store_works_and_the_log_says_so(
     rendezvous.next_rendezvous()
     client(facts["master_port"]).set("a", "b")
     assert "accepts connections from every host" in caplog.text and "Protocol not available" in caplog.text
+
+
+def test_a_node_that_comes_before_the_first_leaves_nothing_to_torchs_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, looked = task(nodes=2), threading.Event()
+    connect, rendezvous = socket.create_connection, StaticTCPRendezvous.next_rendezvous
+
+    def look(*args: Any) -> socket.socket:
+        try:
+            return connect(*args)
+        finally:
+            looked.set()
+
+    def torchs(self: StaticTCPRendezvous) -> RendezvousInfo:
+        if self.rank:
+            connect(("127.0.0.1", facts["master_port"]), 5).close()  # it would have to try again
+        return rendezvous(self)
+
+    monkeypatch.setattr(socket, "create_connection", look)
+    monkeypatch.setattr(StaticTCPRendezvous, "next_rendezvous", torchs)
+    second = JobRendezvous(task(nodes=2, node_rank=1, master_port=facts["master_port"]))
+    with ThreadPoolExecutor() as threads:
+        coming = threads.submit(second.next_rendezvous)
+        assert looked.wait(20)
+        found = [JobRendezvous(facts).next_rendezvous(), coming.result(20)]
+    found[0].store.set("from the first", "1")
+    assert found[1].store.get("from the first") == b"1"
+
+
+def test_a_first_node_that_does_not_come_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher.runner.rendezvous, "_LOOKS_S", 0.05)
+    with pytest.raises(DistNetworkError, match="timed out"):
+        JobRendezvous(task(nodes=2, node_rank=1, rendezvous_timeout_s=1)).next_rendezvous()
 
 
 def test_the_store_is_bound_to_the_address_that_the_workers_are_given() -> None:
