@@ -10,7 +10,6 @@ from launcher.core.commands import (
     LookAtOwnCheckpoints,
     Order,
     Send,
-    Settle,
     StartWorkers,
 )
 from launcher.core.faults import (
@@ -77,7 +76,7 @@ def begin(turn: Turn, nodes: tuple[str, ...], rung: str, spares: list[str]) -> N
         turn.set_member(node, phase=Phase.TRAINING)
     holders = list(turn.state.holders) or None
     turn.record("attempt_start", attempt=number, nodes=list(nodes), spares=spares, rung=rung, holders=holders)
-    turn.do(Settle())
+    turn.settle()
 
 
 def resume(turn: Turn, running: Running) -> None:
@@ -313,7 +312,7 @@ def cannot_be_recorded(turn: Turn) -> bool:
 
 def _record(turn: Turn) -> None:
     """Waits for on_events_written(), unless the job is to end: nothing has been started."""
-    if requests.is_asked(turn.state.requests):
+    if requests.is_stopping(turn.state.requests):
         _end(turn)
 
 

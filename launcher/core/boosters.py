@@ -20,22 +20,24 @@ from launcher.core.inputs import (
 )
 from launcher.core.members import Member, Phase, is_usable
 from launcher.core.replay import History
-from launcher.core.state import Asking, Booster, BoosterPhase, Stage, State
+from launcher.core.state import Asking, Booster, BoosterPhase, Job, Stage, State
 from launcher.core.turn import Turn
 
 PREEMPTED, SCALED_DOWN = "preempted", "scaled down"  # why one leaves
 LATE_S = 120.0  # for the runners of a booster that runs
+BROKEN_S = 30.0  # for a node of a booster to come back: it may only have been out of reach
 TELL_AGAIN_S = 300.0  # between two events on why a booster waits: the scheduler's reasons alternate
 
 
-def known(history: History) -> tuple[Booster, ...]:
+def known(history: History, job: Job) -> tuple[Booster, ...]:
     """After a take-over: the boosters by the events. Those that left are still leaving."""
     found = []
     for past in history.boosters:
         phase = BoosterPhase.RUNNING if past.nodes else BoosterPhase.QUEUED
         if past.is_leaving or past.has_ended:
             phase = BoosterPhase.LEAVING
-        found.append(Booster(allocation=past.allocation, phase=phase, nodes=past.nodes, has_ended=past.has_ended))
+        nodes = tuple(node for node in past.nodes if node not in job.nodes)  # else it is of an earlier start
+        found.append(Booster(allocation=past.allocation, phase=phase, nodes=nodes, has_ended=past.has_ended))
     return tuple(found)
 
 
@@ -206,8 +208,8 @@ def advance(turn: Turn) -> None:
     for booster in turn.state.boosters:
         if booster.phase is BoosterPhase.LEAVING:
             _let_go(turn, booster)
-        elif _has_failed(turn, booster):
-            leave(turn, booster.allocation, _why_failed(turn, booster))
+        elif _may_dismiss(turn):
+            _look_after(turn, booster)
 
 
 def next_s(turn: Turn) -> list[float | None]:
@@ -215,11 +217,13 @@ def next_s(turn: Turn) -> list[float | None]:
     size = turn.state.job.booster_nodes
     if not _may_dismiss(turn):
         return []
-    return [
-        booster.running_s + LATE_S
-        for booster in turn.state.boosters
-        if booster.phase is BoosterPhase.RUNNING and booster.running_s is not None and len(booster.nodes) < size
-    ]
+    found: list[float | None] = []
+    for booster in turn.state.boosters:
+        if booster.phase is BoosterPhase.RUNNING and booster.running_s is not None and len(booster.nodes) < size:
+            found.append(booster.running_s + LATE_S)
+        if booster.phase is BoosterPhase.RUNNING and booster.broken_s is not None:
+            found.append(booster.broken_s + BROKEN_S)
+    return found
 
 
 def _let_go(turn: Turn, booster: Booster) -> None:
@@ -251,22 +255,25 @@ def _is_in_use(turn: Turn, node: str) -> bool:
     return trains or node in turn.state.holders
 
 
-def _has_failed(turn: Turn, booster: Booster) -> bool:
-    """Whether a booster that runs cannot be used: another is to come in its place."""
-    if booster.phase is not BoosterPhase.RUNNING or not _may_dismiss(turn):
-        return False
-    is_short = len(booster.nodes) < turn.state.job.booster_nodes
-    if is_short and booster.running_s is not None and turn.now_s >= booster.running_s + LATE_S:
-        return True
-    is_broken = any(turn.member(node).phase is Phase.OUT for node in booster.nodes)
-    return is_broken and not any(_is_in_use(turn, node) for node in booster.nodes)
-
-
-def _why_failed(turn: Turn, booster: Booster) -> str:
-    lost = [node for node in booster.nodes if turn.member(node).phase is Phase.OUT]
-    if lost:
-        return f"{lost[0]} is out: {turn.member(lost[0]).reason}"
-    return f"{len(booster.nodes)} of its {turn.state.job.booster_nodes} runners came within {LATE_S:g} s"
+def _look_after(turn: Turn, booster: Booster) -> None:
+    """A booster that runs and cannot be used leaves: another is to come in its place."""
+    if booster.phase is not BoosterPhase.RUNNING:
+        return
+    size = turn.state.job.booster_nodes
+    is_late = booster.running_s is not None and turn.now_s >= booster.running_s + LATE_S
+    if len(booster.nodes) < size and is_late:
+        leave(turn, booster.allocation, f"{len(booster.nodes)} of its {size} runners came within {LATE_S:g} s")
+        return
+    out = [node for node in booster.nodes if turn.member(node).phase is Phase.OUT]
+    if not out or any(_is_in_use(turn, node) for node in booster.nodes):
+        if booster.broken_s is not None:
+            turn.set_booster(booster.allocation, broken_s=None)
+    elif not all(turn.member(node).is_lost for node in out) or (
+        booster.broken_s is not None and turn.now_s >= booster.broken_s + BROKEN_S
+    ):
+        leave(turn, booster.allocation, f"{out[0]} is out: {turn.member(out[0]).reason}")
+    elif booster.broken_s is None:
+        turn.set_booster(booster.allocation, broken_s=turn.now_s)
 
 
 def _remove(turn: Turn, node: str, allocation: str) -> None:

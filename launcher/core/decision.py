@@ -31,7 +31,7 @@ def begin(job: Job, past: Iterable[Event], now_s: float) -> tuple[State, tuple[C
     history = replay(past, History(has_checkpoint=job.has_checkpoint))
     hang = Hang(timeout_s=job.limits.hang_timeout_s, has_checkpoint=job.has_checkpoint)
     members = Members.joining(job.nodes, job.allocations)
-    known = boosters.known(history) if job.is_take_over else ()
+    known = boosters.known(history, job) if job.is_take_over else ()
     for booster in known:
         for node in booster.nodes:
             members = members.add(node, Member(allocation=booster.allocation))
@@ -141,6 +141,9 @@ _STAGES: dict[Stage, Callable[[Turn], None]] = {
 
 
 def _on_events_written(turn: Turn, given: given_.EventsWritten) -> None:
+    turn.set(unsettled=max(0, turn.state.unsettled - 1))
+    if turn.state.unsettled:  # it answers an earlier one
+        return
     resize.on_written(turn, given)
     attempt.on_events_written(turn, given)
 

@@ -8,7 +8,7 @@ until then that step needs them.
 from __future__ import annotations
 
 from launcher.core import agent_world, boosters
-from launcher.core.commands import AskAllocation, Settle
+from launcher.core.commands import AskAllocation
 from launcher.core.frozen import replace
 from launcher.core.inputs import EventsWritten, ScaleAsked
 from launcher.core.members import Phase, is_usable
@@ -180,7 +180,7 @@ def _give_back(turn: Turn, count: int) -> None:
 def _leave_at_work(turn: Turn) -> None:
     """Nodes of the attempt leave: it makes way for a smaller one as soon as its workers can stop."""
     state, attempt = turn.state, turn.attempt
-    at_work = (AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING)
+    at_work = (AttemptPhase.RECORDING, AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING)
     if not state.members.counts[Phase.LEAVING] or attempt.phase not in at_work or attempt.is_decisive:
         return
     leaving = next((node for node in attempt.nodes if state.members[node].phase is Phase.LEAVING), None)
@@ -230,7 +230,7 @@ def _ask(turn: Turn, reason: str, *, to: int) -> None:
     turn.set_requests(stop=RESIZE, stop_s=turn.now_s)
     turn.set(resize=Resize())
     turn.record("resize", attempt=attempt.number, size=len(attempt.nodes), to=to, reason=reason)
-    turn.do(Settle())
+    turn.settle()
 
 
 # Holders.

@@ -113,6 +113,7 @@ class Booster:
         reason: why it waits in the queue, or leaves.
         nodes: its members.
         running_s: since when it runs; None where that is not known.
+        broken_s: since when a node of it is lost, and none is in use.
         told_s: when the reason why it waits was recorded.
         is_end_sent: whether it was ordered to end.
         has_ended: whether the scheduler says that it has.
@@ -123,6 +124,7 @@ class Booster:
     reason: str = ""
     nodes: tuple[str, ...] = ()
     running_s: float | None = None
+    broken_s: float | None = None
     told_s: float | None = None
     is_end_sent: bool = False
     has_ended: bool = False
@@ -406,6 +408,7 @@ class State:
         wants_requeue: whether the job goes back to the scheduler at its end.
         blocked: what stands against the write, or the scheduler's answer, that is waited for.
         ending: the outcome and reason while the end is prepared.
+        unsettled: how many Settle are not answered yet.
         timer_s: when the driver's timer fires.
     """
 
@@ -441,4 +444,5 @@ class State:
     ending: tuple[str, str] | None = None
     requeue: RequeuePhase = RequeuePhase.NONE
     requeue_error: str = ""
+    unsettled: int = 0
     timer_s: float | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.core.commands import Command, Dismiss, Record
+from launcher.core.commands import Command, Dismiss, Record, Settle
 from launcher.core.faults import Fault
 from launcher.core.frozen import replace
 from launcher.core.members import Member, Phase
@@ -30,6 +30,11 @@ class Turn:
 
     def do(self, command: Command) -> None:
         self.commands.append(command)
+
+    def settle(self) -> None:
+        """Asks for an answer once the events so far are in the file."""
+        self.set(unsettled=self.state.unsettled + 1)
+        self.do(Settle())
 
     def set(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from launcher.core.inputs import AllocationsSeen, AllocationState
@@ -31,7 +32,6 @@ class BoosterJob:
 
     __slots__ = (
         "_exclude",
-        "_size",
         "_world",
         "hosts",
         "id",
@@ -39,13 +39,14 @@ class BoosterJob:
         "is_used",
         "reason",
         "since_s",
+        "size",
         "start",
         "state",
     )
 
     def __init__(self, world: World, id: str, size: int, exclude: tuple[str, ...], start: int) -> None:
         self._world = world
-        self._size = size
+        self.size = size
         self._exclude = frozenset(exclude)
         self.id = id
         self.start = start
@@ -62,15 +63,20 @@ class BoosterJob:
             return
         slurm = world.slurm
         free = [host for host in world.hosts.values() if host.is_free and host.name not in self._exclude]
-        if world.boosters.is_blocked or len(free) < self._size:
+        if world.boosters.is_blocked or len(free) < self.size:
             self.reason = "Resources"
             world.clock.after(TRY_AGAIN_S, self.try_to_start)
             return
         if slurm.state != "running" or self.start != slurm.starts:  # its script looks for the base job
             self.state, self.reason = AllocationState.ENDED, "COMPLETED"
             return
+        self.begin(free[: self.size])
+
+    def begin(self, hosts: list[Host]) -> None:
+        """Runs on these."""
+        world = self._world
         self.state, self.reason, self.since_s = AllocationState.RUNNING, "", world.clock.now
-        self.hosts = free[: self._size]
+        self.hosts = hosts
         for host in self.hosts:
             host.is_allocated, host.allocation = True, self.id
             world.clock.after(world.delay(0.1, 3.0), self._start_runner, host)
@@ -122,23 +128,27 @@ class BoosterJob:
 
 
 class Boosters:
-    """All boosters.
+    """All boosters of a job.
+
+    Args:
+        make: one that is asked for.
 
     Attributes:
         jobs: by id, the oldest first.
         is_blocked: whether none starts.
     """
 
-    __slots__ = ("_world", "is_blocked", "jobs")
+    __slots__ = ("_make", "_world", "is_blocked", "jobs")
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, make: Callable[..., BoosterJob] = BoosterJob) -> None:
         self._world = world
+        self._make = make
         self.jobs: dict[str, BoosterJob] = {}
         self.is_blocked = False
 
     def submit(self, size: int, exclude: tuple[str, ...]) -> str:
         world = self._world
-        job = BoosterJob(world, f"b{len(self.jobs) + 1}", size, exclude, world.slurm.starts)
+        job = self._make(world, f"b{len(self.jobs) + 1}", size, exclude, world.slurm.starts)
         self.jobs[job.id] = job
         queue_s = world.rng.choice((0.05, 1.0, 5.0, 20.0, 60.0, 200.0)) if not world.setup.is_local else 0.01
         world.clock.after(queue_s * world.delay(0.5, 1.0), job.try_to_start)

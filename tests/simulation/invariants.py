@@ -310,7 +310,8 @@ class Invariants:
         if driver is not holders[-1]:
             return
         members = driver.state.members
-        self._out_at[command.attempt] = frozenset(members.out())
+        strangers = (name for name in self._world.hosts if name not in members)
+        self._out_at[command.attempt] = frozenset((*members.out(), *strangers))
         for name, host in self._world.hosts.items():
             runner = host.runner
             if runner is None or runner.attempt in (None, command.attempt) or not runner.has_workers:

@@ -11,7 +11,7 @@ from launcher import core
 from launcher.core.inputs import HaltAsked
 from launcher.core.replay import History, replay
 from simulation.agents import AgentGroup
-from simulation.boosters import Boosters
+from simulation.boosters import BoosterJob, Boosters
 from simulation.clock import Clock
 from simulation.driver import Driver
 from simulation.folder import Folder
@@ -37,6 +37,8 @@ class World:
         decide, begin: the core, or one that is broken on purpose.
         trace: takes what happens, for people.
         checks: whether every decision is checked; that costs much where there are thousands of nodes.
+        clock: of several runs that share a cluster.
+        make_booster: makes what stands for a booster.
     """
 
     def __init__(
@@ -47,6 +49,8 @@ class World:
         begin: Decide | None = None,
         trace: Trace | None = None,
         checks: bool = True,
+        clock: Clock | None = None,
+        make_booster: Callable[..., BoosterJob] = BoosterJob,
     ) -> None:
         self.schedule = schedule
         self.setup = setup = schedule.setup
@@ -54,7 +58,7 @@ class World:
         self.begin = begin or core.begin
         self.trace = trace
         self.checks = checks
-        self.clock = Clock()
+        self.clock = clock or Clock()
         self.rng = random.Random(setup.seed * 7919 + 1)
         self.network = Network()
         self.hosts: dict[str, Host] = {}
@@ -62,7 +66,7 @@ class World:
             self.hosts[f"n{index}"] = Host(self, f"n{index}")
         self.folder = Folder(self)
         self.slurm = Slurm(self)
-        self.boosters = Boosters(self)
+        self.boosters = Boosters(self, make_booster)
         self.links: list[Link] = []
         self.drivers: list[Driver] = []
         self.standbys: list[Standby] = []

@@ -130,8 +130,7 @@ def test_every_stage_and_every_phase_of_an_attempt_has_a_handler() -> None:
 
 def test_every_command_has_a_performer() -> None:
     """EndJob ends the loop."""
-    of_boosters = {commands.AskAllocation, commands.EndAllocation}
-    assert set(Supervisor._PERFORM) | of_boosters == set(COMMANDS) - {commands.EndJob}
+    assert set(Supervisor._PERFORM) == set(COMMANDS) - {commands.EndJob}
 
 
 FIELDS_OF = {"set": state.State, "set_attempt": state.Attempt, "set_agents": state.AgentWorld}

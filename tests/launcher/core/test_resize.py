@@ -9,6 +9,7 @@ from core_kit import Play, make_job
 
 from launcher.core import commands as do
 from launcher.core import inputs
+from launcher.core.boosters import BROKEN_S
 from launcher.core.commands import Order
 from launcher.core.inputs import AllocationsSeen, AllocationState
 from launcher.core.members import Phase
@@ -387,6 +388,34 @@ def test_an_idle_booster_that_is_preempted_goes_at_once() -> None:
     assert play.all(do.EndAllocation) and not play.events("resize")
 
 
+def test_a_booster_whose_node_comes_back_is_kept() -> None:
+    play = running(None, "x1")
+    play.lose("x1")
+    play.train()
+    step(play, 3)
+    play.boost("x1", "b1")
+    assert play.in_phase(Phase.READY) == ["x1"]
+    play.passes(BROKEN_S + 1.0)
+    assert not play.all(do.EndAllocation)
+    play.passes(SETTLE_S)
+    assert len(play.events("resize")) == 2
+
+
+def test_an_attempt_that_a_booster_leaves_before_it_is_on_disk_is_not_started() -> None:
+    play = running()
+    play.boost("x1", "b1")
+    play.passes(SETTLE_S)
+    play.silent.add(do.Settle)
+    play.end_well()
+    assert play.attempt.nodes == ("n1", "n2", "x1")
+    play.silent.clear()
+    play.give(inputs.Terminated(node="x1"))
+    assert len(play.all(do.StartWorkers)) == 1, "the answer to one order is not that to the next"
+    for _ in range(3):
+        play.give(inputs.EventsWritten())
+    assert play.all(do.StartWorkers)[-1].nodes == ("n1", "n2") and len(play.all(do.StartWorkers)) == 2
+
+
 def test_nodes_lost_with_their_booster_may_come_again() -> None:
     play = running(None, "x1")
     play.lose("x1")
@@ -411,6 +440,9 @@ def test_a_booster_that_lost_a_node_is_replaced_whole() -> None:
     play.train()
     step(play, 3)
     play.commit(4)
+    play.passes(BROKEN_S - 1.0)
+    assert not play.all(do.EndAllocation), "it may only have been out of reach"
+    play.passes(2.0)
     assert do.Dismiss(node="x1", forget=True, allocation="b1") in play.all(do.Dismiss)
     assert play.all(do.EndAllocation) == [do.EndAllocation(allocation="b1")]
 
