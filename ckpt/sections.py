@@ -143,8 +143,8 @@ class S3Tier(LowerTier):
 
     url: str = _key(
         "The bucket, and a prefix in it.",
-        pattern="^(s3|gs|az)://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[!-~]*)?$",
-        expected="s3://bucket/prefix (or gs://, az://)",
+        pattern="^((s3|az)://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]|gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(/[!-~]*)?$",
+        expected="s3://bucket/prefix (or gs://, az://); a bucket's name has 3 to 63 characters",
         example="s3://bucket/prefix",
     )
     every_steps: int = _key(

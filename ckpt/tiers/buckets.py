@@ -24,7 +24,10 @@ def split_url(url: str) -> tuple[str, str, str]:
     """Scheme, bucket and key prefix, without slashes at its ends; raises ConfigError."""
     match = _URL.fullmatch(url)
     if match is None or not url.isprintable():
-        raise ConfigError(f"{url!r:.200}: expected s3://bucket/prefix, gs://bucket/prefix or az://container/prefix")
+        raise ConfigError(
+            f"{url!r:.200}: expected s3://bucket/prefix, gs://bucket/prefix or az://container/prefix; "
+            "a bucket's name has 3 to 63 lower-case letters, digits, '-' and '.'"
+        )
     scheme, name = (match[1], match[2]) if match[1] else (match[3], match[4])
     return scheme, name, (match[5] or "").strip("/")
 

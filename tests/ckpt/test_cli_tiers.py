@@ -86,6 +86,7 @@ def test_verify_reads_every_byte_of_a_bucket(bucket: Stored) -> None:
         ("s3://bucket/nothing-there", "no namespace there"),
         ("s3://no-such-bucket/x", "NoSuchBucket"),
         ("s3://B", "expected s3://bucket/prefix"),
+        ("gs://b/x", "a bucket's name has 3 to 63 lower-case letters"),
     ],
 )
 def test_a_url_that_is_not_ours_is_a_usage_error_in_one_line(bucket: Stored, url: str, message: str) -> None:

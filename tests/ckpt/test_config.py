@@ -48,7 +48,7 @@ def test_tiers_that_all_nodes_see_may_ask_for_what_a_dead_job_leaves() -> None:
 def test_lower_tiers_nearest_first_each_with_a_slot_of_its_own() -> None:
     section = {
         "namespace": "gpt",
-        "s3": {"url": "s3://bucket/prefix", "path_style": True, "region": None},
+        "s3": {"url": "gs://my_bucket/prefix", "path_style": True, "region": None},
         "shared": {"path": "/fsx", "stripe_count": -1, "every_s": 600},
         "nvme": {"path": "/local", "rate_limit_bytes_s": 10**9},
     }
@@ -121,6 +121,8 @@ def test_defaults() -> None:
         ({"namespace": "x", "nvme": {"path": "local"}}, "checkpoint.nvme.path: got 'local', expected an absolute path"),
         ({"namespace": "x", "s3": {"url": "bucket/x"}}, "checkpoint.s3.url: got 'bucket/x', expected s3://bucket"),
         ({"namespace": "x", "s3": {"url": "s3://b u"}}, "checkpoint.s3.url"),
+        ({"namespace": "x", "s3": {"url": "gs://b/x"}}, "a bucket's name has 3 to 63 characters"),
+        ({"namespace": "x", "s3": {"url": "s3://my_bucket/x"}}, "checkpoint.s3.url"),
         ({"namespace": "x", "s3": {"url": "s3://bkt", "path_style": "yes"}}, "got 'yes', expected a valid boolean"),
         ([], r"checkpoint: got \[\], expected a mapping of plain values"),
     ],
