@@ -153,10 +153,10 @@ class JobSpec:
         example="require",
     )
     preload: tuple[str, ...] = key(
-        "Modules that are loaded once on each node, before the script: a restart need not load them again.",
+        "Modules, and names in modules, that are loaded once on each node: a restart need not load them again.",
         default=(),
         expected="a module's name, such as torch.nn",
-        example="[transformers]",
+        example="[lightning, transformers.Trainer]",
     )
     progress: str | None = key(
         "Pattern of the script's own checkpoint files: an attempt that writes a newer one has made progress.",

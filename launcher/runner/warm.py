@@ -92,13 +92,24 @@ def _preload(folder: str = "", *modules: str) -> str | None:
     sys.path.insert(0, folder)
     for module in modules:
         try:
-            importlib.import_module(module)
+            _load(module)
         except Exception as error:  # the script meets it as well, or does without
             print(f"preload: {module}: {type(error).__name__}: {error}", file=sys.stderr)
         if torch.cuda.is_initialized():
             return f"preload: {module} uses the GPU when it is imported, which no fork survives; take it out of preload"
     del sys.path[0]
     return None
+
+
+def _load(name: str) -> None:
+    """Imports a module, or a name of one: some packages load their parts only when a script asks for a name."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        module, _, attribute = name.rpartition(".")
+        if error.name != name or not module:
+            raise
+        getattr(importlib.import_module(module), attribute)
 
 
 class _Warm:

@@ -165,6 +165,27 @@ if os.environ["HOLDFAST_ATTEMPT"] == "0":
     assert [job.log(attempt, 0) for attempt in (0, 1)] == ["True False\nFalse 1\n"] * 2
 
 
+def test_a_preloaded_name_loads_the_part_of_a_lazy_package_that_has_it(
+    make_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    script = """
+import os, sys
+print("lazy.part" in sys.modules)
+import lazy.part
+print(lazy.part.PID == os.getpid())
+"""
+    (tmp_path / "lazy").mkdir()
+    (tmp_path / "lazy" / "part.py").write_text("import os\nPID = os.getpid()")
+    (tmp_path / "lazy" / "__init__.py").write_text(
+        "import importlib\ndef __getattr__(name):\n"
+        "    if name == 'Part':\n        return importlib.import_module('lazy.part').PID\n"
+        "    raise AttributeError(name)\n"
+    )
+    job = make_job(script, nodes=1, spares=0, preload=["lazy.Absent", "lazy.Part"])
+    assert job.supervise().name == "done"
+    assert job.log(0, 0) == "True\nFalse\n"
+
+
 def test_a_scripts_own_modules_win_over_those_of_the_same_name(
     make_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
