@@ -73,6 +73,21 @@ def job(tmp_path: Path) -> Iterator[LocalJob]:
         cancel_job(find_job(str(job.folder)))
 
 
+def test_it_grows_and_shrinks_as_asked_and_its_state_goes_from_memory_to_memory(
+    job: LocalJob, steady_digests: dict[int, str]
+) -> None:
+    job.trains_on(2)
+    for nodes in (4, 2, 3):
+        job.scale(nodes)
+        job.trains_on(nodes)
+    ends = job.watch.events("attempt_end")
+    assert [event["outcome"] for event in ends] == ["resized"] * 3, job.watch.story()
+    restores = [(event["step"], event["tier"]) for event in job.watch.events("restore")[1:]]
+    assert restores == [(event["step"], "memory") for event in ends], job.watch.story()
+    assert not job.watch.events("fault") and not job.watch.events("backoff"), job.watch.story()
+    job.finish(steady_digests)
+
+
 def test_a_booster_that_is_lost_costs_what_a_lost_node_costs_and_the_next_one_comes(
     job: LocalJob, steady_digests: dict[int, str]
 ) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from elastic_job import SIZE_S, ElasticJob
-from slurm_kit import ends_as
+from elastic_job import GRACE_S, SIZE_S, ElasticJob
+from slurm_kit import ends_as, job_state
 
 from slurm.testbed import TestCluster
 
@@ -47,6 +47,33 @@ def left_nothing(job: ElasticJob) -> None:
     job.watch.until(lambda: None if job.boosters() else True, 60, "end of all boosters")
     for node in job.cluster.nodes:
         job.watch.until(lambda node=node: None if job.memory_on(node) else True, 60, f"end of the memory on {node}")
+
+
+def test_it_grows_into_free_nodes_and_an_urgent_job_takes_one_of_them_for_a_while(
+    six: Any, steady_digests: dict[int, str]
+) -> None:
+    job = ElasticJob(six, six.home / "urgent")
+    grown = job.until_size(4)
+    assert grown["nodes"][:2] == job.watch.events("attempt_start")[0]["nodes"], job.watch.story()
+    before = job.boosters("RUNNING")
+    assert sorted(before.values()) == sorted(grown["nodes"][2:]), job.watch.story()
+
+    taker = urgent(six, 3)  # two nodes are free
+    leaving = job.watch.wait_for("node_leaving", SIZE_S)
+    resize = job.watch.wait_for("resize", SIZE_S, to=3)
+    shrunk = job.until_size(3, grown["attempt"])
+    job.watch.until(lambda: job_state(six, taker) == "RUNNING" or None, GRACE_S + 40, "start of the urgent job")
+    assert len(job.boosters("RUNNING")) == 1 and job_state(six, job.job_id) == "RUNNING", job.watch.story()
+    assert leaving["reason"] == "preempted" and leaving["node"] not in shrunk["nodes"], job.watch.story()
+    assert shrunk["time"] - resize["time"] < GRACE_S
+
+    six.run_as_user(["scancel", taker])
+    job.until_size(4, shrunk["attempt"])
+    assert not job.watch.events("fault"), job.watch.story()
+    assert restores(job)[1:] == [(step, "memory") for step in resized_at(job)], job.watch.story()
+    job.finish(steady_digests)
+    job.watch.until(ends_as(six, job.job_id, "COMPLETED"), 60, "end of the base job")
+    left_nothing(job)
 
 
 def test_a_boosters_node_that_is_lost_costs_a_shrink_and_the_next_one_comes(
