@@ -12,6 +12,7 @@
     agent_world the checkpoint agents of an attempt
     launch      the start of the runners
     requests    stop and cancel, by a user, a signal or the scheduler; the time limit
+    choice      the nodes of the next attempt, and its holders
     boosters    allocations beside the base's, which come from the queue and may be preempted
     resize      the size of the job: boosters, growing and shrinking
     recovery    the recovery ladder: after a fault, the lowest rung that serves

@@ -7,23 +7,18 @@ until then that step needs them.
 
 from __future__ import annotations
 
-from launcher.core import agent_world, boosters
+from launcher.core import agent_world, boosters, choice
 from launcher.core.commands import AskAllocation
 from launcher.core.frozen import replace
 from launcher.core.inputs import EventsWritten, ScaleAsked
-from launcher.core.members import Phase, is_usable
+from launcher.core.members import Phase
 from launcher.core.requests import RESIZE, may_be_asked
-from launcher.core.state import AttemptPhase, BoosterPhase, Job, Resize, Stage
+from launcher.core.state import AttemptPhase, BoosterPhase, Look, Resize, Stage
 from launcher.core.turn import Turn
 
 
-def allowed(job: Job, nodes: int) -> int:
-    """The largest allowed size that is not above `nodes`; the smallest one where all are."""
-    return next((size for size in job.sizes if size <= nodes), job.sizes[-1])
-
-
 def on_scale(turn: Turn, given: ScaleAsked) -> None:
-    size = allowed(turn.state.job, given.nodes)
+    size = choice.allowed(turn.state.job, given.nodes)
     if size != turn.state.history.scale:
         turn.record("scale_requested", nodes=size)
 
@@ -35,49 +30,12 @@ def on_written(turn: Turn, given: EventsWritten) -> None:
         turn.set(resize=replace(turn.state.resize, is_written=True))
 
 
-def wanted(turn: Turn) -> int:
-    """The size that the job is to have if it can."""
-    job, scale = turn.state.job, turn.state.history.scale
-    if scale is None:
-        scale = job.base_size if job.is_local else job.sizes[0]
-    return min(scale, job.base_size) if turn.state.time_limit.is_ending else scale
-
-
-def candidates(turn: Turn) -> tuple[str, ...]:
-    """The nodes of the next attempt are among these, the base's spares last.
-
-    Cold boosters are not, unless there are too few others.
-    """
-    job, members = turn.state.job, turn.state.members
-    of_boosters = boosters.nodes(turn.state)
-    warm = tuple(node for node in of_boosters if members[node].is_warm or node in turn.state.positions)
-    trains, spares = job.nodes[: job.base_size], job.nodes[job.base_size :]
-    found = (*trains, *warm, *spares)
-    enough = sum(is_usable(members[node]) for node in found) >= job.sizes[-1]
-    return found if enough else (*trains, *of_boosters, *spares)
-
-
-def sizes(turn: Turn, nodes: tuple[str, ...]) -> tuple[int, ...]:
-    """The sizes that the next attempt may have: spares of the base replace lost nodes, and do not make it larger.
-
-    Args:
-        nodes: that may train.
-    """
-    job, members = turn.state.job, turn.state.members
-    usable = sum(is_usable(members[node]) and boosters.is_of_one(turn, node) for node in nodes)
-    most = min(job.base_size + usable, wanted(turn))
-    return tuple(size for size in job.sizes if size <= most)
-
-
 def awaits_booster(turn: Turn) -> bool:
     """Whether, after a loss, a booster is about to join."""
     state = turn.state
     if not state.boosters or state.fault is None:
         return False
-    nodes = candidates(turn)
-    usable = sum(is_usable(state.members[node]) for node in nodes)
-    size = next((size for size in sizes(turn, nodes) if size <= usable), 0)
-    if size >= len(state.positions):
+    if choice.size(turn) >= len(state.positions):
         return False
     return any(_is_joining(turn, each.allocation) for each in state.boosters)
 
@@ -150,14 +108,25 @@ def _tend_boosters(turn: Turn) -> None:
 
 def _missing(turn: Turn) -> int:
     """How many boosters are wanted beside those in the queue or running."""
+    return _look(turn).missing
+
+
+def _look(turn: Turn) -> Look:
+    """What the job could be now: computed anew only where nodes, boosters or wishes have changed."""
     state = turn.state
-    job, members = state.job, state.members
-    if not job.most_boosters:
-        return 0
-    base = sum(members[node].phase is not Phase.OUT for node in job.nodes)
-    lacking = max(0, wanted(turn) - min(job.base_size, base))
-    count = min(job.most_boosters, -(-lacking // job.booster_nodes))
-    return count - sum(each.phase is not BoosterPhase.LEAVING for each in state.boosters)
+    job, members, look, wanted = state.job, state.members, state.look, choice.wanted(turn)
+    if look is not None and look.members is members and look.boosters is state.boosters and look.wanted == wanted:
+        return look
+    missing = 0
+    if job.most_boosters:
+        base = sum(members[node].phase is not Phase.OUT for node in job.nodes)
+        lacking = max(0, wanted - min(job.base_size, base))
+        missing = min(job.most_boosters, -(-lacking // job.booster_nodes))
+        missing -= sum(each.phase is not BoosterPhase.LEAVING for each in state.boosters)
+    size = choice.size(turn)
+    look = Look(members=members, boosters=state.boosters, wanted=wanted, size=size, missing=missing)
+    turn.set(look=look)
+    return look
 
 
 def _give_back(turn: Turn, count: int) -> None:
@@ -185,7 +154,7 @@ def _leave_at_work(turn: Turn) -> None:
         return
     leaving = next((node for node in attempt.nodes if state.members[node].phase is Phase.LEAVING), None)
     if leaving is not None:
-        _ask(turn, state.members[leaving].reason, to=_size(turn))
+        _ask(turn, state.members[leaving].reason, to=_look(turn).size)
 
 
 def _settle(turn: Turn) -> None:
@@ -193,8 +162,8 @@ def _settle(turn: Turn) -> None:
     state, attempt = turn.state, turn.attempt
     if state.requests.stop is not None:
         return
-    size, now = _size(turn), len(attempt.nodes)
-    if 0 < size < now and wanted(turn) < now:
+    size, now = _look(turn).size, len(attempt.nodes)
+    if 0 < size < now and choice.wanted(turn) < now:
         _ask(turn, boosters.SCALED_DOWN, to=size)
         return
     seen = (size, state.members.usable)
@@ -205,13 +174,6 @@ def _settle(turn: Turn) -> None:
         turn.set(resize=Resize(seen=seen, since_s=turn.now_s))
     elif turn.now_s >= state.resize.since_s + state.job.elastic.scaling_timeout_s and _may_grow(turn):
         _ask(turn, "more nodes are there", to=size)
-
-
-def _size(turn: Turn) -> int:
-    """The size that the next attempt would have; 0 where too few nodes are there."""
-    nodes = candidates(turn)
-    usable = sum(is_usable(turn.member(node)) for node in nodes)
-    return next((size for size in sizes(turn, nodes) if size <= usable), 0)
 
 
 def _may_grow(turn: Turn) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.core import attempt, boosters, launch, requests, resize
+from launcher.core import attempt, boosters, choice, launch, requests, resize
 from launcher.core import inputs as given_
 from launcher.core.commands import (
     AskUnusable,
@@ -16,7 +16,7 @@ from launcher.core.commands import (
     SetTimer,
 )
 from launcher.core.faults import ENVIRONMENT, PREEMPTED, SCHEDULER_LOST, START_TIMEOUT, Fault
-from launcher.core.members import Choice, Phase, choose, is_usable
+from launcher.core.members import Phase, choose, is_usable
 from launcher.core.recovery import choose_rung, why_given_up
 from launcher.core.replay import TIME_LIMIT
 from launcher.core.state import Launch, RequeuePhase, Sigterm, Stage
@@ -29,7 +29,6 @@ SCHEDULER_TIMEOUT_S = 1800.0  # a controller is restarted, or its backup takes o
 SCHEDULER_AGAIN_S = 1.0
 SCHEDULER_SETTLE_S = 5.0  # a controller that is back refuses steps until its nodes have registered (seen on 22.05)
 
-RESIZED = "resized"
 # Where the outcome says it all.
 REASONS = {
     "cancelled": "ended from outside: cancelled, or out of time",
@@ -209,8 +208,8 @@ def _choose(turn: Turn) -> None:
     state = turn.state
     job, before = state.job, state.positions
     suspects = state.history.gains.suspects
-    nodes = resize.candidates(turn)
-    chosen = choose(nodes, state.members, before, resize.sizes(turn, nodes), job.distance, suspects)
+    nodes = choice.candidates(turn)
+    chosen = choose(nodes, state.members, before, choice.sizes(turn, nodes), job.distance, suspects)
     if chosen is None:
         out = state.members.out()
         why = ", ".join(f"{node} ({reason})" for node, reason in out.items())
@@ -224,36 +223,12 @@ def _choose(turn: Turn) -> None:
         if node in suspects and node not in chosen.nodes and node in nodes and is_usable(state.members[node]):
             what = "attempts failed on it again and again: a spare takes its place"
             turn.record("problem", node=node, what=what)
-    rung = _rung_of(state.rung, before, chosen)
-    turn.set(positions=chosen.nodes, holders=_holders(turn, chosen.nodes), fault=None)
+    rung = choice.rung_of(state.rung, before, chosen)
+    turn.set(positions=chosen.nodes, holders=choice.holders(turn, chosen.nodes), fault=None)
     members = turn.state.members
     spares = [node for node in nodes if node not in chosen.nodes and is_usable(members[node])]
     attempt.begin(turn, chosen.nodes, rung, spares)
     _enter(turn, Stage.ATTEMPT)
-
-
-def _rung_of(rung: str, before: tuple[str, ...], chosen: Choice) -> str:
-    """How the attempt comes about, as nodes may have come and left since that was decided."""
-    if chosen.has_shrunk:
-        return "shrink"
-    if rung == RESIZED:
-        return "grow" if len(chosen.nodes) > len(before) else "spare"
-    return "spare" if rung == "workers" and not set(before) <= set(chosen.nodes) else rung
-
-
-def _holders(turn: Turn, chosen: tuple[str, ...]) -> tuple[str, ...]:
-    """Nodes that trained, or held something, before, are there, and do not train any more."""
-    state = turn.state
-    if not state.job.has_checkpoint:
-        return ()
-    there = (Phase.READY, Phase.LEAVING)
-    suspects = state.history.gains.suspects
-    before = dict.fromkeys((*state.positions, *state.holders))
-    return tuple(
-        node
-        for node in before
-        if node not in chosen and node not in suspects and node in state.members and state.members[node].phase in there
-    )
 
 
 def attempting(turn: Turn) -> None:
@@ -274,8 +249,8 @@ def attempting(turn: Turn) -> None:
         _finish(turn, "done", "")
     elif ended.outcome == "fault":
         _fail(turn, ended.faults[0], ended.nodes)
-    elif ended.outcome == RESIZED:
-        turn.set(rung=RESIZED)
+    elif ended.outcome == choice.RESIZED:
+        turn.set(rung=choice.RESIZED)
         if not _ends_as_asked(turn):
             probe(turn)
     else:

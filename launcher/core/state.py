@@ -162,6 +162,23 @@ class Resize:
     is_written: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What the job could be with these members and boosters.
+
+    Attributes:
+        wanted: the size that is wanted.
+        size: the size that the next attempt would have; 0 where too few nodes are there.
+        missing: how many boosters are wanted beside those in the queue or running; negative for too many.
+    """
+
+    members: Members
+    boosters: tuple[Booster, ...]
+    wanted: int
+    size: int
+    missing: int
+
+
 class AttemptPhase(Enum):
     """How far an attempt is; they follow each other in this order, but for JUDGING, and any may be passed over."""
 
@@ -399,6 +416,7 @@ class State:
         positions: the nodes chosen last, in node-rank order.
         holders: nodes that serve what they hold to the attempt and do not train.
         boosters: the allocations beside the base's, in the order in which they were asked for.
+        look: what the job could be, as computed last.
         attempt: the one that runs, or ran last.
         roll_call_s: when runners that have not come back after a take-over are given up.
         is_isolated: most nodes are silent at once.
@@ -427,6 +445,7 @@ class State:
     boosters: tuple[Booster, ...] = ()
     asking: Asking = field(default_factory=Asking)
     resize: Resize = field(default_factory=Resize)
+    look: Look | None = field(default=None, compare=False)
     attempt: Attempt | None = None
     agents: AgentWorld = field(default_factory=AgentWorld)
     launch: Launch = field(default_factory=Launch)

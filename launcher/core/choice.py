@@ -1,0 +1,82 @@
+"""The nodes of the next attempt: how many, which may train, and which hold something for it."""
+
+from __future__ import annotations
+
+from launcher.core import boosters
+from launcher.core.members import Choice, Phase, is_usable
+from launcher.core.state import Job
+from launcher.core.turn import Turn
+
+RESIZED = (
+    "resized"  # the outcome of an attempt that made way for one of another size, until the next one's rung is known
+)
+
+
+def allowed(job: Job, nodes: int) -> int:
+    """The largest allowed size that is not above `nodes`; the smallest one where all are."""
+    return next((size for size in job.sizes if size <= nodes), job.sizes[-1])
+
+
+def wanted(turn: Turn) -> int:
+    """The size that the job is to have if it can."""
+    job, scale = turn.state.job, turn.state.history.scale
+    if scale is None:
+        scale = job.base_size if job.is_local else job.sizes[0]
+    return min(scale, job.base_size) if turn.state.time_limit.is_ending else scale
+
+
+def candidates(turn: Turn) -> tuple[str, ...]:
+    """The nodes of the next attempt are among these, the base's spares last.
+
+    Cold boosters are not, unless there are too few others.
+    """
+    job, members = turn.state.job, turn.state.members
+    of_boosters = boosters.nodes(turn.state)
+    if not of_boosters:
+        return job.nodes
+    before = frozenset(turn.state.positions)
+    warm = tuple(node for node in of_boosters if members[node].is_warm or node in before)
+    trains, spares = job.nodes[: job.base_size], job.nodes[job.base_size :]
+    found = (*trains, *warm, *spares)
+    enough = sum(is_usable(members[node]) for node in found) >= job.sizes[-1]
+    return found if enough else (*trains, *of_boosters, *spares)
+
+
+def sizes(turn: Turn, nodes: tuple[str, ...]) -> tuple[int, ...]:
+    """The sizes that the next attempt may have: spares of the base replace lost nodes, and do not make it larger.
+
+    Args:
+        nodes: that may train.
+    """
+    job, members = turn.state.job, turn.state.members
+    of_boosters = frozenset(boosters.nodes(turn.state))
+    usable = sum(node in of_boosters and is_usable(members[node]) for node in nodes) if of_boosters else 0
+    most = min(job.base_size + usable, wanted(turn))
+    return tuple(size for size in job.sizes if size <= most)
+
+
+def size(turn: Turn) -> int:
+    """The size that the next attempt would have; 0 where too few nodes are there."""
+    nodes = candidates(turn)
+    usable = sum(is_usable(turn.member(node)) for node in nodes)
+    return next((size for size in sizes(turn, nodes) if size <= usable), 0)
+
+
+def rung_of(rung: str, before: tuple[str, ...], chosen: Choice) -> str:
+    """How the attempt comes about, as nodes may have come and left since that was decided."""
+    if chosen.has_shrunk:
+        return "shrink"
+    if rung == RESIZED:
+        return "grow" if len(chosen.nodes) > len(before) else "spare"
+    return "spare" if rung == "workers" and not set(before) <= set(chosen.nodes) else rung
+
+
+def holders(turn: Turn, chosen: tuple[str, ...]) -> tuple[str, ...]:
+    """Nodes that trained, or held something, before, are there, and do not train any more."""
+    state = turn.state
+    if not state.job.has_checkpoint:
+        return ()
+    there = (Phase.READY, Phase.LEAVING)
+    gone = {*chosen, *state.history.gains.suspects}
+    before = [node for node in dict.fromkeys((*state.positions, *state.holders)) if node not in gone]
+    return tuple(node for node in before if node in state.members and state.members[node].phase in there)
