@@ -39,7 +39,7 @@ def is_whole(turn: Turn) -> bool:
 
 def release(turn: Turn) -> None:
     """Agents of the next generation take over, without holders."""
-    turn.set_agents(lost_s=turn.now_s)
+    turn.set_agents(lost_s=turn.now_s, makes_way=True)
     _renew(turn)
 
 
@@ -73,6 +73,7 @@ def on_ended(turn: Turn, given: AgentsEnded) -> None:
 def on_lost(turn: Turn, given: AgentLost) -> None:
     """A node's agent has gone before it was released."""
     if given.generation == turn.state.agents.generation:
+        turn.set_agents(makes_way=False)
         _judge_later(turn, given.node, given.reason)
 
 
@@ -97,7 +98,7 @@ def on_rejoined(turn: Turn, given: AgentsRejoined) -> None:
     if given.generation <= world.back or given.generation != world.generation:
         return  # reported before, or lost again
     seconds = round(turn.now_s - (world.lost_s if world.lost_s is not None else turn.now_s), 3)
-    turn.set_agents(back=given.generation, lost_s=None)
+    turn.set_agents(back=given.generation, lost_s=None, makes_way=False)
     turn.record("agents_back", attempt=given.attempt, step=given.step, seconds=seconds, generation=given.generation)
 
 

@@ -218,6 +218,8 @@ def on_committed(turn: Turn, given: Committed) -> None:
 
 
 def on_reported(turn: Turn, given: Reported) -> None:
+    if given.event == "problem" and turn.state.agents.makes_way:
+        return  # agents that are ended one after the other miss each other
     turn.record(given.event, **{"attempt": given.attempt, "node": given.node, **given.fields})
 
 

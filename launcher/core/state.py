@@ -287,6 +287,7 @@ class AgentWorld:
         losses_s: when agents were lost of late.
         due_s: when others are started; None for not at all.
         ask_s: when to ask whether late ones can come up at all.
+        makes_way: whether the agents of the generation before are being ended because holders are let go.
     """
 
     generation: int = 0
@@ -301,6 +302,7 @@ class AgentWorld:
     losses_s: tuple[float, ...] = ()
     due_s: float | None = None
     ask_s: float | None = None
+    makes_way: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

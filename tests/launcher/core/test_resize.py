@@ -298,6 +298,20 @@ def test_holders_are_let_go_once_a_step_is_committed_without_them() -> None:
     assert play.events("agents_back")
 
 
+def test_agents_that_make_way_as_holders_are_let_go_report_no_problem() -> None:
+    play = running(None, "x1", "x2")
+    play.give(inputs.Terminated(node="x2"))
+    stop_and_train(play)
+    number = play.attempt.number
+    missed = inputs.Reported(node="n1", attempt=number, event="problem", fields={"what": "the other agents are lost"})
+    play.commit(3)
+    play.give(missed)
+    assert not play.events("problem")
+    play.give(inputs.AgentsRejoined(attempt=number, generation=1, step=3))
+    play.give(missed)
+    assert play.events("problem")
+
+
 def test_holders_that_leave_are_let_go_though_nothing_is_committed() -> None:
     play = running(None, "x1")
     play.give(inputs.Terminated(node="x1"))
