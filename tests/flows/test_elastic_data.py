@@ -16,7 +16,7 @@ from launcher.clusters.local import kill_node
 from launcher.operate import stop_job
 from launcher.registry import find_job
 
-SIZES = [2, 3, 4]
+SIZES = [2, 4, 2, 3]
 
 
 def assert_follows_a_fixed_job(job_dir: Path, folder: Path) -> None:
