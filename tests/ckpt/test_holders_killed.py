@@ -1,4 +1,4 @@
-"""SIGKILL in a resize to fewer nodes: of all processes before every change of a file, and of one agent at a time."""
+"""SIGKILL in a resize: of all processes before every change of a file, and of one agent at a time."""
 
 from __future__ import annotations
 
@@ -158,3 +158,25 @@ def test_a_booster_lost_in_mid_save_costs_that_save_and_the_rest_of_its_allocati
     lose(root, "a")
     with AgentProcesses(root, ["b"], 2) as agents:
         restores(agents, 10)
+
+
+def test_a_joining_node_killed_while_it_loads_leaves_the_step_with_those_that_had_it(root: Path) -> None:
+    with AgentProcesses(root, ["a", "b"], 0) as agents:
+        agents.save(10, 0, NBYTES)
+        agents.save(20, 1, NBYTES)
+    joining = dying("ckpt.agent.restore.serve:Loading:_remote")
+    with AgentProcesses(root, NODES, 1, programs={"c": joining}) as agents:
+        for worker in agents.workers:
+            assert worker.request("plan", timeout_s=WAIT_S)["step"] == 20
+        with pytest.raises(AgentError):
+            agents.read(2, 0)
+        assert "c" not in agents.pids()
+    lose(root, "c")
+    for attempt, nodes in ((2, ["a", "b", "d"]), (3, ["b"])):  # and once more with as few as the scheme allows
+        with AgentProcesses(root, nodes, attempt) as agents:
+            for number, worker in enumerate(agents.workers):
+                plan = worker.request("plan", timeout_s=WAIT_S)
+                assert (plan["step"], plan["tier"], plan["world_size"]) == (20, "memory", 2), agents.log()
+                found = [agents.read(number, rank) for rank in range(2)]
+                assert found == [content(rank, 20, NBYTES) for rank in range(2)]
+        lose(root, *(node for node in ("a", "d") if attempt == 2))
