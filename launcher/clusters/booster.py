@@ -14,6 +14,7 @@ from pathlib import Path
 import ckpt.agent.process.launch as agent_launch
 from launcher.clusters.run_id import base_job
 from launcher.containers import of_the_steps
+from launcher.errors import LauncherError
 from launcher.jobfile import read_job
 from launcher.runner.config import ALLOCATION
 from slurm import JobEnvironment, Slurm, SlurmError
@@ -40,9 +41,13 @@ def main() -> int:
     env = os.environ
     if base_is_over(Slurm(), env):
         return 0
-    job, job_dir = JobEnvironment.from_env(env), Path(env["HOLDFAST_JOB_DIR"])
+    try:
+        job, job_dir = JobEnvironment.from_env(env), Path(env["HOLDFAST_JOB_DIR"])
+        argv = runners_srun(job, job_dir, of_the_steps(read_job(job_dir).slurm, job_dir))
+    except (LauncherError, SlurmError) as error:
+        print(f"holdfast: error: {error}", file=sys.stderr)
+        return 1
     env[ALLOCATION] = str(job.job_id)
-    argv = runners_srun(job, job_dir, of_the_steps(read_job(job_dir).slurm, job_dir))
     os.execvp(argv[0], argv)
 
 

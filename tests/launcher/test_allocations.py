@@ -1,0 +1,146 @@
+"""The driver's word with the scheduler about boosters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import pytest
+
+from launcher.core.commands import AskAllocation, EndAllocation
+from launcher.core.inputs import AllocationAsked, AllocationsSeen, AllocationState, Input
+from launcher.supervisor import allocations as allocations_module
+from launcher.supervisor.allocations import Allocations, recorded
+from slurm import SlurmError
+
+QUEUED, RUNNING, ENDED = AllocationState.QUEUED, AllocationState.RUNNING, AllocationState.ENDED
+ASK = AskAllocation(nodes=1, exclude=("n1",))
+DEADLINE_S = 20.0
+
+
+class Scheduler:
+    """A scheduler's boosters: id -> state. What is not among those asked about is ended, as the contract says."""
+
+    def __init__(self, **states: AllocationState) -> None:
+        self.states = dict(states)
+        self.refuses = False
+        self.is_silent = False
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.looks: list[set[str]] = []
+
+    async def ask_allocation(self, nodes: int, exclude: Collection[str], environment: Mapping[str, str]) -> str:
+        name = f"b{len(self.states) + 1}"
+        self.states[name] = QUEUED
+        await self.answers.wait()
+        if self.refuses:
+            raise SlurmError("no answer within 30 s")
+        return name
+
+    async def allocations(self, known: Collection[str]) -> dict[str, tuple[AllocationState, str]]:
+        if self.is_silent:
+            raise SlurmError("no answer within 30 s")
+        self.looks.append({*known})
+        for name in self.states.keys() - {*known}:
+            self.states[name] = ENDED
+        return {name: (self.states[name], "why") for name in known}
+
+    async def end_allocation(self, name: str) -> None:
+        if self.is_silent:
+            raise SlurmError("no answer within 30 s")
+        self.states[name] = ENDED
+
+
+def play(
+    scene: Callable[[Scheduler, Allocations, asyncio.Queue[Input]], Any], *known: str, **states: AllocationState
+) -> None:
+    """Plays a scene with a scheduler that has these boosters; those of `known` have been recorded."""
+
+    async def run() -> None:
+        scheduler, inbox = Scheduler(**states), asyncio.Queue[Input]()
+        cluster: Any = scheduler
+        allocations = Allocations(cluster, inbox.put_nowait)
+        following = asyncio.create_task(allocations.follow(known))
+        try:
+            await asyncio.wait_for(scene(scheduler, allocations, inbox), DEADLINE_S)
+        finally:
+            following.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocations_module, "LOOK_S", 0.01)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_those_that_an_earlier_supervisor_could_not_record_are_ended() -> None:
+    async def scene(scheduler: Scheduler, allocations: Allocations, inbox: asyncio.Queue[Input]) -> None:
+        assert await inbox.get() == AllocationsSeen(states={"b1": RUNNING}, reasons={"b1": "why"})
+        assert scheduler.states == {"b1": RUNNING, "b2": ENDED}
+
+    play(scene, "b1", b1=RUNNING, b2=QUEUED)
+
+
+def test_one_that_is_just_being_asked_for_is_nobody_elses() -> None:
+    async def scene(scheduler: Scheduler, allocations: Allocations, inbox: asyncio.Queue[Input]) -> None:
+        await until(lambda: scheduler.looks)
+        scheduler.answers.clear()
+        asking = asyncio.create_task(allocations.ask(ASK))
+        await until(lambda: scheduler.states)
+        looks = len(scheduler.looks)
+        scheduler.answers.set()
+        await asking
+        assert await inbox.get() == AllocationAsked(allocation="b1")
+        assert await inbox.get() == AllocationsSeen(states={"b1": QUEUED}, reasons={"b1": "why"})
+        assert scheduler.looks[looks:][0] == {"b1"} and scheduler.states == {"b1": QUEUED}
+
+    play(scene)
+
+
+def test_one_that_the_scheduler_has_in_spite_of_its_error_is_ended() -> None:
+    async def scene(scheduler: Scheduler, allocations: Allocations, inbox: asyncio.Queue[Input]) -> None:
+        await until(lambda: scheduler.looks)
+        scheduler.refuses = True
+        await allocations.ask(ASK)
+        assert await inbox.get() == AllocationAsked(allocation=None, error="no answer within 30 s")
+        await until(lambda: scheduler.states == {"b1": ENDED})
+
+    play(scene)
+
+
+def test_an_end_that_the_scheduler_did_not_hear_of_is_asked_again() -> None:
+    async def scene(scheduler: Scheduler, allocations: Allocations, inbox: asyncio.Queue[Input]) -> None:
+        await inbox.get()
+        scheduler.is_silent = True
+        await allocations.end(EndAllocation(allocation="b1"))
+        assert scheduler.states == {"b1": RUNNING}
+        scheduler.is_silent = False
+        await until(lambda: scheduler.states == {"b1": ENDED})
+
+    play(scene, "b1", b1=RUNNING)
+
+
+def test_nobody_is_asked_while_there_are_none() -> None:
+    async def scene(scheduler: Scheduler, allocations: Allocations, inbox: asyncio.Queue[Input]) -> None:
+        while (await inbox.get()) != AllocationsSeen(states={"b1": ENDED}, reasons={"b1": "why"}):
+            pass
+        looks = len(scheduler.looks)
+        await allocations.ask(ASK)
+        assert await inbox.get() == AllocationAsked(allocation="b2")
+        await inbox.get()
+        assert scheduler.looks[looks:][0] == {"b2"}
+
+    play(scene, "b1", b1=ENDED)
+
+
+def test_recorded_are_those_of_the_newest_start_that_have_not_ended() -> None:
+    asked = [{"event": "booster_asked", "allocation": name} for name in ("7", "8", "9")]
+    ended = {"event": "booster_end", "allocation": "8"}
+    assert recorded([asked[0], {"event": "job_start"}, *asked[1:], ended]) == {"9"}
