@@ -24,6 +24,7 @@ from launcher.core.state import Asking, Booster, BoosterPhase, Job, Stage, State
 from launcher.core.turn import Turn
 
 PREEMPTED, SCALED_DOWN = "preempted", "scaled down"  # why one leaves
+NODE_FAIL = "NODE_FAIL"  # Slurm's state of a job that ended because of a node
 LATE_S = 120.0  # for the runners of a booster that runs
 BROKEN_S = 30.0  # for a node of a booster to come back: it may only have been out of reach
 TELL_AGAIN_S = 300.0  # between two events on why a booster waits: the scheduler's reasons alternate
@@ -172,6 +173,18 @@ def _on_end(turn: Turn, booster: Booster, reason: str) -> None:
         leave(turn, booster.allocation, reason or "it has ended")
     turn.set_booster(booster.allocation, has_ended=True)
     turn.record("booster_end", allocation=booster.allocation, reason=reason or "it has ended")
+    if NODE_FAIL not in reason:
+        _forgive(turn, booster.allocation)
+
+
+def _forgive(turn: Turn, allocation: str) -> None:
+    """Nodes that were lost as their booster was ended are not at fault: they may come with another."""
+    history = turn.state.history
+    for past in history.boosters:
+        for node in past.nodes if past.allocation == allocation else ():
+            why = history.out.get(node)
+            if why is not None and why.is_lost:
+                turn.record("node_back", node=node, allocation=allocation)
 
 
 def on_terminated(turn: Turn, node: str) -> bool:

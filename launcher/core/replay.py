@@ -14,7 +14,6 @@ from rpds import HashTrieMap, HashTrieSet
 from launcher.core.faults import AGENT_LOST, NODE_LOST, PREEMPTED, PREFLIGHT, SCHEDULER_LOST, USER_ERROR, signature
 from launcher.core.frozen import replace
 
-_NODE_FAIL = "NODE_FAIL"  # Slurm's state of a job that ended because of a node
 SUSPECT_AFTER = 2  # attempts that failed on one node
 # Reasons of `stop_requested`.
 TIME_LIMIT = "time_limit"
@@ -230,16 +229,7 @@ def _node_leaving(history: History, event: Event) -> History:
 
 
 def _booster_end(history: History, event: Event) -> History:
-    """Nodes that were lost with their booster are not at fault, but where it ended because of one."""
-    history = _of_booster(history, event, has_ended=True)
-    if _NODE_FAIL in (event.get("reason") or ""):
-        return history
-    out = history.out
-    for booster in history.boosters:
-        for node in booster.nodes if booster.allocation == event["allocation"] else ():
-            if node in out and out[node].is_lost:
-                out = out.discard(node)
-    return replace(history, out=out)
+    return _of_booster(history, event, has_ended=True)
 
 
 def _scale_requested(history: History, event: Event) -> History:

@@ -53,7 +53,7 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
     | {"restart_count": _count},
     "node_ready": {"warm": _flag, "allocation": _text},
     "node_out": {"reason": _text, "environment": _flag, "lost": _flag},
-    "node_back": {},
+    "node_back": {"allocation": _text},
     "node_leaving": {"allocation": _text, "reason": _text},
     "booster_asked": {"allocation": _text, "nodes": _count},
     "booster_waits": {"allocation": _text, "reason": _text},

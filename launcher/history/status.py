@@ -247,7 +247,7 @@ class History:
     def _on_node_back(self, event: Event) -> None:
         node = str(event.get("node"))
         status = self._status
-        is_spare = node not in (*status.nodes, *status.spares)
+        is_spare = node not in (*status.nodes, *status.spares) and event.get("allocation") is None
         self._set(
             out={other: why for other, why in status.out.items() if other != node},
             spares=(*status.spares, node) if is_spare else status.spares,

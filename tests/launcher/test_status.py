@@ -244,5 +244,13 @@ def test_a_resize_is_no_fault_and_its_time_counts_as_lost() -> None:
     assert status_of(preempted, now_s=41).faults == 0
 
 
+def test_a_node_that_was_lost_with_its_booster_is_neither_out_nor_a_spare() -> None:
+    lost = event(40, "node_out", node="x1", reason="its connection closed", lost=True)
+    back = event(50, "node_back", node="x1", allocation="41")
+    left = event(45, "attempt_start", attempt=2, nodes=["n1", "n2"], spares=[], rung="shrink")
+    status = status_of([*RESIZED, lost, left, back], now_s=51)
+    assert (dict(status.out), status.spares) == ({}, ())
+
+
 def test_time_lost_is_told_by_its_cause() -> None:
     assert status_of(SWAPPED, now_s=41).lost_s == {"start": 10.0, "node_lost": 10.0}

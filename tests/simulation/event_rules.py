@@ -22,13 +22,11 @@ class EventRules:
         "_faults",
         "_fruitless",
         "_is_moved",
-        "_lost",
         "_most_fruitless",
         "_newest",
         "_newest_before",
         "_nodes",
         "_number",
-        "_of",
         "_once",
         "_out",
         "_replaced",
@@ -45,8 +43,6 @@ class EventRules:
         self._runs = False
         self._is_moved = True  # whether the nodes may differ from the last attempt's without a word
         self._out: set[str] = set()
-        self._lost: set[str] = set()
-        self._of: dict[str, set[str]] = {}  # the nodes of each booster
         self._unprepared: set[str] = set()
         self._replaced: set[str] = set()
         self._once: set[str] = set()
@@ -159,8 +155,6 @@ class EventRules:
         if node in self._out:
             return f"{node} is out already"
         self._out.add(node)
-        if event.get("lost"):
-            self._lost.add(node)
         if event.get("environment"):
             self._unprepared.add(node)
         if self._runs and node in self._nodes:
@@ -170,18 +164,11 @@ class EventRules:
             self._is_moved = True
         return None
 
-    def _node_ready(self, event: dict[str, Any]) -> None:
-        if event.get("allocation") is not None:
-            self._of.setdefault(event["allocation"], set()).add(event["node"])
-
     def _node_leaving(self, event: dict[str, Any]) -> None:
         self._is_moved = self._is_moved or not self._runs
 
     def _booster_end(self, event: dict[str, Any]) -> None:
-        """Its nodes are not at fault."""
         self._is_moved = self._is_moved or not self._runs
-        if "NODE_FAIL" not in (event.get("reason") or ""):
-            self._out -= self._of.get(event["allocation"], set()) & self._lost
 
     def _node_back(self, event: dict[str, Any]) -> str | None:
         if event["node"] not in self._out:

@@ -437,6 +437,7 @@ def test_nodes_lost_with_their_booster_may_come_again() -> None:
     assert "x1" in play.state.history.out
     ended(play, "b1", "PREEMPTED")
     assert "x1" not in play.state.history.out
+    assert [event["node"] for event in play.events("node_back")] == ["x1"], "whoever counts losses hears it"
     play = running(None, "x1")
     play.lose("x1")
     ended(play, "b1", "NODE_FAIL")
