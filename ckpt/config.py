@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +235,43 @@ def config_from_env(env: Mapping[str, str]) -> CheckpointConfig:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"environment: HOLDFAST_CHECKPOINT is not JSON: {error}") from None
     return CheckpointConfig.from_json(section)
+
+
+def workers_config(given: Mapping[str, Any] | CheckpointConfig, agents: CheckpointConfig) -> CheckpointConfig:
+    """What a worker under a launcher follows: what the agents were started with, and its own `memory.every_steps`.
+
+    Args:
+        given: what the script says; keys that it leaves out are the agents'.
+        agents: what the agents were started with.
+
+    Raises:
+        ConfigError: the script says something else than the agents do, or what no configuration allows.
+    """
+    if not given:
+        return agents
+    theirs = _flat(asdict(agents))
+    if isinstance(given, CheckpointConfig):
+        mine = _flat(asdict(given))
+        named = set(mine) | set(theirs)
+    else:
+        ours = CheckpointConfig.from_mapping({"namespace": agents.namespace, **given}, where="Checkpointer")
+        mine, named = _flat(asdict(ours)), set(_flat(given))
+    for key in sorted(named - {"memory.every_steps"}):
+        if mine.get(key) != theirs.get(key):
+            raise ConfigError(
+                f"Checkpointer.{key}: got {mine.get(key)!r}, but the agents of this job were started with "
+                f"{theirs.get(key)!r}; change the job file's `checkpoint` section, or leave the argument out"
+            )
+    every_steps = mine["memory.every_steps"] if "memory.every_steps" in named else agents.memory.every_steps
+    return replace(agents, memory=replace(agents.memory, every_steps=every_steps))
+
+
+def _flat(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a configuration, with dots."""
+    flat: dict[str, Any] = {}
+    for key, value in section.items():
+        flat |= {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, Mapping) else {key: value}
+    return flat
 
 
 def _matching(env: Mapping[str, str], name: str, pattern: re.Pattern[str], expected: str) -> str:

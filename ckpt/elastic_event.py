@@ -10,21 +10,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ckpt.checkpointer import Checkpointer
+    from ckpt.worker.engine import Engine
 
 _numbers = itertools.count()
-_open: weakref.WeakValueDictionary[int, Checkpointer] = weakref.WeakValueDictionary()
-_own: Checkpointer | None = None  # made here, where the script has none
+_open: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()
+_own: Engine | None = None  # made here, where the script has none
 
 
-def register(checkpointer: Checkpointer) -> None:
+def register(engine: Engine) -> None:
     """Makes a Checkpointer known until it is closed."""
-    _open[next(_numbers)] = checkpointer
+    _open[next(_numbers)] = engine
 
 
-def forget(checkpointer: Checkpointer) -> None:
+def forget(engine: Engine) -> None:
     """Takes a closed Checkpointer from the known ones."""
-    for number in [number for number, known in _open.items() if known is checkpointer]:
+    for number in [number for number, known in _open.items() if known is engine]:
         del _open[number]
 
 
@@ -52,26 +52,26 @@ def elastic_event_detected(env: Mapping[str, str] = os.environ) -> bool:
         AgentError: the node's agent does not answer in time.
     """
     found = known() or _open_own(env)
-    return found is not None and found.should_stop_here()
+    return found is not None and found.should_stop(None)
 
 
-def known() -> Checkpointer | None:
+def known() -> Engine | None:
     """The open Checkpointer that counts this process's steps; where none does so, the newest."""
-    found = [checkpointer for _, checkpointer in sorted(_open.items())]
+    found = [engine for _, engine in sorted(_open.items())]
     return next((one for one in found if one.counts_steps), found[-1] if found else None)
 
 
-def opened() -> Checkpointer | None:
+def opened() -> Engine | None:
     """The Checkpointer that `elastic_event_detected` has opened, while it is open."""
     return next((one for one in _open.values() if one is _own), None)
 
 
-def _open_own(env: Mapping[str, str]) -> Checkpointer | None:
+def _open_own(env: Mapping[str, str]) -> Engine | None:
     global _own
     if "HOLDFAST_RUN_ID" not in env or "HOLDFAST_CHECKPOINT" not in env:
         return None
-    from ckpt.checkpointer import Checkpointer
+    from ckpt.worker.engine import Engine
 
-    _own = Checkpointer.from_env(env)
+    _own = Engine.from_env(env)
     atexit.register(_own.close)
     return _own

@@ -8,8 +8,8 @@
     if elastic_event_detected(): return     # all ranks stop at this step, which has been saved
     dcp.load(state, storage_reader=SageMakerTieredStorageReader(checkpoint_config=config))
 
-Writer and reader of one process share one Checkpointer for each namespace; it is closed when the process ends. Under
-the launcher, its job file says what goes where, and outweighs `s3_tier_base_path`.
+Writer and reader of one process share one connection for each namespace; it is closed when the process ends. Under
+the launcher the job file says what goes where, and `s3_tier_base_path` is not used.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from os.path import abspath
 from typing import Any
 
-from ckpt.checkpointer import Checkpointer
 from ckpt.config import CheckpointConfig
 from ckpt.elastic_event import elastic_event_detected, opened
 from ckpt.errors import ConfigError
 from ckpt.worker.dcp import DcpReader, DcpWriter
+from ckpt.worker.engine import Engine
 
 __all__ = [
     "SageMakerCheckpointConfig",
@@ -33,7 +33,7 @@ __all__ = [
     "elastic_event_detected",
 ]
 
-_open: dict[str, tuple[int, Checkpointer]] = {}  # by namespace: the process that made it, and the Checkpointer
+_open: dict[str, tuple[int, Engine]] = {}  # by namespace: the process that made it, and the engine
 
 
 @dataclass(kw_only=True)
@@ -61,7 +61,7 @@ class SageMakerTieredStorageWriter(DcpWriter):
     """One for each step, as `storage_writer` of dcp.save or async_save."""
 
     def __init__(self, checkpoint_config: SageMakerCheckpointConfig, step: int) -> None:
-        super().__init__(_checkpointer(checkpoint_config), step, drain=checkpoint_config.save_to_s3)
+        super().__init__(_engine(checkpoint_config), step, drain=checkpoint_config.save_to_s3)
 
 
 class SageMakerTieredStorageReader(DcpReader):
@@ -71,11 +71,11 @@ class SageMakerTieredStorageReader(DcpReader):
     """
 
     def __init__(self, checkpoint_config: SageMakerCheckpointConfig, step: int | None = None) -> None:
-        super().__init__(_checkpointer(checkpoint_config), step)
+        super().__init__(_engine(checkpoint_config), step)
 
 
-def _checkpointer(config: SageMakerCheckpointConfig) -> Checkpointer:
-    """This process's Checkpointer of a namespace."""
+def _engine(config: SageMakerCheckpointConfig) -> Engine:
+    """This process's engine of a namespace."""
     pid, found = _open.get(config.namespace, (0, None))
     if found is None or pid != os.getpid():
         world_size = os.environ.get("WORLD_SIZE")
@@ -83,21 +83,25 @@ def _checkpointer(config: SageMakerCheckpointConfig) -> Checkpointer:
             raise ConfigError(
                 f"SageMakerCheckpointConfig.world_size: got {config.world_size}, the environment has {world_size} ranks"
             )
-        section: dict[str, Any] = {"namespace": config.namespace, "memory": {"every_steps": 1}}
-        if (path := config.s3_tier_base_path) is not None:
-            # Steps go there when `save_to_s3` says so, and by no cadence of ours.
-            name, where = ("s3", {"url": path}) if path.startswith("s3://") else ("shared", {"path": abspath(path)})
-            section[name] = {**where, "every_steps": 1 << 40}
-        found = opened() or Checkpointer(
-            config=CheckpointConfig.from_mapping(section, where="SageMakerCheckpointConfig")
-        )
+        found = opened() or _opened(config)
         _open[config.namespace] = (os.getpid(), found)
     return found
 
 
+def _opened(config: SageMakerCheckpointConfig) -> Engine:
+    if "HOLDFAST_RUN_ID" in os.environ:
+        return Engine.from_env(os.environ)
+    section: dict[str, Any] = {"namespace": config.namespace, "memory": {"every_steps": 1}}
+    if (path := config.s3_tier_base_path) is not None:
+        # Steps go there when `save_to_s3` says so, and by no cadence of ours.
+        name, where = ("s3", {"url": path}) if path.startswith("s3://") else ("shared", {"path": abspath(path)})
+        section[name] = {**where, "every_steps": 1 << 40}
+    return Engine.standalone(CheckpointConfig.from_mapping(section, where="SageMakerCheckpointConfig"), env=os.environ)
+
+
 @atexit.register
 def _close_all() -> None:
-    for pid, checkpointer in _open.values():
+    for pid, engine in _open.values():
         if pid == os.getpid():
-            checkpointer.close()
+            engine.close()
     _open.clear()

@@ -14,7 +14,7 @@ from typing import Any
 from ckpt.agent.process.launch import command
 from ckpt.agent.rpc.client import Monitor
 from ckpt.checkpointer import Checkpointer
-from ckpt.config import CheckpointConfig, Place
+from ckpt.config import Place
 from ckpt.errors import AgentError
 from ckpt.worker.session import GROW_THREAD
 
@@ -65,9 +65,7 @@ class BenchNode:
         with open(self._ram_dir.parent / "agent.log", "ab") as output:
             self._agent = subprocess.Popen(command(), env=environment, stderr=output)
         self._monitor = Monitor.connect(self._ram_dir, self._attempt, _ANSWER_S)
-        self._checkpointer = Checkpointer(
-            config=CheckpointConfig.from_mapping(section), place=place, rank=0, local_rank=0, env={}
-        )
+        self._checkpointer = Checkpointer.from_env(environment | {"RANK": "0", "LOCAL_RANK": "0"})
         return self._checkpointer
 
     def wait_for(self, tier: str, step: int) -> dict[str, Any]:

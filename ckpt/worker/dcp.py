@@ -11,7 +11,7 @@ import io
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed.checkpoint import StorageReader, StorageWriter
@@ -41,6 +41,7 @@ from ckpt.format.boxes import Box, cover
 from ckpt.format.json_values import decode, encode, tag_of
 from ckpt.format.layout import Chunk
 from ckpt.format.shard_record import ShardRecord
+from ckpt.worker.engine import Engine
 from ckpt.worker.lazy_torch import is_dtensor
 from ckpt.worker.load.match import DCP
 from ckpt.worker.load.shard_reader import Read, SavedStep
@@ -49,33 +50,20 @@ from ckpt.worker.save.flatten import Piece
 from ckpt.worker.tensors import check_target, check_tensor, chunk_box, torch_dtype, waited
 
 
-class Shards(Protocol):
-    """Where shards go and come from; `ckpt.Checkpointer` is one, and says what each of these does."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def newest_step(self) -> int: ...
-    def save_pieces(self, step: int, pieces: list[Piece], tree: Any, *, drain: bool = False) -> None: ...
-    def saved_step(self) -> SavedStep: ...
-    def stored_step(self, step: int) -> SavedStep: ...
-    def loaded(self) -> None: ...
-
-
 class DcpWriter(StorageWriter):
     """Give it to torch.distributed.checkpoint.save or async_save as `storage_writer`; one for each step.
 
     A save that fails for want of memory or of an agent is logged and counted like any other, and raises nothing.
     """
 
-    def __init__(self, checkpointer: Shards, step: int, *, drain: bool = False) -> None:
+    def __init__(self, engine: Engine, step: int, *, drain: bool = False) -> None:
         """
         Args:
-            checkpointer: the process's own.
+            engine: the process's own.
             step: greater than that of the save before.
             drain: to every lower tier, whatever their cadence.
         """
-        self._checkpointer = checkpointer
+        self._engine = engine
         self._step = step
         self._drain = drain
 
@@ -117,7 +105,7 @@ class DcpWriter(StorageWriter):
             results.append(WriteResult(index=item.index, size_in_bytes=size_bytes, storage_data=None))
         mappings = encode(plan.planner_data or {}, ("planner_data",))
         tree = {DCP: {"objects": objects, "mappings": mappings}}
-        self._checkpointer.save_pieces(self._step, pieces, tree, drain=self._drain)
+        self._engine.save_pieces(self._step, pieces, tree, drain=self._drain)
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -136,16 +124,11 @@ class DcpWriter(StorageWriter):
 class DcpReader(StorageReader):
     """Give it to torch.distributed.checkpoint.load as `storage_reader`; `Checkpointer.newest_step` is its step."""
 
-    def __init__(self, checkpointer: Shards, step: int | None) -> None:
-        newest = checkpointer.newest_step
-        if not newest and step is None:
+    def __init__(self, engine: Engine, step: int | None) -> None:
+        if step is None and not engine.newest_step:
             raise CheckpointError("dcp_reader: there is no step to restore; look at Checkpointer.newest_step before")
-        self._checkpointer = checkpointer
-        self._saved: SavedStep
-        if step is None or step == newest:
-            self._saved = checkpointer.saved_step()
-        else:
-            self._saved = checkpointer.stored_step(step)
+        self._engine = engine
+        self._saved: SavedStep = engine.saved_step(step)
         self._content(next(self._records()))
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -194,7 +177,7 @@ class DcpReader(StorageReader):
             self._saved.read(reads)
         for item, target in tensors:
             planner.commit_tensor(item, target)
-        self._checkpointer.loaded()
+        self._engine.loaded()
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -204,12 +187,12 @@ class DcpReader(StorageReader):
         return False
 
     def _records(self) -> Iterator[ShardRecord]:
-        return self._saved.records(self._checkpointer.rank % self._saved.world_size)
+        return self._saved.records(self._engine.rank % self._saved.world_size)
 
     def _content(self, record: ShardRecord) -> Any:
         tree = record.layout.tree
         if tag_of(tree) != DCP:
-            step, is_newest = self._saved.step, self._saved.step == self._checkpointer.newest_step
+            step, is_newest = self._saved.step, self._saved.step == self._engine.newest_step
             how = "load it with Checkpointer.load()" if is_newest else f"`holdfast ckpt export --step {step}` gives it"
             raise StateError(f"step {step} was saved with Checkpointer.save(): {how}")
         return tree[DCP]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from holdfast import CheckpointConfig, Checkpointer, newest_steps
+from holdfast import Checkpointer, newest_steps
 
 EVERY = 20
 COLUMNS = 64
@@ -44,7 +44,7 @@ def main() -> None:
     comm = MPI.COMM_WORLD
     plate = first_plate(comm, args.rows)
     state = {"plate": plate, "step": 0}
-    with Checkpointer(comm, config=CheckpointConfig.from_mapping(what_to_keep(args))) as ckpt:
+    with Checkpointer(comm, config=what_to_keep(args)) as ckpt:
         step = first = ckpt.load(state) or 0
         while step < args.steps:
             diffuse(comm, plate)

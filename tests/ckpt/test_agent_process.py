@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from agent_kit import NAMESPACE, RUN_ID, content, lose
 from mpi_kit import WAIT_S, AgentProcesses
+from trainer_kit import checkpointer
 from waiting import until
 
-from ckpt import Checkpointer
 from ckpt.agent.process.launch import command
 from ckpt.agent.rpc.client import AgentClient, Monitor
 from ckpt.config import CheckpointConfig, Place
@@ -224,22 +224,20 @@ def test_in_an_mpi_world_agents_that_take_the_place_of_lost_ones_wait_for_no_ran
     nodes, state = ["a", "b"], {"x": np.zeros(1000)}
     with AgentProcesses(root, nodes, 0) as agents:
         ckpts = [
-            Checkpointer(
-                config=CheckpointConfig.from_mapping({"namespace": NAMESPACE}), rank=rank, local_rank=0,
-                place=Place(
-                    run_id=RUN_ID, attempt=0, node=node, nodes=tuple(nodes), ranks_per_node=1, ram_dir=root / node
-                ),
+            checkpointer(
+                Place(run_id=RUN_ID, attempt=0, node=node, nodes=tuple(nodes), ranks_per_node=1, ram_dir=root / node),
+                CheckpointConfig.from_mapping({"namespace": NAMESPACE}), rank=rank, deadlines=None,
             )
             for rank, node in enumerate(nodes)
         ]  # fmt: skip
         for ckpt in ckpts:
             ckpt.save(10, state)
         for ckpt in ckpts:
-            ckpt._connect().flush()
+            ckpt._engine.connect().flush()
         ckpts[1].close()
     with AgentProcesses(root, nodes, 0, generation=1) as agents:
         agents.workers[1].close()
-        session = ckpts[0]._connect()
+        session = ckpts[0]._engine.connect()
         until(lambda: session._generation == 1, "the new agents")
         ckpts[0].save(20, state)
         while (event := agents.monitors[0].receive(WAIT_S)) is not None and event["event"] != "problem":

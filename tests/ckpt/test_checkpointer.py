@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from trainer_kit import LIMIT_S, Node, settle
+from trainer_kit import LIMIT_S, Node, checkpointer, settle
 from waiting import until
 
-from ckpt import Checkpointer, Monitor
+from ckpt import Monitor
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
 from ckpt.format.shard_record import read_record
@@ -256,7 +256,7 @@ def test_a_second_save_of_the_same_structure_reuses_plan_and_views(node: Node) -
         for step in range(1, 5):
             ckpt.save(step, state)
             settle(ckpt)
-        stager = ckpt._stager
+        stager = ckpt._engine._stager
         chunks, views = stager._chunks, dict(stager._views)
         for step in range(5, 8):
             ckpt.save(step, state)
@@ -425,7 +425,7 @@ def test_a_stop_is_seen_once_saved_and_drained(node: Node) -> None:
 
 def test_an_agent_that_is_not_there_is_named(tmp_path: Path) -> None:
     place = Place(run_id="r", attempt=0, node="n0", nodes=("n0",), ranks_per_node=1, ram_dir=tmp_path)
-    ckpt = Checkpointer(config=CheckpointConfig(namespace="ns"), place=place, deadlines=Deadlines(connect_s=0.05))
+    ckpt = checkpointer(place, CheckpointConfig(namespace="ns"), deadlines=Deadlines(connect_s=0.05))
     with pytest.raises(AgentError, match=r"agent-0.sock: no connection within 0.05 s"):
         ckpt.load({})
 

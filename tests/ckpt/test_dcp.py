@@ -24,7 +24,9 @@ from trainer_kit import FAST, LIMIT_S, Node, processes, solo_namespace
 from world_kit import World, needs_torch_2_7
 
 from ckpt import Checkpointer
+from ckpt.config import CheckpointConfig
 from ckpt.errors import CheckpointError, StateError
+from ckpt.worker.engine import Engine
 
 
 @pytest.fixture
@@ -75,7 +77,8 @@ def _solo_rank(rank: int, namespace: str, results: Any) -> None:
     env = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
     state = {"x": torch.zeros(3), "rank": -1}
     try:
-        with Checkpointer(namespace=namespace, every_steps=1, deadlines=FAST, env=env) as ckpt:
+        config = CheckpointConfig.from_mapping({"namespace": namespace, "memory": {"every_steps": 1}})
+        with Checkpointer._around(Engine.standalone(config, env=env, deadlines=FAST)) as ckpt:
             step = ckpt.load(state)
             result = (step, state["rank"], ckpt.failed_saves)
             ckpt.save(step + 1, {"x": torch.ones(3), "rank": rank})

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trainer_kit
 from agent_kit import DEADLINES, Link, Worker, World, config, content, run, until
 
 from ckpt import Checkpointer
@@ -176,8 +177,8 @@ def test_what_is_saved_with_the_next_checkpointer_waits_for_the_rank_that_has_ye
 def checkpointer(world: World, rank: int) -> Checkpointer:
     """One whose `close` may wait for ever."""
     worker = world.workers[rank]
-    return Checkpointer(
-        config=config(), place=worker.place, rank=rank, local_rank=worker.local_rank, deadlines=Deadlines(flush_s=3600)
+    return trainer_kit.checkpointer(
+        worker.place, config(), rank=rank, local_rank=worker.local_rank, deadlines=Deadlines(flush_s=3600)
     )
 
 
@@ -241,14 +242,14 @@ def test_agents_in_the_place_of_lost_ones_know_who_has_closed_its_checkpointer(
         if closes == "while there are none":
             await closed(goes)
         elif closes == "while the next start":
-            goes._connect()._closed.set()  # it looks for no other agent any more, nor will it find one
+            goes._engine.connect()._closed.set()  # it looks for no other agent any more, nor will it find one
         again = World(tmp_path, nodes, 0, config(), ranks_per_node=ranks_per_node, deadlines=ENDLESS, generation=1)
         async with again as world:
             await world.workers[1].close()
             await world.monitors[0].event("rejoined", step=10)
             if closes == "while the next start":
                 await closed(goes)
-            session = stays._connect()
+            session = stays._engine.connect()
             await until(lambda: session._generation == 1)
             await asyncio.to_thread(stays.save, 20, state)
             await told(world, 20, 1)

@@ -86,7 +86,9 @@ def saved(tmp_path: Path) -> tuple[Path, torch.nn.Module, torch.optim.Optimizer]
     """A step that a real Checkpointer has drained."""
     model, optimizer = training()
     with solo_namespace() as namespace:
-        with Checkpointer(namespace=namespace, shared=tmp_path / "shared", shared_every_steps=1) as ckpt:
+        with Checkpointer(
+            config={"namespace": namespace, "shared": {"path": tmp_path / "shared", "every_steps": 1}}
+        ) as ckpt:
             pair = (torch.ones(2), deque([torch.full((3,), 2.0)]))
             ckpt.save(3, {"model": model, "optimizer": optimizer, "epoch": 9, "pair": pair})
         yield tmp_path / "shared" / namespace, model, optimizer

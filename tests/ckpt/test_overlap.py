@@ -90,7 +90,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 def start(node: Node) -> tuple[Checkpointer, Lane]:
     ckpt, lane = node.start(), Lane()
-    ckpt._stager = Stager(device=lane)
+    ckpt._engine._stager = Stager(device=lane)
     return ckpt, lane
 
 
@@ -133,7 +133,7 @@ def test_training_goes_on_while_copies_run_and_the_next_step_waits_for_them(node
         step.start()
         step.join(0.2)
         assert step.is_alive() and torch.equal(model.weight, saved), "the step waits for the copies"
-        assert ckpt._connect()._sealing.busy
+        assert ckpt._engine.connect()._sealing.busy
         lane.runs.set()
         step.join(LIMIT_S)
         assert not torch.equal(model.weight, saved)
@@ -175,7 +175,7 @@ def test_a_parameter_changed_by_other_means_than_a_step_fails_the_save(
             state["model"].weight.clamp_(max=5)
         lane.runs.set()
         optimizer.step()
-        ckpt._connect().flush()
+        ckpt._engine.connect().flush()
         assert ckpt.failed_saves == 1
         assert "model/weight was changed while it was copied" in caplog.text
         ckpt.save(2, state)
@@ -193,7 +193,7 @@ def test_a_device_that_fails_fails_the_save_and_not_the_training(
         setattr(lane, where, RuntimeError("device-side assert\nmore"))
         ckpt.save(1, state)
         optimizer.step()
-        ckpt._connect().flush()
+        ckpt._engine.connect().flush()
         assert ckpt.failed_saves == 1
         assert "step 1 is not saved: copying from the device failed: device-side assert" in caplog.text
         setattr(lane, where, None)

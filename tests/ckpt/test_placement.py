@@ -106,7 +106,7 @@ def save_layouts(ckpt: Checkpointer, rank: int) -> None:
         check_one_box(SimpleNamespace(state_dict=state), "gaps")
     with pytest.raises(CheckpointException):  # torch's own planner refuses it, unless it is asked not to look
         dcp.save({"gaps": state["gaps"]}, storage_writer=ckpt.dcp_writer(4))
-    ckpt._connect().flush()
+    ckpt._engine.connect().flush()
     assert ckpt.failed_saves == 0
 
 

@@ -59,9 +59,9 @@ class TwoNodes:
 
 def test_several_nodes_outside_a_slurm_job_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    monkeypatch.setattr("ckpt.checkpointer.world_of", lambda comm: alone)
+    monkeypatch.setattr("ckpt.worker.engine.world_of", lambda comm: alone)
     with solo_namespace() as namespace, pytest.raises(ConfigError, match="elsewhere, and this is no Slurm job"):
-        Checkpointer(TwoNodes(), namespace=namespace, env={})
+        Checkpointer(TwoNodes(), namespace=namespace)
 
 
 def test_agents_inherit_settings_and_nothing_of_the_step_that_starts_them() -> None:

@@ -270,7 +270,7 @@ def save_before_the_other(ckpt: Checkpointer, rank: int) -> int:
         ckpt.save(step, state)
         if first:
             store.set(f"saved {step}", "")
-    ckpt._connect().flush()
+    ckpt._engine.connect().flush()
     return ckpt.failed_saves
 
 
@@ -287,7 +287,7 @@ def hooked(ckpt: Checkpointer, rank: int) -> int:
     state["model"].register_comm_hook(None, fp16_compress_hook)
     state["plain"] = {"weight": state["model"].module.layers[0].weight.detach()}
     ckpt.save(1, {"model": state["model"], "plain": state["plain"]})
-    return len(ckpt._stager.tokens)
+    return len(ckpt._engine._stager.tokens)
 
 
 def test_a_communication_hook_or_a_plain_tensor_proves_nothing(world: Ranks) -> None:
@@ -304,8 +304,8 @@ def grown_alone(ckpt: Checkpointer, rank: int) -> list[tuple[int, int]]:
         if step == 2 and rank == 1:
             state["same"]["b"] = torch.arange(40_000)
         ckpt.save(step, state)
-        ckpt._connect().flush()
-        progress.append((ckpt.failed_saves, ckpt._stager._nbytes))
+        ckpt._engine.connect().flush()
+        progress.append((ckpt.failed_saves, ckpt._engine._stager._nbytes))
         dist.barrier()
     return progress
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from agent_kit import World, config, run
 from agent_kit import until as until_async
-from trainer_kit import Node, settle
+from trainer_kit import Node, checkpointer, settle
 from waiting import until
 
-from ckpt import Checkpointer
 from ckpt.format.layout import Chunk
 from ckpt.worker.timeouts import Deadlines
 
@@ -61,7 +60,7 @@ def test_once_the_other_agents_are_lost_no_save_waits_for_a_slot(
 
     async def test() -> None:
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
-            ckpt = Checkpointer(config=config(), place=world.places[1], rank=1, deadlines=Deadlines(slot_s=30))
+            ckpt = checkpointer(world.places[1], config(), rank=1, deadlines=Deadlines(slot_s=30))
             in_thread, protect = asyncio.to_thread, world.agents[1]._saves._on_protect
 
             async def promise_then_lose_the_world(source: int, message: dict[str, Any]) -> None:

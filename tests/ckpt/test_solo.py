@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from trainer_kit import LIMIT_S, processes, solo_directories, solo_namespace
 from waiting import until
 
 from ckpt import Checkpointer
+from ckpt.config import CheckpointConfig
 from ckpt.errors import ConfigError
 from ckpt.worker.standalone.memory_dir import read_note
 
@@ -25,7 +28,9 @@ def namespace() -> Iterator[str]:
 
 def _script(namespace: str, shared: Path, results: Any) -> None:
     state = {"x": torch.zeros(4), "n": 0}
-    with Checkpointer(namespace=namespace, shared=shared, every_steps=4, shared_every_steps=4) as ckpt:
+    with Checkpointer(
+        config={"namespace": namespace, "memory": {"every_steps": 4}, "shared": {"path": shared, "every_steps": 4}}
+    ) as ckpt:
         first = ckpt.load(state)
         assert state["n"] == first and state["x"].eq(first).all()
         for step in range(first + 1, first + 5):
@@ -62,11 +67,12 @@ def test_a_script_without_a_launcher_resumes_from_memory_then_disk_then_afresh(n
 def _rank(namespace: str, rank: int, results: Any) -> None:
     """Rank 1 is late: it goes on using the agent when rank 0 has begun to close."""
     env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    with Checkpointer(namespace=namespace, env=env) as ckpt:
-        session = ckpt._connect()
+    os.environ.update(env)
+    with Checkpointer(namespace=namespace) as ckpt:
+        session = ckpt._engine.connect()
         results.put("connected")
         if rank == 1:
-            until(lambda: read_note(ckpt._place.ram_dir).get("launch") == "", "rank 0 to close")
+            until(lambda: read_note(ckpt._engine.place.ram_dir).get("launch") == "", "rank 0 to close")
             for _ in range(200):
                 session.flush()
     results.put(session._lost)
@@ -84,18 +90,20 @@ def test_the_agent_stays_until_the_last_rank_has_closed(namespace: str) -> None:
 
 
 def test_a_namespace_in_use_on_this_node_is_refused(namespace: str) -> None:
-    first = Checkpointer(namespace=namespace, env={})
+    first = Checkpointer(namespace=namespace)
     try:
         with pytest.raises(ConfigError, match="is in use by another process"):
-            Checkpointer(namespace=namespace, env={})
+            Checkpointer(namespace=namespace)
     finally:
         first.close()
-    Checkpointer(namespace=namespace, env={}).close()
+    Checkpointer(namespace=namespace).close()
 
 
-def test_several_nodes_without_a_launcher_are_refused() -> None:
+def test_several_nodes_without_a_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="several nodes need the launcher"):
-        Checkpointer(namespace="ns", env={"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"})
+        Checkpointer(namespace="ns")
 
 
 @pytest.mark.parametrize(
@@ -105,12 +113,64 @@ def test_several_nodes_without_a_launcher_are_refused() -> None:
         ({"namespace": "a/b"}, {}, r"Checkpointer.namespace"),
         ({"namespace": "ns", "every_steps": 0}, {}, r"Checkpointer.memory.every_steps: got 0"),
         ({"namespace": "ns"}, {"RANK": "x"}, r"RANK='x'"),
-        ({"namespace": "ns"}, {"HOLDFAST_RUN_ID": "r"}, r"HOLDFAST_NODES is not set"),
+        ({"namespace": "ns"}, {"HOLDFAST_RUN_ID": "r"}, r"HOLDFAST_CHECKPOINT is not set"),
+        ({"config": {"namespace": "ns"}, "every_steps": 3}, {}, r"put all into config"),
+        ({"config": {"namespace": "ns", "redundancy": {"scheme": "xor", "parity": 2}}}, {}, r"parity: has no effect"),
     ],
 )
-def test_bad_arguments_are_refused(arguments: dict[str, Any], env: dict[str, str], message: str) -> None:
+def test_bad_arguments_are_refused(
+    monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], env: dict[str, str], message: str
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
-        Checkpointer(**arguments, env=env)
+        Checkpointer(**arguments)
+
+
+JOB_SECTION: dict[str, Any] = {"namespace": "ns", "memory": {"every_steps": 5}, "shared": {"path": "/shared"}}
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A launcher's environment; no agent is there."""
+    section = json.dumps(JOB_SECTION)
+    for name, value in {
+        "RUN_ID": "r", "ATTEMPT": "0", "NODE": "n0", "NODES": "n0", "RANKS_PER_NODE": "1", "RAM_DIR": str(tmp_path),
+        "CHECKPOINT": section,
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"HOLDFAST_{name}", value)
+
+
+@pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize(
+    ("arguments", "every_steps"),
+    [
+        ({}, 5),
+        ({"namespace": "ns"}, 5),
+        ({"every_steps": 3, "shared": "/shared"}, 3),
+        ({"config": JOB_SECTION | {"memory": {"every_steps": 7}}}, 7),
+        ({"config": CheckpointConfig.from_mapping(JOB_SECTION)}, 5),
+    ],
+)
+def test_an_explicit_cadence_beats_the_job_files(arguments: dict[str, Any], every_steps: int) -> None:
+    config = Checkpointer(**arguments)._engine._config
+    assert config == CheckpointConfig.from_mapping(JOB_SECTION | {"memory": {"every_steps": every_steps}})
+
+
+@pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"namespace": "other"}, r"namespace: got 'other', but the agents of this job were started with 'ns'"),
+        ({"shared": "/elsewhere"}, r"shared.path: got '/elsewhere', but .* with '/shared'"),
+        ({"config": {"s3": {"url": "s3://bucket/x"}}}, r"s3.url: got 's3://bucket/x', but .* with None"),
+        ({"config": CheckpointConfig(namespace="ns")}, r"shared"),
+        ({"config": {"redundancy": {"scheme": "none", "copies": 2}}}, r"copies: has no effect with scheme none"),
+    ],
+)
+def test_an_argument_that_running_agents_cannot_follow_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Checkpointer(**arguments)
 
 
 def test_from_env_without_a_launcher_says_what_to_do() -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from mpi_kit import mpirun
-from trainer_kit import FAST
+from trainer_kit import checkpointer
 
 from ckpt import Checkpointer
 from ckpt.agent.process.launch import command, environment
@@ -59,13 +59,12 @@ class Nodes:
             )  # fmt: skip
         config = CheckpointConfig.from_mapping(SECTION)
         return [
-            Checkpointer(
-                config=config,
-                place=Place(
+            checkpointer(
+                Place(
                     run_id="run", attempt=self.attempt, node=node, nodes=nodes, ranks_per_node=1,
                     ram_dir=self.path / node,
                 ),
-                rank=rank, local_rank=0, deadlines=FAST,
+                config, rank=rank,
             )
             for rank, node in enumerate(nodes)
         ]  # fmt: skip

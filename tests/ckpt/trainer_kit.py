@@ -16,6 +16,8 @@ from typing import Any
 from ckpt import Checkpointer
 from ckpt.agent.process.launch import command
 from ckpt.config import CheckpointConfig, Place
+from ckpt.worker.engine import Engine
+from ckpt.worker.session import Identity
 from ckpt.worker.timeouts import Deadlines
 
 LIMIT_S = 60
@@ -23,6 +25,12 @@ processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "ckpt"])
 
 FAST = Deadlines(connect_s=20, plan_s=20, open_s=20, slot_s=0.2, gate_s=20, flush_s=20)
+
+
+def checkpointer(place: Place, config: CheckpointConfig, *, rank: int = 0, local_rank: int = 0, **options: Any) -> Any:
+    """A Checkpointer of one rank among those of a test process; options are Engine's."""
+    identity = Identity(rank=rank, local_rank=local_rank)
+    return Checkpointer._around(Engine(place, config, identity, **{"deadlines": FAST, **options}))
 
 
 class Node:
@@ -51,7 +59,7 @@ class Node:
     def checkpointer(self, **options: Any) -> Checkpointer:
         """A worker's of this attempt."""
         config = CheckpointConfig.from_mapping(self.section)
-        return Checkpointer(config=config, place=self.place, **{"deadlines": FAST, **options})
+        return checkpointer(self.place, config, **options)
 
     def start_agent(self, generation: int) -> None:
         """This attempt's agent; above generation 0 one that takes the place of another."""
@@ -78,7 +86,7 @@ class Node:
 
 def settle(ckpt: Checkpointer) -> None:
     """Waits until no save is in flight: at the speed of these tests a later one might outrun it."""
-    ckpt._connect().flush()
+    ckpt._engine.connect().flush()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from trainer_kit import FAST, LIMIT_S, Node, processes
+from trainer_kit import LIMIT_S, Node, checkpointer, processes
 
 from ckpt import Checkpointer
 from ckpt.config import CheckpointConfig, Place
@@ -82,7 +82,7 @@ def _rank(
     try:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
         config = CheckpointConfig.from_mapping(section)
-        with Checkpointer(config=config, place=place, rank=rank, local_rank=rank, deadlines=FAST, **options) as ckpt:
+        with checkpointer(place, config, rank=rank, local_rank=rank, **options) as ckpt:
             result = work(ckpt, rank)
             dist.barrier()
         dist.destroy_process_group()

@@ -1,0 +1,289 @@
+"""One worker's part in the checkpoints, behind every face: Checkpointer, torch's DCP, HyperPod's names."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ckpt import elastic_event
+from ckpt.agent.rpc.transport import world_of
+from ckpt.config import CheckpointConfig, Place, config_from_env
+from ckpt.errors import AgentError, ConfigError, StateError
+from ckpt.fork import drop_descriptors_below, let_go_when_forked
+from ckpt.memory.board import Board
+from ckpt.native.memcpy import threads_per_rank
+from ckpt.worker.boundaries import Cadence
+from ckpt.worker.journal import Journal, rate
+from ckpt.worker.load.match import Restoration
+from ckpt.worker.load.shard_reader import SavedStep
+from ckpt.worker.save.flatten import Piece, take_apart
+from ckpt.worker.save.replicas import World
+from ckpt.worker.save.staging import Stager
+from ckpt.worker.session import Identity, Session, Stage
+from ckpt.worker.sigterm import leave_sigterm_to_the_stop
+from ckpt.worker.standalone.mpi import ProgramAgents
+from ckpt.worker.standalone.one_node import SoloAgent
+from ckpt.worker.timeouts import Deadlines
+
+log = logging.getLogger("ckpt")
+
+
+class Engine:
+    """Connects to the node's agent at the first use. Every rank makes the same calls in the same order."""
+
+    def __init__(
+        self,
+        place: Place,
+        config: CheckpointConfig,
+        identity: Identity,
+        *,
+        replicated: Sequence[str] = (),
+        deadlines: Deadlines | None = None,
+        env: Mapping[str, str] = os.environ,
+        agents: SoloAgent | ProgramAgents | None = None,
+    ) -> None:
+        """
+        Args:
+            place: where this process stands.
+            config: what the node's agent was started with; the worker's own cadence may differ.
+            identity: which rank this is.
+            replicated: see ckpt.Checkpointer.
+            deadlines: how long to wait for agents.
+            env: names the folder of the log.
+            agents: the agents, where this process or its MPI program has started them.
+
+        Raises:
+            ConfigError: `replicated` is no list.
+        """
+        if isinstance(replicated, str):
+            raise ConfigError(f"Checkpointer: replicated={replicated!r}, expected a list of keys")
+        self.place = place
+        self._config = config
+        self._identity = identity
+        self._deadlines = deadlines or Deadlines()
+        self._agents = agents
+        self._world = World(rank=identity.rank, world_size=place.world_size, declared=tuple(replicated))
+        self._stager = Stager(identity.rank, threads_per_rank(place.ranks_per_node))
+        self._journal = Journal(config.namespace, env) if identity.rank == 0 else None
+        self._lock = threading.RLock()  # torch's async_save stages in a thread
+        self._session: Session | None = None
+        self._cadence: Cadence | None = None
+        self._last_step = 0
+        self._is_forked = False
+        let_go_when_forked(self)
+        elastic_event.register(self)
+
+    @classmethod
+    def from_env(
+        cls, env: Mapping[str, str], *, replicated: Sequence[str] = (), deadlines: Deadlines | None = None,
+        config: CheckpointConfig | None = None,
+    ) -> Engine:  # fmt: skip
+        """Under a launcher, which has started the agents and says in the environment what they keep.
+
+        Args:
+            env: the environment.
+            replicated: see ckpt.Checkpointer.
+            deadlines: how long to wait for agents.
+            config: what the worker follows; default: what the agents were started with.
+
+        Raises:
+            ConfigError: not started by a launcher, or the job has no `checkpoint` section.
+        """
+        config = config or config_from_env(env)
+        return cls(Place.from_env(env), config, _identity(env), replicated=replicated, deadlines=deadlines, env=env)
+
+    @classmethod
+    def standalone(
+        cls, config: CheckpointConfig, comm: Any = None, *, env: Mapping[str, str], replicated: Sequence[str] = (),
+        deadlines: Deadlines | None = None,
+    ) -> Engine:  # fmt: skip
+        """Without a launcher: starts one agent, or one on each node of an MPI program. Collective over `comm`.
+
+        Raises:
+            ConfigError: an argument or variable is missing or unusable.
+            AgentError: the agents did not start.
+        """
+        if comm is not None:
+            env = {**env, **world_of(comm)}
+        identity, deadlines = _identity(env), deadlines or Deadlines()
+        agents: SoloAgent | ProgramAgents
+        if comm is not None:
+            agents = ProgramAgents(comm, config, env, deadlines.connect_s)
+        else:
+            agents = SoloAgent(config, identity, env, deadlines.connect_s)
+        return cls(agents.place, config, identity, replicated=replicated, deadlines=deadlines, env=env, agents=agents)
+
+    # load
+
+    def load(self, state: dict[str, Any], *, strict: bool) -> int:
+        """See ckpt.Checkpointer."""
+        if not isinstance(state, dict):
+            raise StateError(f"state: got a {type(state).__name__}, expected a dict")
+        started = time.monotonic()
+        restoration = Restoration(state, self.rank, strict=strict)
+        session = self.connect(restoration.wants)
+        self._stager.hold_back()
+        if session.plan.step:
+            saved = session.saved_step()
+            restoration.fill(saved)
+            session.loaded()
+            if self.rank == 0:
+                speed = rate(saved.bytes_read, time.monotonic() - started)
+                log.info("loaded step %d from %s: %s", session.plan.step, session.plan.tier, speed)
+        elif self.rank == 0:
+            log.info("no checkpoint of namespace %s: starting at step 0", self._config.namespace)
+        with contextlib.suppress(StateError):  # save() raises it
+            session.prepare(self._stager.plan(take_apart(state, self._world)))
+        return session.plan.step
+
+    def saved_step(self, step: int | None = None) -> SavedStep:
+        """The shards of a step: of `newest_step`, or of another committed one in a tier that all nodes see."""
+        if step is None or step == self.newest_step:
+            return self.connect().saved_step()
+        from ckpt.worker.load.tier_reader import stored_step
+
+        return stored_step(self._config, step, threads_per_rank(self.place.ranks_per_node))
+
+    def loaded(self) -> None:
+        """Everything wanted of `saved_step()` has been read."""
+        self.connect().loaded()
+
+    # save
+
+    def save(self, step: int, state: dict[str, Any], *, drain: bool) -> None:
+        """See ckpt.Checkpointer."""
+        if not isinstance(state, dict):
+            raise StateError(f"state: got a {type(state).__name__}, expected a dict")
+        with self._lock:
+            if self.connect().replicas_differ():
+                self._stager.store_replicas_everywhere()
+            parts = take_apart(state, self._world)
+            nbytes = self._stager.plan(parts)
+            self._save(step, nbytes, lambda slot: self._stager.stage_beside(slot, parts), drain=drain)
+
+    def save_pieces(self, step: int, pieces: list[Piece], tree: Any, *, drain: bool) -> None:
+        """Saves tensors that are taken apart already, under a tree of the caller's own."""
+        with self._lock:
+            nbytes = self._stager.plan_pieces(pieces)
+            tensors = [piece.data for piece in pieces]
+            self._save(step, nbytes, lambda slot: (self._stager.stage(slot, tensors, tree), None), drain=drain)
+
+    def _save(self, step: int, nbytes: int, stage: Stage, *, drain: bool) -> None:
+        if step <= self._last_step:
+            log.warning("rank %d: step %d is not saved: step %d was before it", self.rank, step, self._last_step)
+            return
+        self._last_step = step
+        stopping = self._cadence is not None and self._cadence.stopping
+        self.connect().save(step, nbytes, stage, tokens=self._stager.tokens, drain=drain or stopping)
+
+    # step boundaries
+
+    def should_save(self, step: int) -> bool:
+        """See ckpt.Checkpointer."""
+        return self._boundaries().should_save(step)
+
+    def should_stop(self, step: int | None) -> bool:
+        """See ckpt.Checkpointer; None where the caller knows no step."""
+        if self._agents is None:
+            leave_sigterm_to_the_stop()
+        boundaries = self._boundaries()
+        return boundaries.should_stop_here() if step is None else boundaries.should_stop(step)
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the script has asked at step boundaries what to do there."""
+        return self._cadence is not None
+
+    def _boundaries(self) -> Cadence:
+        if self._cadence is None:
+            self.connect()  # the agent has cleared the board when it listens
+            lower = [tier.every_steps for tier in self._config.lower.values()]
+            self._cadence = Cadence(
+                Board.open(self.place.ram_dir),
+                every_steps=[self._config.memory.every_steps, *lower],
+                rank=self.rank,
+                local_rank=self._identity.local_rank,
+                attempt=self.place.attempt,
+                gate_s=self._deadlines.gate_s,
+            )
+        return self._cadence
+
+    # life
+
+    @property
+    def rank(self) -> int:
+        return self._identity.rank
+
+    @property
+    def newest_step(self) -> int:
+        """The step that load() restores; 0 when there is none."""
+        return self.connect().plan.step
+
+    @property
+    def failed_saves(self) -> int:
+        return self._session.failed_saves if self._session else 0
+
+    @property
+    def has_own_agents(self) -> bool:
+        """Whether the agents end with this process or its MPI program."""
+        return self._agents is not None
+
+    def connect(self, wants: Callable[[SavedStep], list[Any]] | None = None) -> Session:
+        """The session with the node's agent; the first call waits for the agent's plan."""
+        with self._lock:
+            if self._is_forked:
+                raise AgentError(
+                    f"process {os.getpid()} was forked from rank {self.rank} and has no part in its "
+                    "checkpoints: load and save in the process that made the Checkpointer"
+                )
+            if self._session is None:
+                self._session = Session(
+                    self.place, self._config, self._identity, self._deadlines, self._stager.pin, wants
+                )
+            return self._session
+
+    def close(self, *, flush: bool = True, together: bool = True) -> None:
+        """May be called twice.
+
+        Args:
+            flush: wait for the saves in flight.
+            together: the other ranks are about to close too.
+        """
+        if self._is_forked:
+            return
+        elastic_event.forget(self)
+        with self._lock:
+            if self._session:
+                self._session.close(flush=flush)
+                self._session = None
+            if self._cadence:
+                self._cadence.close()
+                self._cadence = None
+            self._stager.close()
+            if self._agents:
+                self._agents.close(together=together)
+            if self._journal:
+                self._journal.close()
+
+    def let_go(self) -> None:
+        """In a process forked from this one: it has no part in the checkpoints, whatever it calls here."""
+        self._lock = threading.RLock()  # another thread may have held it
+        self._is_forked = True
+        drop_descriptors_below(self.place.ram_dir)
+        self._session = self._cadence = None
+
+
+def _identity(env: Mapping[str, str]) -> Identity:
+    return Identity(rank=_number(env, "RANK"), local_rank=_number(env, "LOCAL_RANK"))
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    text = env.get(name, "0")
+    if not text.isdecimal():
+        raise ConfigError(f"environment: {name}={text!r}, expected a whole number")
+    return int(text)
