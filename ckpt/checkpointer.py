@@ -111,8 +111,8 @@ class Checkpointer:
         found._engine = engine
         return found
 
-    def load(self, state: dict[str, Any], *, strict: bool = True) -> int:
-        """Restores the newest step that can be recovered, from the nearest tier.
+    def load(self, state: dict[str, Any], *, step: int | None = None, strict: bool = True) -> int | None:
+        """Restores the newest step that can be recovered, or a chosen one, from the nearest tier.
 
         Tensors and arrays are filled in place, objects get their state back, plain values are replaced in the dicts
         given. DTensors and tensors that are the same on all ranks may have been saved by any number of ranks in any
@@ -120,20 +120,23 @@ class Checkpointer:
 
         Args:
             state: built as it was for save(), with any contents.
+            step: None takes the newest. Any other comes from whichever tier has all of it: the nodes' memory, their
+                disks, the shared directory, the bucket. Newer steps stay: to train on from an older one, save to
+                another namespace, or a restart takes the newest.
             strict: False allows a state with fewer keys, at any level (a warm start of a model without its optimizer);
                 only what it has is read. A key that was not saved is an error either way.
 
         Returns:
-            The step; 0 when there is none, and the state is then unchanged.
+            The step; None where there is none, and the state is then unchanged.
 
         Raises:
             StateError: the state does not match what is stored; names all keys missing on either side.
             AgentError: the node's agent does not answer in time.
-            CheckpointError: bytes turned out damaged everywhere; the next start restores an older step. What the state
-                holds is then undefined. A StateError that says so as well comes from an object's load_state_dict; any
-                other is raised before a byte has changed.
+            CheckpointError: no tier has the step; or bytes turned out damaged everywhere, and the next start restores
+                an older step. What the state holds is then undefined. A StateError that says so as well comes from an
+                object's load_state_dict; any other is raised before a byte has changed.
         """
-        return self._engine.load(state, strict=strict)
+        return self._engine.load(state, step=step, strict=strict)
 
     def read(self, step: int | None = None, *, rank: int | None = None) -> Contents:
         """What a step holds, without a state to fill: to look into it, or to build objects from it.
@@ -145,7 +148,7 @@ class Checkpointer:
         Read the tensors before the next save: in memory the step lasts until newer ones take its place.
 
         Args:
-            step: None takes the newest that can be recovered; any other is read from the shared or S3 tier.
+            step: None takes the newest that can be recovered; any other comes from whichever tier has it, as in load().
             rank: the saved rank whose plain tensors, arrays and values are taken. Default: this rank, modulo the saved
                 world size. Tensors that lie over several ranks are put together from all of them.
 
@@ -153,7 +156,7 @@ class Checkpointer:
             CheckpointError: there is no such step.
             ConfigError: there is no such rank.
         """
-        if step is None and not self.newest_step:
+        if step is None and self.newest_step is None:
             raise CheckpointError("read: there is no step to read; look at Checkpointer.newest_step before")
         saved = self._engine.saved_step(step)
         return contents_of(saved, self._engine.rank % saved.world_size if rank is None else rank)
@@ -181,7 +184,7 @@ class Checkpointer:
         other means before the save, or after the next step; otherwise that save fails.
 
         Args:
-            step: greater than that of the save before.
+            step: at least 0, and greater than that of the save before.
             state: see the class. May change as soon as this returns.
             drain: to every lower tier, whatever their cadence: for the last step of a run, say.
 
@@ -202,9 +205,7 @@ class Checkpointer:
         """A storage_reader for torch.distributed.checkpoint.load.
 
         Args:
-            step: None takes the newest that can be recovered. Any other is read from the shared or S3 tier, each rank
-                what it needs. Newer steps stay: to train on from an older one, save to another namespace, or a restart
-                will take the newest.
+            step: None takes the newest that can be recovered; any other comes from whichever tier has it, as in load().
         """
         from ckpt.worker.dcp import DcpReader
 
@@ -216,8 +217,8 @@ class Checkpointer:
         return self._engine.failed_saves
 
     @property
-    def newest_step(self) -> int:
-        """The step that load() and dcp_reader() restore; 0 when there is none."""
+    def newest_step(self) -> int | None:
+        """The step that load() and dcp_reader() restore; None where there is none."""
         return self._engine.newest_step
 
     def close(self, *, flush: bool = True) -> None:

@@ -29,9 +29,10 @@ def _drain(node: BenchNode, tier: str, state: dict[str, torch.Tensor], folder: P
     ckpt = node.start(tier)
     ckpt.load(dict(state))
     node.wait_for_memory()  # made ready in the background, which would take the drain's memory bandwidth
-    if ckpt.newest_step >= DRAIN_EVERY:
-        node.wait_for(tier, ckpt.newest_step)  # it goes to the tier that lacks it
-    first = ckpt.newest_step // DRAIN_EVERY + 1
+    newest = ckpt.newest_step or 0
+    if newest >= DRAIN_EVERY:
+        node.wait_for(tier, newest)  # it goes to the tier that lacks it
+    first = newest // DRAIN_EVERY + 1
     ours: list[float] = []
     peers: dict[str, list[float]] = defaultdict(list)
     missing = {} if tier != "nvme" or shutil.which("fio") else {_FIO: "fio is not installed; apt install fio"}

@@ -14,7 +14,7 @@ _WARM = 20  # until then allocators and caches fill
 def growth(node: BenchNode, state: dict[str, torch.Tensor]) -> list[Figure]:
     """Peers are the values before the 100 saves."""
     ckpt = node.start()
-    first = ckpt.newest_step + 1
+    first = (ckpt.newest_step or 0) + 1
     for step in range(first, first + _WARM):
         ckpt.save(step, state)
         node.wait_for("memory", step)

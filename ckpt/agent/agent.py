@@ -260,10 +260,12 @@ class Agent:
             case "ahead":
                 self._ahead.fetch(int(message["step"]), message["wants"])
             case "open":
-                rank, blocks = int(message["rank"]), message["blocks"]
-                return await self._ahead.record(rank, blocks) or await self._loading.open(rank, blocks)
+                step, rank, blocks = message.get("step"), int(message["rank"]), message["blocks"]
+                return await self._ahead.record(rank, blocks) or await self._loading.open(step, rank, blocks)
+            case "choose":
+                return await self._loading.choose(int(message["step"]))
             case "bad":
-                await self._loading.bad(int(message["rank"]), str(message["path"]))
+                await self._loading.bad(message.get("step"), int(message["rank"]), str(message["path"]))
             case "loaded":
                 self._loading.loaded(client.local_rank)
             case "sealed":

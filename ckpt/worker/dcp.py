@@ -125,7 +125,7 @@ class DcpReader(StorageReader):
     """Give it to torch.distributed.checkpoint.load as `storage_reader`; `Checkpointer.newest_step` is its step."""
 
     def __init__(self, engine: Engine, step: int | None) -> None:
-        if step is None and not engine.newest_step:
+        if step is None and engine.newest_step is None:
             raise CheckpointError("dcp_reader: there is no step to restore; look at Checkpointer.newest_step before")
         self._engine = engine
         self._saved: SavedStep = engine.saved_step(step)

@@ -73,7 +73,7 @@ class Engine:
         self._lock = threading.RLock()  # torch's async_save stages in a thread
         self._session: Session | None = None
         self._cadence: Cadence | None = None
-        self._last_step = 0
+        self._last_step = -1
         self._is_forked = False
         let_go_when_forked(self)
         elastic_event.register(self)
@@ -120,34 +120,35 @@ class Engine:
 
     # load
 
-    def load(self, state: dict[str, Any], *, strict: bool) -> int:
+    def load(self, state: dict[str, Any], *, step: int | None, strict: bool) -> int | None:
         """See ckpt.Checkpointer."""
         if not isinstance(state, dict):
             raise StateError(f"state: got a {type(state).__name__}, expected a dict")
         started = time.monotonic()
         restoration = Restoration(state, self.rank, strict=strict)
-        session = self.connect(restoration.wants)
+        session = self.connect(restoration.wants if step is None else None)
         self._stager.hold_back()
-        if session.plan.step:
-            saved = session.saved_step()
+        loaded = None
+        if step is not None or session.plan.step is not None:
+            saved = self.saved_step(step)
             restoration.fill(saved)
             session.loaded()
+            loaded = saved.step
             if self.rank == 0:
                 speed = rate(saved.bytes_read, time.monotonic() - started)
-                log.info("loaded step %d from %s: %s", session.plan.step, session.plan.tier, speed)
+                log.info("loaded step %d from %s: %s", loaded, saved.tier, speed)
         elif self.rank == 0:
-            log.info("no checkpoint of namespace %s: starting at step 0", self._config.namespace)
+            log.info("no checkpoint of namespace %s: nothing is loaded", self._config.namespace)
         with contextlib.suppress(StateError):  # save() raises it
             session.prepare(self._stager.plan(take_apart(state, self._world)))
-        return session.plan.step
+        return loaded
 
     def saved_step(self, step: int | None = None) -> SavedStep:
-        """The shards of a step: of `newest_step`, or of another committed one in a tier that all nodes see."""
-        if step is None or step == self.newest_step:
-            return self.connect().saved_step()
-        from ckpt.worker.load.tier_reader import stored_step
-
-        return stored_step(self._config, step, threads_per_rank(self.place.ranks_per_node))
+        """The shards of a step: of `newest_step`, or of another one that some tier has whole."""
+        session = self.connect()
+        if step is None or step == session.plan.step:
+            return session.saved_step()
+        return session.chosen_step(step)
 
     def loaded(self) -> None:
         """Everything wanted of `saved_step()` has been read."""
@@ -174,6 +175,8 @@ class Engine:
             self._save(step, nbytes, lambda slot: (self._stager.stage(slot, tensors, tree), None), drain=drain)
 
     def _save(self, step: int, nbytes: int, stage: Stage, *, drain: bool) -> None:
+        if not isinstance(step, int) or step < 0:
+            raise StateError(f"step: got {step!r:.80}, expected a whole number of at least 0")
         if step <= self._last_step:
             log.warning("rank %d: step %d is not saved: step %d was before it", self.rank, step, self._last_step)
             return
@@ -220,8 +223,8 @@ class Engine:
         return self._identity.rank
 
     @property
-    def newest_step(self) -> int:
-        """The step that load() restores; 0 when there is none."""
+    def newest_step(self) -> int | None:
+        """The step that load() restores; None where there is none."""
         return self.connect().plan.step
 
     @property

@@ -50,7 +50,7 @@ class Identity:
 class Plan:
     """What the agents have agreed to restore."""
 
-    step: int  # 0: nothing
+    step: int | None  # None: nothing
     tier: str
     world_size: int
 
@@ -95,8 +95,7 @@ class Session:
         _opened[opened] = self._number
         for skipped in reply.get("skipped", []):
             log.warning("rank %d: step %s passed over: %s", identity.rank, skipped["step"], skipped["reason"])
-        newest = SaveId(step=self.plan.step, attempt=reply["attempt"], run_id=place.run_id) if self.plan.step else None
-        self._arena.adopt(newest, pinned=reply["pinned"])
+        self._arena.adopt(_save_in(reply, place), pinned=reply["pinned"])
         self._grown_bytes = 0
         self._replicas_differ = False
         self._sealing = Background("ckpt-seal")
@@ -105,12 +104,25 @@ class Session:
 
     def saved_step(self) -> SavedStep:
         """The planned step's shards; only when the plan has a step."""
-        return self._saved_step(self.plan.step, self.plan.world_size)
+        assert self.plan.step is not None
+        return self._saved_step(self.plan.step, self.plan.world_size, self.plan.tier)
+
+    def chosen_step(self, step: int) -> SavedStep:
+        """Another step's shards, from whichever tier has them all.
+
+        Raises:
+            CheckpointError: no tier has.
+        """
+        try:
+            reply = self._agent.request("choose", timeout_s=self._deadlines.plan_s, step=step)
+        except AgentError as error:
+            raise CheckpointError(f"step {step} is not the newest that can be recovered: {error}") from None
+        return self._saved_step(step, reply["world_size"], reply["tier"])
 
     def _look_ahead(self, wants: Callable[[SavedStep], list[Any]]) -> None:
         """Has the agent fetch what survives before the rest is there. What goes wrong shows in the load itself."""
         foreseen = self._agent.request("foreseen", timeout_s=self._deadlines.plan_s)
-        if not foreseen["step"]:
+        if foreseen["step"] is None:
             return
         try:
             wanted = wants(self._saved_step(foreseen["step"], foreseen["world_size"]))
@@ -119,7 +131,7 @@ class Session:
             return
         self._agent.send("ahead", step=foreseen["step"], wants=wanted)
 
-    def _saved_step(self, step: int, world_size: int) -> SavedStep:
+    def _saved_step(self, step: int, world_size: int, tier: str = "") -> SavedStep:
         return SavedStep(
             self._agent,
             step=step,
@@ -128,6 +140,7 @@ class Session:
             open_s=self._deadlines.open_s,
             threads=threads_per_rank(self._place.ranks_per_node),
             mapped=self._arena.mapped,
+            tier=tier,
         )
 
     def _connect(self, timeout_s: float) -> AgentClient:
@@ -308,8 +321,7 @@ class Session:
 
     def _take_up(self, agent: AgentClient, reply: dict[str, Any]) -> None:
         """Goes on with another agent; what was in flight with the lost one is given up."""
-        newest = SaveId(step=reply["step"], attempt=reply["attempt"], run_id=self._place.run_id)
-        for step in self._arena.rejoin(newest if newest.step else None, pinned=reply["pinned"]):
+        for step in self._arena.rejoin(_save_in(reply, self._place), pinned=reply["pinned"]):
             self._count("step %d was dropped before it was committed: the agents were lost", step)
         self._agent.close()
         self._agent, self._generation = agent, reply["generation"]
@@ -413,3 +425,10 @@ class Session:
     def _count(self, message: str, *args: object) -> None:
         self.failed_saves += 1
         log.warning("rank %d: " + message, self._identity.rank, *args)
+
+
+def _save_in(reply: dict[str, Any], place: Place) -> SaveId | None:
+    """The save that an agent's reply names; None where it names none."""
+    if reply["step"] is None:
+        return None
+    return SaveId(step=reply["step"], attempt=reply["attempt"], run_id=place.run_id)

@@ -93,7 +93,7 @@ def main() -> None:
         print(f"{plan.world_size} ranks, each {plan.accumulation} micro-batches of {plan.micro_batch}", flush=True)
 
     with Checkpointer.from_env() as ckpt:
-        step = ckpt.load(state)
+        step = ckpt.load(state) or 0
         seen: list[int] = []
         step_loss = torch.zeros((), device=device)
         for samples, tokens in loader.endless() if step < args.steps else ():

@@ -224,9 +224,9 @@ class Worker(Link):
         staged = self.stage(step, slot, data)
         self.send(op="sealed", slot=slot, step=step, rank=self.rank, layout=layout(len(staged)).to_json(), drain=drain)
 
-    async def read(self, rank: int, blocks: list[int] | None = None) -> bytes:
+    async def read(self, rank: int, blocks: list[int] | None = None, step: int | None = None) -> bytes:
         """The bytes of a saved rank, as `open` leads to them."""
-        reply = await self.request("open", rank=rank, blocks=blocks)
+        reply = await self.request("open", rank=rank, blocks=blocks, step=step)
         assert "error" not in reply, reply
         nbytes = reply["record"]["layout"]["nbytes"]
         with open(reply["path"], "rb") as file:

@@ -20,7 +20,7 @@ from waiting import until
 
 from ckpt import Monitor
 from ckpt.config import CheckpointConfig, Place
-from ckpt.errors import AgentError
+from ckpt.errors import AgentError, StateError
 from ckpt.format.shard_record import read_record
 from ckpt.tiers.posix import SharedTier
 from ckpt.worker.journal import rate
@@ -105,7 +105,7 @@ def test_a_run_with_a_restart_ends_with_the_weights_of_a_run_without(node: Node)
 
     state, step = training(seed=1)
     with node.start() as ckpt:
-        assert ckpt.load(state) == 0
+        assert ckpt.load(state) is None
         for i in range(1, 4):
             assert step() == straight[i - 1]
             assert ckpt.should_save(i)
@@ -137,7 +137,7 @@ def test_what_is_saved_is_the_state_at_the_call(node: Node) -> None:
 
     state = make()
     with node.start() as ckpt:
-        assert ckpt.newest_step == 0 and node.process is not None
+        assert ckpt.newest_step is None and node.process is not None
         os.kill(node.process.pid, signal.SIGSTOP)
         ckpt.save(1, state)
         for name in ("x", "part", "array", "turned", "steps"):
@@ -274,7 +274,7 @@ def test_a_second_save_of_the_same_structure_reuses_plan_and_views(node: Node) -
 
 def test_a_load_makes_memory_ready_for_the_saves_to_come(node: Node) -> None:
     ckpt = node.start()
-    assert ckpt.load({"x": torch.zeros(1 << 20)}) == 0
+    assert ckpt.load({"x": torch.zeros(1 << 20)}) is None
     slots = [node.ram_dir / f"own-0-{slot}.data" for slot in range(3)]
     until(lambda: all(path.exists() and path.stat().st_blocks * 512 >= 4 << 20 for path in slots))
     ckpt.close()
@@ -392,6 +392,25 @@ def test_a_save_without_memory_is_skipped_and_counted(
         assert ckpt.load({"x": torch.zeros(10_000)}) == 3
 
 
+def test_step_0_is_saved_and_comes_back_from_memory_and_from_disk(node: Node) -> None:
+    with node.start() as ckpt:
+        assert ckpt.load({"x": 0}) is None and ckpt.should_save(0)
+        ckpt.save(0, {"x": 7}, drain=True)
+    for _ in ("memory", "shared"):
+        with node.start() as ckpt:
+            live = {"x": 0}
+            assert (ckpt.newest_step, ckpt.load(live), live) == (0, 0, {"x": 7})
+        node.stop()
+        for path in node.ram_dir.glob("own-*"):
+            path.unlink()
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "3", None])
+def test_what_is_no_step_is_refused(node: Node, step: Any) -> None:
+    with node.start() as ckpt, pytest.raises(StateError, match="expected a whole number of at least 0"):
+        ckpt.save(step, {"x": 1})
+
+
 def test_the_same_step_is_not_saved_twice(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     with node.start() as ckpt:
         ckpt.save(3, {"x": 1})
@@ -407,7 +426,7 @@ def test_the_same_step_is_not_saved_twice(node: Node, caplog: pytest.LogCaptureF
 def test_a_stop_is_seen_once_saved_and_drained(node: Node) -> None:
     node.section["memory"]["every_steps"] = 1000
     with node.start() as ckpt:
-        assert ckpt.load({"x": 1}) == 0
+        assert ckpt.load({"x": 1}) is None
         assert not ckpt.should_save(1) and not ckpt.should_stop(1)
         with Monitor.connect(node.ram_dir, node.attempt, timeout_s=20) as monitor:
             monitor.stop()
@@ -447,7 +466,7 @@ def test_one_file_per_namespace_tells_of_every_save_and_tier(node: Node, tmp_pat
     environment = {"HOLDFAST_LOG_DIR": str(tmp_path / "log")}
     for _ in range(2):
         with node.start(env=environment) as ckpt:
-            step = ckpt.load({"x": torch.zeros(1000)})
+            step = ckpt.load({"x": torch.zeros(1000)}) or 0
             ckpt.save(step + 5, {"x": torch.zeros(1000)})
     text = (tmp_path / "log" / "ns_checkpointing.log").read_text()
     for line in (

@@ -45,7 +45,7 @@ def test_a_step_is_read_without_a_state_to_fill(node: Node) -> None:
         assert older.state["epoch"] == 1 and torch.equal(older.state["net"]["bias"].read(), net.bias)
         with pytest.raises(ConfigError, match="step 2: no rank 1; it was saved by 1 ranks"):
             ckpt.read(rank=1)
-        with pytest.raises(CheckpointError, match="step 7 is neither the newest"):
+        with pytest.raises(CheckpointError, match="step 7 is not the newest"):
             ckpt.read(7)
         state = {"net": torch.nn.Linear(3, 2), "epoch": 0}
         assert ckpt.load(state, strict=False) == 2, "a step that was read still loads"

@@ -314,7 +314,7 @@ def load_grown(ckpt: Checkpointer, rank: int) -> tuple[int, list[str]]:
     state: dict[str, Any] = {"same": {"a": torch.zeros(30_000, dtype=torch.int64)}, "rank": -1}
     if rank == 1:
         state["same"]["b"] = torch.zeros(40_000, dtype=torch.int64)
-    step = ckpt.load(state)
+    step = ckpt.load(state) or 0
     assert all(torch.equal(value, torch.arange(len(value))) for value in state["same"].values())
     return step, list(state["same"])
 

@@ -31,7 +31,7 @@ def _script(namespace: str, shared: Path, results: Any) -> None:
     with Checkpointer(
         config={"namespace": namespace, "memory": {"every_steps": 4}, "shared": {"path": shared, "every_steps": 4}}
     ) as ckpt:
-        first = ckpt.load(state)
+        first = ckpt.load(state) or 0
         assert state["n"] == first and state["x"].eq(first).all()
         for step in range(first + 1, first + 5):
             state["x"] += 1

@@ -165,7 +165,11 @@ class DrainLead:
         for name, section in self._sections.items():
             now = asked or self._is_late(name, section, stock)
             due = save.step if now else save.step - save.step % section.every_steps
-            if name in stock.held and due and not any(_is_between(due, other, save) for other in stock.held[name]):
+            if (
+                name in stock.held
+                and (due or not save.step)
+                and not any(_is_between(due, other, save) for other in stock.held[name])
+            ):
                 self._set_out(name, save.step)
                 names.append(name)
         return names

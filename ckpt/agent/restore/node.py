@@ -199,10 +199,10 @@ class Restore:
             await self._rebuild_all(plan.save, plan.holders)
         taken = await self._handover.run(plan)
         seconds = round(time.monotonic() - self._since_s, 6)
-        log.info("restore plan after %.3f s: step %d from %s", seconds, plan.step, plan.tier)
+        log.info("restore plan after %.3f s: step %s from %s", seconds, plan.step, plan.tier)
         self._listener.to_monitors(
-            "restore_plan", step=plan.step, attempt_of_step=plan.attempt, tier=plan.tier, skipped=plan.skipped_json(),
-            sources=self._sources(plan, same_world), seconds=seconds,
+            "restore_plan", step=plan.step or 0, attempt_of_step=plan.attempt, tier=plan.tier,
+            skipped=plan.skipped_json(), sources=self._sources(plan, same_world), seconds=seconds,
         )  # fmt: skip
         pinned = self._saves.pin_newest(drain)
         if not self.plan.done():

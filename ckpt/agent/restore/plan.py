@@ -74,9 +74,9 @@ class Plan:
         )
 
     @property
-    def step(self) -> int:
-        """The step to go on from; 0 when there is nothing to restore."""
-        return self.save.step if self.save else 0
+    def step(self) -> int | None:
+        """The step to go on from; None where there is nothing to restore."""
+        return self.save.step if self.save else None
 
     @property
     def placement(self) -> Placement:

@@ -36,7 +36,7 @@ class Ahead:
         context.peers.handle("withdraw", self._on_withdraw)
 
     async def for_worker(self) -> dict[str, Any]:
-        """The step and world size of the plan that may come; step 0 when there is nothing to read ahead of."""
+        """The step and world size of the plan that may come; step None where there is nothing to read ahead of."""
         heard = asyncio.ensure_future(self._heard.wait())
         either: list[asyncio.Future[Any]] = [heard, self._final]
         try:
@@ -71,7 +71,7 @@ class Ahead:
             try:
                 await self._loading.fetch(plan, rank, blocks)
             except (CheckpointError, OSError) as error:  # the load finds another source, or says that there is none
-                log.warning("rank %s of step %d is not read ahead: %s", rank, plan.step, error)
+                log.warning("rank %s of step %s is not read ahead: %s", rank, plan.step, error)
 
     async def _on_foresee(self, source: int, message: dict[str, Any]) -> None:
         if self._final.done():
@@ -81,7 +81,7 @@ class Ahead:
 
     async def _on_withdraw(self, source: int, message: dict[str, Any]) -> None:
         """Gives up all that was read ahead, and its memory."""
-        log.warning("step %d: its rebuild failed, what was read ahead is given up", self._plan.step)
+        log.warning("step %s: its rebuild failed, what was read ahead is given up", self._plan.step)
         self._plan = Plan()
         for task in self._tasks:
             task.cancel()

@@ -66,7 +66,7 @@ class Rejoin:
         if generation >= self._generation:
             raise AgentError(f"this worker has lost generation {generation}, this is {self._generation}")
         save = await asyncio.shield(self._agreed)
-        step, attempt = (save.step, save.attempt) if save else (0, 0)
+        step, attempt = (save.step, save.attempt) if save else (None, None)
         pinned = step in self._saves.pinned
         return {"step": step, "attempt": attempt, "generation": self._generation, "pinned": pinned}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.agent.context import Context
+from ckpt.agent.restore.chosen import Chosen
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.shards.growing_buffer import Room
@@ -62,8 +63,9 @@ class Loading:
         self._peers = context.peers
         self._locks: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._fetched: dict[int, Fetched] = {}
-        self._bad: set[tuple[int, str]] = set()  # rank and source that a worker has found damaged
-        self._manifests: dict[str, Manifest] = {}  # by tier
+        self._chosen = Chosen(context)
+        self._bad: set[tuple[SaveId, int, str]] = set()  # save, rank and source that a worker has found damaged
+        self._manifests: dict[tuple[str, SaveId], Manifest] = {}  # by tier and save
         self._loaded: set[int] = set()
         self._peers.handle("bad", self._on_bad)
 
@@ -76,10 +78,20 @@ class Loading:
             "pinned": plan.step in self._pinned,
         }  # fmt: skip
 
-    async def open(self, rank: int, blocks: list[int] | None) -> dict[str, Any]:
+    async def choose(self, step: int) -> dict[str, Any]:
+        """A step that the script chooses: what of it a worker may open from now on. Raises AgentError."""
+        plan = await self._chosen.plan(step)
+        return {"step": plan.step, "tier": plan.tier, "world_size": plan.world_size}
+
+    async def _plan_of(self, step: int | None) -> Plan:
+        plan = await asyncio.shield(self._plan)
+        return plan if step in (None, plan.step) else self._chosen.known(step)
+
+    async def open(self, step: int | None, rank: int, blocks: list[int] | None) -> dict[str, Any]:
         """Where a worker can read a saved rank's shard.
 
         Args:
+            step: one that was chosen, or the one that is restored (None).
             rank: of the world that saved the step.
             blocks: those that it will read; None for all, [] for only the record.
 
@@ -87,9 +99,9 @@ class Loading:
             path, base (the shard's first byte in it) and record. The worker verifies what it reads.
 
         Raises:
-            AgentError: nothing to restore, no such rank, or no source left; names what was tried.
+            AgentError: no such step or rank, or no source left; names what was tried.
         """
-        plan = await asyncio.shield(self._plan)
+        plan = await self._plan_of(step)
         if plan.save is None or not 0 <= rank < plan.world_size:
             raise AgentError(f"rank {rank}: the plan has step {plan.step} of {plan.world_size} ranks")
         async with self._locks[rank]:
@@ -103,25 +115,26 @@ class Loading:
             reasons = "; ".join(tried) or "all were found damaged"
             raise AgentError(f"rank {rank} of step {plan.step}: no source left: {reasons}")
 
-    async def bad(self, rank: int, path: str) -> None:
+    async def bad(self, step: int | None, rank: int, path: str) -> None:
         """A worker found bytes that do not verify: never offer that source again, and have its holder look."""
-        plan = await asyncio.shield(self._plan)
+        plan = await self._plan_of(step)
         if plan.save is None:
             return
         fetched = self._fetched.get(rank)
         if fetched is not None and path == str(fetched.path):
             self._forget(rank)
-            self._bad.add((rank, fetched.source))
+            self._bad.add((plan.save, rank, fetched.source))
             if fetched.source in self._peers.nodes:
                 await self._have_it_look(self._peers.nodes.index(fetched.source), plan.save, rank)
             return
-        self._bad.add((rank, path))
+        self._bad.add((plan.save, rank, path))
         await self._look_again(plan.save, rank)
 
     def loaded(self, local_rank: int) -> None:
         """A worker has finished its load; when all have, what was fetched for them goes."""
         self._loaded.add(local_rank)
         if len(self._loaded) == self._place.ranks_per_node:
+            self._loaded.clear()  # a script may load again
             self.forget_all()
 
     async def fetch(self, plan: Plan, rank: int, blocks: list[int] | None) -> None:
@@ -172,7 +185,7 @@ class Loading:
             ),
             *((name, partial(self._stored, name, save, rank, blocks)) for name in plan.stored),
         ]
-        return [source for name, source in sources if (rank, name) not in self._bad]
+        return [source for name, source in sources if (save, rank, name) not in self._bad]
 
     async def _local(self, name: str) -> dict[str, Any]:
         if not await self._holdings.verify(name):
@@ -202,9 +215,9 @@ class Loading:
         tier = self._context.tiers.get(name)
         if tier is None:
             raise AgentError(f"no {name} tier is configured")
-        if name not in self._manifests:
-            self._manifests[name] = await in_thread(tier.read_manifest, save)
-        place = self._manifests[name].shards[rank]
+        if (name, save) not in self._manifests:
+            self._manifests[name, save] = await in_thread(tier.read_manifest, save)
+        place = self._manifests[name, save].shards[rank]
         path = tier.data_path(save, place.file)
         if path is None:
             read = reads.reader(tier, save, place)
@@ -213,7 +226,7 @@ class Loading:
                 await in_thread(lambda: reads.read_blocks(read, room.all(), missing))
 
             return await self._fetch(name, place.record, blocks, fetch)
-        if (rank, str(path)) in self._bad:
+        if (save, rank, str(path)) in self._bad:
             raise AgentError(f"{path}: damaged")
         return _reply(str(path), place.offset, place.record)
 

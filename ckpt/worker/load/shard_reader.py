@@ -57,7 +57,7 @@ class SavedStep:
 
     def __init__(
         self, agent: Agent, *, step: int, world_size: int, node: str, open_s: float, threads: int = 1,
-        mapped: Mapped = lambda path, nbytes: None,
+        mapped: Mapped = lambda path, nbytes: None, tier: str = "",
     ) -> None:  # fmt: skip
         """
         Args:
@@ -68,7 +68,9 @@ class SavedStep:
             open_s: how long to wait for each shard.
             threads: how many copy and verify at once.
             mapped: finds bytes that this process has mapped already.
+            tier: the lowest that is needed, for messages.
         """
+        self.tier = tier
         self.step = step
         self.world_size = world_size
         self.bytes_read = 0
@@ -133,7 +135,7 @@ class SavedStep:
                 rank,
                 path,
             )
-            self._agent.request("bad", timeout_s=self._open_s, rank=rank, block=bad[0] if bad else 0, path=path)
+            self._agent.request("bad", timeout_s=self._open_s, step=self.step, rank=rank, path=path)
         raise CheckpointError(
             f"step {self.step}: no source has the shard of rank {rank} intact; "
             "start the job again: it will restore an older step"
@@ -154,7 +156,7 @@ class SavedStep:
 
     def _open(self, rank: int, blocks: list[int] | None) -> tuple[str, int, ShardRecord]:
         try:
-            reply = self._agent.request("open", timeout_s=self._open_s, rank=rank, blocks=blocks)
+            reply = self._agent.request("open", timeout_s=self._open_s, step=self.step, rank=rank, blocks=blocks)
         except AgentError as error:
             raise CheckpointError(
                 f"step {self.step}: the agent of node {self._node} has no shard of rank {rank}: {error}"

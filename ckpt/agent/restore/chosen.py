@@ -1,0 +1,119 @@
+"""Plans for a step that a script chooses, beside the one that the agents restore at their start."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ckpt.agent.context import Context
+from ckpt.agent.restore.plan import Plan
+from ckpt.agent.rpc.peers import PeerError
+from ckpt.agent.shards.transfer import save_to_json
+from ckpt.agent.storage_calls import in_thread
+from ckpt.errors import AgentError, CheckpointError
+from ckpt.format.shard_record import SaveId
+from ckpt.tiers.tier import Tier
+from ckpt.timeouts import within
+
+
+class Chosen:
+    """One node's part; the agent of node rank 0 looks for all, once for each step and each round of loads.
+
+    Nothing is made again from redundancy: what a step lacks in the nodes' memory and on their disks comes from a tier
+    that all nodes see, or the step cannot be had. Workers verify what they read.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._plans: dict[int, Plan] = {}
+        self._looking: dict[int, asyncio.Task[Plan]] = {}
+        context.peers.handle("choose", self._on_choose)
+        context.peers.handle("holds", self._on_holds)
+
+    async def plan(self, step: int) -> Plan:
+        """Where the shards of a step are.
+
+        Raises:
+            AgentError: no tier has the whole step; says what each has.
+        """
+        deadlines = self._context.deadlines
+        try:
+            answer = await self._context.peers.call(0, "choose", timeout_s=deadlines.restore_s, step=step)
+        except PeerError as error:
+            raise AgentError(str(error)) from None
+        plan = self._plans[step] = Plan.from_json(answer["plan"])
+        return plan
+
+    def known(self, step: int) -> Plan:
+        """The plan that `plan` has found; raises AgentError where it has found none."""
+        if step not in self._plans:
+            raise AgentError(f"step {step} is not the one that the agents restore, and was not chosen before")
+        return self._plans[step]
+
+    async def _on_choose(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        step = int(message["step"])
+        if step not in self._looking:
+            task = self._looking[step] = asyncio.ensure_future(self._look(step))
+            task.add_done_callback(lambda _: self._looking.pop(step, None))
+        return {"plan": (await asyncio.shield(self._looking[step])).to_json()}
+
+    async def _on_holds(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+        """What this node holds of a step: rows of save, world size, rank, and whether in memory."""
+        step, shelf = message["step"], self._context.shelf
+        held = [(r.save, r.world_size, r.rank, True) for r in self._context.holdings.shards().values()]
+        held += [(*row, False) for row in shelf.rows()]
+        return {"shards": [[save_to_json(row[0]), *row[1:]] for row in held if row[0].step == step]}
+
+    async def _look(self, step: int) -> Plan:
+        """The best plan for a step: this run's newest attempt first, then what is nearest."""
+        answers = await self._context.peers.call_all("holds", timeout_s=self._context.deadlines.answer_s, step=step)
+        holders: dict[tuple[SaveId, int], dict[int, list[tuple[bool, int]]]] = {}
+        for node, answer in enumerate(answers):
+            for save_json, world_size, rank, in_memory in answer["shards"]:
+                held = holders.setdefault((SaveId.from_json(save_json), world_size), {})
+                held.setdefault(rank, []).append((not in_memory, node))
+        plans = [_of_nodes(save, world_size, held) for (save, world_size), held in holders.items()]
+        found = [plan for plan in plans if plan is not None]
+        reasons = ["no node's memory or disk has all of it"]
+        for name, tier in self._context.tiers.items():
+            if tier.node_local:
+                continue
+            try:
+                stored = await within(self._context.deadlines.verify_s, in_thread(_of_tier, name, tier, step))
+            except asyncio.TimeoutError:
+                reasons.append(f"the {name} tier does not answer")
+            except (CheckpointError, OSError) as error:
+                reasons.append(f"the {name} tier: {error}")
+            else:
+                found += stored
+                reasons += [] if stored else [f"it is not in {tier.where}"]
+        run_id = self._context.place.run_id
+        if not found:
+            raise AgentError(f"step {step} cannot be had: {'; '.join(reasons)}")
+        return max(found, key=lambda plan: (plan.save is not None and plan.save.run_id == run_id, plan.attempt or 0))
+
+
+def _of_nodes(save: SaveId, world_size: int, held: dict[int, list[tuple[bool, int]]]) -> Plan | None:
+    """From memory and the nodes' own disks; None where a shard is missing."""
+    if len(held) < world_size:
+        return None
+    best = {rank: sorted(rows) for rank, rows in held.items()}
+    on_disk = tuple(rank for rank, rows in best.items() if rows[0][0])
+    return Plan(
+        save=save, world_size=world_size, tier="nvme" if on_disk else "memory", nvme=on_disk,
+        holders={rank: list(dict.fromkeys(node for _, node in rows)) for rank, rows in best.items()},
+    )  # fmt: skip
+
+
+def _of_tier(name: str, tier: Tier, step: int) -> list[Plan]:
+    """Of each save of the step in a tier that all nodes see; raises CheckpointError or OSError."""
+    found = []
+    for entry in tier.catalog():
+        if entry.step == step and entry.unread:
+            raise entry.unread
+        if entry.step == step and entry.manifest:
+            save, world_size = entry.manifest.save, len(entry.manifest.shards)
+            found.append(Plan(save=save, world_size=world_size, tier=name, stored=(name,)))
+        if entry.step < step:
+            break
+    return found

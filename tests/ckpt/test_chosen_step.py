@@ -1,0 +1,99 @@
+"""A script loads a step that it chooses, from whichever tier has all of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from agent_kit import World, config, content, run
+from trainer_kit import Node, settle
+
+from ckpt.errors import CheckpointError
+
+NODES = ["a", "b"]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(
+        tmp_path, nvme={"path": str(tmp_path / "nvme"), "every_steps": 4, "keep": 9},
+        shared={"path": str(tmp_path / "shared"), "every_steps": 2, "keep": 9},
+    )  # fmt: skip
+    yield node
+    node.stop()
+
+
+def saved(node: Node) -> None:
+    """Steps 0 to 9: of memory's slots at least two hold a step, the disk has every fourth, the directory the even."""
+    with node.start() as ckpt:
+        for step in range(10):
+            ckpt.save(step, {"x": np.full(1000, step), "n": step})
+            settle(ckpt)
+
+
+def test_a_step_comes_from_memory_the_nodes_disk_or_the_directory(node: Node) -> None:
+    saved(node)
+    with node.start() as ckpt:
+        for step in (9, 8, 4, 2, 0):
+            live: dict[str, Any] = {"x": np.zeros(1000, int), "n": -1}
+            assert ckpt.load(live, step=step) == step
+            assert live["n"] == step and (live["x"] == step).all()
+        assert ckpt.newest_step == 9 and ckpt.load(live) == 9 and live["n"] == 9
+
+
+@pytest.mark.parametrize("gone", ["nvme", "shared"])
+def test_a_step_that_a_lost_tier_held_comes_from_the_other(node: Node, gone: str) -> None:
+    saved(node)
+    shutil.rmtree(node.ram_dir.parent / gone)
+    with node.start() as ckpt:
+        live: dict[str, Any] = {"x": np.zeros(1000, int), "n": -1}
+        assert ckpt.load(live, step=4) == 4 and (live["x"] == 4).all()
+
+
+def test_a_step_that_no_tier_has_is_an_error_and_the_state_stays(node: Node) -> None:
+    saved(node)
+    live: dict[str, Any] = {"x": np.zeros(1000, int), "n": -1}
+    with node.start() as ckpt:
+        with pytest.raises(CheckpointError, match=r"step 3 .*no node's memory or disk has all of it; it is not in .*"):
+            ckpt.load(live, step=3)
+        assert live["n"] == -1 and ckpt.load(live) == 9
+
+
+def test_every_node_reads_a_chosen_step_from_the_nodes_that_hold_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        checkpoint = config(keep=3)
+        async with World(tmp_path, NODES, 0, checkpoint) as world:
+            for slot, step in enumerate((10, 20)):
+                await world.save(step, slot)
+        async with World(tmp_path, NODES[::-1], 1, checkpoint) as world:  # each rank runs where the other did
+            assert (await world.plan())["step"] == 20
+            for worker in world.workers:
+                answer = await worker.request("choose", step=10)
+                assert (answer["step"], answer["tier"], answer["world_size"]) == (10, "memory", 2)
+                for rank in range(2):
+                    assert (await worker.read(rank, step=10))[:5000] == content(rank, 10)
+                    assert (await worker.read(rank))[:5000] == content(rank, 20)
+
+    run(test)
+
+
+def test_a_step_of_which_one_shard_is_lost_is_refused(tmp_path: Path) -> None:
+    async def test() -> None:
+        checkpoint = config(keep=3, scheme="none")
+        async with World(tmp_path, NODES, 0, checkpoint) as world:
+            for slot, step in enumerate((10, 20)):
+                await world.save(step, slot)
+        (tmp_path / "b" / "own-0-0.json").unlink()
+        async with World(tmp_path, NODES, 1, checkpoint) as world:
+            assert (await world.plan())["step"] == 20
+            answers = [await worker.request("choose", step=10) for worker in world.workers]
+            assert all("no node's memory or disk has all of it" in answer["error"] for answer in answers)
+            assert (
+                "not chosen before" in (await world.workers[0].request("open", step=10, rank=0, blocks=None))["error"]
+            )
+
+    run(test)
