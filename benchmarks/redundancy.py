@@ -37,12 +37,12 @@ from ckpt.agent.process.launch import environment
 from ckpt.agent.protect.rebuild_leader import Rebuilding
 from ckpt.agent.rpc.peers import Peers
 from ckpt.agent.rpc.transport import MpiTransport
-from ckpt.agent.rpc.worker_socket import Listener
+from ckpt.agent.rpc.worker_socket import WorkerSocket
 from ckpt.agent.save.node import Saves
 from ckpt.agent.shards.memory_store import Holdings
 from ckpt.agent.shards.node_disk import Shelf
 from ckpt.agent.shards.transfer import Exchange
-from ckpt.agent.timeouts import Deadlines
+from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.config import CheckpointConfig, Place
 from ckpt.format.checksums import checksums
 from ckpt.format.layout import Layout
@@ -207,9 +207,10 @@ async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -
         config = CheckpointConfig.from_mapping({"namespace": "bench", "redundancy": section})
         shelf = Shelf({})
         context = Context(
-            place=place, config=config, deadlines=Deadlines(), tiers={}, shelf=shelf, holdings=holdings, peers=peers,
-            exchange=Exchange(peers, holdings, shelf, Deadlines()),
-            listener=Listener(place.socket_path, serve_nobody),
+            place=place, config=config, deadlines=AgentDeadlines(), tiers={}, shelf=shelf, holdings=holdings,
+            peers=peers,
+            exchange=Exchange(peers, holdings, shelf, AgentDeadlines()),
+            listener=WorkerSocket(place.socket_path, serve_nobody),
         )  # fmt: skip
         saves = Saves(context)
         peers.handle("parity", inventory_of(saves))

@@ -17,7 +17,7 @@ from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.redundancy import Scheme, scheme_of, sets_over
 from ckpt.redundancy.sets import Members
 from ckpt.redundancy.stripes import Stripes
-from ckpt.sections import LowerTier
+from ckpt.sections import TierSection
 from ckpt.tiers.posix import node_places
 
 _GB = 1e9
@@ -59,7 +59,7 @@ class Losses:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drain:
+class FlushEstimate:
     """One tier below memory."""
 
     tier: str
@@ -71,7 +71,7 @@ class Drain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CapacityPlan:
     """The whole account."""
 
     nodes: int
@@ -82,7 +82,7 @@ class Plan:
     losses: Losses
     wire_bytes: int  # that the busiest node sends for one save
     protect_s: float | None
-    drains: tuple[Drain, ...]
+    drains: tuple[FlushEstimate, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "memory": {**asdict(self.memory), "total_bytes": self.memory.total_bytes}}
@@ -91,7 +91,7 @@ class Plan:
 def make_plan(
     config: CheckpointConfig, *, nodes: int, ranks_per_node: int, shard_bytes: int, rates: Rates,
     domains: Sequence[str] = (),
-) -> Plan:  # fmt: skip
+) -> CapacityPlan:  # fmt: skip
     """The account of one job.
 
     Args:
@@ -107,7 +107,7 @@ def make_plan(
     stream_bytes = ranks_per_node * shard_bytes
     extra = [_redundancy_bytes(scheme, members, stream_bytes) for members in sets]
     wire_bytes = max(_sent_bytes(scheme, members, stream_bytes) for members in sets)
-    return Plan(
+    return CapacityPlan(
         nodes=nodes, ranks_per_node=ranks_per_node, shard_bytes=shard_bytes, scheme=scheme.name,
         memory=Memory(
             slots=config.slots, own_bytes=config.slots * stream_bytes, redundancy_bytes=config.slots * max(extra)
@@ -193,13 +193,13 @@ def _file_bytes(ranks: int, shard_bytes: int) -> int:
     return node_places("node-00000.data", records)[-1].offset + shard_bytes
 
 
-def _drain(name: str, tier: LowerTier, nodes: int, file_bytes: int, rates: Rates) -> Drain:
+def _drain(name: str, tier: TierSection, nodes: int, file_bytes: int, rates: Rates) -> FlushEstimate:
     """A node's file at its own rate and limit; a place that all nodes share is as fast as it is for all."""
     local = name == "nvme"
     known = {"nvme": rates.nvme, "shared": rates.shared, "s3": rates.s3}[name]
     times = [file_bytes * (1 if local else nodes) / _GB / known] if known else []
     times += [file_bytes / tier.rate_limit_bytes_s] if tier.rate_limit_bytes_s else []
-    return Drain(
+    return FlushEstimate(
         tier=name, every_steps=tier.every_steps, keep=tier.keep, node_bytes=file_bytes,
         held_bytes=(tier.keep + 1) * file_bytes * (1 if local else nodes), seconds=max(times, default=None),
     )  # fmt: skip

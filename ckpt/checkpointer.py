@@ -11,7 +11,7 @@ from ckpt.config import CheckpointConfig, config_from_env, workers_config
 from ckpt.errors import CheckpointError, ConfigError
 from ckpt.worker.engine import Engine
 from ckpt.worker.load.contents import Contents, contents_of
-from ckpt.worker.timeouts import Deadlines
+from ckpt.worker.timeouts import WorkerDeadlines
 
 if TYPE_CHECKING:
     from ckpt.worker.dcp import DcpReader, DcpWriter
@@ -91,7 +91,7 @@ class Checkpointer:
         env: Mapping[str, str] = os.environ,
         *,
         replicated: Sequence[str] = (),
-        deadlines: Deadlines | None = None,
+        deadlines: WorkerDeadlines | None = None,
     ) -> Checkpointer:
         """The Checkpointer that the job file's `checkpoint` section describes; a launcher of your own sets HOLDFAST_*.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.errors import ConfigError
-from ckpt.sections import LowerTier, MemoryTier, NvmeTier, Redundancy, S3Tier, SharedTier
+from ckpt.sections import MemorySection, NvmeSection, RedundancySection, S3Section, SharedSection, TierSection
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_.-]+")
 _WHOLE = re.compile(r"[0-9]{1,18}")
@@ -33,11 +33,13 @@ class CheckpointConfig:
             "example": "gpt",
         }
     )
-    memory: MemoryTier = field(default=MemoryTier(), metadata={"description": "Saves in memory."})
-    redundancy: Redundancy = field(default=Redundancy(), metadata={"description": "Redundancy of saves in memory."})
-    nvme: NvmeTier | None = field(default=None, metadata={"description": "Saves on each node's disk."})
-    shared: SharedTier | None = field(default=None, metadata={"description": "Saves in a shared directory."})
-    s3: S3Tier | None = field(default=None, metadata={"description": "Saves in a bucket."})
+    memory: MemorySection = field(default=MemorySection(), metadata={"description": "Saves in memory."})
+    redundancy: RedundancySection = field(
+        default=RedundancySection(), metadata={"description": "Redundancy of saves in memory."}
+    )
+    nvme: NvmeSection | None = field(default=None, metadata={"description": "Saves on each node's disk."})
+    shared: SharedSection | None = field(default=None, metadata={"description": "Saves in a shared directory."})
+    s3: S3Section | None = field(default=None, metadata={"description": "Saves in a bucket."})
 
     @classmethod
     def from_mapping(cls, section: Mapping[str, Any], where: str = "checkpoint") -> CheckpointConfig:
@@ -81,7 +83,7 @@ class CheckpointConfig:
             raise ConfigError(f"checkpoint: not a configuration as JSON: {error}") from None
 
     @property
-    def lower(self) -> dict[str, LowerTier]:
+    def lower(self) -> dict[str, TierSection]:
         """The configured tiers below memory by name, nearest first."""
         return {name: tier for name in ("nvme", "shared", "s3") if (tier := getattr(self, name)) is not None}
 
@@ -97,7 +99,8 @@ class CheckpointConfig:
 
 
 _SECTIONS: dict[str, Any] = {
-    "memory": MemoryTier, "redundancy": Redundancy, "nvme": NvmeTier, "shared": SharedTier, "s3": S3Tier
+    "memory": MemorySection, "redundancy": RedundancySection, "nvme": NvmeSection, "shared": SharedSection,
+    "s3": S3Section,
 }  # fmt: skip
 
 

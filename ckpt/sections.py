@@ -26,7 +26,7 @@ def _key(description: str, *, default: Any = MISSING, **metadata: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryTier:
+class MemorySection:
     """Checkpoints in the nodes' memory."""
 
     every_steps: int = _key("A save every this number of steps.", default=10, ge=1, unit="steps", example=50)
@@ -41,7 +41,7 @@ class MemoryTier:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Redundancy:
+class RedundancySection:
     """Redundancy between nodes' memories, in sets of nodes cut across failure domains."""
 
     scheme: Literal["none", "partner", "xor", "rs"] = _key(
@@ -77,7 +77,7 @@ class Redundancy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LowerTier:
+class TierSection:
     """A place below memory: which committed saves go there, and how many stay."""
 
     every_steps: int = _key(
@@ -94,7 +94,7 @@ class LowerTier:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NvmeTier(LowerTier):
+class NvmeSection(TierSection):
     """Checkpoints on a disk of each node's own."""
 
     path: str = _key(
@@ -110,7 +110,7 @@ class NvmeTier(LowerTier):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedTier(LowerTier):
+class SharedSection(TierSection):
     """Checkpoints in a directory that all nodes see (Lustre, NFS)."""
 
     path: str = _key("The directory; a relative path counts from the job file's folder.", **_TEXT, example="/fsx/ckpt")
@@ -138,7 +138,7 @@ class SharedTier(LowerTier):
 
 
 @dataclass(frozen=True, kw_only=True)
-class S3Tier(LowerTier):
+class S3Section(TierSection):
     """Checkpoints in a bucket of AWS, S3 Express or another server. Credentials come from boto3's standard chain."""
 
     url: str = _key(

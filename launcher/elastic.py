@@ -36,7 +36,7 @@ BOOSTER_OPTIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Booster:
+class BoosterSection:
     """Where the nodes above `nodes` come from: further Slurm jobs, which Slurm may preempt one by one."""
 
     partition: str | None = key(
@@ -171,7 +171,9 @@ class Elastic:
         example=60,
         also_named="scaleUpSnoozeTimeInSeconds",
     )
-    booster: Booster | None = key("Where the nodes above `nodes` come from; Slurm needs it to grow.", default=None)
+    booster: BoosterSection | None = key(
+        "Where the nodes above `nodes` come from; Slurm needs it to grow.", default=None
+    )
     scale: Mapping[str, Mapping[str, int | float | str | bool]] = key(
         "A recipe of each size, for the script: batch sizes, learning rate.",
         default={},
@@ -194,7 +196,7 @@ class Elastic:
         """
         booster = data["booster"]
         return cls(
-            **{**data, "sizes": tuple(data["sizes"]), "booster": None if booster is None else Booster(**booster)}
+            **{**data, "sizes": tuple(data["sizes"]), "booster": None if booster is None else BoosterSection(**booster)}
         )
 
 

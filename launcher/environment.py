@@ -12,7 +12,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remark:
+class VariableRemark:
     """One variable that should not be set, or not so.
 
     Attributes:
@@ -78,7 +78,7 @@ _RULES = (
 )
 
 
-def remarks(environment: Mapping[str, str], *, has_efa: bool) -> list[Remark]:
+def remarks(environment: Mapping[str, str], *, has_efa: bool) -> list[VariableRemark]:
     """What is to be said of an environment, the harmful first.
 
     Args:
@@ -86,7 +86,7 @@ def remarks(environment: Mapping[str, str], *, has_efa: bool) -> list[Remark]:
         has_efa: whether the node has EFA devices; some settings do harm only there.
     """
     found = [
-        Remark(variable=name, value=value, severity=rule.severity, reason=rule.reason)
+        VariableRemark(variable=name, value=value, severity=rule.severity, reason=rule.reason)
         for name, value in sorted(environment.items())
         for rule in _RULES
         if (has_efa or not rule.only_with_efa) and _matches(rule.name)(name) and _matches(rule.value)(value)

@@ -21,7 +21,7 @@ from ckpt import CheckpointConfig, CheckpointError
 from launcher.elastic import (
     BOOSTER_OPTIONS,
     MAX_NODES,
-    Booster,
+    BoosterSection,
     Elastic,
     all_sizes_are_numbers,
     booster_nodes_of,
@@ -258,7 +258,7 @@ class JobSpec:
         if self.gpus_per_node and gpus_of_gres(self.slurm.get("gres")) is None:
             gpus = {"gpus-per-node": str(self.gpus_per_node)}
         booster = self.elastic.booster if self.elastic else None
-        return gpus | (booster or Booster()).options(self.slurm)
+        return gpus | (booster or BoosterSection()).options(self.slurm)
 
     @property
     def max_restarts(self) -> int:

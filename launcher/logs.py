@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.history.events import read_events
-from launcher.history.status import Status, status_of
+from launcher.history.status import JobStatus, status_of
 from launcher.operate import OUTCOMES
 from launcher.tail import Tail
 
@@ -82,7 +82,7 @@ def follow_logs(
     selection: Selection,
     lines: int | None,
     write: Callable[[str], None],
-    now: Callable[[], Status],
+    now: Callable[[], JobStatus],
     note: Callable[[str], None],
 ) -> None:
     """Prints what the selected logs hold and what is added, until the job has ended.
@@ -177,6 +177,6 @@ def _ranks_of(folder: Path, attempt_dir: Path, selection: Selection) -> list[int
     return ranks
 
 
-def _status_in_attempt(folder: Path, attempt: int) -> Status:
+def _status_in_attempt(folder: Path, attempt: int) -> JobStatus:
     events = read_events(folder / "events.jsonl")
     return status_of(event for event in events if event["event"] == "job_start" or event.get("attempt") == attempt)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import LauncherError, UsageError
 from launcher.history.events import read_events
-from launcher.history.status import Status, status_of
+from launcher.history.status import JobStatus, status_of
 from launcher.plain_file import open_plain, read_json
 from launcher.registry import KnownJob
 from launcher.scale_request import ScaleRequest
@@ -29,7 +29,7 @@ _LAST_BYTES = 64 << 10
 _SIZES_SHOWN = 8
 
 
-def status_now(job: KnownJob) -> Status:
+def status_now(job: KnownJob) -> JobStatus:
     """The job's status by its events, corrected by what is known of its process or its place in Slurm's queue.
 
     A supervisor that was killed outright writes no last event; such a job is "lost". A record that cannot be read makes
@@ -38,7 +38,7 @@ def status_now(job: KnownJob) -> Status:
     try:
         status = status_of(read_events(job.folder / "events.jsonl"))
     except OSError as error:
-        return Status(state="unreadable", reason=f"{job.folder}/events.jsonl: {error.strerror}")
+        return JobStatus(state="unreadable", reason=f"{job.folder}/events.jsonl: {error.strerror}")
     if status.state in OUTCOMES:
         return status
     request = StopRequest.read(job.folder)
@@ -211,7 +211,7 @@ def _check_owner(job: KnownJob) -> None:
         raise UsageError(f"{job.folder}: belongs to uid {owner}, and we are {os.geteuid()}; its owner may end the job")
 
 
-def _in_queue(job: KnownJob, status: Status) -> Status:
+def _in_queue(job: KnownJob, status: JobStatus) -> JobStatus:
     from slurm import Slurm, SlurmError
 
     if not job.job_id.replace("_", "", 1).isdigit():

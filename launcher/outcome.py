@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ckpt import durable_write
-from launcher.history.status import Status
+from launcher.history.status import JobStatus
 from launcher.plain_file import read_json
 
 RESULT_FILE = "result.json"
@@ -60,7 +60,7 @@ class Outcome:
         durable_write(job_dir / RESULT_FILE, json.dumps(result, indent=1).encode() + b"\n")
 
 
-def kept(status: Status, why_unsaved: str) -> str:
+def kept(status: JobStatus, why_unsaved: str) -> str:
     """What outlives a job that was halted: memory goes with the job.
 
     Args:
@@ -73,7 +73,7 @@ def kept(status: Status, why_unsaved: str) -> str:
     return f"stopped for good, as asked; {unsaved_at_stop}kept: {steps or 'no step: none was saved below memory'}"
 
 
-def unsaved(status: Status) -> str:
+def unsaved(status: JobStatus) -> str:
     """What a job that is done has not saved: nobody looks for a failed save in what ended well."""
     told = []
     for tier, why in status.unsaved.items():

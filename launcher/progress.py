@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from launcher.errors import LauncherError
-from launcher.history.status import Event, History, Status
+from launcher.history.status import Event, JobStatus, StatusFold
 from launcher.history.view import duration, event_line, plural, state_style
 from launcher.operate import last_words
 from launcher.outcome import Outcome
@@ -67,7 +67,7 @@ def _watch(process: Process | None, view: _View) -> None:
     view.update()
 
 
-def _conclude(job: KnownJob, status: Status, console: Console) -> int:
+def _conclude(job: KnownJob, status: JobStatus, console: Console) -> int:
     result = Outcome.read(job.folder)
     if result is None:
         if status.state == "requeued":
@@ -102,7 +102,7 @@ class _View:
     def __init__(self, console: Console, tail: Tail) -> None:
         self._tail = tail
         self._console = console
-        self._history = History()
+        self._history = StatusFold()
 
     def __enter__(self) -> _View:
         return self
@@ -116,7 +116,7 @@ class _View:
             self._history.add(event)
             self._show(event)
 
-    def status(self) -> Status:
+    def status(self) -> JobStatus:
         return self._history.status()
 
     def say(self, line: str) -> None:
@@ -161,7 +161,7 @@ class _TerminalView(_View):
         self._live.update(_standing(self.status()))
 
 
-def _standing(status: Status) -> Text:
+def _standing(status: JobStatus) -> Text:
     """Where the job stands, on one line."""
     speed = f" ({status.steps_per_s:.3g} steps/s)" if status.steps_per_s else ""
     parts = [f"step {status.step}{speed}"] if status.step else []

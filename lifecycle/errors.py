@@ -9,7 +9,7 @@ class LifecycleError(Exception):
     exit_code = 1
 
 
-class UsageError(LifecycleError):
+class NodeUsageError(LifecycleError):
     """A request that cannot be served as written (option, configuration file). The command line exits 2."""
 
     exit_code = 2

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from lifecycle.errors import UsageError
+from lifecycle.errors import NodeUsageError
 from lifecycle.versions import Pinned, VersionError, pin, table
 
 KINDS = ("docker", "apptainer")
@@ -35,11 +35,13 @@ class Wheel:
             UsageError: the file cannot be read, or its name is not that of a wheel of Holdfast.
         """
         if not _WHEEL_NAME.fullmatch(path.name):
-            raise UsageError(f"--wheel: got {path.name!r}, expected holdfast_hpc-VERSION-py3-none-any.whl")
+            raise NodeUsageError(f"--wheel: got {path.name!r}, expected holdfast_hpc-VERSION-py3-none-any.whl")
         try:
             return cls(name=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
         except OSError as error:
-            raise UsageError(f"--wheel: {path}: {error.strerror}; make it with `pip wheel --no-deps TREE`") from error
+            raise NodeUsageError(
+                f"--wheel: {path}: {error.strerror}; make it with `pip wheel --no-deps TREE`"
+            ) from error
 
 
 @dataclass(frozen=True, kw_only=True)

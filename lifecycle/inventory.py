@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from lifecycle.versions import Installed
-from slurm.command import CommandError, Runner
+from slurm.command import CommandError, CommandRunner
 
 _TORCH = (
     "import json, torch; v = torch.cuda.nccl.version() if torch.version.cuda else (); "
@@ -17,7 +17,7 @@ _FI_INFO = ("/opt/amazon/efa/bin/fi_info", "fi_info")
 _TORCH_S = 120.0  # a cold import from a shared file system
 
 
-def installed(run: Runner, python: str = sys.executable, root: Path = Path("/")) -> Installed:
+def installed(run: CommandRunner, python: str = sys.executable, root: Path = Path("/")) -> Installed:
     """What is there; "" for each part that is not.
 
     Args:
@@ -36,7 +36,7 @@ def installed(run: Runner, python: str = sys.executable, root: Path = Path("/"))
     )
 
 
-def _torch(run: Runner, python: str) -> tuple[str, str]:
+def _torch(run: CommandRunner, python: str) -> tuple[str, str]:
     import json
 
     try:
@@ -46,7 +46,7 @@ def _torch(run: Runner, python: str) -> tuple[str, str]:
     return str(version), str(nccl)
 
 
-def _loader(run: Runner, library: str) -> str:
+def _loader(run: CommandRunner, library: str) -> str:
     """The version in the real name of the library that the loader would find; "" for none."""
     try:
         listing = run(("ldconfig", "-p")).stdout
@@ -69,7 +69,7 @@ def _plugin(root: Path) -> str:
     return ""
 
 
-def _libfabric(run: Runner) -> str:
+def _libfabric(run: CommandRunner) -> str:
     for program in _FI_INFO:
         try:
             said = run((program, "--version")).stdout

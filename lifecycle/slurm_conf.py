@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lifecycle.blocks import print_json
-from lifecycle.errors import UsageError
+from lifecycle.errors import NodeUsageError
 from slurm.conf import Remark, hook_lines, lint
 from slurm.hooks.entry import DIRECTORY
 from slurm.preemption_conf import elastic_lines, lint_elastic
@@ -56,7 +56,7 @@ def _read(path: Path) -> str:
         with path.open("rb") as file:
             return file.read(_MAX_BYTES).decode(errors="replace")
     except OSError as error:
-        raise UsageError(f"--lint {path}: {error.strerror}; name the cluster's slurm.conf") from None
+        raise NodeUsageError(f"--lint {path}: {error.strerror}; name the cluster's slurm.conf") from None
 
 
 def _text(path: Path, remark: Remark) -> str:

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from lifecycle.blocks import print_json
-from lifecycle.errors import UsageError
+from lifecycle.errors import NodeUsageError
 from lifecycle.image import KINDS, Image
 from lifecycle.inventory import installed
-from lifecycle.versions import Installed, PinnedFile, Verdict, pinned_files, resolve
+from lifecycle.versions import Installed, PinnedFile, VersionsVerdict, pinned_files, resolve
 from slurm.command import run
 
 Efa = Annotated[str, typer.Option(help="Version of the EFA installer.  [default: the newest pinned]", metavar="V")]
@@ -59,7 +59,7 @@ def image(
     holdfast node image docker --torch 2.9.1 --wheel holdfast_hpc-0.2.0-py3-none-any.whl > Dockerfile
     """
     if kind not in KINDS:
-        raise UsageError(f"node image: got {kind!r}, expected {' or '.join(KINDS)}")
+        raise NodeUsageError(f"node image: got {kind!r}, expected {' or '.join(KINDS)}")
     made = Image.of(torch, wheel, efa, base)
     typer.echo(made.docker() if kind == "docker" else made.apptainer(), nl=False)
 
@@ -72,7 +72,7 @@ def _print_files(found: list[PinnedFile], as_json: bool) -> None:
     return None
 
 
-def _print(found: Installed, verdict: Verdict) -> None:
+def _print(found: Installed, verdict: VersionsVerdict) -> None:
     pinned = verdict.pinned
     rows = [
         ("torch", found.torch, pinned.torch),

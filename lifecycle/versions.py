@@ -10,14 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lifecycle.errors import UsageError
+from lifecycle.errors import NodeUsageError
 from lifecycle.settings.yaml_file import read_yaml
 
 _TABLE = Path(__file__).with_name("versions.yaml")
 _DEB_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-class VersionError(UsageError):
+class VersionError(NodeUsageError):
     """The table has no set for what was asked, or what is named in it is malformed."""
 
 
@@ -85,7 +85,7 @@ class PinnedFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class VersionsVerdict:
     """What the resolver says: the set to have, and why what is there does not work (empty: it does)."""
 
     pinned: Pinned
@@ -166,7 +166,7 @@ def pinned_files(efa: str = "") -> list[PinnedFile]:
     ]
 
 
-def resolve(installed: Installed, efa: str = "") -> Verdict:
+def resolve(installed: Installed, efa: str = "") -> VersionsVerdict:
     """Whether what is installed fits together, and the set that does.
 
     Raises:
@@ -178,7 +178,7 @@ def resolve(installed: Installed, efa: str = "") -> Verdict:
     pinned = pin(installed.torch if known else "", efa)
     if installed.torch_nccl:
         pinned = Pinned(**{**vars(pinned), "torch": installed.torch.partition("+")[0], "nccl": installed.torch_nccl})
-    return Verdict(pinned=pinned, conflicts=tuple(_conflicts(installed, pinned)))
+    return VersionsVerdict(pinned=pinned, conflicts=tuple(_conflicts(installed, pinned)))
 
 
 def _conflicts(installed: Installed, pinned: Pinned) -> list[str]:

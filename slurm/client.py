@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from slurm import command
-from slurm.command import CommandError, Runner
+from slurm.command import CommandError, CommandRunner
 from slurm.errors import SlurmError
 from slurm.hostlist import compress
 from slurm.qos import FORMAT, Qos
@@ -29,7 +29,7 @@ class Slurm:
     """
 
     def __init__(
-        self, *, run: Runner = command.run, env: Mapping[str, str] | None = None, timeout_s: float = 30.0
+        self, *, run: CommandRunner = command.run, env: Mapping[str, str] | None = None, timeout_s: float = 30.0
     ) -> None:
         """
         Args:

@@ -1,6 +1,6 @@
 """The one place where this project runs a program: an argv list, a deadline, captured text.
 
-Everything that runs programs takes a `Runner`; tests hand in a function that answers from recorded output.
+Everything that runs programs takes a `CommandRunner`; tests hand in a function that answers from recorded output.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class CommandError(SlurmError):
         super().__init__(f"command failed: {shlex.join(result.argv)}: {reason}{told}{step}")
 
 
-class Runner(Protocol):
+class CommandRunner(Protocol):
     """How a program is run. `run` is the real one."""
 
     def __call__(

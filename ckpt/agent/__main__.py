@@ -12,7 +12,7 @@ from ckpt.agent.process.fabric import mpi_settings
 from ckpt.agent.process.launch import UNTIL_UNUSED
 from ckpt.agent.process.lifetime import MemoryDirectory, TerminatedLate, leave_within, yield_to_training
 from ckpt.agent.rpc.transport import MpiTransport, SoloTransport, Transport
-from ckpt.agent.timeouts import Deadlines
+from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.config import Place, config_from_env
 from ckpt.epilog.request import leave_request
 from ckpt.errors import CheckpointError
@@ -27,7 +27,7 @@ def main(*, forked: bool = False) -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # Slurm signals every process of a step; a monitor says when to end
     os.umask(0o077)
-    deadlines = Deadlines()
+    deadlines = AgentDeadlines()
     terminated = TerminatedLate(deadlines.last_s)
     try:
         place, config = Place.from_env(os.environ), config_from_env(os.environ)

@@ -22,14 +22,14 @@ from ckpt.agent.restore.rejoin import Rejoin, RejoinLead
 from ckpt.agent.restore.serve import Loading
 from ckpt.agent.rpc.peers import Peers
 from ckpt.agent.rpc.transport import Transport
-from ckpt.agent.rpc.worker_socket import Client, Listener
+from ckpt.agent.rpc.worker_socket import Client, WorkerSocket
 from ckpt.agent.save.leader import Coordinator
 from ckpt.agent.save.node import Saves
 from ckpt.agent.shards.memory_store import Holdings
 from ckpt.agent.shards.node_disk import Shelf
 from ckpt.agent.shards.transfer import Exchange
 from ckpt.agent.stop import Stop
-from ckpt.agent.timeouts import Deadlines
+from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.config import CheckpointConfig, Place
 from ckpt.epilog.request import leave_request
 from ckpt.errors import AgentError, CheckpointError
@@ -56,7 +56,7 @@ class Agent:
         place: Place,
         config: CheckpointConfig,
         transport: Transport,
-        deadlines: Deadlines,
+        deadlines: AgentDeadlines,
         memory: MemoryDirectory,
     ) -> None:
         self._place = place
@@ -64,7 +64,7 @@ class Agent:
         self._memory = memory
         self._ended = asyncio.Event()
         self._peers = Peers(transport, place.members)
-        self._listener = Listener(place.socket_path, self._serve)
+        self._listener = WorkerSocket(place.socket_path, self._serve)
         holdings = Holdings(place.ram_dir, place.run_id, config.namespace)
         tiers = lower_tiers(config, place.node)
         shelf = self._shelf = Shelf(tiers)
@@ -297,7 +297,7 @@ def run_agent(
     place: Place,
     config: CheckpointConfig,
     transport: Transport,
-    deadlines: Deadlines,
+    deadlines: AgentDeadlines,
     memory: MemoryDirectory,
     *,
     until_unused: bool = False,

@@ -8,11 +8,11 @@ from typing import Any
 
 from ckpt.agent.restore.plan import Placement
 from ckpt.agent.rpc.peers import Peers
-from ckpt.agent.rpc.worker_socket import Listener
+from ckpt.agent.rpc.worker_socket import WorkerSocket
 from ckpt.agent.shards.memory_store import Holdings
 from ckpt.agent.shards.node_disk import Shelf
 from ckpt.agent.shards.transfer import Exchange
-from ckpt.agent.timeouts import Deadlines
+from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.config import CheckpointConfig, Place
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.tier import Tier
@@ -24,13 +24,13 @@ class Context:
 
     place: Place
     config: CheckpointConfig
-    deadlines: Deadlines
+    deadlines: AgentDeadlines
     tiers: dict[str, Tier]  # the lower tiers, nearest first
     shelf: Shelf  # what those of them that are this node's own hold
     holdings: Holdings
     exchange: Exchange
     peers: Peers
-    listener: Listener
+    listener: WorkerSocket
 
     def save_id(self, step: int) -> SaveId:
         """This attempt's save of a step."""

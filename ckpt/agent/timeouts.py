@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deadlines:
+class AgentDeadlines:
     """All in seconds. Generous: they bound the wait for a lost or stuck node, not the work of a slow one."""
 
     answer_s: float = 30.0  # a question that another agent answers from memory

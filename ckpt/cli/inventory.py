@@ -17,7 +17,7 @@ from ckpt.errors import CheckpointError, one_line
 from ckpt.format.manifest import Manifest
 from ckpt.format.shard_record import ShardRecord, read_record
 from ckpt.redundancy.parity_record import ParityRecord, read_parity
-from ckpt.tiers.catalog import Entry, directory_name
+from ckpt.tiers.catalog import CatalogEntry, directory_name
 from ckpt.tiers.lookup import is_url, local_tiers, s3_tiers
 from ckpt.tiers.mark import MARK
 from ckpt.tiers.posix import read_file
@@ -123,7 +123,7 @@ def _tier_steps(tier: Tier, kind: str, newest: int | None) -> Iterator[StoredSte
         yield StoredStep(namespace=tier.namespace, tier="aside", step=None, attempt=None, problems=problems)
 
 
-def _tier_step(tier: Tier, kind: str, entry: Entry) -> StoredStep:
+def _tier_step(tier: Tier, kind: str, entry: CatalogEntry) -> StoredStep:
     found = StoredStep(
         namespace=tier.namespace, tier=kind, step=entry.step, attempt=entry.attempt, source=tier, name=entry.name,
         manifest=entry.manifest, committed=None if tier.node_local and entry.manifest else bool(entry.manifest),

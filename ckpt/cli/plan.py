@@ -7,7 +7,7 @@ import re
 import typer
 from rich.filesize import decimal
 
-from ckpt.capacity import Drain, Losses, Plan, Rates, make_plan
+from ckpt.capacity import CapacityPlan, FlushEstimate, Losses, Rates, make_plan
 from ckpt.cli.output import print_json
 from ckpt.config import CheckpointConfig
 from ckpt.errors import ConfigError
@@ -60,7 +60,7 @@ def show_plan(
     print_json(plan.to_json()) if as_json else typer.echo("\n".join(_lines(plan)))
 
 
-def _lines(plan: Plan) -> list[str]:
+def _lines(plan: CapacityPlan) -> list[str]:
     memory = plan.memory
     total = plan.nodes * plan.ranks_per_node * plan.shard_bytes
     return [
@@ -74,7 +74,7 @@ def _lines(plan: Plan) -> list[str]:
     ]
 
 
-def _scheme(plan: Plan) -> str:
+def _scheme(plan: CapacityPlan) -> str:
     if plan.scheme == "none":
         return "none"
     sizes = " or ".join(map(str, plan.losses.set_sizes))
@@ -94,7 +94,7 @@ def _survives(losses: Losses) -> str:
     return f"{text}; of any one switch: {'yes' if losses.any_switch else 'no'}"
 
 
-def _tier(drain: Drain) -> str:
+def _tier(drain: FlushEstimate) -> str:
     where = "on each node" if drain.tier == "nvme" else "in all"
     return (
         f"{drain.tier:<22}{decimal(drain.node_bytes)} from each node every {drain.every_steps} steps"

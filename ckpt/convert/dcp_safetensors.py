@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from ckpt.convert.dcp_directory import DirectoryReader, load_object
-from ckpt.convert.full_step import Part, Stored
+from ckpt.convert.full_step import FullStep, StoredBox
 from ckpt.errors import ConfigError, StateError
 from ckpt.format.checksums import checksums
 from ckpt.format.json_values import encode
@@ -38,7 +38,7 @@ Advance = Callable[[int], object]  # told of every so many bytes done
 _IMPORTED = "import"  # run id of steps that no run has saved
 
 
-def export_dcp(stored: Stored, directory: Path, advance: Advance = lambda nbytes: None) -> None:
+def export_dcp(stored: FullStep, directory: Path, advance: Advance = lambda nbytes: None) -> None:
     """Writes a directory that torch.distributed.checkpoint.load reads by itself, part by part: nothing is gathered.
 
     Raises:
@@ -50,7 +50,7 @@ def export_dcp(stored: Stored, directory: Path, advance: Advance = lambda nbytes
         dcp.save({}, storage_writer=FileSystemWriter(directory), planner=_Planner(stored, advance))
 
 
-def export_safetensors(stored: Stored, file: Path) -> None:
+def export_safetensors(stored: FullStep, file: Path) -> None:
     """Writes all tensors, whole, to one file, with the step in its metadata; other values have no place there.
 
     Raises:
@@ -164,7 +164,7 @@ class _Loader(DefaultLoadPlanner):
 class _Planner(DefaultSavePlanner):
     """Plans the parts of a stored step as torch plans the shards of a live one."""
 
-    def __init__(self, stored: Stored, advance: Advance) -> None:
+    def __init__(self, stored: FullStep, advance: Advance) -> None:
         super().__init__()
         self._stored = stored
         self._advance = advance
@@ -194,7 +194,7 @@ class _Planner(DefaultSavePlanner):
         return buffer
 
 
-def _shard_item(index: MetadataIndex, part: Part, shape: tuple[int, ...]) -> WriteItem:
+def _shard_item(index: MetadataIndex, part: StoredBox, shape: tuple[int, ...]) -> WriteItem:
     chunk = ChunkStorageMetadata(offsets=torch.Size(part.box.offsets), sizes=torch.Size(part.box.sizes))
     properties = TensorProperties(dtype=part.data.dtype)
     data = TensorWriteData(chunk=chunk, properties=properties, size=torch.Size(shape))

@@ -22,7 +22,7 @@ from ckpt.worker.tensors import DTENSOR, STATE, TAGS, chunk_box, torch_dtype, vi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StoredBox:
     """A box of a tensor, and its bytes where they lie."""
 
     box: Box
@@ -30,12 +30,12 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class FullStep:
     """A step's tensors and values under torch's dotted names."""
 
     save: SaveId
     shapes: dict[str, tuple[int, ...]]
-    parts: dict[str, list[Part]]  # of each tensor; together they hold each element once
+    parts: dict[str, list[StoredBox]]  # of each tensor; together they hold each element once
     values: dict[str, Any]
     mappings: dict[str, Any] = field(default_factory=dict)  # torch's: a name and the path it stands for
 
@@ -53,7 +53,7 @@ class Stored:
 
 def read_stored(
     tier: Tier, save: SaveId, rank: int = 0, advance: Callable[[int], None] = lambda nbytes: None
-) -> Stored:
+) -> FullStep:
     """Maps a step and verifies every byte of it.
 
     Args:
@@ -76,7 +76,7 @@ def read_stored(
     return _from_dcp(save, shards) if tag_of(tree) == DCP else _from_tree(save, tree, shards)
 
 
-def _from_dcp(save: SaveId, shards: list[tuple[ShardRecord, memoryview]]) -> Stored:
+def _from_dcp(save: SaveId, shards: list[tuple[ShardRecord, memoryview]]) -> FullStep:
     values: dict[str, Any] = {}
     mappings: dict[str, Any] = {}
     for record, _ in reversed(shards):
@@ -87,7 +87,7 @@ def _from_dcp(save: SaveId, shards: list[tuple[ShardRecord, memoryview]]) -> Sto
     return _stored(save, shards, names, values, mappings)
 
 
-def _from_tree(save: SaveId, tree: Any, shards: list[tuple[ShardRecord, memoryview]]) -> Stored:
+def _from_tree(save: SaveId, tree: Any, shards: list[tuple[ShardRecord, memoryview]]) -> FullStep:
     """Tensors are stand-ins while torch itself says how it flattens the state around them."""
     keys: dict[int, tuple[str, str]] = {}  # by id of the stand-in: tag and key
     standing: list[torch.Tensor] = []  # alive, so that ids stay theirs
@@ -123,7 +123,7 @@ def _as_lists(value: Any) -> Any:
 def _stored(
     save: SaveId, shards: list[tuple[ShardRecord, memoryview]], names: dict[str, str], values: dict[str, Any],
     mappings: dict[str, Any], everywhere: set[str] | None = None,
-) -> Stored:  # fmt: skip
+) -> FullStep:  # fmt: skip
     """Chooses the parts of each tensor, each element once.
 
     Args:
@@ -142,15 +142,15 @@ def _stored(
         shape = offers[key][0][1][0].shape
         shapes[name] = shape
         parts[name] = list(_parts(Box((0,) * len(shape), shape), name, offers[key]))
-    return Stored(save=save, shapes=shapes, parts=parts, values=values, mappings=mappings)
+    return FullStep(save=save, shapes=shapes, parts=parts, values=values, mappings=mappings)
 
 
-def _parts(whole: Box, name: str, offers: list[tuple[Box, tuple[Chunk, memoryview]]]) -> Iterator[Part]:
+def _parts(whole: Box, name: str, offers: list[tuple[Box, tuple[Chunk, memoryview]]]) -> Iterator[StoredBox]:
     chosen, missing = cover(whole, offers)
     if missing:
         raise CheckpointError(f"{name}: no rank saved the elements from {missing[0].offsets}, size {missing[0].sizes}")
     for box, outer, (chunk, data) in chosen:
         tensor = view_bytes(data, chunk.start, torch_dtype(chunk), chunk.sizes)
-        yield Part(box=box, data=tensor[box.within(outer)])
+        yield StoredBox(box=box, data=tensor[box.within(outer)])
     if not whole.elements:
-        yield Part(box=whole, data=torch.empty(whole.sizes, dtype=torch_dtype(offers[0][1][0])))
+        yield StoredBox(box=whole, data=torch.empty(whole.sizes, dtype=torch_dtype(offers[0][1][0])))

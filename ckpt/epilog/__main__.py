@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ckpt.epilog.flush import Drain
+from ckpt.epilog.flush import EpilogFlush
 from ckpt.epilog.request import NAME, Request, read_request
 from ckpt.errors import CheckpointError
 from ckpt.tiers.open import lower_tiers
@@ -98,7 +98,7 @@ def _start_no_program() -> None:
 
 def _to_tier(directory: Path, request: Request, tier: Tier, deadline_s: float) -> None:
     try:
-        Drain(directory, request, tier).run(deadline_s)
+        EpilogFlush(directory, request, tier).run(deadline_s)
     except (CheckpointError, OSError) as error:
         log.warning("node %s: job's end: %s", request.node, error)
 

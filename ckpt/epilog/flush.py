@@ -36,11 +36,11 @@ Holders = dict[int, list[str]]  # nodes by rank, those that saved it first
 log = logging.getLogger(__name__)
 
 
-class Superseded(CheckpointError):
+class FlushSuperseded(CheckpointError):
     """The run is back, or another has its namespace: nothing more of ours goes there."""
 
 
-class Drain:
+class EpilogFlush:
     """From the memory directory of one node to one tier."""
 
     def __init__(
@@ -183,7 +183,7 @@ class Drain:
                 return True
             raise
         if not is_still(self._directory, name, record):
-            raise Superseded(f"step {save.step}: rank {rank} was overwritten in memory: the job is back")
+            raise FlushSuperseded(f"step {save.step}: rank {rank} was overwritten in memory: the job is back")
         self._tier.leave_note(save, f"rank-{rank:05d}.json", seal_json(pack(save, [place])))
         return True
 
@@ -203,9 +203,9 @@ class Drain:
         if claim is None:
             return
         if claim.run_id != request.run_id and not claim.released:
-            raise Superseded(f"{self._tier.where}: is now of {claim}; nothing of run {request.run_id} goes there")
+            raise FlushSuperseded(f"{self._tier.where}: is now of {claim}; nothing of run {request.run_id} goes there")
         if claim.run_id == request.run_id and claim.attempt > request.attempt:
-            raise Superseded(f"{self._tier.where}: the job is back, in attempt {claim.attempt}")
+            raise FlushSuperseded(f"{self._tier.where}: the job is back, in attempt {claim.attempt}")
 
     def _tell_lost(self, named: list[SaveId]) -> None:
         for save in named:

@@ -24,7 +24,7 @@ _CHECKSUM_DIGITS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ManifestRow:
     """One shard: where it lies, and which parts make up its record."""
 
     rank: int
@@ -51,18 +51,18 @@ class Packer:
         self._known: dict[bytes, int] = {}
         self._file_index: dict[str, int] = {}
 
-    def row(self, record: ShardRecord, file: str, offset: int) -> Row:
+    def row(self, record: ShardRecord, file: str, offset: int) -> ManifestRow:
         """The row of one shard; what is new in it joins `parts` and `files`."""
         chunks = record.layout.chunks
         rows = [[c.key, c.dtype, list(c.shape), list(c.sizes), c.start, c.nbytes, *c.to_list()[7:]] for c in chunks]
         table = [[spread.to_json() for spread in record.layout.spreads], rows]
         parts = [self._part(part, dump_json(part)) for part in (table, record.layout.tree, _runs(chunks))]
-        return Row(
+        return ManifestRow(
             rank=record.rank, file=self._file(file), offset=offset, nbytes=record.nbytes, drain=record.drain,
             table=parts[0], tree=parts[1], offsets=parts[2], blocks="".join(record.blocks),
         )  # fmt: skip
 
-    def add(self, packed: Packed) -> list[Row]:
+    def add(self, packed: Packed) -> list[ManifestRow]:
         """The rows of others as rows of ours; costs by what they have in common, not by their chunks."""
         files = list(map(self._file, packed.files))
         try:
@@ -94,7 +94,7 @@ class Packed:
 
     files: Sequence[str]
     parts: Sequence[Any]
-    rows: Sequence[Row]
+    rows: Sequence[ManifestRow]
 
     def to_json(self) -> dict[str, Any]:
         return {"files": self.files, "parts": self.parts, "rows": [row.to_list() for row in self.rows]}
@@ -114,7 +114,7 @@ class Packed:
                 raise CorruptError(f"manifest: rank {row.rank} names a file or part that is not there")
         return packed
 
-    def record(self, row: Row, save: SaveId, namespace: str, world_size: int) -> ShardRecord:
+    def record(self, row: ManifestRow, save: SaveId, namespace: str, world_size: int) -> ShardRecord:
         """The record of one shard; raises CorruptError unless its parts fit together."""
         blocks = row.blocks
         try:
@@ -132,14 +132,14 @@ class Packed:
         )  # fmt: skip
 
 
-def _row(value: list[Any]) -> Row:
+def _row(value: list[Any]) -> ManifestRow:
     rank, file, offset, nbytes, drain, table, tree, offsets, blocks = value
     numbers = (rank, file, offset, nbytes, drain, table, tree, offsets)
     if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers) or type(blocks) is not str:
         raise CorruptError(f"manifest: malformed row {value!r:.100}")
     if len(blocks) != _CHECKSUM_DIGITS * block_count(nbytes):
         raise CorruptError(f"manifest: rank {rank}: {len(blocks)} digits of checksums for {nbytes} bytes")
-    return Row(rank=rank, file=file, offset=offset, nbytes=nbytes, drain=drain == 1, table=table, tree=tree,
+    return ManifestRow(rank=rank, file=file, offset=offset, nbytes=nbytes, drain=drain == 1, table=table, tree=tree,
                offsets=offsets, blocks=blocks)  # fmt: skip
 
 

@@ -39,7 +39,7 @@ _RANK, _ATTEMPT, _BOUNDARY, _STEP, _TIME, _PID, _LEFT, _CLOSED = range(8)  # wor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class WorkerRow:
     """What one worker last said of itself."""
 
     local_rank: int
@@ -143,7 +143,7 @@ class Board:
         """The boundary at which all workers stop; 0 while none is agreed."""
         return self._words[_STOP_AT]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[WorkerRow]:
         """The rows of workers of this attempt, by local rank."""
         rows = (_row(self._words, local_rank) for local_rank in range(ROWS))
         return [row for row in rows if row.pid and row.attempt == self.attempt]
@@ -208,11 +208,11 @@ class Board:
         return [*self._former, self._words]
 
 
-def _row(words: memoryview, local_rank: int) -> Row:
+def _row(words: memoryview, local_rank: int) -> WorkerRow:
     at = _at(local_rank)
     rank, attempt, boundary, step = words[at : at + _TIME]
     (time_s,) = struct.unpack("=d", words[at + _TIME].to_bytes(8, sys.byteorder))
-    return Row(
+    return WorkerRow(
         local_rank=local_rank, rank=rank, attempt=attempt, boundary=boundary, step=step,
         time_s=time_s, pid=words[at + _PID], left=bool(words[at + _LEFT]),
     )  # fmt: skip

@@ -19,12 +19,12 @@ from ckpt.redundancy.erasure import Erasure
 from ckpt.redundancy.partner import Partner
 from ckpt.redundancy.scheme import NoScheme, Scheme
 from ckpt.redundancy.sets import Members, redundancy_sets, set_of
-from ckpt.sections import Redundancy
+from ckpt.sections import RedundancySection
 
 __all__ = ["Scheme", "members_at", "scheme_of", "sets_over"]
 
 
-def scheme_of(redundancy: Redundancy) -> Scheme:
+def scheme_of(redundancy: RedundancySection) -> Scheme:
     """The scheme that the job file asks for; the configuration has checked it."""
     match redundancy.scheme:
         case "partner":
@@ -36,13 +36,13 @@ def scheme_of(redundancy: Redundancy) -> Scheme:
     return NoScheme()
 
 
-def sets_over(nodes: int, redundancy: Redundancy, domains: Sequence[str]) -> tuple[Members, ...]:
+def sets_over(nodes: int, redundancy: RedundancySection, domains: Sequence[str]) -> tuple[Members, ...]:
     """The redundancy sets over some nodes, of which `domains` are the switches where they are known."""
     across = domains if redundancy.failure_domain == "switch" else ()
     return redundancy_sets(nodes, redundancy.group_size, max(2, scheme_of(redundancy).promise + 1), across)
 
 
-def members_at(place: Place, redundancy: Redundancy) -> Members:
+def members_at(place: Place, redundancy: RedundancySection) -> Members:
     """The redundancy set of a node; nobody where it does not train."""
     if place.is_holder:
         return ()

@@ -20,7 +20,7 @@ class LossError(CheckpointError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Term:
+class ByteTerm:
     """Bytes on one member, times a coefficient."""
 
     member: int  # index in the set
@@ -36,7 +36,7 @@ class Sum:
 
     at: int  # first byte in what is made
     nbytes: int
-    terms: tuple[Term, ...]
+    terms: tuple[ByteTerm, ...]
 
 
 class Stripes:
@@ -85,7 +85,7 @@ class Stripes:
 
     def _solve(
         self, member: int, segment: int, offset: int, nbytes: int, data: Collection[int], parity: Collection[int]
-    ) -> list[Term]:
+    ) -> list[ByteTerm]:
         stripe = (member - self.parity - segment) % self.members
         missing = [d for d in range(self.data) if d == segment or self._data_member(stripe, d) not in data]
         rows = [row for row in range(self.parity) if (stripe + row) % self.members in parity][: len(missing)]
@@ -106,18 +106,18 @@ class Stripes:
             holder = (stripe + row) % self.members
             begin = self._row_start(holder, row) + offset
             present = max(0, min(nbytes, self._stripe_bytes(stripe) - offset))
-            terms.append(Term(member=holder, parity=True, start=begin, nbytes=present, coefficient=weight))
+            terms.append(ByteTerm(member=holder, parity=True, start=begin, nbytes=present, coefficient=weight))
         return terms
 
-    def _sum(self, target: int, at: int, nbytes: int, terms: Sequence[Term]) -> Sum:
+    def _sum(self, target: int, at: int, nbytes: int, terms: Sequence[ByteTerm]) -> Sum:
         ring = sorted(terms, key=lambda term: (term.member - target - 1) % self.members)
         return Sum(at=at, nbytes=nbytes, terms=tuple(term for term in ring if term.nbytes and term.coefficient))
 
-    def _segment(self, stripe: int, d: int, offset: int, nbytes: int, coefficient: int) -> Term:
+    def _segment(self, stripe: int, d: int, offset: int, nbytes: int, coefficient: int) -> ByteTerm:
         member = self._data_member(stripe, d)
         present = max(0, min(nbytes, self._segment_bytes(member, d) - offset))
         start = d * self.segment_bytes + offset
-        return Term(member=member, parity=False, start=start, nbytes=present, coefficient=coefficient)
+        return ByteTerm(member=member, parity=False, start=start, nbytes=present, coefficient=coefficient)
 
     def _data_member(self, stripe: int, d: int) -> int:
         return (stripe + self.parity + d) % self.members

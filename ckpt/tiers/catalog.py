@@ -23,7 +23,7 @@ _STEP = re.compile(r"step-([0-9]{10})\.a([0-9]{1,12})\.([0-9a-f]{8})")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class CatalogEntry:
     """One step's directory."""
 
     name: str
@@ -44,7 +44,7 @@ class Entry:
         return self.manifest.created_s if self.manifest else 0.0
 
 
-def list_steps(folder: Path, namespace: str, *, partial: bool = False) -> Iterator[Entry]:
+def list_steps(folder: Path, namespace: str, *, partial: bool = False) -> Iterator[CatalogEntry]:
     """All step directories of a namespace's folder, as `entries_of` has them; none when the folder is missing.
 
     Args:
@@ -70,7 +70,7 @@ def list_steps(folder: Path, namespace: str, *, partial: bool = False) -> Iterat
 
 def entries_of(
     names: Iterable[str], namespace: str, read: Callable[[str], Manifest], *, at_once: int = 1
-) -> Iterator[Entry]:
+) -> Iterator[CatalogEntry]:
     """The entries of those names that are of steps, newest first; manifests are read as their entries are asked for.
 
     Args:
@@ -91,7 +91,7 @@ def entries_of(
         yield from _newest_first(list(same))
 
 
-def committed(entries: Iterable[Entry], where: str) -> list[SaveId]:
+def committed(entries: Iterable[CatalogEntry], where: str) -> list[SaveId]:
     """The saves that can be restored, in the same order; a damaged one is logged and left out.
 
     Args:
@@ -112,7 +112,7 @@ def committed(entries: Iterable[Entry], where: str) -> list[SaveId]:
     return saves
 
 
-def last_commit_s(entries: Iterable[Entry]) -> float:
+def last_commit_s(entries: Iterable[CatalogEntry]) -> float:
     """When the newest of them was committed, by the clock of who did it; 0 when none was."""
     return max((entry.created_s for entry in entries), default=0.0)
 
@@ -132,7 +132,7 @@ def run_tag(run_id: str) -> str:
     return xxhash.xxh32_hexdigest(run_id.encode())
 
 
-def _newest_first(entries: list[Entry]) -> list[Entry]:
+def _newest_first(entries: list[CatalogEntry]) -> list[CatalogEntry]:
     """Of one step: by run, as each last committed it; of one run by attempt: its nodes' clocks may differ."""
     last_s: dict[str, float] = {}
     for entry in entries:
@@ -140,7 +140,7 @@ def _newest_first(entries: list[Entry]) -> list[Entry]:
     return sorted(entries, key=lambda entry: (last_s[entry.run_tag], entry.run_tag, entry.attempt), reverse=True)
 
 
-def _entry(match: re.Match[str], namespace: str, read: Callable[[str], Manifest]) -> Entry:
+def _entry(match: re.Match[str], namespace: str, read: Callable[[str], Manifest]) -> CatalogEntry:
     name, step, attempt = match[0], int(match[1]), int(match[2])
     manifest, reason, damaged, unread = None, None, False, None
     try:
@@ -154,7 +154,7 @@ def _entry(match: re.Match[str], namespace: str, read: Callable[[str], Manifest]
         reason, damaged = str(error), True
     except OSError as error:
         reason, unread = f"could not be read: {one_line(error)}", error
-    return Entry(
+    return CatalogEntry(
         name=name, step=step, attempt=attempt, run_tag=match[3], manifest=manifest, reason=reason, damaged=damaged,
         unread=unread,
     )  # fmt: skip

@@ -13,7 +13,7 @@ LOCK = "owner.lock"  # never removed: whoever waits for it would then hold a fil
 _WORD_BYTES = 500
 
 
-class Occupied(NamespaceError):
+class DiskInUse(NamespaceError):
     """Another run that lives writes there."""
 
 
@@ -40,7 +40,7 @@ class Occupancy:
             found = os.pread(self._descriptor, _WORD_BYTES, 0).decode(errors="replace")
             self.release()
             if error.errno == errno.EWOULDBLOCK:
-                raise Occupied(
+                raise DiskInUse(
                     f"{folder}: in use by {found or 'another run'}; wait for it to end, cancel it, or choose another "
                     "namespace"
                 ) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpt.config import CheckpointConfig
-from ckpt.sections import S3Tier
+from ckpt.sections import S3Section
 from ckpt.tiers import nvme, posix, s3
 from ckpt.tiers.s3_client import S3Options
 from ckpt.tiers.throttle import Throttle
@@ -36,7 +36,7 @@ def lower_tiers(config: CheckpointConfig, node: str | None) -> dict[str, Tier]:
     return tiers
 
 
-def s3_options(section: S3Tier) -> S3Options:
+def s3_options(section: S3Section) -> S3Options:
     """How a bucket is reached, as the job file says."""
     return S3Options(
         endpoint_url=section.endpoint_url,

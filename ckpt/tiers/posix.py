@@ -21,7 +21,7 @@ from ckpt.errors import CheckpointError, ConfigError, CorruptError, NamespaceErr
 from ckpt.format.atomic_files import durable_write, open_regular, read_regular, sync_directory
 from ckpt.format.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, read_manifest, write_manifest
 from ckpt.format.shard_record import SaveId, ShardRecord
-from ckpt.tiers.catalog import Entry, committed, directory_name, list_steps, steps_since
+from ckpt.tiers.catalog import CatalogEntry, committed, directory_name, list_steps, steps_since
 from ckpt.tiers.claim import CLAIM, Claim, parse_claim
 from ckpt.tiers.claim import MAX_BYTES as CLAIM_BYTES
 from ckpt.tiers.direct_io import PAGE_BYTES, DirectFile
@@ -171,7 +171,7 @@ class SharedTier:
         """The committed steps, newest first; one with a damaged manifest is logged and left out."""
         return committed(self.catalog(), self.where)
 
-    def catalog(self) -> Iterator[Entry]:
+    def catalog(self) -> Iterator[CatalogEntry]:
         """One listing, then one manifest after another."""
         return list_steps(self.folder, self.namespace, partial=self.node_local)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ckpt.format.shard_record import SaveId
-from ckpt.tiers.catalog import Entry
+from ckpt.tiers.catalog import CatalogEntry
 
 
 def superfluous(
-    entries: Sequence[Entry], keep: int, running: str | None, complete: Collection[SaveId] | None = None
-) -> list[Entry]:
+    entries: Sequence[CatalogEntry], keep: int, running: str | None, complete: Collection[SaveId] | None = None
+) -> list[CatalogEntry]:
     """The entries to remove.
 
     Committed steps beyond the `keep` newest go. A directory that was never committed goes when the same run has

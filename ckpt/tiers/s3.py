@@ -16,7 +16,7 @@ from ckpt.errors import CheckpointError, CorruptError, NamespaceError
 from ckpt.format.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, parse_manifest
 from ckpt.format.shard_record import SaveId, ShardRecord, seal_json
 from ckpt.tiers.buckets import open_bucket, split_url
-from ckpt.tiers.catalog import Entry, committed, directory_name, entries_of, steps_since
+from ckpt.tiers.catalog import CatalogEntry, committed, directory_name, entries_of, steps_since
 from ckpt.tiers.claim import CLAIM, Claim, parse_claim
 from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.posix import node_places
@@ -139,7 +139,7 @@ class S3Tier:
         """The committed steps, newest first; one with a damaged manifest is logged and left out."""
         return committed(self.catalog(), self.where)
 
-    def catalog(self) -> Iterator[Entry]:
+    def catalog(self) -> Iterator[CatalogEntry]:
         """One listing, then one read for each step, several at once."""
         return self._entries(self._bucket.directories(f"{self._prefix}/"))
 
@@ -216,7 +216,7 @@ class S3Tier:
         except FileNotFoundError:
             return parse_reason(b"")
 
-    def _entries(self, names: Collection[str]) -> Iterator[Entry]:
+    def _entries(self, names: Collection[str]) -> Iterator[CatalogEntry]:
         return entries_of(names, self.namespace, self._read_manifest, at_once=connections())
 
     def _read_manifest(self, directory: str) -> Manifest:

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from ckpt.format.manifest import Manifest, ShardPlace
 from ckpt.format.shard_record import SaveId, ShardRecord
-from ckpt.tiers.catalog import Entry
+from ckpt.tiers.catalog import CatalogEntry
 from ckpt.tiers.claim import Claim
 
 Removed = Callable[[str], object]
@@ -81,7 +81,7 @@ class Tier(Protocol):
     def steps(self) -> list[SaveId]:
         """The committed steps, newest first. Raises OSError rather than leave out a newest that it cannot read."""
 
-    def catalog(self) -> Iterator[Entry]:
+    def catalog(self) -> Iterator[CatalogEntry]:
         """Every step found, newest first, with the reason for each that cannot be restored or could not be read.
 
         They are listed at once, and each is read when it is asked for.

@@ -28,7 +28,7 @@ from ckpt.worker.session import Identity, Session, Stage
 from ckpt.worker.sigterm import leave_sigterm_to_the_stop
 from ckpt.worker.standalone.mpi import ProgramAgents
 from ckpt.worker.standalone.one_node import SoloAgent
-from ckpt.worker.timeouts import Deadlines
+from ckpt.worker.timeouts import WorkerDeadlines
 
 log = logging.getLogger("ckpt")
 
@@ -43,7 +43,7 @@ class Engine:
         identity: Identity,
         *,
         replicated: Sequence[str] = (),
-        deadlines: Deadlines | None = None,
+        deadlines: WorkerDeadlines | None = None,
         env: Mapping[str, str] = os.environ,
         agents: SoloAgent | ProgramAgents | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class Engine:
         self.place = place
         self._config = config
         self._identity = identity
-        self._deadlines = deadlines or Deadlines()
+        self._deadlines = deadlines or WorkerDeadlines()
         self._agents = agents
         self._world = World(rank=identity.rank, world_size=place.world_size, declared=tuple(replicated))
         self._stager = Stager(identity.rank, threads_per_rank(place.ranks_per_node))
@@ -80,7 +80,7 @@ class Engine:
 
     @classmethod
     def from_env(
-        cls, env: Mapping[str, str], *, replicated: Sequence[str] = (), deadlines: Deadlines | None = None,
+        cls, env: Mapping[str, str], *, replicated: Sequence[str] = (), deadlines: WorkerDeadlines | None = None,
         config: CheckpointConfig | None = None,
     ) -> Engine:  # fmt: skip
         """Under a launcher, which has started the agents and says in the environment what they keep.
@@ -100,7 +100,7 @@ class Engine:
     @classmethod
     def standalone(
         cls, config: CheckpointConfig, comm: Any = None, *, env: Mapping[str, str], replicated: Sequence[str] = (),
-        deadlines: Deadlines | None = None,
+        deadlines: WorkerDeadlines | None = None,
     ) -> Engine:  # fmt: skip
         """Without a launcher: starts one agent, or one on each node of an MPI program. Collective over `comm`.
 
@@ -110,7 +110,7 @@ class Engine:
         """
         if comm is not None:
             env = {**env, **world_of(comm)}
-        identity, deadlines = _identity(env), deadlines or Deadlines()
+        identity, deadlines = _identity(env), deadlines or WorkerDeadlines()
         agents: SoloAgent | ProgramAgents
         if comm is not None:
             agents = ProgramAgents(comm, config, env, deadlines.connect_s)

@@ -21,14 +21,14 @@ Run = tuple[int, int]  # of indices along one dimension: the first one, and how 
 
 
 @dataclass(frozen=True)
-class Part:
+class PlacedBox:
     """A box of the whole tensor, and its index in the local tensor."""
 
     box: Box
     index: tuple[Any, ...] = (...,)
 
 
-def parts_of(value: Any, path: Path) -> tuple[Part, ...]:
+def parts_of(value: Any, path: Path) -> tuple[PlacedBox, ...]:
     """The parts that make up a tensor's or array's local bytes.
 
     A plain tensor is one part. So is a DTensor's local tensor, unless a strided shard leaves gaps between its rows. A
@@ -38,7 +38,7 @@ def parts_of(value: Any, path: Path) -> tuple[Part, ...]:
         StateError: the local tensor has not the shape that the placements of its DTensor say.
     """
     if not is_dtensor(value):
-        return (Part(Box((0,) * value.ndim, tuple(value.shape))),)
+        return (PlacedBox(Box((0,) * value.ndim, tuple(value.shape))),)
     mesh, shape = value.device_mesh, tuple(value.shape)
     if (coordinate := mesh.get_coordinate()) is None:
         return ()
@@ -55,7 +55,7 @@ def parts_of(value: Any, path: Path) -> tuple[Part, ...]:
 @lru_cache(maxsize=1 << 12)
 def cut(
     shape: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
-) -> tuple[Part, ...]:
+) -> tuple[PlacedBox, ...]:
     """The parts of a tensor at one place of a mesh, as torch cuts: along the mesh's dimensions in turn."""
     runs: list[list[Run]] = [[(0, size)] for size in shape]
     for size, at, placement in zip(mesh, coordinate, placements, strict=True):
@@ -63,9 +63,9 @@ def cut(
             taken = _taken(placement, sum(count for _, count in runs[placement.dim]), size, at)
             runs[placement.dim] = list(_pick(runs[placement.dim], taken))
     if len(shape) == sum(map(len, runs)):
-        return (Part(Box(tuple(run[0][0] for run in runs), tuple(run[0][1] for run in runs))),)
+        return (PlacedBox(Box(tuple(run[0][0] for run in runs), tuple(run[0][1] for run in runs))),)
     return tuple(
-        Part(
+        PlacedBox(
             Box(tuple(first for _, first, _ in corner), tuple(count for _, _, count in corner)),
             tuple(slice(local, local + count) for local, _, count in corner),
         )

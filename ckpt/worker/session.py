@@ -24,7 +24,7 @@ from ckpt.native.memcpy import threads_per_rank
 from ckpt.worker.journal import rate
 from ckpt.worker.load.shard_reader import SavedStep
 from ckpt.worker.save.async_copy import Background, Copies
-from ckpt.worker.timeouts import Deadlines
+from ckpt.worker.timeouts import WorkerDeadlines
 
 GROW_THREAD, MAP_THREAD = "ckpt-grow", "ckpt-map"
 _REMEMBER = 64  # steps
@@ -47,7 +47,7 @@ class Identity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class AgreedStep:
     """What the agents have agreed to restore."""
 
     step: int | None  # None: nothing
@@ -59,7 +59,7 @@ class Session:
     """From the first use of a Checkpointer to its end. Saves never raise for what storage or agent do."""
 
     def __init__(
-        self, place: Place, config: CheckpointConfig, identity: Identity, deadlines: Deadlines,
+        self, place: Place, config: CheckpointConfig, identity: Identity, deadlines: WorkerDeadlines,
         pin: Callable[[Slot], None], wants: Callable[[SavedStep], list[Any]] | None = None,
     ) -> None:  # fmt: skip
         """Waits for the agent and its plan.
@@ -90,7 +90,7 @@ class Session:
         if wants is not None:
             self._look_ahead(wants)
         reply = self._agent.request("plan", timeout_s=deadlines.plan_s)
-        self.plan = Plan(step=reply["step"], tier=reply["tier"], world_size=reply["world_size"])
+        self.plan = AgreedStep(step=reply["step"], tier=reply["tier"], world_size=reply["world_size"])
         self._generation = int(reply["generation"])
         _opened[opened] = self._number
         for skipped in reply.get("skipped", []):

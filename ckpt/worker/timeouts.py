@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deadlines:
+class WorkerDeadlines:
     """Seconds; each error that follows names who was waited for."""
 
     connect_s: float = (

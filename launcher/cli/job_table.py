@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from launcher.history.status import Status
+from launcher.history.status import JobStatus
 from launcher.history.view import state_style
 from launcher.registry import KnownJob
 from lifecycle.blocks import printable
@@ -18,7 +18,7 @@ _GAP = 2  # blanks between two columns
 _SHORT_NAME = 8
 
 
-def job_table(jobs: Sequence[tuple[KnownJob, Status]], width: int) -> Table:
+def job_table(jobs: Sequence[tuple[KnownJob, JobStatus]], width: int) -> Table:
     """A row for each job.
 
     Args:

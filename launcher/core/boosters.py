@@ -20,7 +20,7 @@ from launcher.core.inputs import (
 )
 from launcher.core.members import Member, Phase, is_usable
 from launcher.core.replay import History
-from launcher.core.state import Asking, Booster, BoosterPhase, Job, Stage, State
+from launcher.core.state import Asking, Booster, BoosterPhase, JobFacts, Stage, State
 from launcher.core.turn import Turn
 
 PREEMPTED, SCALED_DOWN = "preempted", "scaled down"  # why one leaves
@@ -30,7 +30,7 @@ BROKEN_S = 30.0  # for a node of a booster to come back: it may only have been o
 TELL_AGAIN_S = 300.0  # between two events on why a booster waits: the scheduler's reasons alternate
 
 
-def known(history: History, job: Job) -> tuple[Booster, ...]:
+def known(history: History, job: JobFacts) -> tuple[Booster, ...]:
     """After a take-over: the boosters by the events. Those that left are still leaving."""
     found = []
     for past in history.boosters:

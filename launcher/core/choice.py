@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.core import boosters
 from launcher.core.members import Choice, Phase, is_usable
-from launcher.core.state import Job
+from launcher.core.state import JobFacts
 from launcher.core.turn import Turn
 
 RESIZED = (
@@ -12,7 +12,7 @@ RESIZED = (
 )
 
 
-def allowed(job: Job, nodes: int) -> int:
+def allowed(job: JobFacts, nodes: int) -> int:
     """The largest allowed size that is not above `nodes`; the smallest one where all are."""
     return next((size for size in job.sizes if size <= nodes), job.sizes[-1])
 

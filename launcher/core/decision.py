@@ -16,11 +16,11 @@ from launcher.core.hang import Hang
 from launcher.core.inputs import Input
 from launcher.core.members import Member, Members
 from launcher.core.replay import Event, History, replay
-from launcher.core.state import AttemptPhase, Job, Stage, State, TimeLimit
+from launcher.core.state import AttemptPhase, JobFacts, Stage, State, TimeLimit
 from launcher.core.turn import Turn
 
 
-def begin(job: Job, past: Iterable[Event], now_s: float) -> tuple[State, tuple[Command, ...]]:
+def begin(job: JobFacts, past: Iterable[Event], now_s: float) -> tuple[State, tuple[Command, ...]]:
     """The first decision of a supervisor.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from launcher.core.faults import FABRIC
 from launcher.core.replay import RAN_S, Gains
-from launcher.core.state import Limits
+from launcher.core.state import RestartLimits
 
 AGENTLESS_ATTEMPTS = 2  # then Slurm may never start a step in this allocation again (seen after a controller's restart)
 # Before the second restart after faults of one kind, or the third after any; twice as long before each further one.
@@ -36,7 +36,7 @@ class Decision:
 
 def choose_rung(
     gains: Gains,
-    limits: Limits,
+    limits: RestartLimits,
     reason: str,
     *,
     has_checkpoint: bool,
@@ -76,7 +76,7 @@ def choose_rung(
     return Decision(action="stop", outcome="too_few_nodes", reason=f"no spare node is left: {reason}")
 
 
-def why_given_up(gains: Gains, limits: Limits, *, has_checkpoint: bool) -> str | None:
+def why_given_up(gains: Gains, limits: RestartLimits, *, has_checkpoint: bool) -> str | None:
     """Why there is no further attempt after those that gained nothing; None if there is one."""
     if gains.fruitless < limits.max_without_progress:
         return None

@@ -19,7 +19,7 @@ from launcher.core.replay import History
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RestartLimits:
     """The job file's `restart` section."""
 
     max_without_progress: int = 3
@@ -45,7 +45,7 @@ class ElasticLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class JobFacts:
     """What does not change while one supervisor leads.
 
     Attributes:
@@ -77,7 +77,7 @@ class Job:
     booster_nodes: int = 0
     most_boosters: int = 0
     elastic: ElasticLimits = field(default_factory=ElasticLimits)
-    limits: Limits = field(default_factory=Limits)
+    limits: RestartLimits = field(default_factory=RestartLimits)
     has_checkpoint: bool = True
     names_own_checkpoints: bool = False
     is_local: bool = False
@@ -432,7 +432,7 @@ class State:
         timer_s: when the driver's timer fires.
     """
 
-    job: Job
+    job: JobFacts
     history: History = field(default_factory=History)
     members: Members = field(default_factory=Members)
     stage: Stage = Stage.ASKING

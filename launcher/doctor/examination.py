@@ -25,7 +25,7 @@ from launcher.jobfile import JobSpec
 from launcher.runner.port import PORTS
 from lifecycle import Finding, Status
 from slurm import Slurm, SlurmError
-from slurm.command import CommandError, Runner, run
+from slurm.command import CommandError, CommandRunner, run
 from slurm.conf import lint
 
 QUEUE_S = 60  # how long a node is waited for
@@ -39,7 +39,7 @@ _OF_THE_STEP = ("partition", "account", "qos", "reservation", "constraint", "con
 Request = dict[str, Any]
 
 
-def examine(spec: JobSpec | None, folder: Path, *, on_slurm: bool, runner: Runner = run) -> list[Finding]:
+def examine(spec: JobSpec | None, folder: Path, *, on_slurm: bool, runner: CommandRunner = run) -> list[Finding]:
     """Looks at everything that a job needs.
 
     Args:
@@ -77,7 +77,7 @@ def examine(spec: JobSpec | None, folder: Path, *, on_slurm: bool, runner: Runne
     return findings
 
 
-def _slurm(spec: JobSpec | None, runner: Runner) -> Iterator[Finding]:
+def _slurm(spec: JobSpec | None, runner: CommandRunner) -> Iterator[Finding]:
     try:
         config = Slurm(run=runner).config()
     except SlurmError as error:
@@ -140,7 +140,7 @@ def _step(spec: JobSpec | None, has_pmix: bool) -> list[str]:
 
 
 def _on_node(
-    command: list[str], markers: Mapping[str, Path], runner: Runner, *, expects_pmix: bool, on_slurm: bool
+    command: list[str], markers: Mapping[str, Path], runner: CommandRunner, *, expects_pmix: bool, on_slurm: bool
 ) -> Iterator[Finding]:
     begun_s = time.time()
     try:

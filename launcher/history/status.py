@@ -19,7 +19,7 @@ _QUIET = ("commit", "own_checkpoint", "node_ready")  # too many of them to be ne
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status:
+class JobStatus:
     """One job's state.
 
     Attributes:
@@ -75,24 +75,24 @@ class Status:
         return asdict(self)
 
 
-def status_of(events: Iterable[Event], now_s: float | None = None) -> Status:
+def status_of(events: Iterable[Event], now_s: float | None = None) -> JobStatus:
     """Folds a job's events into its status.
 
     Args:
         events: in the order they were written.
         now_s: epoch seconds that count as now; None asks the clock.
     """
-    history = History()
+    history = StatusFold()
     for event in events:
         history.add(event)
     return history.status(now_s)
 
 
-class History:
+class StatusFold:
     """The fold itself, for readers that follow a running job: add() each event, ask status() at any time."""
 
     def __init__(self) -> None:
-        self._status = Status()
+        self._status = JobStatus()
         self._start_s: float | None = None
         self._end_s: float | None = None
         self._spans: list[_Span] = []
@@ -116,7 +116,7 @@ class History:
         if event.get("event") not in _QUIET:
             self._recent.append(event)
 
-    def status(self, now_s: float | None = None) -> Status:
+    def status(self, now_s: float | None = None) -> JobStatus:
         """The status as of the last event added."""
         if self._start_s is None:
             return self._status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from launcher.history.status import Event, Status
+from launcher.history.status import Event, JobStatus
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -15,7 +15,7 @@ _FAILED = ("user_error", "no_progress", "too_few_nodes", "fabric", "internal", "
 _ENDED_WELL = ("done", "halted")
 
 
-def render(status: Status, title: str) -> RenderableType:
+def render(status: JobStatus, title: str) -> RenderableType:
     """The status as a table for people; the error of the script that ended the job stands first."""
     from rich.console import Group
     from rich.table import Table

@@ -36,7 +36,7 @@ _calls = itertools.count()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class InsideJob:
     """Where this process runs.
 
     Attributes:
@@ -54,7 +54,7 @@ class Place:
     job_id: str | None
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Place:
+    def from_env(cls, env: Mapping[str, str]) -> InsideJob:
         """Reads what submitit and Slurm have set."""
         is_local_submitit = env.get("SUBMITIT_EXECUTOR") == "local" or "SUBMITIT_DEBUG_JOB_ID" in env
         job_id = env.get("SUBMITIT_LOCAL_JOB_ID") or env.get("SUBMITIT_DEBUG_JOB_ID") if is_local_submitit else None
@@ -83,7 +83,7 @@ def run_here(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
         LauncherError: another task supervises, and has gone.
         SystemExit: it stopped, to go on when the job that we are in has been requeued.
     """
-    place = Place.from_env(os.environ)
+    place = InsideJob.from_env(os.environ)
     spares = mapping.get("spares") or 0
     nodes = max(1, (place.nodes or 1) - spares) if isinstance(spares, int) else 1
     spec = JobSpec.from_mapping({"nodes": nodes, **mapping}, Path.cwd(), source)

@@ -24,7 +24,7 @@ class Superseded(LauncherError):
     """Another supervisor has a higher term: this one writes nothing more, tells nobody anything, and ends."""
 
 
-class FolderRemoved(LauncherError):
+class FolderRemovedError(LauncherError):
     """Somebody has removed the job's folder, or all that was in it. It ends the job: waiting would not help."""
 
 
@@ -102,7 +102,7 @@ class Office:
         self._compare(self._newest())
 
     async def hold(
-        self, is_heard: Callable[[], bool], lost: Callable[[], None], removed: Callable[[FolderRemoved], None]
+        self, is_heard: Callable[[], bool], lost: Callable[[], None], removed: Callable[[FolderRemovedError], None]
     ) -> None:
         """Renews the lease for as long as the runners hear us; returns when we are superseded, or have no folder.
 
@@ -122,7 +122,7 @@ class Office:
             except Superseded:
                 lost()
                 return
-            except FolderRemoved as error:
+            except FolderRemovedError as error:
                 missing += 1
                 if missing == _LOOKS:
                     removed(error)
@@ -139,7 +139,7 @@ class Office:
         if not (self._job_dir / "secret").exists():
             there = self._job_dir if self._job_dir.exists() else self._job_dir.parent
             if os.stat(there).st_dev == self._device:
-                raise FolderRemoved(f"{self._job_dir}: removed while the job ran; submit the job again")
+                raise FolderRemovedError(f"{self._job_dir}: removed while the job ran; submit the job again")
             raise OSError(errno.ESTALE, "our term is not there", str(self._job_dir / "terms"))
         log.warning("%s was removed: our term %d is written again", self._job_dir / "terms", self.term)
         claim(self._job_dir, self._taken)

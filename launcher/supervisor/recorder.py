@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher.history.events import Event, EventLog
-from launcher.supervisor.office import FolderRemoved, Superseded
+from launcher.supervisor.office import FolderRemovedError, Superseded
 
 
 class Recorder:
@@ -76,7 +76,7 @@ class Recorder:
             elif not self._is_superseded:
                 try:
                     self._check()
-                except FolderRemoved:
+                except FolderRemovedError:
                     pass  # whoever holds the lease says so, and ends the job
                 except Superseded:
                     self._is_superseded = True

@@ -23,10 +23,10 @@ from launcher.core import commands as do
 from launcher.core.commands import Command
 from launcher.core.inputs import Input
 from launcher.core.requests import is_asked
-from launcher.core.state import ElasticLimits, Job, Limits, State
+from launcher.core.state import ElasticLimits, JobFacts, RestartLimits, State
 from launcher.errors import LauncherError
 from launcher.history.events import Event, EventLog, read_events
-from launcher.history.status import History
+from launcher.history.status import StatusFold
 from launcher.host_addresses import ranges
 from launcher.jobfile import JobSpec
 from launcher.outcome import EXIT_CODES, Outcome, kept, unsaved
@@ -36,7 +36,7 @@ from launcher.stop_request import StopRequest
 from launcher.supervisor.allocations import Allocations, recorded
 from launcher.supervisor.folder import probe, read_secret, until_written
 from launcher.supervisor.links import Links
-from launcher.supervisor.office import FolderRemoved, Office, Superseded
+from launcher.supervisor.office import FolderRemovedError, Office, Superseded
 from launcher.supervisor.own_checkpoints import OwnCheckpoints
 from launcher.supervisor.processes import Processes
 from launcher.supervisor.recorder import Recorder
@@ -104,7 +104,7 @@ class Supervisor:
         self._processes = Processes(spec, job_dir, cluster, self._inbox.put_nowait, self._spawn)
         self._allocations = Allocations(cluster, self._inbox.put_nowait)
         self._own_checkpoints = OwnCheckpoints(spec.progress) if spec.progress is not None else None
-        self._history = History()
+        self._history = StatusFold()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -169,13 +169,13 @@ class Supervisor:
         self._has_request |= is_asked(state.requests)
         return end
 
-    def _job(self) -> Job:
+    def _job(self) -> JobFacts:
         spec, cluster = self._spec, self._cluster
         warnings = []
         if domains.wants_switches(spec.checkpoint) and len(self._switches) < len(cluster.nodes):
             warnings = ["failure_domain: switch, but Slurm knows no switch of every node: parity is spread over nodes"]
         restart = spec.restart
-        return Job(
+        return JobFacts(
             # Where there is a spare it is the supervisor's node: the job then outlives its loss without a fault.
             nodes=tuple(sorted(cluster.nodes, key=lambda node: node == cluster.node)),
             allocations=dict.fromkeys(cluster.nodes, cluster.allocation),
@@ -185,7 +185,7 @@ class Supervisor:
             most_boosters=spec.most_boosters,
             elastic=_limits_of(spec),
             is_local=cluster.name == "local",
-            limits=Limits(
+            limits=RestartLimits(
                 max_without_progress=restart.max_without_progress,
                 max_restarts=spec.max_restarts,
                 hang_timeout_s=restart.hang_timeout_s,
@@ -278,7 +278,7 @@ class Supervisor:
         why = None
         try:
             await asyncio.to_thread(write)
-        except FolderRemoved as error:  # whoever holds the lease looks once more, and ends the job
+        except FolderRemovedError as error:  # whoever holds the lease looks once more, and ends the job
             why = str(error)
         except Superseded:
             self._on_superseded()
@@ -398,7 +398,7 @@ class Supervisor:
             event = self._recorder.add("job_end", **fields, seconds=outcome.seconds)
             _log_event(event)
             await self._recorder.settled()
-            with contextlib.suppress(FolderRemoved):
+            with contextlib.suppress(FolderRemovedError):
                 await self._written(lambda: self._write_result(outcome))
         await self._recorder.settled()
         await self._written(self._events.flush)
@@ -444,7 +444,7 @@ class Supervisor:
         self._superseded = True
         self._wake()
 
-    def _on_removed(self, error: FolderRemoved) -> None:
+    def _on_removed(self, error: FolderRemovedError) -> None:
         self._inbox.put_nowait(inputs.FolderRemoved(reason=str(error)))
 
     def _leave(self, why: str) -> Outcome:

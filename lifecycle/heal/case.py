@@ -24,13 +24,13 @@ from lifecycle.heal.history import (
     RETURNED,
     Case,
     HealEvent,
-    History,
+    HealHistory,
 )
 from lifecycle.heal.settings import HealSettings
 from lifecycle.heal.ways import Way, reboots, replacements
 from slurm import command
 from slurm.client import Slurm, listens
-from slurm.command import Runner
+from slurm.command import CommandRunner
 from slurm.errors import SlurmError
 from slurm.hooks.drains import OUT, is_ours, reason, whose, why
 from slurm.records import Node
@@ -42,7 +42,7 @@ _REBOOTS = frozenset(("REBOOT_REQUESTED", "REBOOT_ISSUED"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class HealOutcome:
     """What became of a node in one look at it.
 
     Attributes:
@@ -63,9 +63,9 @@ class Cases:
         self,
         slurm: Slurm,
         settings: HealSettings,
-        history: History,
+        history: HealHistory,
         now_s: Callable[[], float],
-        run: Runner = command.run,
+        run: CommandRunner = command.run,
     ) -> None:
         """
         Args:
@@ -81,7 +81,7 @@ class Cases:
         self._now_s = now_s
         self._run = run
 
-    def begin(self, node: Node, action: str, cause: str) -> Outcome:
+    def begin(self, node: Node, action: str, cause: str) -> HealOutcome:
         """Opens a case: reserves the node, then asks for its reboot or replacement; BY_HAND checks it as it is.
 
         Raises:
@@ -91,7 +91,7 @@ class Cases:
         self._note(case, action, cause, case)
         return self._ask(case, node)
 
-    def go_on(self, case: Case, nodes: Sequence[Node]) -> Outcome:
+    def go_on(self, case: Case, nodes: Sequence[Node]) -> HealOutcome:
         """Takes a case further; closes it where the node returned, failed, or is an admin's now."""
         node = next((node for node in nodes if node.name == case.node), None)
         if node is None:
@@ -118,7 +118,7 @@ class Cases:
             with contextlib.suppress(SlurmError):
                 self._slurm.release(name)
 
-    def _ask(self, case: Case, node: Node, *, again: bool = False) -> Outcome:
+    def _ask(self, case: Case, node: Node, *, again: bool = False) -> HealOutcome:
         """Asks for what a case is about. `again`: a healer died here, and may have asked already."""
         try:
             self._slurm.reserve(RESERVATION + node.name, [node.name])
@@ -138,7 +138,7 @@ class Cases:
             return reboots(self._slurm)[self._settings.reboot]
         return replacements(self._slurm, self._settings, self._run)[self._settings.replace]
 
-    def _starts(self, case: Case, node: Node) -> Outcome:
+    def _starts(self, case: Case, node: Node) -> HealOutcome:
         if "REBOOT_REQUESTED" in node.flags:  # until its jobs have ended; the time to start counts from then
             self._history.keep(node.name, dataclasses.replace(case, since_s=self._now_s()))
             return self._told(case, WAITS, "jobs on it end first")
@@ -169,7 +169,7 @@ class Cases:
         self._history.keep(node.name, dataclasses.replace(case, up_since_s=None if lost else since_s))
         return lost
 
-    def _check(self, case: Case, node: Node) -> Outcome:
+    def _check(self, case: Case, node: Node) -> HealOutcome:
         """Has the node run its check, in the reservation; the exit code is the answer."""
         if node.flags & OUT or node.state == "DOWN":
             self._slurm.resume(node.name)
@@ -177,7 +177,7 @@ class Cases:
         self._history.keep(node.name, dataclasses.replace(case, job=job, since_s=self._now_s()))
         return self._told(case, CHECKING, f"job {job}: {shlex.join(self._settings.check)}")
 
-    def _is_checked(self, case: Case, node: Node, job_id: int) -> Outcome:
+    def _is_checked(self, case: Case, node: Node, job_id: int) -> HealOutcome:
         job = self._slurm.job(job_id)
         if job is None:  # forgotten while no healer ran
             return self._check(case, node)
@@ -196,7 +196,7 @@ class Cases:
             return self._fail(case, node, f"{case.why}; its check did not end (job {job_id}: {job.state})")
         return self._told(case, CHECKING, f"job {job_id}: {job.state}")
 
-    def _is_compared(self, case: Case, node: Node, nodes: Sequence[Node], since_s: float) -> Outcome:
+    def _is_compared(self, case: Case, node: Node, nodes: Sequence[Node], since_s: float) -> HealOutcome:
         """The check between nodes: with neighbours that are idle, so that nobody waits, and only for so long."""
         if is_ours(node):
             return self._fail(case, node, why(node))
@@ -242,15 +242,15 @@ class Cases:
             raise SlurmError(f"no partition has {', '.join(nodes)}; a check is a job, and that needs one")
         return min(fitting, key=lambda each: not each.is_default).name
 
-    def _fail(self, case: Case, node: Node, said: str) -> Outcome:
+    def _fail(self, case: Case, node: Node, said: str) -> HealOutcome:
         """Drains it again before it can be given a job."""
         self._slurm.drain(node.name, reason(said))
         return self._close(case, FAILED, said)
 
-    def _return(self, case: Case, remark: str = "") -> Outcome:
+    def _return(self, case: Case, remark: str = "") -> HealOutcome:
         return self._close(case, REPAIRED if case.action == BY_HAND else RETURNED, case.why + remark)
 
-    def _close(self, case: Case, what: str, said: str) -> Outcome:
+    def _close(self, case: Case, what: str, said: str) -> HealOutcome:
         self._note(case, what, said, None)
         with contextlib.suppress(SlurmError):  # while its check still ends; `release_strays` does it then
             self._slurm.cancel_in(RESERVATION + case.node)
@@ -258,8 +258,8 @@ class Cases:
         return self._told(case, what, said)
 
     @staticmethod
-    def _told(case: Case, what: str, said: str) -> Outcome:
-        return Outcome(node=case.node, what=what, why=said)
+    def _told(case: Case, what: str, said: str) -> HealOutcome:
+        return HealOutcome(node=case.node, what=what, why=said)
 
     def _note(self, case: Case, what: str, said: str, left: Case | None) -> None:
         self._history.note(HealEvent(time_s=round(self._now_s(), 3), node=case.node, what=what, why=said), left)

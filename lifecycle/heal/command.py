@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from lifecycle.blocks import print_json
-from lifecycle.errors import LifecycleError, UsageError
-from lifecycle.heal.case import Outcome
+from lifecycle.errors import LifecycleError, NodeUsageError
+from lifecycle.heal.case import HealOutcome
 from lifecycle.heal.healer import Healer
-from lifecycle.heal.history import HISTORY_FILE, REPAIRED, RETURNED, History, only_one
+from lifecycle.heal.history import HISTORY_FILE, REPAIRED, RETURNED, HealHistory, only_one
 from lifecycle.heal.lemons import Incident, Offender, offenders, read_incidents
 from lifecycle.heal.settings import SETTINGS_FILE, HealSettings
 from slurm.client import Slurm
@@ -42,9 +42,9 @@ def heal(
     Nodes that somebody else has drained are never touched.
     """
     if once and every_s is not None:
-        raise UsageError("--once and --every: expected one of them")
+        raise NodeUsageError("--once and --every: expected one of them")
     if every_s is not None and not 0 < every_s <= _DAY_S:
-        raise UsageError(f"--every: got {every_s:g}, expected seconds, more than 0 and at most a day")
+        raise NodeUsageError(f"--every: got {every_s:g}, expected seconds, more than 0 and at most a day")
     settings = HealSettings.read(config)
     if every_s is None:
         _print(_look(settings, state), settings, as_json)
@@ -69,7 +69,7 @@ def return_(
     """
     told = ""
 
-    def wait(outcome: Outcome) -> None:
+    def wait(outcome: HealOutcome) -> None:
         nonlocal told
         if _line(outcome) != told:
             told = _line(outcome)
@@ -77,7 +77,7 @@ def return_(
         time.sleep(_LOOK_S)
 
     with only_one(state):
-        outcome = Healer(Slurm(), HealSettings.read(config), History.read(state)).bring_back(node, wait)
+        outcome = Healer(Slurm(), HealSettings.read(config), HealHistory.read(state)).bring_back(node, wait)
     print_json(asdict(outcome)) if as_json else typer.echo(_line(outcome))
     raise typer.Exit(0 if outcome.what == REPAIRED else 1)
 
@@ -99,7 +99,7 @@ def lemons(
     own = Path(Places().incidents)
     here = [own] if own.exists() else []
     told = [incident for path in (incidents or here) for incident in _read(path)]
-    found = offenders(History.read(state).events, told, time.time() - days * _DAY_S)
+    found = offenders(HealHistory.read(state).events, told, time.time() - days * _DAY_S)
     if as_json:
         print_json([asdict(offender) for offender in found])
     elif found:
@@ -112,17 +112,17 @@ def _read(path: Path) -> list[Incident]:
     try:
         return read_incidents(path)
     except OSError as error:
-        raise UsageError(f"--incidents {path}: {error.strerror}; name a file of incidents or events") from None
+        raise NodeUsageError(f"--incidents {path}: {error.strerror}; name a file of incidents or events") from None
 
 
-def _look(settings: HealSettings, state: Path) -> list[Outcome]:
+def _look(settings: HealSettings, state: Path) -> list[HealOutcome]:
     if not settings.is_on:  # reads alone: any user may see what would be done
-        return Healer(Slurm(), settings, History.read(state)).look()
+        return Healer(Slurm(), settings, HealHistory.read(state)).look()
     with only_one(state):
-        return Healer(Slurm(), settings, History.read(state)).look()
+        return Healer(Slurm(), settings, HealHistory.read(state)).look()
 
 
-def _print(outcomes: Sequence[Outcome], settings: HealSettings, as_json: bool) -> None:
+def _print(outcomes: Sequence[HealOutcome], settings: HealSettings, as_json: bool) -> None:
     if as_json:
         print_json({"heal": settings.heal, "nodes": [asdict(outcome) for outcome in outcomes]})
         return
@@ -134,7 +134,7 @@ def _print(outcomes: Sequence[Outcome], settings: HealSettings, as_json: bool) -
         typer.echo("no node to heal")
 
 
-def _line(outcome: Outcome) -> str:
+def _line(outcome: HealOutcome) -> str:
     was = "passed its check; it was out for: " if outcome.what in (RETURNED, REPAIRED) else ""
     return f"{outcome.node}: {outcome.what}: {was}{outcome.why}"
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from lifecycle.errors import LifecycleError
-from lifecycle.heal.case import WAITS, Cases, Outcome
-from lifecycle.heal.history import BY_HAND, LEMON, HealEvent, History
+from lifecycle.heal.case import WAITS, Cases, HealOutcome
+from lifecycle.heal.history import BY_HAND, LEMON, HealEvent, HealHistory
 from lifecycle.heal.policy import held_back, next_action
 from lifecycle.heal.settings import HealSettings
 from slurm import command
 from slurm.client import Slurm
-from slurm.command import Runner
+from slurm.command import CommandRunner
 from slurm.errors import SlurmError
 from slurm.hooks.drains import OUT, is_ours, reason, whose, why
 from slurm.records import Node
@@ -29,9 +29,9 @@ class Healer:
         self,
         slurm: Slurm,
         settings: HealSettings,
-        history: History,
+        history: HealHistory,
         *,
-        run: Runner = command.run,
+        run: CommandRunner = command.run,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         """
@@ -48,7 +48,7 @@ class Healer:
         self._now_s = now_s
         self._cases = Cases(slurm, settings, history, now_s, run)
 
-    def look(self) -> list[Outcome]:
+    def look(self) -> list[HealOutcome]:
         """One pass. A node that cannot be healed for an error of Slurm's holds up no other.
 
         Raises:
@@ -63,14 +63,14 @@ class Healer:
             if self._settings.is_on:
                 found.append(self._try(case.node, partial(self._cases.go_on, case, nodes)))
             else:
-                found.append(Outcome(node=case.node, what=WAITS, why="half healed; `heal: on` goes on with it"))
+                found.append(HealOutcome(node=case.node, what=WAITS, why="half healed; `heal: on` goes on with it"))
         busy = {outcome.node for outcome in found}
         for node in nodes:
             if is_ours(node) and node.name not in busy and not why(node).startswith(_LEMON):
                 found.append(self._try(node.name, partial(self._take, node, nodes)))
         return found
 
-    def bring_back(self, name: str, wait: Callable[[Outcome], None]) -> Outcome:
+    def bring_back(self, name: str, wait: Callable[[HealOutcome], None]) -> HealOutcome:
         """Returns a node that an admin has repaired, if it passes the check; goes on where a call was cut short.
 
         Args:
@@ -100,7 +100,7 @@ class Healer:
             self._cases.release_strays()
         return outcome
 
-    def _begin_by_hand(self, node: Node) -> Outcome:
+    def _begin_by_hand(self, node: Node) -> HealOutcome:
         if not node.flags & OUT:
             raise LifecycleError(f"{node.name}: not drained ({node.state}); nothing to return")
         if not is_ours(node):
@@ -110,7 +110,7 @@ class Healer:
             )
         return self._cases.begin(node, BY_HAND, why(node).removeprefix(_LEMON))
 
-    def _take(self, node: Node, nodes: Sequence[Node]) -> Outcome:
+    def _take(self, node: Node, nodes: Sequence[Node]) -> HealOutcome:
         """A node that our hooks have drained and nobody has looked after yet."""
         cause, now_s = why(node), self._now_s()
         action, said = next_action(self._history.of(node.name), self._settings, now_s)
@@ -118,24 +118,24 @@ class Healer:
             return self._give_up(node, f"{said}; {cause}")
         limit = held_back(self._history, self._settings, len(nodes), now_s)
         if limit:
-            return Outcome(node=node.name, what=WAITS, why=f"{action} held back: {limit}")
+            return HealOutcome(node=node.name, what=WAITS, why=f"{action} held back: {limit}")
         if not self._settings.is_on:
-            return Outcome(node=node.name, what=f"would {action}", why=f"{cause} ({said})")
+            return HealOutcome(node=node.name, what=f"would {action}", why=f"{cause} ({said})")
         return self._cases.begin(node, action, cause)
 
-    def _give_up(self, node: Node, said: str) -> Outcome:
+    def _give_up(self, node: Node, said: str) -> HealOutcome:
         if not self._settings.is_on:
-            return Outcome(node=node.name, what=f"would be a {LEMON}", why=said)
+            return HealOutcome(node=node.name, what=f"would be a {LEMON}", why=said)
         event = HealEvent(time_s=round(self._now_s(), 3), node=node.name, what=LEMON, why=said)
         self._history.note(event, None)
         self._slurm.drain(node.name, reason(_LEMON + said))
-        return Outcome(node=node.name, what=LEMON, why=said)
+        return HealOutcome(node=node.name, what=LEMON, why=said)
 
-    def _try(self, node: str, step: Callable[[], Outcome]) -> Outcome:
+    def _try(self, node: str, step: Callable[[], HealOutcome]) -> HealOutcome:
         try:
             return step()
         except SlurmError as error:
-            return Outcome(node=node, what=WAITS, why=f"tried again at the next look: {error}")
+            return HealOutcome(node=node, what=WAITS, why=f"tried again at the next look: {error}")
 
     def _node(self, name: str) -> Node:
         found = {node.name: node for node in self._slurm.nodes()}

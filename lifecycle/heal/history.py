@@ -76,7 +76,7 @@ class Case:
 
 
 @dataclass
-class History:
+class HealHistory:
     """The file's content.
 
     Attributes:
@@ -89,7 +89,7 @@ class History:
     events: list[HealEvent] = field(default_factory=list)
 
     @classmethod
-    def read(cls, path: Path) -> History:
+    def read(cls, path: Path) -> HealHistory:
         """What was done so far; empty where there is no file.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lifecycle.heal.history import LEMON, REBOOT, REPAIRED, REPLACE, RETURNED, HealEvent, History
+from lifecycle.heal.history import LEMON, REBOOT, REPAIRED, REPLACE, RETURNED, HealEvent, HealHistory
 from lifecycle.heal.settings import HealSettings
 from slurm.hooks.drains import at_most
 
@@ -38,7 +38,7 @@ def next_action(events: Sequence[HealEvent], settings: HealSettings, now_s: floa
     return (REPLACE, said) if REPLACE not in tried else (LEMON, f"{said}, replaced before")
 
 
-def held_back(history: History, settings: HealSettings, nodes: int, now_s: float) -> str:
+def held_back(history: HealHistory, settings: HealSettings, nodes: int, now_s: float) -> str:
     """Which limit forbids another reboot or replacement now; empty when none does.
 
     Args:

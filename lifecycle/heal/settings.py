@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lifecycle.errors import UsageError
+from lifecycle.errors import NodeUsageError
 from lifecycle.settings.keys import key
 from lifecycle.settings.validation import validated
 from lifecycle.settings.yaml_file import MAX_FILE_BYTES, parse_yaml, settings_of
@@ -142,5 +142,5 @@ class HealSettings:
         except FileNotFoundError:
             return cls()
         except SettingsError as error:
-            raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
+            raise NodeUsageError(f"{path}: {' '.join(str(error).split())}") from None
         return validated(cls, settings_of(parse_yaml(data, str(path)), str(path)), source=str(path))

@@ -8,7 +8,7 @@ from typing import Any
 from lifecycle.errors import LifecycleError
 from lifecycle.heal.settings import HealSettings
 from slurm.client import Slurm
-from slurm.command import Runner
+from slurm.command import CommandRunner
 from slurm.hooks.drains import reason
 from slurm.records import Node
 
@@ -25,7 +25,7 @@ def reboots(slurm: Slurm) -> Mapping[str, Way]:
     }
 
 
-def replacements(slurm: Slurm, settings: HealSettings, run: Runner) -> Mapping[str, Way]:
+def replacements(slurm: Slurm, settings: HealSettings, run: CommandRunner) -> Mapping[str, Way]:
     """The ways to replace a node, by the word in heal.yaml."""
     return {
         "hyperpod": lambda node, _: slurm.fail(node.name, "Action:Replace"),
@@ -34,7 +34,7 @@ def replacements(slurm: Slurm, settings: HealSettings, run: Runner) -> Mapping[s
     }
 
 
-def _run_command(node: Node, settings: HealSettings, run: Runner) -> None:
+def _run_command(node: Node, settings: HealSettings, run: CommandRunner) -> None:
     words = {"{node}": node.name, "{address}": node.address}
     run([words.get(word, word) for word in settings.command], timeout_s=_COMMAND_TIMEOUT_S)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from lifecycle.errors import UsageError
+from lifecycle.errors import NodeUsageError
 from lifecycle.health import (
     clock,
     collective,
@@ -87,6 +87,6 @@ def select(level: Level, only: Sequence[str] = (), skip: Sequence[str] = ()) -> 
     for name in (*only, *skip):
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
-            raise UsageError(f"no health check {name}; {f'did you mean {near[0]}?' if near else 'see --list'}")
+            raise NodeUsageError(f"no health check {name}; {f'did you mean {near[0]}?' if near else 'see --list'}")
     chosen = [check for check in CHECKS if (check.name in only if only else level in check.levels)]
     return [check for check in chosen if check.name not in skip]

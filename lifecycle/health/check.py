@@ -1,15 +1,15 @@
 """The contract of a health check.
 
-A check is a function from a `Node` to a `Finding`, made a `Check` by the decorator:
+A check is a function from a `CheckedNode` to a `Finding`, made a `Check` by the decorator:
 
     @check("zombies", Level.QUICK)
     def zombies(node: Node) -> Finding:
         \"\"\"Few processes that ended and were never waited for.\"\"\"
 
-It looks at the node through `Node` alone, so a test hands in recorded output and a directory. It returns `fit`, `weak`
-or `unfit`; it raises `NotHere` for what the node does not have and `CannotObserve` for what could not be looked at. It
-may hang: the runner ends it at its `limit_s`. Checks of one module run one after another in one process and share what
-`Node.once` has read; modules run side by side.
+It looks at the node through `CheckedNode` alone, so a test hands in recorded output and a directory. It returns `fit`,
+`weak` or `unfit`; it raises `NotHere` for what the node does not have and `CannotObserve` for what could not be looked
+at. It may hang: the runner ends it at its `limit_s`. Checks of one module run one after another in one process and
+share what `CheckedNode.once` has read; modules run side by side.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar, cast
 from lifecycle.health.finding import Finding, Status
 from lifecycle.health.settings import Settings
 from lifecycle.instance import Expected
-from slurm.command import CommandError, Result, Runner, run
+from slurm.command import CommandError, CommandRunner, Result, run
 
 log = logging.getLogger(__name__)
 Fact = TypeVar("Fact")
@@ -70,7 +70,7 @@ def _import_nvml() -> Any:
 
 
 @dataclass(kw_only=True)
-class Node:
+class CheckedNode:
     """What a check may look at.
 
     Attributes:
@@ -86,7 +86,7 @@ class Node:
         deadline_s: on the monotonic clock, when the running check has to be done.
     """
 
-    run: Runner = run
+    run: CommandRunner = run
     nvml: Callable[[], Any] = _import_nvml
     root: Path = Path("/")
     settings: Settings = field(default_factory=Settings)
@@ -133,7 +133,7 @@ class Node:
                 raise NotHere(f"{argv[0]} is not installed") from None
             raise CannotObserve(str(error)) from None
 
-    def once(self, look: Callable[[Node], Fact]) -> Fact:
+    def once(self, look: Callable[[CheckedNode], Fact]) -> Fact:
         """What `look` says of this node, asked once for all checks of a module; its exception likewise."""
         if look not in self._known:
             try:
@@ -153,7 +153,7 @@ class Judge(Protocol):
     __module__: str
     __doc__: str | None
 
-    def __call__(self, node: Node, /) -> Finding: ...
+    def __call__(self, node: CheckedNode, /) -> Finding: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,7 @@ class Check:
     levels: Sequence[Level]
     limit_s: float
     alone: bool
-    where: Callable[[Node], object]
+    where: Callable[[CheckedNode], object]
 
     @property
     def promise(self) -> str:
@@ -186,7 +186,7 @@ class Check:
         """Checks of one family run in one process."""
         return self.name if self.alone else self.judge.__module__
 
-    def run(self, node: Node) -> Finding:
+    def run(self, node: CheckedNode) -> Finding:
         """Looks and decides; raises nothing: what goes wrong in a check is UNKNOWN."""
         start_s = time.monotonic()
         node.deadline_s = start_s + self.limit_s
@@ -215,7 +215,7 @@ def check(
     limit_s: float = 10.0,
     alone: bool = False,
     until: Level = Level.DEEP,
-    where: Callable[[Node], object] = lambda node: True,
+    where: Callable[[CheckedNode], object] = lambda node: True,
 ) -> Callable[[Judge], Check]:
     """Makes a function a check.
 

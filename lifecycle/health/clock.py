@@ -6,7 +6,7 @@ import ctypes
 import math
 from dataclasses import dataclass
 
-from lifecycle.health.check import CannotObserve, Level, Node, NotHere, check
+from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, fit, unfit, weak
 
 MAX_OFFSET_S = 0.5  # munge refuses credentials of other nodes at 300 s; logs of two nodes are of no use much earlier
@@ -31,7 +31,7 @@ class ClockState:
 
 
 @check("clock", Level.QUICK, limit_s=8.0)
-def clock(node: Node) -> Finding:
+def clock(node: CheckedNode) -> Finding:
     """The clock is synchronised and close to true time."""
     try:
         state = _from_chrony(node.tool("chronyc", "-c", "tracking", timeout_s=4.0).stdout)

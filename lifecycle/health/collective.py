@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from lifecycle.health import allreduce as program
-from lifecycle.health.check import CannotObserve, Level, Node, NotHere, check
+from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, fit, unfit, weak
 from lifecycle.instance import Expected
 from slurm.command import CommandError
@@ -59,7 +59,7 @@ class Measured:
 
 
 @check("allreduce", Level.DEEP, limit_s=200.0, alone=True)
-def allreduce(node: Node) -> Finding:
+def allreduce(node: CheckedNode) -> Finding:
     """An all-reduce over the node's GPUs is right, and as fast as the instance type's."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -100,7 +100,7 @@ def judge_node(measured: Measured, wanted: float | None, machine: Expected | Non
     return weak(told, expected, f"{advice}, `holdfast node env`") if measured.bus_gb_s < least else fit(told, expected)
 
 
-def _has_pairs(node: Node) -> bool:
+def _has_pairs(node: CheckedNode) -> bool:
     try:
         return bool(_allocated(node.environment))
     except NotHere:
@@ -108,7 +108,7 @@ def _has_pairs(node: Node) -> bool:
 
 
 @check("allreduce_pairs", Level.DEEP, limit_s=600.0, alone=True, where=_has_pairs)
-def allreduce_pairs(node: Node) -> Finding:
+def allreduce_pairs(node: CheckedNode) -> Finding:
     """Between neighbours of this allocation an all-reduce is right, equally fast, and over EFA where there is EFA."""
     nodes = _allocated(node.environment)
     pairs = pairs_of(nodes)
@@ -145,7 +145,7 @@ def rounds_of(pairs: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
 
 
 def judge_pairs(
-    results: Mapping[tuple[str, str], Measured], failed: Mapping[tuple[str, str], str], node: Node
+    results: Mapping[tuple[str, str], Measured], failed: Mapping[tuple[str, str], str], node: CheckedNode
 ) -> Finding:
     """Whether the pairs are fit: none failed, none much slower than the others or the site's figure, none beside EFA.
 
@@ -179,7 +179,9 @@ def judge_pairs(
     return unfit(told, expected, "run the check with other neighbours; then replace the node")
 
 
-def _judge_alike(results: Mapping[tuple[str, str], Measured], least: float, expected: str, node: Node) -> Finding:
+def _judge_alike(
+    results: Mapping[tuple[str, str], Measured], least: float, expected: str, node: CheckedNode
+) -> Finding:
     """Pairs that do as well as each other, or as the site expects: all of them may still be slow for their type.
 
     That is a warning alone: a line rate is no promise of what an all-reduce reaches.
@@ -269,7 +271,7 @@ def _allocated(environment: Mapping[str, str]) -> list[str]:
     return list(nodes)
 
 
-def _between(node: Node, pair: tuple[str, str], round_: int) -> Measured:
+def _between(node: CheckedNode, pair: tuple[str, str], round_: int) -> Measured:
     port = _FIRST_PORT + (int(node.environment["SLURM_JOB_ID"]) * 31 + round_) % _PORTS
     step = (
         "srun",
@@ -287,14 +289,14 @@ def _between(node: Node, pair: tuple[str, str], round_: int) -> Measured:
     return read_measured(_run(node, [*step, *_program(node), "--nodes", "2", "--host", first, "--port", str(port)]))
 
 
-def _program(node: Node) -> tuple[str, ...]:
+def _program(node: CheckedNode) -> tuple[str, ...]:
     """The all-reduce, in our own interpreter or in the one that the site names: that need not have this package."""
     if node.settings.python is None:
         return (sys.executable, "-I", "-m", program.__name__)
     return (node.settings.python, "-I", program.__file__)
 
 
-def _run(node: Node, argv: Sequence[str]) -> str:
+def _run(node: CheckedNode, argv: Sequence[str]) -> str:
     try:
         return node.command(*argv, timeout_s=_RUN_S).stdout
     except CommandError as error:

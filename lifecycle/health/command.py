@@ -13,9 +13,9 @@ from typing import Annotated
 import typer
 
 from lifecycle.blocks import print_json
-from lifecycle.errors import LifecycleError, UsageError
+from lifecycle.errors import LifecycleError, NodeUsageError
 from lifecycle.health.catalog import CHECKS, select
-from lifecycle.health.check import VERDICT_FILE, Check, Level, Node
+from lifecycle.health.check import VERDICT_FILE, Check, CheckedNode, Level
 from lifecycle.health.finding import Status
 from lifecycle.health.last_verdict import last_verdict
 from lifecycle.health.runner import longest_s, run_checks
@@ -64,7 +64,7 @@ def check(
     checks = select(chosen_level, only or (), () if only else settings.skip)
     if only:  # a check that takes minutes gets them by its name alone
         chosen_level = max(chosen_level, *(check.levels[0] for check in checks))
-    node = Node(
+    node = CheckedNode(
         settings=settings,
         expected=expected(settings.instance or instance_type()),
         verdict=(verdict or VERDICT_FILE).absolute(),
@@ -84,7 +84,7 @@ def check(
     raise typer.Exit(1 if result.status is Status.CRITICAL else 0)
 
 
-def _announce(checks: Sequence[Check], node: Node, budget_s: float) -> None:
+def _announce(checks: Sequence[Check], node: CheckedNode, budget_s: float) -> None:
     """Before minutes of silence: how many at most."""
     minutes = math.ceil(longest_s(checks, node, budget_s) / 60)
     many = "1 check" if len(checks) == 1 else f"{len(checks)} checks"
@@ -95,7 +95,7 @@ def _level(word: str) -> Level:
     try:
         return Level[word.upper()]
     except KeyError:
-        raise UsageError(f"--level: got {word}, expected {_LEVELS}") from None
+        raise NodeUsageError(f"--level: got {word}, expected {_LEVELS}") from None
 
 
 def _settings(path: Path | None) -> Settings:

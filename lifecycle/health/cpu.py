@@ -7,7 +7,7 @@ import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from lifecycle.health.check import Level, Node, NotHere, check
+from lifecycle.health.check import CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, fit, unfit, weak
 
 _TRIAD_BYTES = 64 << 20  # of each of the three arrays, over all cores: beyond any cache
@@ -18,7 +18,7 @@ _SLOW_CORE = 0.6
 
 
 @check("cpus", Level.PROLOG, limit_s=1.0)
-def cpus(node: Node) -> Finding:
+def cpus(node: CheckedNode) -> Finding:
     """Every CPU that is there is online."""
     try:
         there, online = (_count(node.read(f"/sys/devices/system/cpu/{name}")) for name in ("present", "online"))
@@ -30,7 +30,7 @@ def cpus(node: Node) -> Finding:
 
 
 @check("memory_errors", Level.PROLOG, limit_s=1.0)
-def memory_errors(node: Node) -> Finding:
+def memory_errors(node: CheckedNode) -> Finding:
     """The memory controllers have counted no uncorrectable error."""
     counters = list(node.path("/sys/devices/system/edac/mc").glob("mc*/ue_count"))
     if not counters:
@@ -43,7 +43,7 @@ def memory_errors(node: Node) -> Finding:
 
 
 @check("cpu_speed", Level.QUICK, limit_s=30.0, alone=True)
-def cpu_speed(node: Node) -> Finding:
+def cpu_speed(node: CheckedNode) -> Finding:
     """No core is much slower than the others."""
     allowed = sorted(os.sched_getaffinity(0))
     try:
@@ -62,7 +62,7 @@ def cpu_speed(node: Node) -> Finding:
 
 
 @check("memory_bandwidth", Level.QUICK, limit_s=30.0, alone=True)
-def memory_bandwidth(node: Node) -> Finding:
+def memory_bandwidth(node: CheckedNode) -> Finding:
     """Memory moves at memory's speed (STREAM's triad, all cores)."""
     import numpy as np
 

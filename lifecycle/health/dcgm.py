@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from lifecycle.health.check import CannotObserve, Level, Node, NotHere, check
+from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, fit, unfit, weak
 from lifecycle.health.pci import nvidia_gpus
 
@@ -14,18 +14,18 @@ _MILD = (1, 5)  # dcgm_errors.h: to be monitored, and settings such as persisten
 
 
 @check("dcgm_short", Level.QUICK, limit_s=45.0, until=Level.QUICK)
-def dcgm_short(node: Node) -> Finding:
+def dcgm_short(node: CheckedNode) -> Finding:
     """DCGM's short diagnostic (level 1) finds nothing."""
     return _diagnose(node, 1)
 
 
 @check("dcgm_long", Level.DEEP, limit_s=1500.0, alone=True, where=nvidia_gpus)
-def dcgm_long(node: Node) -> Finding:
+def dcgm_long(node: CheckedNode) -> Finding:
     """DCGM's long diagnostic (level 3: memory, bandwidth, stress, power) finds nothing."""
     return _diagnose(node, 3)
 
 
-def _diagnose(node: Node, level: int) -> Finding:
+def _diagnose(node: CheckedNode, level: int) -> Finding:
     if not nvidia_gpus(node):
         raise NotHere("no NVIDIA GPU")
     # The exit code is not 0 for a finding as well as for a failure to run: the report decides.

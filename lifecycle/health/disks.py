@@ -8,7 +8,7 @@ import secrets
 import time
 from pathlib import Path
 
-from lifecycle.health.check import Level, Node, NotHere, check
+from lifecycle.health.check import CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, fit, unfit, weak
 from lifecycle.health.mounts import read_mounts
 
@@ -23,7 +23,7 @@ _SHM_MIN_MB_S = 500.0
 
 
 @check("disk_space", Level.PROLOG, limit_s=1.0)
-def disk_space(node: Node) -> Finding:
+def disk_space(node: CheckedNode) -> Finding:
     """The system's file systems have room, for bytes and for files."""
     worst, where = (False, 0.0), ""  # whether the node is unfit for it, part used
     of_users = {path.stat().st_dev for path in map(node.path, _OF_USERS) if path.is_dir()}
@@ -45,7 +45,7 @@ def disk_space(node: Node) -> Finding:
 
 
 @check("shm_speed", Level.QUICK, limit_s=15.0, alone=True)
-def shm_speed(node: Node) -> Finding:
+def shm_speed(node: CheckedNode) -> Finding:
     """Memory file system: written at memory's speed, as checkpoints are."""
     directory = node.path("/dev/shm")
     facts = os.statvfs(directory)
@@ -62,7 +62,7 @@ def shm_speed(node: Node) -> Finding:
 
 
 @check("nvme_speed", Level.QUICK, limit_s=30.0, alone=True)
-def nvme_speed(node: Node) -> Finding:
+def nvme_speed(node: CheckedNode) -> Finding:
     """The node's own disks for jobs: there, and written at a disk's speed, fsync included."""
     places = [node.settings.nvme] if node.settings.nvme else _local_disks(node)
     if not places:
@@ -82,7 +82,7 @@ def nvme_speed(node: Node) -> Finding:
 
 
 @check("nvme_disks", Level.PROLOG, limit_s=1.0)
-def nvme_disks(node: Node) -> Finding:
+def nvme_disks(node: CheckedNode) -> Finding:
     """The instance type's local disks are there."""
     models = [path.read_text().strip() for path in node.path("/sys/block").glob("nvme*/device/model")]
     local = [model for model in models if "Instance Storage" in model]
@@ -95,7 +95,7 @@ def nvme_disks(node: Node) -> Finding:
     return unfit(measured, f"{wanted}", "stop and start the instance, or replace the node")
 
 
-def _local_disks(node: Node) -> list[str]:
+def _local_disks(node: CheckedNode) -> list[str]:
     """Where NVMe disks or arrays are mounted, but for the system's own."""
     return [
         mount.at

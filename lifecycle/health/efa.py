@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import resource
 
-from lifecycle.health.check import Level, Node, NotHere, check
+from lifecycle.health.check import CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, fit, unfit, weak
 from lifecycle.health.pci import efa_interfaces, nvidia_gpus
 
@@ -16,7 +16,7 @@ _HUGE = re.compile(r"^HugePages_(Total|Free):\s+(\d+)", re.MULTILINE)
 
 
 @check("efa_devices", Level.PROLOG, limit_s=1.0)
-def efa_devices(node: Node) -> Finding:
+def efa_devices(node: CheckedNode) -> Finding:
     """Every EFA interface has its driver and an active port, and the instance type's number is there."""
     plugged = efa_interfaces(node)
     wanted = node.expected.efa if node.expected else len(plugged)
@@ -35,7 +35,7 @@ def efa_devices(node: Node) -> Finding:
 
 
 @check("efa_modules", Level.QUICK, limit_s=2.0)
-def efa_modules(node: Node) -> Finding:
+def efa_modules(node: CheckedNode) -> Finding:
     """The kernel modules that EFA needs are loaded; with GPUs also one that lets it read their memory."""
     if not efa_interfaces(node):
         raise NotHere("no EFA interface")
@@ -51,7 +51,7 @@ def efa_modules(node: Node) -> Finding:
 
 
 @check("gdrcopy", Level.QUICK, limit_s=2.0)
-def gdrcopy(node: Node) -> Finding:
+def gdrcopy(node: CheckedNode) -> Finding:
     """Where GDRCopy is installed its module is loaded; NCCL's plugin copies small messages by the CPU without it."""
     if not nvidia_gpus(node):
         raise NotHere("no NVIDIA GPU")
@@ -63,7 +63,7 @@ def gdrcopy(node: Node) -> Finding:
 
 
 @check("locked_memory", Level.QUICK, limit_s=2.0)
-def locked_memory(node: Node) -> Finding:
+def locked_memory(node: CheckedNode) -> Finding:
     """Jobs may lock all memory, which RDMA needs."""
     measured = _locked_memory(node)
     if "unlimited" in measured:
@@ -77,7 +77,7 @@ def locked_memory(node: Node) -> Finding:
 
 
 @check("huge_pages", Level.QUICK, limit_s=2.0)
-def huge_pages(node: Node) -> Finding:
+def huge_pages(node: CheckedNode) -> Finding:
     """There are free huge pages for EFA's buffers."""
     if not efa_interfaces(node):
         raise NotHere("no EFA interface")
@@ -88,7 +88,7 @@ def huge_pages(node: Node) -> Finding:
     return weak(measured, "some free", "vm.nr_hugepages = 5128 (what the EFA installer sets), or end what holds them")
 
 
-def _devices(node: Node) -> dict[str, str]:
+def _devices(node: CheckedNode) -> dict[str, str]:
     """RDMA devices with a driver, and the state of their first port."""
     states = {}
     for path in sorted(node.path(_RDMA).glob("*")):
@@ -99,7 +99,7 @@ def _devices(node: Node) -> dict[str, str]:
     return states
 
 
-def _has_dmabuf(node: Node) -> bool:
+def _has_dmabuf(node: CheckedNode) -> bool:
     """Whether kernel and driver can share GPU memory without a module: the open driver on Linux 5.12 or newer."""
     try:
         release, driver = node.read("/proc/sys/kernel/osrelease"), node.read("/proc/driver/nvidia/version")
@@ -109,7 +109,7 @@ def _has_dmabuf(node: Node) -> bool:
     return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (5, 12) and "Open Kernel Module" in driver
 
 
-def _locked_memory(node: Node) -> str:
+def _locked_memory(node: CheckedNode) -> str:
     """The limit that jobs inherit from slurmd; where none runs, our own."""
     for path in node.path("/proc").glob("[0-9]*/comm"):
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
-from lifecycle.health.check import CannotObserve, Level, Node, NotHere, check
+from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, fit, unfit, weak
 from lifecycle.health.pci import nvidia_gpus
 
@@ -50,7 +50,7 @@ class Gpu:
 
 
 @check("gpu_devices", Level.PROLOG, limit_s=1.0)
-def gpu_devices(node: Node) -> Finding:
+def gpu_devices(node: CheckedNode) -> Finding:
     """Every GPU on the PCI bus is the driver's, and the instance type's number is there."""
     plugged = nvidia_gpus(node)
     wanted = _wanted(node, len(plugged))
@@ -63,7 +63,7 @@ def gpu_devices(node: Node) -> Finding:
 
 
 @check("gpu_count", Level.QUICK, limit_s=25.0)
-def gpu_count(node: Node) -> Finding:
+def gpu_count(node: CheckedNode) -> Finding:
     """nvidia-smi sees every GPU."""
     wanted = _wanted(node, len(nvidia_gpus(node)))
     seen = node.once(read_gpus)
@@ -74,7 +74,7 @@ def gpu_count(node: Node) -> Finding:
 
 
 @check("gpu_driver", Level.QUICK, limit_s=25.0)
-def gpu_driver(node: Node) -> Finding:
+def gpu_driver(node: CheckedNode) -> Finding:
     """The driver that runs is the one that is installed."""
     _gpus(node)
     installed = node.once(_log).findtext("driver_version", "").strip()
@@ -91,7 +91,7 @@ def gpu_driver(node: Node) -> Finding:
 
 
 @check("gpu_memory", Level.QUICK, limit_s=25.0)
-def gpu_memory(node: Node) -> Finding:
+def gpu_memory(node: CheckedNode) -> Finding:
     """All GPUs have the same memory, and the instance type's."""
     told = {gpu.bus: gpu.number("fb_memory_usage/total") for gpu in _gpus(node)}
     if None in told.values():  # some types have no memory of their own, and a broken tool none to tell
@@ -106,7 +106,7 @@ def gpu_memory(node: Node) -> Finding:
 
 
 @check("gpu_ecc", Level.QUICK, limit_s=25.0)
-def gpu_ecc(node: Node) -> Finding:
+def gpu_ecc(node: CheckedNode) -> Finding:
     """No uncorrectable memory errors since the driver was loaded."""
     expected = "ECC on, 0 uncorrectable"
     off = [gpu.bus for gpu in _gpus(node) if gpu.text("ecc_mode/current_ecc") == "Disabled"]
@@ -125,7 +125,7 @@ def gpu_ecc(node: Node) -> Finding:
 
 
 @check("gpu_row_remap", Level.QUICK, limit_s=25.0)
-def gpu_row_remap(node: Node) -> Finding:
+def gpu_row_remap(node: CheckedNode) -> Finding:
     """No row of GPU memory waits to be remapped, and none could not be."""
     expected = "none pending, none failed"
     failed = _told(node, lambda gpu: _yes(gpu, "remapped_rows/remapped_row_failure"))
@@ -142,7 +142,7 @@ def gpu_row_remap(node: Node) -> Finding:
 
 
 @check("gpu_recovery", Level.QUICK, limit_s=25.0)
-def gpu_recovery(node: Node) -> Finding:
+def gpu_recovery(node: CheckedNode) -> Finding:
     """No GPU asks for a reset or a reboot."""
     asked = _told(
         node,
@@ -157,7 +157,7 @@ def gpu_recovery(node: Node) -> Finding:
 
 
 @check("gpu_throttle", Level.QUICK, limit_s=25.0)
-def gpu_throttle(node: Node) -> Finding:
+def gpu_throttle(node: CheckedNode) -> Finding:
     """No GPU is slowed by heat or by its power supply."""
     hard = _told(node, lambda gpu: " ".join(reason for reason in _slowed(gpu) if reason.startswith("hw_")))
     soft = _told(node, lambda gpu: " ".join(reason for reason in _slowed(gpu) if reason.startswith("sw_thermal")))
@@ -170,7 +170,7 @@ def gpu_throttle(node: Node) -> Finding:
 
 
 @check("gpu_persistence", Level.QUICK, limit_s=25.0)
-def gpu_persistence(node: Node) -> Finding:
+def gpu_persistence(node: CheckedNode) -> Finding:
     """Persistence mode is on: the driver stays loaded between jobs."""
     off = [gpu.bus for gpu in _gpus(node) if gpu.text("persistence_mode") == "Disabled"]
     if off:
@@ -179,7 +179,7 @@ def gpu_persistence(node: Node) -> Finding:
 
 
 @check("gpu_pcie", Level.QUICK, limit_s=25.0)
-def gpu_pcie(node: Node) -> Finding:
+def gpu_pcie(node: CheckedNode) -> Finding:
     """Every GPU's PCIe link is as wide as its siblings'."""
     links = "pci/pci_gpu_link_info/link_widths"
     widths = {gpu.bus: gpu.number(f"{links}/current_link_width") for gpu in _gpus(node)}
@@ -194,7 +194,7 @@ def gpu_pcie(node: Node) -> Finding:
     return fit(f"{widest}x", "the same on all")
 
 
-def read_gpus(node: Node) -> list[Gpu]:
+def read_gpus(node: CheckedNode) -> list[Gpu]:
     """All GPUs that nvidia-smi sees.
 
     Raises:
@@ -204,7 +204,7 @@ def read_gpus(node: Node) -> list[Gpu]:
     return [Gpu(bus=gpu.get("id", "?"), facts=gpu) for gpu in node.once(_log).iterfind("gpu")]
 
 
-def _log(node: Node) -> ElementTree.Element:
+def _log(node: CheckedNode) -> ElementTree.Element:
     _wanted(node, len(nvidia_gpus(node)))
     try:
         said = node.tool(*_ASK, timeout_s=_ASK_S).stdout
@@ -219,14 +219,14 @@ def _log(node: Node) -> ElementTree.Element:
     return log
 
 
-def _gpus(node: Node) -> list[Gpu]:
+def _gpus(node: CheckedNode) -> list[Gpu]:
     gpus = node.once(read_gpus)
     if not gpus:
         raise CannotObserve("nvidia-smi sees no GPU")
     return gpus
 
 
-def _wanted(node: Node, plugged: int) -> int:
+def _wanted(node: CheckedNode, plugged: int) -> int:
     """How many GPUs there should be: the instance type's number, else what the bus says."""
     wanted = node.expected.gpus if node.expected else plugged
     if wanted == plugged == 0:
@@ -234,7 +234,7 @@ def _wanted(node: Node, plugged: int) -> int:
     return wanted
 
 
-def _told(node: Node, say: Callable[[Gpu], str]) -> str:
+def _told(node: CheckedNode, say: Callable[[Gpu], str]) -> str:
     """What there is to say of the GPUs that have something, each with its PCI address."""
     return ", ".join(f"{gpu.bus} {word}" for gpu in _gpus(node) if (word := say(gpu)))
 

@@ -7,7 +7,7 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
-from lifecycle.health.check import CannotObserve, Level, Node, NotHere, check
+from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, fit, unfit, weak
 
 MIN_FREE_BYTES = 256 << 20
@@ -17,19 +17,19 @@ _FIX = "as root: holdfast node provision --only logind, which sets RemoveIPC=no"
 
 
 @check("memory_file_system", Level.PROLOG, limit_s=1.0)
-def memory_file_system(node: Node) -> Finding:
+def memory_file_system(node: CheckedNode) -> Finding:
     """/dev/shm can be written and has room for checkpoints."""
     return judge_memory(node.path("/dev/shm"), in_use=weak)  # by jobs: no fault of the node
 
 
 @check("open_files", Level.PROLOG, limit_s=1.0)
-def open_files(node: Node) -> Finding:
+def open_files(node: CheckedNode) -> Finding:
     """A process may hold enough file descriptors for its workers, peers and checkpoints."""
     return judge_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 @check("remove_ipc", Level.QUICK, limit_s=10.0)
-def remove_ipc(node: Node) -> Finding:
+def remove_ipc(node: CheckedNode) -> Finding:
     """systemd leaves the files of users in /dev/shm when they log out."""
     if not node.path("/run/systemd/system").is_dir():
         raise NotHere("systemd does not run here")

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lifecycle.health.check import CannotObserve, Level, Node, check
+from lifecycle.health.check import CannotObserve, CheckedNode, Level, check
 from lifecycle.health.finding import Finding, fit, unfit, weak
 
 _KMSG = "/dev/kmsg"
@@ -66,7 +66,7 @@ class KernelLog:
 
 
 @check("gpu_xid", Level.PROLOG, limit_s=1.0)
-def gpu_xid(node: Node) -> Finding:
+def gpu_xid(node: CheckedNode) -> Finding:
     """The kernel has reported no GPU (Xid) or NVSwitch (SXid) hardware error since boot."""
     log = node.once(read_kernel_log)
     bad: list[str] = []
@@ -88,7 +88,7 @@ def gpu_xid(node: Node) -> Finding:
 
 
 @check("kernel_errors", Level.PROLOG, limit_s=1.0)
-def kernel_errors(node: Node) -> Finding:
+def kernel_errors(node: CheckedNode) -> Finding:
     """The kernel has reported no error of memory, disks or itself since boot."""
     log = node.once(read_kernel_log)
     expected = "none"
@@ -102,7 +102,7 @@ def kernel_errors(node: Node) -> Finding:
 
 
 @check("out_of_memory", Level.QUICK, limit_s=2.0)
-def out_of_memory(node: Node) -> Finding:
+def out_of_memory(node: CheckedNode) -> Finding:
     """The node itself has not run out of memory since boot; jobs killed at their own limit do not count."""
     log = node.once(read_kernel_log)
     of_node = sum(1 for line in log.lines if _OOM.match(line))
@@ -113,7 +113,7 @@ def out_of_memory(node: Node) -> Finding:
     return fit(measured, "0 of the node")
 
 
-def read_kernel_log(node: Node) -> KernelLog:
+def read_kernel_log(node: CheckedNode) -> KernelLog:
     """The kernel's ring buffer.
 
     Raises:

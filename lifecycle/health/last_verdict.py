@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lifecycle.health.check import CannotObserve, Level, Node, check
+from lifecycle.health.check import CannotObserve, CheckedNode, Level, check
 from lifecycle.health.finding import Finding, Status, fit, unfit, weak
 from lifecycle.health.verdict import boot_id, read_verdict
 
@@ -10,7 +10,7 @@ MAX_AGE_S = 24 * 3600.0
 
 
 @check("last_verdict", Level.PROLOG, limit_s=1.0, until=Level.PROLOG)
-def last_verdict(node: Node) -> Finding:
+def last_verdict(node: CheckedNode) -> Finding:
     """The last quick or deep run of this boot found nothing critical."""
     try:
         verdict = read_verdict(node.path(str(node.verdict)))

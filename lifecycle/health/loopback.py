@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lifecycle.health.check import CannotObserve, Level, Node, NotHere, check
+from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, fit, unfit
 from lifecycle.health.pci import efa_interfaces
 from slurm.command import CommandError
@@ -29,14 +29,14 @@ class _Unread(CannotObserve):
 
 
 @check("tcp_loopback", Level.QUICK, limit_s=20.0)
-def tcp_loopback(node: Node) -> Finding:
+def tcp_loopback(node: CheckedNode) -> Finding:
     """libfabric carries messages over TCP to this node itself."""
     speed = _pingpong(node, ("-p", "tcp", "-e", "msg"), {}, _TCP_PATIENCE_S)
     return fit(f"{speed} MB/s at {_SIZE_BYTES >> 10} KiB", "messages come back")
 
 
 @check("efa_loopback", Level.QUICK, limit_s=50.0)
-def efa_loopback(node: Node) -> Finding:
+def efa_loopback(node: CheckedNode) -> Finding:
     """Every EFA interface carries messages to this node itself, through the network card."""
     if not efa_interfaces(node):
         raise NotHere("no EFA interface")
@@ -68,7 +68,7 @@ def efa_loopback(node: Node) -> Finding:
     return unfit(f"{measured}; {' '.join(failed)} failed: {next(iter(failed.values()))}", "all", advice)
 
 
-def _pingpong(node: Node, options: tuple[str, ...], extra: dict[str, str], patience_s: float) -> str:
+def _pingpong(node: CheckedNode, options: tuple[str, ...], extra: dict[str, str], patience_s: float) -> str:
     """MB/s, as fi_pingpong says it.
 
     Args:
@@ -105,7 +105,7 @@ def _pingpong(node: Node, options: tuple[str, ...], extra: dict[str, str], patie
     return str(rows[-1][0])
 
 
-def _program(node: Node, name: str) -> str:
+def _program(node: CheckedNode, name: str) -> str:
     """The EFA installer's tool where it is installed, else the one on PATH."""
     own = Path(_BIN, name)
     return str(own) if node.path(str(own)).exists() else name

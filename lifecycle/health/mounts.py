@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from lifecycle.health.check import CannotObserve, Level, Node, NotHere, check
+from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, fit, unfit
 from slurm.command import CommandError
 
@@ -26,7 +26,7 @@ class Mount:
 
 
 @check("root_writable", Level.PROLOG, limit_s=1.0)
-def root_writable(node: Node) -> Finding:
+def root_writable(node: CheckedNode) -> Finding:
     """The root file system has not become read-only, as it does after a disk error."""
     roots = [mount for mount in read_mounts(node.read("/proc/mounts")) if mount.at == "/" and mount.kind != "rootfs"]
     if not roots:
@@ -37,7 +37,7 @@ def root_writable(node: Node) -> Finding:
 
 
 @check("network_mounts", Level.QUICK, limit_s=30.0)
-def network_mounts(node: Node) -> Finding:
+def network_mounts(node: CheckedNode) -> Finding:
     """Every mounted network file system answers; those that users mount are theirs."""
     mounts = read_mounts(node.read("/proc/mounts"))
     found = [mount for mount in mounts if _NETWORK.match(mount.kind) and not _is_of_user(mount)]
@@ -58,7 +58,7 @@ def network_mounts(node: Node) -> Finding:
 
 
 @check("fstab", Level.QUICK, limit_s=5.0)
-def fstab(node: Node) -> Finding:
+def fstab(node: CheckedNode) -> Finding:
     """What fstab says is mounted."""
     try:
         promised = [mount for mount in read_mounts(node.read("/etc/fstab")) if _is_promise(mount)]
@@ -95,7 +95,7 @@ def _is_of_user(mount: Mount) -> bool:
     )
 
 
-def _resolved(node: Node, place: str) -> str:
+def _resolved(node: CheckedNode, place: str) -> str:
     """Without the symbolic links that fstab may name it by; /proc/mounts knows none."""
     root = os.path.realpath(node.root)
     return "/" + os.path.relpath(os.path.realpath(node.path(place)), root).removeprefix(".").lstrip("/")

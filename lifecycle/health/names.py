@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from lifecycle.health.check import Level, Node, check
+from lifecycle.health.check import CheckedNode, Level, check
 from lifecycle.health.finding import Finding, fit, unfit, weak
 from slurm.command import CommandError
 
@@ -16,7 +16,7 @@ _LIMIT_S = 4.0
 
 
 @check("names", Level.QUICK, limit_s=20.0)
-def names(node: Node) -> Finding:
+def names(node: CheckedNode) -> Finding:
     """The names of the node, of Slurm's controllers and of what the site names resolve at once."""
     missing, slow, asked = [], [], (os.uname().nodename, *_controllers(node), *node.settings.names)
     for name in dict.fromkeys(asked):
@@ -35,7 +35,7 @@ def names(node: Node) -> Finding:
     return fit(", ".join(dict.fromkeys(asked)), expected)
 
 
-def _controllers(node: Node) -> list[str]:
+def _controllers(node: CheckedNode) -> list[str]:
     for conf in _CONFS:
         try:
             return _CONTROLLER.findall(node.read(conf))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
-from lifecycle.health.check import CannotObserve, Level, Node, NotHere, check
+from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, fit, unfit, weak
 from lifecycle.health.pci import nvidia_gpus
 
@@ -20,7 +20,7 @@ _FABRIC_MANAGER = "nvidia-fabricmanager"
 
 
 @check("nvlink_state", Level.QUICK, limit_s=15.0)
-def nvlink_state(node: Node) -> Finding:
+def nvlink_state(node: CheckedNode) -> Finding:
     """Every NVLink of every GPU is up."""
     links = _by_gpu(_ask(node, "-s"), _LINK)
     if not any(links.values()):
@@ -46,7 +46,7 @@ def nvlink_state(node: Node) -> Finding:
 
 
 @check("nvlink_errors", Level.QUICK, limit_s=15.0)
-def nvlink_errors(node: Node) -> Finding:
+def nvlink_errors(node: CheckedNode) -> Finding:
     """No NVLink has counted an error."""
     counts = _error_counts(node)
     if not counts:
@@ -59,7 +59,7 @@ def nvlink_errors(node: Node) -> Finding:
 
 
 @check("fabric_manager", Level.QUICK, limit_s=10.0)
-def fabric_manager(node: Node) -> Finding:
+def fabric_manager(node: CheckedNode) -> Finding:
     """Where there is an NVSwitch, the fabric manager runs."""
     if not list(node.path("/dev").glob("nvidia-nvswitch[0-9]*")):
         raise NotHere("no NVSwitch")
@@ -71,13 +71,13 @@ def fabric_manager(node: Node) -> Finding:
     return unfit(said, "active", f"systemctl restart {_FABRIC_MANAGER}; its version must equal the driver's")
 
 
-def _ask(node: Node, option: str) -> str:
+def _ask(node: CheckedNode, option: str) -> str:
     if not nvidia_gpus(node):
         raise NotHere("no NVIDIA GPU")
     return node.tool("nvidia-smi", "nvlink", option, timeout_s=12.0).stdout
 
 
-def _error_counts(node: Node) -> list[tuple[int, int, str, int]]:
+def _error_counts(node: CheckedNode) -> list[tuple[int, int, str, int]]:
     """GPU, link, kind and count of every error counter, by NVML; none where no GPU has NVLink."""
     if not nvidia_gpus(node):
         raise NotHere("no NVIDIA GPU")

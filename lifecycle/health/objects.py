@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-from lifecycle.health.check import Level, Node, NotHere, check
+from lifecycle.health.check import CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, fit, unfit, weak
 
 _SLOW_S = 2.0
 
 
 @check("s3", Level.QUICK, limit_s=20.0)
-def s3(node: Node) -> Finding:
+def s3(node: CheckedNode) -> Finding:
     """The site's bucket can be listed."""
     url = node.settings.s3
     if not url:

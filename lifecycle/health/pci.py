@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from lifecycle.health.check import Node
+from lifecycle.health.check import CheckedNode
 
 _NVIDIA, _AMAZON = "0x10de", "0x1d0f"
 _DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; GPUs of servers are the latter
 _EFA_PREFIX = "0xefa"
 
 
-def nvidia_gpus(node: Node) -> list[str]:
+def nvidia_gpus(node: CheckedNode) -> list[str]:
     """PCI addresses of NVIDIA's GPUs."""
     return [
         address
@@ -18,7 +18,7 @@ def nvidia_gpus(node: Node) -> list[str]:
     ]
 
 
-def efa_interfaces(node: Node) -> list[str]:
+def efa_interfaces(node: CheckedNode) -> list[str]:
     """PCI addresses of EFA interfaces."""
     return [
         address
@@ -27,11 +27,11 @@ def efa_interfaces(node: Node) -> list[str]:
     ]
 
 
-def _devices(node: Node) -> dict[str, dict[str, str]]:
+def _devices(node: CheckedNode) -> dict[str, dict[str, str]]:
     return node.once(_read)
 
 
-def _read(node: Node) -> dict[str, dict[str, str]]:
+def _read(node: CheckedNode) -> dict[str, dict[str, str]]:
     devices = {}
     for path in sorted(node.path("/sys/bus/pci/devices").glob("*")):
         try:

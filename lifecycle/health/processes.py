@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from lifecycle.health.check import Level, Node, check
+from lifecycle.health.check import CheckedNode, Level, check
 from lifecycle.health.finding import Finding, fit, weak
 
 _STAT = re.compile(r"^(\d+) \((.*)\) (\S)", re.DOTALL)
@@ -15,7 +15,7 @@ _BETWEEN_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Process:
+class ProcessLine:
     """A line of /proc/<pid>/stat: who, and the state's letter."""
 
     pid: int
@@ -24,7 +24,7 @@ class Process:
 
 
 @check("zombies", Level.QUICK, limit_s=5.0)
-def zombies(node: Node) -> Finding:
+def zombies(node: CheckedNode) -> Finding:
     """Few processes have ended without anybody waiting for them."""
     dead = [process for process in read_processes(node) if process.state == "Z"]
     expected = f"at most {_MANY_ZOMBIES}"
@@ -34,7 +34,7 @@ def zombies(node: Node) -> Finding:
 
 
 @check("stuck_processes", Level.QUICK, limit_s=8.0)
-def stuck_processes(node: Node) -> Finding:
+def stuck_processes(node: CheckedNode) -> Finding:
     """No process is stuck in the kernel: in uninterruptible sleep each time we look."""
     stuck = _uninterruptible(node)
     for _ in range(_LOOKS - 1):
@@ -49,7 +49,7 @@ def stuck_processes(node: Node) -> Finding:
     return fit("none", "none")
 
 
-def read_processes(node: Node) -> list[Process]:
+def read_processes(node: CheckedNode) -> list[ProcessLine]:
     """All processes there are."""
     found = []
     for path in node.path("/proc").glob("[0-9]*/stat"):
@@ -58,9 +58,9 @@ def read_processes(node: Node) -> list[Process]:
         except OSError:  # it ended
             continue
         if hit:
-            found.append(Process(pid=int(hit[1]), name=hit[2], state=hit[3]))
+            found.append(ProcessLine(pid=int(hit[1]), name=hit[2], state=hit[3]))
     return found
 
 
-def _uninterruptible(node: Node) -> set[Process]:
+def _uninterruptible(node: CheckedNode) -> set[ProcessLine]:
     return {process for process in read_processes(node) if process.state == "D"}

@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from slurm.command import CommandError, Runner, run
+from slurm.command import CommandError, CommandRunner, run
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "nvidia-smi-q.xml": ("nvidia-smi", "-q", "-x"),
@@ -29,7 +29,7 @@ _SECRET = re.compile(r"(GPU-)[0-9a-f-]{36}|(<serial>)[^<]+|(Serial Number\s*: )\
 _LIMIT_S = 120.0
 
 
-def record(directory: Path, runner: Runner = run) -> list[str]:
+def record(directory: Path, runner: CommandRunner = run) -> list[str]:
     """Writes one file for each command and file that this machine has.
 
     Args:

@@ -16,14 +16,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lifecycle.health.check import Check, Node
+from lifecycle.health.check import Check, CheckedNode
 from lifecycle.health.finding import Finding, Status
 from lifecycle.health.tree import kill_tree
 
 _REAP_S = 0.2
 
 
-def run_checks(checks: Sequence[Check], node: Node, budget_s: float) -> list[Finding]:
+def run_checks(checks: Sequence[Check], node: CheckedNode, budget_s: float) -> list[Finding]:
     """Runs all checks and returns their findings in the same order.
 
     Args:
@@ -38,7 +38,7 @@ def run_checks(checks: Sequence[Check], node: Node, budget_s: float) -> list[Fin
     return [findings[check.name] for check in checks]
 
 
-def longest_s(checks: Sequence[Check], node: Node, budget_s: float) -> float:
+def longest_s(checks: Sequence[Check], node: CheckedNode, budget_s: float) -> float:
     """Seconds that `run_checks` takes at most: every check that this node has something for uses up its limit."""
     here = _rounds([check for check in checks if check.where(node)])
     return min(
@@ -75,7 +75,7 @@ class _Child:
 class _Round:
     """Some families side by side."""
 
-    def __init__(self, node: Node, end_s: float, budget_s: float) -> None:
+    def __init__(self, node: CheckedNode, end_s: float, budget_s: float) -> None:
         self._node = node
         self._end_s = end_s
         self._budget_s = budget_s
@@ -155,7 +155,7 @@ class _Round:
         _reap(child.pid)
 
 
-def _be_child(checks: Sequence[Check], node: Node, writer: int) -> None:
+def _be_child(checks: Sequence[Check], node: CheckedNode, writer: int) -> None:
     """Runs the checks, tells each finding, and never returns."""
     try:
         os.setsid()

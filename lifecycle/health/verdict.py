@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lifecycle.files import publish
-from lifecycle.health.check import Level, Node
+from lifecycle.health.check import CheckedNode, Level
 from lifecycle.health.finding import Finding, Status, overall
 
 VERSION = 1
@@ -44,7 +44,7 @@ class Verdict:
     checks: tuple[dict[str, Any], ...]
 
     @classmethod
-    def of(cls, findings: Sequence[Finding], level: Level, node: Node) -> Verdict:
+    def of(cls, findings: Sequence[Finding], level: Level, node: CheckedNode) -> Verdict:
         """The verdict of one run."""
         now_s = round(node.now_s(), 3)
         rows = tuple({**finding.to_mapping(), "time_s": now_s, "level": level.word} for finding in findings)
@@ -128,7 +128,7 @@ def read_verdict(path: Path) -> Verdict:
     return verdict
 
 
-def boot_id(node: Node) -> str:
+def boot_id(node: CheckedNode) -> str:
     """The kernel's random name of this boot; empty where it cannot be read."""
     try:
         return node.read("/proc/sys/kernel/random/boot_id").strip()

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from lifecycle.provision.step import Node, StepError
+from lifecycle.provision.step import ProvisionedNode, StepError
 from slurm.command import CommandError
 
 _INSTALL_S = 1800.0
@@ -15,7 +15,7 @@ _LOCK_S = 300  # unattended-upgrades holds dpkg's lock for minutes on a fresh in
 _APT = ("apt-get", "-y", "-q", "-o", f"DPkg::Lock::Timeout={_LOCK_S}", "-o", "Dpkg::Options::=--force-confold")
 
 
-def missing(node: Node, packages: Sequence[str]) -> list[str]:
+def missing(node: ProvisionedNode, packages: Sequence[str]) -> list[str]:
     """The packages that are not installed; `name=version` asks for just that version.
 
     Raises:
@@ -40,7 +40,7 @@ def missing(node: Node, packages: Sequence[str]) -> list[str]:
     return [package for package, name, version in wanted if installed.get(name, "") != (version or installed.get(name))]
 
 
-def install(node: Node, packages: Sequence[str]) -> None:
+def install(node: ProvisionedNode, packages: Sequence[str]) -> None:
     """Install packages from the system's repositories. A dpkg that was killed is put right first.
 
     Raises:
@@ -51,7 +51,7 @@ def install(node: Node, packages: Sequence[str]) -> None:
     _apt(node, (*_APT, "--no-install-recommends", "install", *packages))
 
 
-def install_file(node: Node, package: Path) -> None:
+def install_file(node: ProvisionedNode, package: Path) -> None:
     """Install a package that was fetched, and from the repositories what it needs.
 
     Raises:
@@ -61,7 +61,7 @@ def install_file(node: Node, package: Path) -> None:
     _apt(node, (*_APT, "--no-install-recommends", "install", str(package)))
 
 
-def _mend(node: Node) -> None:
+def _mend(node: ProvisionedNode) -> None:
     """What a dpkg that was killed left: half-unpacked packages are installed again, unpacked ones configured."""
     query = ("dpkg-query", "-W", "-f", "${db:Status-Eflag} ${Package}\\n")
     flags = [line.split() for line in node.run(query, check=False).stdout.splitlines()]
@@ -72,7 +72,7 @@ def _mend(node: Node) -> None:
     _apt(node, ("dpkg", "--configure", "-a"))
 
 
-def _apt(node: Node, argv: Sequence[str]) -> None:
+def _apt(node: ProvisionedNode, argv: Sequence[str]) -> None:
     try:
         node.run(argv, timeout_s=_INSTALL_S, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
     except CommandError as error:

@@ -16,17 +16,17 @@ from typing import Annotated, Any
 import typer
 
 from lifecycle.blocks import print_json
-from lifecycle.errors import LifecycleError, UsageError
+from lifecycle.errors import LifecycleError, NodeUsageError
 from lifecycle.provision.fetch import CACHE_DIRECTORY, Fetch
 from lifecycle.provision.plan import choose
 from lifecycle.provision.provider import hyperpod, parallelcluster
 from lifecycle.provision.resume import arm, disarm
 from lifecycle.provision.site import SITE_FILE, Site
-from lifecycle.provision.step import Node, Step
-from lifecycle.provision.walk import Ending, Outcome, walk
+from lifecycle.provision.step import ProvisionedNode, Step
+from lifecycle.provision.walk import Ending, StepOutcome, walk
 from lifecycle.settings.yaml_file import read_settings
 from slurm import SlurmError
-from slurm.command import CommandError, Result, Runner, run
+from slurm.command import CommandError, CommandRunner, Result, run
 
 LOG_FILE = Path("/var/log/holdfast/provision.log")
 _RESOURCE_CONFIG = Path("/opt/ml/config/resource_config.json")  # where HyperPod puts it
@@ -68,15 +68,17 @@ def provision(
     Exit code 0: the node is as it should be. 1: a step failed; the last line says which, and what to do.
     """
     if as_json and not dry_run:
-        raise UsageError("--json: got it without --dry-run, expected both")
+        raise NodeUsageError("--json: got it without --dry-run, expected both")
     steps = choose(only or (), skip or ())
     site = _site(config, mirror, resource_config, parameters)
     fetch = Fetch(site, root / CACHE_DIRECTORY.lstrip("/"))
-    node = Node(root=root, site=site, run=_logged(run), fetch=fetch)
+    node = ProvisionedNode(root=root, site=site, run=_logged(run), fetch=fetch)
     if dry_run:
         return _print_plan([_planned(step, node, fetch) for step in steps], as_json)
     if os.geteuid() != 0:
-        raise UsageError(f"node provision: got user {os.geteuid()}, expected root; run it with sudo, or with --dry-run")
+        raise NodeUsageError(
+            f"node provision: got user {os.geteuid()}, expected root; run it with sudo, or with --dry-run"
+        )
     _open_log(LOG_FILE)
     _log.info("begin: steps %s", " ".join(step.name for step in steps))
     places = {step.name: f"[{number:>2}/{len(steps)}] {step.name:<11}" for number, step in enumerate(steps, 1)}
@@ -125,7 +127,7 @@ def _addresses() -> set[str]:
     return {address["local"] for link in found for address in link.get("addr_info", ()) if "local" in address}
 
 
-def _planned(step: Step, node: Node, fetch: Fetch) -> dict[str, str]:
+def _planned(step: Step, node: ProvisionedNode, fetch: Fetch) -> dict[str, str]:
     """What a step would do. On a bare node some cannot tell yet: the tools they look with come with an earlier step."""
     try:
         if reason := step.skip(node):
@@ -157,13 +159,13 @@ def _print_plan(rows: Sequence[Mapping[str, str]], as_json: bool) -> None:
     return None
 
 
-def _line(outcome: Outcome) -> str:
+def _line(outcome: StepOutcome) -> str:
     reason = f": {outcome.reason}" if outcome.reason else ""
     took = f"  {outcome.seconds:.1f} s" if outcome.ending in (Ending.DONE, Ending.FAILED) else ""
     return f"{outcome.ending.value}{reason}{took}"
 
 
-def _summary(outcomes: Sequence[Outcome], arguments: Sequence[str]) -> int:
+def _summary(outcomes: Sequence[StepOutcome], arguments: Sequence[str]) -> int:
     """The last lines; returns the exit code."""
     last = outcomes[-1] if outcomes else None
     if last is not None and last.ending is Ending.FAILED:
@@ -212,7 +214,7 @@ class _LogFile(logging.FileHandler):
         logging.getLogger("lifecycle.provision").handlers = [logging.NullHandler()]
 
 
-def _logged(runner: Runner) -> Runner:
+def _logged(runner: CommandRunner) -> CommandRunner:
     """The runner, with each command and what it said in the log."""
 
     def logged(argv: Sequence[str], **options: Any) -> Result:

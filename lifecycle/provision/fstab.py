@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lifecycle.provision.step import Node, StepError
+from lifecycle.provision.step import ProvisionedNode, StepError
 
 _FILE = "/etc/fstab"
 _OURS = "x-holdfast"  # an option that mount(8) ignores, as all that begin with x-
@@ -13,12 +13,12 @@ def line(source: str, mount_point: str, kind: str, options: str, passes: int = 0
     return f"{source} {mount_point} {kind} {options},{_OURS} 0 {passes}"
 
 
-def holds(node: Node, wanted: str) -> bool:
+def holds(node: ProvisionedNode, wanted: str) -> bool:
     """Whether the file has this line."""
     return wanted in node.text(_FILE).splitlines()
 
 
-def put(node: Node, wanted: str) -> None:
+def put(node: ProvisionedNode, wanted: str) -> None:
     """Put a line of ours in, in place of the one we wrote before for the same mount point.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-from lifecycle.errors import UsageError
+from lifecycle.errors import NodeUsageError
 from lifecycle.provision.step import Step
 from lifecycle.provision.steps.chrony import Chrony
 from lifecycle.provision.steps.containers import Containers
@@ -60,5 +60,5 @@ def choose(only: Iterable[str] = (), skip: Iterable[str] = (), steps: Sequence[S
             if name not in names:
                 near = difflib.get_close_matches(name, names, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(names)}"
-                raise UsageError(f"{option}: got {name!r}; {hint}")
+                raise NodeUsageError(f"{option}: got {name!r}; {hint}")
     return tuple(step for step in steps if (not only or step.name in only) and step.name not in skip)

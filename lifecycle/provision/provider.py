@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from lifecycle.errors import UsageError
+from lifecycle.errors import NodeUsageError
 
 _ROLES = {"HeadNode": "controller", "ComputeFleet": "compute", "LoginNode": "login"}  # ParallelCluster's words
 
@@ -59,11 +59,11 @@ def parallelcluster(facts: Path) -> dict[str, Any]:
     try:
         lines = facts.read_text().splitlines()
     except (OSError, ValueError) as error:
-        raise UsageError(f"{facts}: cannot be read ({error})") from None
+        raise NodeUsageError(f"{facts}: cannot be read ({error})") from None
     told = {key: _unquoted(value) for key, _, value in (line.partition("=") for line in lines)}
     kind = told.get("cfn_node_type", "")
     if kind not in _ROLES:
-        raise UsageError(f"{facts}: cfn_node_type: got {kind!r}, expected {', '.join(_ROLES)}")
+        raise NodeUsageError(f"{facts}: cfn_node_type: got {kind!r}, expected {', '.join(_ROLES)}")
     site: dict[str, Any] = {"role": _ROLES[kind], "slurm": {"start": False}}
     if told.get("cfn_ephemeral_dir"):
         site["nvme"] = {"mount": told["cfn_ephemeral_dir"]}
@@ -83,13 +83,13 @@ def _group(resource_config: Path, parameters: Path, addresses: Collection[str]) 
     """This node's instance group, and the controllers' addresses."""
     groups = _read(resource_config).get("InstanceGroups")
     if not isinstance(groups, list):
-        raise UsageError(f"{resource_config}: InstanceGroups: got {type(groups).__name__}, expected a list")
+        raise NodeUsageError(f"{resource_config}: InstanceGroups: got {type(groups).__name__}, expected a list")
     controller_group = _read(parameters).get("controller_group")
     mine, controllers, seen = None, [], []
     for number, group in enumerate(groups):
         where = f"{resource_config}: InstanceGroups[{number}]"
         if not isinstance(group, dict) or not isinstance(group.get("Instances"), list):
-            raise UsageError(f"{where}: expected an object with Name and Instances")
+            raise NodeUsageError(f"{where}: expected an object with Name and Instances")
         _text(group, "Name", where)
         for instance in group["Instances"]:
             address = _address(instance, where)
@@ -99,7 +99,7 @@ def _group(resource_config: Path, parameters: Path, addresses: Collection[str]) 
             if group["Name"] == controller_group:
                 controllers.append(address)
     if mine is None:
-        raise UsageError(
+        raise NodeUsageError(
             f"{resource_config}: got instances {', '.join(seen) or 'none'}, expected one with an address of this node "
             f"({', '.join(sorted(addresses)) or 'it has none'}); is this node in the cluster?"
         )
@@ -110,18 +110,18 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:
-        raise UsageError(f"{path}: there is no such file") from None
+        raise NodeUsageError(f"{path}: there is no such file") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: cannot be read as JSON ({error})") from None
+        raise NodeUsageError(f"{path}: cannot be read as JSON ({error})") from None
     if not isinstance(found, dict):
-        raise UsageError(f"{path}: got {type(found).__name__}, expected an object")
+        raise NodeUsageError(f"{path}: got {type(found).__name__}, expected an object")
     return found
 
 
 def _text(found: dict[str, Any], key: str, where: object) -> str:
     value = found.get(key)
     if not isinstance(value, str) or not value:
-        raise UsageError(f"{where}: {key}: got {value!r}, expected text")
+        raise NodeUsageError(f"{where}: {key}: got {value!r}, expected text")
     return value
 
 
@@ -130,4 +130,4 @@ def _address(instance: Any, where: str) -> str:
     try:
         return str(ipaddress.ip_address(str(value)))
     except ValueError:
-        raise UsageError(f"{where}: CustomerIpAddress: got {value!r}, expected an IP address") from None
+        raise NodeUsageError(f"{where}: CustomerIpAddress: got {value!r}, expected an IP address") from None

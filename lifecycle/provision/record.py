@@ -11,7 +11,7 @@ from lifecycle.files import publish
 RECORD_FILE = "/var/lib/holdfast/provision.json"
 
 
-class Record:
+class StepsRecord:
     """The steps' record of one node; every change is on disk before the call returns."""
 
     def __init__(self, path: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lifecycle.provision.step import Node
+from lifecycle.provision.step import ProvisionedNode
 
 UNIT_FILE = "/etc/systemd/system/holdfast-provision.service"
 _WANTED = "/etc/systemd/system/multi-user.target.wants/holdfast-provision.service"
@@ -30,7 +30,7 @@ WantedBy=multi-user.target
 """
 
 
-def arm(node: Node, arguments: Sequence[str], directory: Path) -> None:
+def arm(node: ProvisionedNode, arguments: Sequence[str], directory: Path) -> None:
     """Has this run taken up again at every boot until `disarm`; nothing where systemd does not run.
 
     A unit that stands is left: an earlier run has more to do, and takes itself away when that is done.
@@ -53,7 +53,7 @@ def arm(node: Node, arguments: Sequence[str], directory: Path) -> None:
         link.symlink_to(UNIT_FILE)
 
 
-def disarm(node: Node, arguments: Sequence[str], directory: Path, *, whole: bool) -> None:
+def disarm(node: ProvisionedNode, arguments: Sequence[str], directory: Path, *, whole: bool) -> None:
     """This run has ended well: takes its unit away, and where it was a whole run, another's too."""
     if not whole and node.text(UNIT_FILE) != _unit(arguments, directory):
         return

@@ -21,7 +21,7 @@ _WORD_OR_NOTHING = {**_WORD, "pattern": r"^[^\s,#\\]*$"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nvme:
+class NvmeSite:
     """The node's own disks."""
 
     mount: str = key("Where they are mounted.", default="/local", **_MOUNT, example="/scratch")
@@ -54,7 +54,7 @@ class Fsx:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bucket:
+class BucketSite:
     """An S3 bucket as a directory, read through a cache on the node's own disk."""
 
     bucket: str = key("Its name.", **_WORD, example="training-data")
@@ -66,7 +66,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slurm:
+class SlurmSite:
     """Slurm's daemon on the node."""
 
     conf_server: str = key(
@@ -148,10 +148,10 @@ class Site:
     )
     enroot: bool = key("Whether containers (enroot, pyxis) are installed.", default=False, example=True)
     nccl_tests: bool = key("Whether nccl-tests are built.", default=True, example=False)
-    nvme: Nvme = key("The node's own disks.", default=Nvme())
+    nvme: NvmeSite = key("The node's own disks.", default=NvmeSite())
     fsx: Fsx | None = key("A Lustre file system.", default=None)
-    s3: tuple[Bucket, ...] = key("Buckets that are mounted.", default=())
-    slurm: Slurm = key("Slurm's daemon.", default=Slurm())
+    s3: tuple[BucketSite, ...] = key("Buckets that are mounted.", default=())
+    slurm: SlurmSite = key("Slurm's daemon.", default=SlurmSite())
     users: tuple[User, ...] = key("Users, the same on all nodes.", default=())
 
     @classmethod

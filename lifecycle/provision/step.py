@@ -13,7 +13,7 @@ from lifecycle.errors import LifecycleError
 from lifecycle.files import publish
 from lifecycle.instance import expected, instance_type
 from lifecycle.provision.site import Site
-from slurm.command import Runner
+from slurm.command import CommandRunner
 
 
 class StepError(LifecycleError):
@@ -37,7 +37,7 @@ class Fetcher(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class ProvisionedNode:
     """The node that is provisioned.
 
     Attributes:
@@ -49,7 +49,7 @@ class Node:
 
     root: Path
     site: Site
-    run: Runner
+    run: CommandRunner
     fetch: Fetcher
 
     def path(self, absolute: str) -> Path:
@@ -117,30 +117,30 @@ class Step(ABC):
     name: str
 
     @abstractmethod
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         """What the node has afterwards; one line of the plan."""
 
-    def skip(self, node: Node) -> str:
+    def skip(self, node: ProvisionedNode) -> str:
         """Why this node needs no such step; "" where it does."""
         return ""
 
-    def fetches(self, node: Node) -> Sequence[tuple[str, ...]]:
+    def fetches(self, node: ProvisionedNode) -> Sequence[tuple[str, ...]]:
         """What `apply` may fetch, each as `Fetcher` takes it."""
         return ()
 
     @abstractmethod
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         """Whether the node is already so: looked at, not remembered."""
 
     @abstractmethod
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         """Make it so.
 
         Raises:
             StepError, CommandError, OSError: it cannot.
         """
 
-    def verify(self, node: Node) -> None:
+    def verify(self, node: ProvisionedNode) -> None:
         """Make sure that it is so.
 
         Raises:

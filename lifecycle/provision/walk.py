@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lifecycle.errors import LifecycleError
-from lifecycle.provision.record import RECORD_FILE, Record
-from lifecycle.provision.step import Node, Step
+from lifecycle.provision.record import RECORD_FILE, StepsRecord
+from lifecycle.provision.step import ProvisionedNode, Step
 from slurm.errors import SlurmError
 
 _LOCK = "/run/holdfast/provision.lock"
@@ -31,7 +31,7 @@ class Ending(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class StepOutcome:
     """How one step ended, why (skipped, failed), and how long it took, in seconds."""
 
     step: str
@@ -42,11 +42,11 @@ class Outcome:
 
 def walk(
     steps: Sequence[Step],
-    node: Node,
+    node: ProvisionedNode,
     on_begin: Callable[[Step], None] = lambda step: None,
-    on_end: Callable[[Outcome], None] = lambda outcome: None,
+    on_end: Callable[[StepOutcome], None] = lambda outcome: None,
     before_change: Callable[[], None] = lambda: None,
-) -> list[Outcome]:
+) -> list[StepOutcome]:
     """Put the node right, step after step, up to the first that fails.
 
     Args:
@@ -59,9 +59,9 @@ def walk(
     Raises:
         LifecycleError: somebody else provisions this node right now.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[StepOutcome] = []
     with _alone(node.path(_LOCK)):
-        record = Record(node.path(RECORD_FILE))
+        record = StepsRecord(node.path(RECORD_FILE))
         for step in steps:
             on_begin(step)
             outcome = _one(step, node, record, before_change)
@@ -73,11 +73,11 @@ def walk(
     return outcomes
 
 
-def _one(step: Step, node: Node, record: Record, before_change: Callable[[], None]) -> Outcome:
+def _one(step: Step, node: ProvisionedNode, record: StepsRecord, before_change: Callable[[], None]) -> StepOutcome:
     start_s = time.monotonic()
 
-    def ended(ending: Ending, reason: str = "") -> Outcome:
-        return Outcome(step=step.name, ending=ending, reason=reason, seconds=time.monotonic() - start_s)
+    def ended(ending: Ending, reason: str = "") -> StepOutcome:
+        return StepOutcome(step=step.name, ending=ending, reason=reason, seconds=time.monotonic() - start_s)
 
     try:
         if reason := step.skip(node):

@@ -12,7 +12,7 @@ from dataclasses import MISSING
 from functools import cache
 from typing import Any, TypeVar
 
-from lifecycle.errors import UsageError
+from lifecycle.errors import NodeUsageError
 from lifecycle.settings.aliases import Aliases, Path
 from lifecycle.settings.keys import Key, item_type, keys_of, members
 
@@ -55,7 +55,7 @@ def validated(
         lines = (
             _line(named.get(path[:1], source), aliases.as_written(path), problem) for path, problem in problems.items()
         )
-        raise UsageError("\n".join(lines))
+        raise NodeUsageError("\n".join(lines))
     return instance
 
 

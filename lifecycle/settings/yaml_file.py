@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from lifecycle.errors import UsageError
+from lifecycle.errors import NodeUsageError
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -27,7 +27,7 @@ def settings_of(found: Any, source: str) -> dict[str, Any]:
         UsageError: it found something else.
     """
     if not isinstance(found, dict | None):
-        raise UsageError(f"{source}: got a {type(found).__name__}, expected keys and values")
+        raise NodeUsageError(f"{source}: got a {type(found).__name__}, expected keys and values")
     return found or {}
 
 
@@ -43,14 +43,14 @@ def read_yaml(path: Path, what: str) -> Any:
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise UsageError(f"{path}: no regular file; expected {what} (YAML)")
+            raise NodeUsageError(f"{path}: no regular file; expected {what} (YAML)")
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise UsageError(f"{path}: no such file; expected {what} (YAML)") from None
+        raise NodeUsageError(f"{path}: no such file; expected {what} (YAML)") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{path}: cannot be read ({reason}); expected {what} (YAML)") from None
+        raise NodeUsageError(f"{path}: cannot be read ({reason}); expected {what} (YAML)") from None
     return parse_yaml(data, str(path))
 
 
@@ -69,14 +69,14 @@ def parse_yaml(data: bytes, source: str) -> Any:
     from lifecycle.settings.yaml_core import plain_data
 
     if len(data) > MAX_FILE_BYTES:
-        raise UsageError(f"{source}: larger than {MAX_FILE_BYTES} bytes; expected YAML that a person writes")
+        raise NodeUsageError(f"{source}: larger than {MAX_FILE_BYTES} bytes; expected YAML that a person writes")
     try:
         return plain_data(data.decode())
     except UnicodeDecodeError as error:
-        raise UsageError(f"{source}: not UTF-8 text (byte {error.start}); expected YAML") from None
+        raise NodeUsageError(f"{source}: not UTF-8 text (byte {error.start}); expected YAML") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UsageError(f"{source}: not valid YAML: {error.problem}{place}") from None
+        raise NodeUsageError(f"{source}: not valid YAML: {error.problem}{place}") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+        raise NodeUsageError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None

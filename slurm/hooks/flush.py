@@ -22,7 +22,7 @@ from slurm.errors import SlurmError
 from slurm.hooks.directories import DirectoryError, as_user, job_dir
 from slurm.hooks.hook import HookJob
 from slurm.hooks.log import log
-from slurm.hooks.scope import Limits, Scope
+from slurm.hooks.scope import FlushLimits, Scope
 
 _REQUEST = "on_job_end.json"  # left by the job's checkpoint agents (ckpt/epilog/request.py)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -98,7 +98,7 @@ def _watch(job: HookJob, argv: list[str], within_s: float) -> None:
     scope.end(_END_S)
 
 
-def _limits(job: HookJob) -> Limits:
+def _limits(job: HookJob) -> FlushLimits:
     """The job's own limits, as the controller has them: the job's control group has gone by now.
 
     No hook waits for the answer. A user has no say in it: it is what Slurm has allocated.
@@ -111,8 +111,8 @@ def _limits(job: HookJob) -> Limits:
         log.warning("job %d: its limits are not known: %s", job.job_id, error)
         found = None
     if found is None:
-        return Limits(memory_bytes=None, cpus=None)
-    return Limits(memory_bytes=found.memory_per_node_bytes, cpus=found.cpus_per_node)
+        return FlushLimits(memory_bytes=None, cpus=None)
+    return FlushLimits(memory_bytes=found.memory_per_node_bytes, cpus=found.cpus_per_node)
 
 
 def _let_go() -> None:

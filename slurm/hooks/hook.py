@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from slurm.errors import SlurmError
 from slurm.hooks.log import log
-from slurm.hooks.places import Places, Settings, SettingsError
+from slurm.hooks.places import HookSettings, Places, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -78,7 +78,7 @@ class Hook:
         deadline_s: on the monotonic clock: when the hook is ended.
     """
 
-    def __init__(self, *, places: Places, settings: Settings, env: Mapping[str, str], deadline_s: float) -> None:
+    def __init__(self, *, places: Places, settings: HookSettings, env: Mapping[str, str], deadline_s: float) -> None:
         self.places = places
         self.settings = settings
         self.env = env
@@ -162,7 +162,7 @@ def _be_child(
             settings = places.settings()
         except SettingsError as error:
             log.error("%s; the defaults apply", error)
-            settings = Settings()
+            settings = HookSettings()
         code = body(Hook(places=places, settings=settings, env=env, deadline_s=deadline_s))
     except SlurmError as error:
         log.error("%s", error)

@@ -19,7 +19,7 @@ class SettingsError(SlurmError):
     """A settings file cannot be trusted or understood; the hook goes on with the defaults and says so."""
 
 
-class Settings:
+class HookSettings:
     """`/etc/holdfast/hooks.yaml`: flat `key: value` lines; every key is optional, and so is the file.
 
     Attributes:
@@ -110,7 +110,7 @@ class Places:
         """The health checks' own settings, which `holdfast node check` reads."""
         return f"{self._top}/etc/holdfast/health.yaml"
 
-    def settings(self) -> Settings:
+    def settings(self) -> HookSettings:
         """What the site set.
 
         Raises:
@@ -119,8 +119,8 @@ class Places:
         try:
             text = read_of_root(self.settings_file, _MAX_SETTINGS_BYTES)
         except FileNotFoundError:
-            return Settings()
-        known = {key: type(value) for key, value in vars(Settings()).items()}
+            return HookSettings()
+        known = {key: type(value) for key, value in vars(HookSettings()).items()}
         found: dict[str, Any] = {}
         for number, line in enumerate(text.splitlines(), 1):
             content = line.partition("#")[0].strip()
@@ -134,7 +134,7 @@ class Places:
                     f"{self.settings_file}:{number}: got {content!r}, expected a line 'key: value' with one of "
                     + ", ".join(known)
                 ) from None
-        return Settings(**found)
+        return HookSettings(**found)
 
 
 def read_of_root(path: str | PathLike[str], max_bytes: int) -> str:

@@ -23,7 +23,7 @@ _PERIOD_US = 100_000
 _POLL_S = 0.02
 
 
-class Limits:
+class FlushLimits:
     """What a flush may use: the job's own share of the node, and no more than the ceilings above.
 
     Attributes:
@@ -64,7 +64,7 @@ class Scope:
     def _groups(self) -> list[str]:
         return [*filter(None, [self._v2]), *self._v1]
 
-    def enter(self, limits: Limits) -> bool:
+    def enter(self, limits: FlushLimits) -> bool:
         """Puts this process into the scope; whether that makes its processes known and killable as a whole."""
         unbounded = set(limits.files)
         for group in self._groups:

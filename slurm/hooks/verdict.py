@@ -13,7 +13,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _HARMLESS = ("ok", "warning")
 
 
-class Verdict:
+class HookVerdict:
     """The part of the file that hooks act on.
 
     Attributes:
@@ -28,7 +28,7 @@ class Verdict:
         self.reason = reason
 
 
-def read_verdict(places: Places) -> Verdict:
+def read_verdict(places: Places) -> HookVerdict:
     """The verdict of this boot; "unknown" where there is none that can be trusted.
 
     One with nothing against the node is read once: what was made of it is kept, with the marks of the very file it was
@@ -50,7 +50,7 @@ def read_verdict(places: Places) -> Verdict:
     return verdict
 
 
-def _parse(text: str, places: Places) -> Verdict:
+def _parse(text: str, places: Places) -> HookVerdict:
     import json
 
     found = json.loads(text)
@@ -64,7 +64,7 @@ def _parse(text: str, places: Places) -> Verdict:
         if row["status"] == "critical"
     ]
     age_s = time.time() - float(found["time_s"])
-    return Verdict(status=str(found["status"]), age_s=age_s, reason=" ".join("; ".join(failed).split())[:500])
+    return HookVerdict(status=str(found["status"]), age_s=age_s, reason=" ".join("; ".join(failed).split())[:500])
 
 
 def _marks(path: str) -> str:
@@ -73,25 +73,25 @@ def _marks(path: str) -> str:
     return f"{facts.st_dev}:{facts.st_ino}:{facts.st_size}:{facts.st_mtime_ns}:{facts.st_ctime_ns}"
 
 
-def _known(places: Places, marks: str) -> Verdict | None:
+def _known(places: Places, marks: str) -> HookVerdict | None:
     """What was made of this very file before; None if nothing was, or there is no telling."""
     try:
         found, status, time_s = read_of_root(places.verdict_read, 1 << 10).split()
-        known = Verdict(status=status, age_s=time.time() - float(time_s), reason="")
+        known = HookVerdict(status=status, age_s=time.time() - float(time_s), reason="")
     except (OSError, SettingsError, ValueError):
         return None
     return known if found == marks and status in _HARMLESS else None
 
 
-def _keep(places: Places, verdict: Verdict, marks: str) -> None:
+def _keep(places: Places, verdict: HookVerdict, marks: str) -> None:
     try:
         write_of_root(places.verdict_read, f"{marks} {verdict.status} {time.time() - verdict.age_s:.3f}\n", 0o600)
     except OSError:
         pass  # the next hook reads the verdict itself
 
 
-def _unknown(why: str) -> Verdict:
-    return Verdict(status="unknown", age_s=0.0, reason=why)
+def _unknown(why: str) -> HookVerdict:
+    return HookVerdict(status="unknown", age_s=0.0, reason=why)
 
 
 def _boot_id() -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from slurm import command
 from slurm.client import Slurm
-from slurm.command import CommandError, Result, Runner
+from slurm.command import CommandError, CommandRunner, Result
 from slurm.testbed import host, namespaces
 from slurm.testbed.daemons import SYSTEM_PATH, write_configuration
 from slurm.testbed.hooks import write_settings
@@ -19,8 +19,8 @@ from slurm.testbed.namespaces import last_lines, wait_until
 from slurm.testbed.plan import (
     CONTROLLER,
     RUN_ROOT,
+    ClusterPlan,
     NoSuchCluster,
-    Plan,
     TestbedError,
     check_name,
     check_size,
@@ -40,7 +40,7 @@ class TestCluster:
 
     __test__ = False  # not a test class, whatever its name
 
-    def __init__(self, plan: Plan, run: Runner = command.run) -> None:
+    def __init__(self, plan: ClusterPlan, run: CommandRunner = command.run) -> None:
         self._plan = plan
         self._run = run
 

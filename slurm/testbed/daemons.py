@@ -8,9 +8,9 @@ import socket
 import stat
 from pathlib import Path
 
-from slurm.command import Runner
+from slurm.command import CommandRunner
 from slurm.testbed.hooks import install_hooks
-from slurm.testbed.plan import CONTROLLER, Plan, TestbedError
+from slurm.testbed.plan import CONTROLLER, ClusterPlan, TestbedError
 
 PROGRAMS = ("slurmctld", "slurmd", "scontrol", "srun", "sbatch", "munged", "ip", "unshare", "nsenter", "setpriv")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -59,7 +59,7 @@ REQUEUE_WAIT_S = 5
 GPU_TYPE = "a100"
 
 
-def write_configuration(plan: Plan, run: Runner) -> None:
+def write_configuration(plan: ClusterPlan, run: CommandRunner) -> None:
     """Write slurm.conf, cgroup.conf, the hosts file and the munge key into the cluster's run directory."""
     gres = f"Gres=gpu:{GPU_TYPE}:{plan.gpus} " if plan.gpus else ""
     nodes = (
@@ -85,7 +85,7 @@ def write_configuration(plan: Plan, run: Runner) -> None:
     _write_secret(plan.munge_key, os.urandom(1024))
 
 
-def _topology(plan: Plan) -> list[str]:
+def _topology(plan: ClusterPlan) -> list[str]:
     """Writes topology.conf: s1, s2, ... below one switch, the nodes dealt to them in order; the line for slurm.conf."""
     if not plan.switches:
         return []
@@ -97,7 +97,7 @@ def _topology(plan: Plan) -> list[str]:
     return ["TopologyPlugin=topology/tree"]
 
 
-def _gpus(plan: Plan) -> list[str]:
+def _gpus(plan: ClusterPlan) -> list[str]:
     """Makes the devices that are the nodes' GPUs, and gres.conf; the line for slurm.conf.
 
     Slurm takes nothing but devices. These are /dev/null under other names, which Slurm numbers in their order.
@@ -114,7 +114,7 @@ def _gpus(plan: Plan) -> list[str]:
     return ["GresTypes=gpu"]
 
 
-def slurm_version(run: Runner) -> tuple[int, int]:
+def slurm_version(run: CommandRunner) -> tuple[int, int]:
     """Release of the installed Slurm, for example (22, 5)."""
     said = run(["slurmd", "-V"]).stdout
     found = re.search(r"\b(\d+)\.(\d+)\.", said)
@@ -123,7 +123,7 @@ def slurm_version(run: Runner) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def munged(plan: Plan, machine: str) -> list[str]:
+def munged(plan: ClusterPlan, machine: str) -> list[str]:
     """The authentication daemon of a machine; goes into the background when it serves."""
     own = plan.machine_dir(machine) / "munge"
     return [
@@ -136,12 +136,12 @@ def munged(plan: Plan, machine: str) -> list[str]:
     ]
 
 
-def slurm_daemon(plan: Plan, machine: str) -> list[str]:
+def slurm_daemon(plan: ClusterPlan, machine: str) -> list[str]:
     """Slurm's daemon of a machine; stays in the foreground."""
     return ["slurmctld", "-D"] if machine == CONTROLLER else ["slurmd", "-D", "-N", machine]
 
 
-def daemon_environment(plan: Plan) -> dict[str, str]:
+def daemon_environment(plan: ClusterPlan) -> dict[str, str]:
     """The environment of a machine's daemons."""
     return {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(plan.slurm_conf)}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from slurm.conf import hook_lines
 from slurm.hooks.entry import scripts
 from slurm.hooks.places import Places
-from slurm.testbed.plan import Plan, daemon_name
+from slurm.testbed.plan import ClusterPlan, daemon_name
 
 HEALTH_INTERVAL_S = 5
 """Seconds; real clusters check every few minutes."""
@@ -31,7 +31,7 @@ exec slurmd -D -b -N "$(uname -n)"
 """
 
 
-def install_hooks(plan: Plan) -> list[str]:
+def install_hooks(plan: ClusterPlan) -> list[str]:
     """Writes the scripts and the nodes' settings; the lines for slurm.conf. Nothing for a cluster without hooks."""
     if not plan.hooks:
         return []
@@ -48,7 +48,7 @@ def install_hooks(plan: Plan) -> list[str]:
     return [line for line in lines if not line.startswith("SchedulerParameters=")]  # the testbed sets its own
 
 
-def write_settings(plan: Plan, machine: str, settings: Mapping[str, str | float]) -> Path:
+def write_settings(plan: ClusterPlan, machine: str, settings: Mapping[str, str | float]) -> Path:
     """Writes a machine's hooks.yaml; returns what stands for "/" in the files of its hooks."""
     places = Places(plan.hooks_root(machine))
     file = Path(places.settings_file)
@@ -59,5 +59,5 @@ def write_settings(plan: Plan, machine: str, settings: Mapping[str, str | float]
     return Path(places.root)
 
 
-def _reboot_script(plan: Plan) -> Path:
+def _reboot_script(plan: ClusterPlan) -> Path:
     return plan.hooks_dir / "power-cycle.sh"

@@ -15,7 +15,7 @@ from slurm import command
 from slurm.command import CommandError
 from slurm.testbed.daemons import PROGRAMS, SYSTEM_PATH
 from slurm.testbed.namespaces import links, wait_until
-from slurm.testbed.plan import DATA_ROOT, MAX_CLUSTERS, RUN_ROOT, Plan, TestbedError, account, load_plan
+from slurm.testbed.plan import DATA_ROOT, MAX_CLUSTERS, RUN_ROOT, ClusterPlan, TestbedError, account, load_plan
 from slurm.testbed.view import in_view
 
 LOCK_TIMEOUT_S = 120.0
@@ -29,7 +29,7 @@ def clusters() -> tuple[str, ...]:
     return ()
 
 
-def describe(name: str, size: int, user: str, *, hooks: bool, switches: int, gpus: int) -> Plan:
+def describe(name: str, size: int, user: str, *, hooks: bool, switches: int, gpus: int) -> ClusterPlan:
     """Choose what is free on this machine and put it on record, before anything is made."""
     target = RUN_ROOT / name
     if target.exists():
@@ -38,7 +38,8 @@ def describe(name: str, size: int, user: str, *, hooks: bool, switches: int, gpu
     present = links(command.run)
     free = (index for index in range(MAX_CLUSTERS) if index not in taken)
     plans = (
-        Plan(name=name, index=index, size=size, user=user, hooks=hooks, switches=switches, gpus=gpus) for index in free
+        ClusterPlan(name=name, index=index, size=size, user=user, hooks=hooks, switches=switches, gpus=gpus)
+        for index in free
     )
     plan = next((plan for plan in plans if plan.bridge not in present), None)
     if plan is None:
@@ -50,7 +51,7 @@ def describe(name: str, size: int, user: str, *, hooks: bool, switches: int, gpu
     return plan
 
 
-def forget(plan: Plan) -> None:
+def forget(plan: ClusterPlan) -> None:
     """Take a cluster off the record, after all else of it is gone."""
     with contextlib.suppress(FileNotFoundError):  # taken down twice
         plan.run_dir.rename(_DRAFT)  # at once: half removed it would be neither there nor gone

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from slurm.testbed.daemons import daemon_environment, munged, slurm_daemon
 from slurm.testbed.namespaces import NAMESPACES_READY, PLUG_IN, START_DAEMON
-from slurm.testbed.plan import Plan, load_plan
+from slurm.testbed.plan import ClusterPlan, load_plan
 from slurm.testbed.view import barriers, needed_paths, view_script
 
 
@@ -57,7 +57,7 @@ def _log_to(path: Path) -> None:
     os.dup2(log, 2)
 
 
-def _mount(plan: Plan, machine: str) -> None:
+def _mount(plan: ClusterPlan, machine: str) -> None:
     own = plan.machine_dir(machine)
     for name in ("munge", "nvme", "spool"):
         (own / name).mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def _is_below(path: Path, directories: list[Path]) -> bool:
     return any(path.is_relative_to(directory) for directory in directories)
 
 
-def _configure_network(plan: Plan, machine: str) -> None:
+def _configure_network(plan: ClusterPlan, machine: str) -> None:
     script = f"link set lo up\naddress add {plan.address(machine)}/24 dev eth0\nlink set eth0 up\n"
     subprocess.run(["ip", "-batch", "-"], input=script.encode(), check=True)
 

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from slurm.command import Runner
+from slurm.command import CommandRunner
 from slurm.testbed.daemons import SYSTEM_PATH
-from slurm.testbed.plan import Plan, TestbedError
+from slurm.testbed.plan import ClusterPlan, TestbedError
 
 MARK = "HOLDFAST_CLUSTER_RUN_DIR"
 BOOT_TIMEOUT_S = 20.0
@@ -29,14 +29,14 @@ START_DAEMON = signal.SIGUSR1  # has a machine's first process start its Slurm d
 _CODE_ROOT = Path(__file__).resolve().parents[2]
 
 
-def add_bridge(plan: Plan, run: Runner) -> None:
+def add_bridge(plan: ClusterPlan, run: CommandRunner) -> None:
     """Lay the cluster's network and connect the host to it."""
     _ip(plan, run, "link", "add", plan.bridge, "type", "bridge")
     _ip(plan, run, "address", "add", f"{plan.host_address}/24", "dev", plan.bridge)
     _ip(plan, run, "link", "set", plan.bridge, "up")
 
 
-def start_machines(plan: Plan, machines: tuple[str, ...], run: Runner) -> None:
+def start_machines(plan: ClusterPlan, machines: tuple[str, ...], run: CommandRunner) -> None:
     """Make the machines' namespaces, all at once, then plug in each one's network cable and let it boot.
 
     Raises:
@@ -48,7 +48,7 @@ def start_machines(plan: Plan, machines: tuple[str, ...], run: Runner) -> None:
             _plug_in(plan, machine, first_process, run)
 
 
-def kill_machine(plan: Plan, machine: str, run: Runner) -> None:
+def kill_machine(plan: ClusterPlan, machine: str, run: CommandRunner) -> None:
     """Kill every process of a machine at once, as a power failure does; its memory is gone, its disk stays."""
     pid = find_machine(plan, machine)
     if pid is not None:
@@ -60,7 +60,7 @@ def kill_machine(plan: Plan, machine: str, run: Runner) -> None:
     _delete_link(plan.link(machine), run)
 
 
-def remove_everything(plan: Plan, run: Runner) -> None:
+def remove_everything(plan: ClusterPlan, run: CommandRunner) -> None:
     """Kill all processes of the cluster, however far it was built, and take its network away."""
 
     def all_gone() -> bool:
@@ -75,17 +75,17 @@ def remove_everything(plan: Plan, run: Runner) -> None:
         _delete_link(link, run)
 
 
-def find_machine(plan: Plan, machine: str) -> int | None:
+def find_machine(plan: ClusterPlan, machine: str) -> int | None:
     """Process id of a machine's first process; None while the machine does not run."""
     return next((pid for pid in _processes(plan) if _is_first_process(pid, machine)), None)
 
 
-def links(run: Runner) -> dict[str, bool]:
+def links(run: CommandRunner) -> dict[str, bool]:
     """The host's network links by name: whether each is up."""
     return {link["ifname"]: "UP" in link["flags"] for link in json.loads(run(["ip", "-json", "link"]).stdout)}
 
 
-def set_link(plan: Plan, machine: str, up: bool, run: Runner) -> None:
+def set_link(plan: ClusterPlan, machine: str, up: bool, run: CommandRunner) -> None:
     """Connect a machine to the network, or cut it off without closing anything."""
     if plan.link(machine) not in links(run):
         raise TestbedError(f"{machine} of cluster {plan.name} has no network link: it has crashed; restart it first")
@@ -105,7 +105,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, or_else: str) ->
         time.sleep(0.05)
 
 
-def _spawn(plan: Plan, machine: str) -> subprocess.Popen[bytes]:
+def _spawn(plan: ClusterPlan, machine: str) -> subprocess.Popen[bytes]:
     """Start a machine's first process in new namespaces; it waits for its cable, and ends if we die before."""
     namespaces = ("unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork")
     first_process = (sys.executable, "-S", "-m", "slurm.testbed.machine", str(plan.run_dir), machine)
@@ -120,7 +120,7 @@ def _spawn(plan: Plan, machine: str) -> subprocess.Popen[bytes]:
         )
 
 
-def _plug_in(plan: Plan, machine: str, starting: subprocess.Popen[bytes], run: Runner) -> None:
+def _plug_in(plan: ClusterPlan, machine: str, starting: subprocess.Popen[bytes], run: CommandRunner) -> None:
     if starting.stdin is None or starting.stdout is None:
         raise TypeError("a starting machine has pipes to its first process")
     answered, _, _ = select.select([starting.stdout], [], [], BOOT_TIMEOUT_S)
@@ -146,7 +146,7 @@ def last_lines(log: Path, count: int = 5) -> str:
     return " | ".join(line.strip() for line in lines[-count:]) or f"{log} is empty"
 
 
-def _processes(plan: Plan) -> Iterator[int]:
+def _processes(plan: ClusterPlan) -> Iterator[int]:
     """Root's processes that carry the cluster's mark and still live."""
     wanted = f"{MARK}={plan.run_dir}".encode()
     for entry in os.listdir("/proc"):
@@ -168,16 +168,16 @@ def _is_first_process(pid: int, machine: str) -> bool:
     return len(ids) > 2 and ids[-1] == "1" and machine.encode() in arguments
 
 
-def _delete_link(link: str, run: Runner) -> None:
+def _delete_link(link: str, run: CommandRunner) -> None:
     """Deletes both ends; the kernel may have been faster, as it deletes a dead machine's end itself."""
     done = run(["ip", "link", "delete", link], check=False)
     if done.returncode != 0 and link in links(run):
         raise TestbedError(f"network link {link} could not be deleted: {done.stderr.strip()}")
 
 
-def _ip(plan: Plan, run: Runner, *arguments: str) -> None:
+def _ip(plan: ClusterPlan, run: CommandRunner, *arguments: str) -> None:
     run(["ip", *arguments], env=_marked(plan))
 
 
-def _marked(plan: Plan) -> dict[str, str]:
+def _marked(plan: ClusterPlan) -> dict[str, str]:
     return {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", MARK: str(plan.run_dir)}

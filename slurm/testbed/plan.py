@@ -35,7 +35,7 @@ class NoSuchCluster(TestbedError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ClusterPlan:
     """The description of one cluster.
 
     Attributes:
@@ -162,7 +162,7 @@ class Plan:
             os.fsync(file.fileno())
 
 
-def load_plan(directory: Path) -> Plan | None:
+def load_plan(directory: Path) -> ClusterPlan | None:
     """The description in a cluster's run directory, None if there is none.
 
     Raises:
@@ -171,8 +171,8 @@ def load_plan(directory: Path) -> Plan | None:
     path = directory / "plan.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        known = {field.name for field in fields(Plan)}  # another version of this project may have written it
-        return Plan(**{key: value for key, value in found.items() if key in known})
+        known = {field.name for field in fields(ClusterPlan)}  # another version of this project may have written it
+        return ClusterPlan(**{key: value for key, value in found.items() if key in known})
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, AttributeError) as error:

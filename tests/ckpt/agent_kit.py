@@ -16,7 +16,7 @@ from ckpt.agent.agent import Agent
 from ckpt.agent.process.lifetime import MemoryDirectory
 from ckpt.agent.rpc.framing import Decoder, encode
 from ckpt.agent.rpc.transport import MAX_MESSAGE_BYTES, SoloTransport, Transfer, Transport, TransportError
-from ckpt.agent.timeouts import Deadlines
+from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
 from ckpt.format.layout import Chunk, Layout
@@ -25,7 +25,7 @@ from ckpt.format.shard_record import read_record
 RUN_ID = "run-1"
 NAMESPACE = "test"
 WAIT_S = 60.0  # for what takes well under one on an idle machine; making a client of S3 alone is half a second of CPU
-DEADLINES = Deadlines(answer_s=5, seal_s=10, protect_s=10, beat_s=0.05, quiet_s=0.3)
+DEADLINES = AgentDeadlines(answer_s=5, seal_s=10, protect_s=10, beat_s=0.05, quiet_s=0.3)
 
 
 class FakeWorld:
@@ -244,7 +244,7 @@ class World:
         attempt: int,
         checkpoint: CheckpointConfig,
         ranks_per_node: int = 1,
-        deadlines: Deadlines = DEADLINES,
+        deadlines: AgentDeadlines = DEADLINES,
         generation: int = 0,
         until_unused: bool = False,
         holders: Sequence[str] = (),

@@ -14,13 +14,13 @@ from agent_kit import Link, World, config, content, layout, run, until
 
 from ckpt.agent.process.lifetime import MemoryDirectory
 from ckpt.agent.rpc.peers import PeerError
-from ckpt.agent.rpc.worker_socket import Listener
+from ckpt.agent.rpc.worker_socket import WorkerSocket
 from ckpt.agent.shards.memory_store import Holdings
-from ckpt.agent.timeouts import Deadlines
+from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.errors import AgentError, ConfigError, CorruptError
 from ckpt.format.shard_record import read_record
 
-QUICK = Deadlines(answer_s=2, seal_s=0.3, protect_s=2)
+QUICK = AgentDeadlines(answer_s=2, seal_s=0.3, protect_s=2)
 
 
 def names(ram_dir: Path) -> set[str]:
@@ -191,7 +191,7 @@ def test_a_step_that_not_all_seal_in_time_is_dropped_naming_who_was_waited_for(t
 def test_a_lost_node_drops_the_save_naming_it_and_the_next_save_still_works_elsewhere(tmp_path):
     async def test():
         async with World(
-            tmp_path, ["a", "b", "c"], 0, config(), deadlines=Deadlines(answer_s=0.3, protect_s=0.3)
+            tmp_path, ["a", "b", "c"], 0, config(), deadlines=AgentDeadlines(answer_s=0.3, protect_s=0.3)
         ) as world:
             await world.save(10, 0)
             for worker in world.workers:
@@ -497,6 +497,6 @@ def test_a_socket_path_that_is_too_long_says_so(tmp_path):
         folder = tmp_path / ("x" * 100)
         folder.mkdir()
         with pytest.raises(AgentError, match="at most 107; use a shorter memory directory"):
-            await Listener(folder / "agent-0.sock", serve=lambda *_: None).listen()
+            await WorkerSocket(folder / "agent-0.sock", serve=lambda *_: None).listen()
 
     run(test)

@@ -26,7 +26,7 @@ from ckpt.tiers.posix import SharedTier
 from ckpt.worker.journal import rate
 from ckpt.worker.load import shard_reader as saved_module
 from ckpt.worker.session import MAP_THREAD
-from ckpt.worker.timeouts import Deadlines
+from ckpt.worker.timeouts import WorkerDeadlines
 
 
 @pytest.fixture
@@ -444,7 +444,7 @@ def test_a_stop_is_seen_once_saved_and_drained(node: Node) -> None:
 
 def test_an_agent_that_is_not_there_is_named(tmp_path: Path) -> None:
     place = Place(run_id="r", attempt=0, node="n0", nodes=("n0",), ranks_per_node=1, ram_dir=tmp_path)
-    ckpt = checkpointer(place, CheckpointConfig(namespace="ns"), deadlines=Deadlines(connect_s=0.05))
+    ckpt = checkpointer(place, CheckpointConfig(namespace="ns"), deadlines=WorkerDeadlines(connect_s=0.05))
     with pytest.raises(AgentError, match=r"agent-0.sock: no connection within 0.05 s"):
         ckpt.load({})
 

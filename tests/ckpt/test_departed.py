@@ -13,7 +13,7 @@ import trainer_kit
 from agent_kit import DEADLINES, Link, Worker, World, config, content, run, until
 
 from ckpt import Checkpointer
-from ckpt.worker.timeouts import Deadlines
+from ckpt.worker.timeouts import WorkerDeadlines
 
 ENDLESS = replace(DEADLINES, seal_s=3600, protect_s=3600)  # a wait for what never comes outlasts the test
 WORLDS = [(["a", "b"], 1), (["a"], 2), (["a", "b"], 2)]  # nodes, ranks on each
@@ -178,7 +178,7 @@ def checkpointer(world: World, rank: int) -> Checkpointer:
     """One whose `close` may wait for ever."""
     worker = world.workers[rank]
     return trainer_kit.checkpointer(
-        worker.place, config(), rank=rank, local_rank=worker.local_rank, deadlines=Deadlines(flush_s=3600)
+        worker.place, config(), rank=rank, local_rank=worker.local_rank, deadlines=WorkerDeadlines(flush_s=3600)
     )
 
 

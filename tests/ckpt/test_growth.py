@@ -22,7 +22,7 @@ import waiting
 from agent_kit import DEADLINES, WAIT_S, World, config, content, lose, run, until
 from trainer_kit import Node, settle
 
-from ckpt.agent.timeouts import Deadlines
+from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.tiers.posix import SharedTier
 
 WARM, TIMES = 3, 20
@@ -179,7 +179,7 @@ def test_drains_that_fail_or_are_cut_off_leave_nothing_behind(tmp_path: Path, fa
     over = threading.Event()
 
     async def test() -> None:
-        deadlines = Deadlines(drain_s=0.5, beat_s=60)
+        deadlines = AgentDeadlines(drain_s=0.5, beat_s=60)
         async with World(tmp_path, ["a"], 0, config(tmp_path / "shared", every_steps=1), deadlines=deadlines) as world:
             (worker,) = world.workers
 

@@ -25,7 +25,7 @@ from waiting import until
 
 from ckpt.config import CheckpointConfig, Place
 from ckpt.epilog import flush as draining
-from ckpt.epilog.flush import Drain, Superseded
+from ckpt.epilog.flush import EpilogFlush, FlushSuperseded
 from ckpt.epilog.request import NAME, leave_request, read_request
 from ckpt.errors import CheckpointError, ConfigError, CorruptError
 from ckpt.format.manifest import NAME as MANIFEST
@@ -73,7 +73,7 @@ def drain(root: Path, *nodes: str, within_s: float = WAIT_S) -> dict[str, SaveId
         request = read_request(root / node)
         tier = lower_tiers(request.config, node=None)["shared"]
         try:
-            found[node] = Drain(root / node, request, tier).run(time.monotonic() + within_s)
+            found[node] = EpilogFlush(root / node, request, tier).run(time.monotonic() + within_s)
         except CheckpointError as error:
             found[node] = error
 
@@ -180,7 +180,7 @@ def test_a_node_that_dies_after_it_has_named_its_shards_is_stepped_in_for(
     monkeypatch.setattr(draining, "COMMIT_TURN_S", 0.0)
     after(tmp_path, asking(tmp_path))
     request = read_request(tmp_path / "a")
-    gone = Drain(tmp_path / "a", request, tier(tmp_path))
+    gone = EpilogFlush(tmp_path / "a", request, tier(tmp_path))
     gone._tier.prepare()
     assert gone._name(max(gone._left))
     assert {save.step for save in drain(tmp_path, "b", "c").values()} == {20}
@@ -222,7 +222,7 @@ def test_killed_anywhere_nothing_is_half_committed_and_a_second_start_completes(
         mortal = tier(tmp_path)
         monkeypatch.setattr(mortal, call, Mortal(getattr(mortal, call), number, moment))
         try:
-            Drain(tmp_path / "a", read_request(tmp_path / "a"), mortal).run(time.monotonic())
+            EpilogFlush(tmp_path / "a", read_request(tmp_path / "a"), mortal).run(time.monotonic())
         except Dies:
             entries = list(tier(tmp_path).catalog())
             assert not any(entry.damaged for entry in entries)
@@ -265,7 +265,7 @@ def test_nothing_goes_where_the_run_is_back_or_another_has_taken_over(
     after(tmp_path, asking(tmp_path))
     place = tier(tmp_path)
     place.write_claim(replace(place.read_claim(), released=False, **change))
-    assert {type(found) for found in drain(tmp_path).values()} == {Superseded}
+    assert {type(found) for found in drain(tmp_path).values()} == {FlushSuperseded}
     assert list(place.catalog()) == []
 
 
@@ -282,7 +282,7 @@ def test_a_shard_that_is_overwritten_while_it_is_written_does_not_count(
     with monkeypatch.context() as patch:
         patch.setattr(SharedTier, "write_rank", job_is_back)
         drain(tmp_path, "b", "c", within_s=0)
-        assert isinstance(drain(tmp_path, "a")["a"], Superseded)
+        assert isinstance(drain(tmp_path, "a")["a"], FlushSuperseded)
     directory = next((tmp_path / "shared").rglob("step-*20.*"))
     assert not (directory / "rank-00000.json").exists() and not (directory / MANIFEST).exists()
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ckpt.agent.rpc.framing import encode
 from ckpt.agent.rpc.peers import PeerError
-from ckpt.agent.rpc.worker_socket import Client, Listener
+from ckpt.agent.rpc.worker_socket import Client, WorkerSocket
 
 OF_WORKERS = ("plan", "rejoin", "foreseen", "ahead", "open", "bad", "loaded", "sealed", "skipped", "missed", "bye")
 OF_PEERS = (
@@ -83,7 +83,7 @@ def test_nobody_is_served_before_a_hello_and_nonsense_closes_its_own_connection_
             return {"served": True}
 
         with tempfile.TemporaryDirectory() as folder:
-            listener = Listener(Path(folder) / "agent.sock", serve)
+            listener = WorkerSocket(Path(folder) / "agent.sock", serve)
             await listener.listen()
             await say(listener.path, *sent)
             assert all(client.role in ("trainer", "monitor") for client in served)

@@ -19,7 +19,7 @@ from trainer_kit import LIMIT_S, Node
 
 from ckpt import Checkpointer
 from ckpt.format.boxes import Box
-from ckpt.worker.placement import Part, parts_of
+from ckpt.worker.placement import PlacedBox, parts_of
 from ckpt.worker.save.async_copy import Background
 from ckpt.worker.save.staging import Stager
 
@@ -229,7 +229,7 @@ def test_work_in_the_background_is_done_in_order_and_survives_what_it_raises(cap
 
 def test_a_tensor_that_lies_in_several_boxes_is_copied_box_by_box(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a strided shard does; here the second half of a plain tensor comes before the first."""
-    swapped = (Part(Box((600,), (400,)), (slice(0, 400),)), Part(Box((0,), (600,)), (slice(400, 1000),)))
+    swapped = (PlacedBox(Box((600,), (400,)), (slice(0, 400),)), PlacedBox(Box((0,), (600,)), (slice(400, 1000),)))
     saved = torch.arange(1000.0)
     ckpt, lane = start(node)
     with monkeypatch.context() as patch:

@@ -7,11 +7,11 @@ from itertools import combinations
 import pytest
 
 from ckpt.redundancy import scheme_of
-from ckpt.sections import Redundancy
+from ckpt.sections import RedundancySection
 
 SCHEMES = {
-    "none": Redundancy(scheme="none"), "partner": Redundancy(scheme="partner"),
-    "two copies": Redundancy(scheme="partner", copies=2),
+    "none": RedundancySection(scheme="none"), "partner": RedundancySection(scheme="partner"),
+    "two copies": RedundancySection(scheme="partner", copies=2),
 }  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def test_a_scheme_survives_what_it_says_and_not_every_loss_beyond(name, size):
 
 @pytest.mark.parametrize("size", range(2, 7))
 def test_partner_loses_shards_only_when_neighbours_are_lost(size):
-    scheme, members = scheme_of(Redundancy()), tuple(range(size))
+    scheme, members = scheme_of(RedundancySection()), tuple(range(size))
     for count in range(size + 1):
         for lost in combinations(members, count):
             neighbours = {node for node in lost if (node + 1) % size in lost}

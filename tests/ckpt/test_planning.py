@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from agent_kit import FakeTransport, World, config, content, run, until
 
-from ckpt.capacity import Plan, Rates, make_plan, survives
+from ckpt.capacity import CapacityPlan, Rates, make_plan, survives
 from ckpt.cli.plan import parse_size
 from ckpt.config import CheckpointConfig
 from ckpt.errors import ConfigError
@@ -20,7 +20,7 @@ NODES = ["a", "b", "c", "d", "e"]
 RANKS, NBYTES = 2, 41_000  # no multiple of a page, nor of the stripes' cuts
 
 
-def plan_of(checkpoint: CheckpointConfig, nodes: int = len(NODES), **more: object) -> Plan:
+def plan_of(checkpoint: CheckpointConfig, nodes: int = len(NODES), **more: object) -> CapacityPlan:
     sizes = {"ranks_per_node": RANKS, "shard_bytes": NBYTES, "rates": Rates(), **more}
     return make_plan(checkpoint, nodes=nodes, **sizes)  # type: ignore[arg-type]
 

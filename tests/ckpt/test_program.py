@@ -18,7 +18,7 @@ from ckpt.agent.agent import Agent
 from ckpt.agent.process.launch import environment, outside_our_step
 from ckpt.agent.process.lifetime import MemoryDirectory
 from ckpt.agent.rpc.transport import SoloTransport
-from ckpt.agent.timeouts import Deadlines
+from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.config import Place
 from ckpt.errors import ConfigError
 from ckpt.worker.standalone.memory_dir import memory_directory
@@ -100,7 +100,7 @@ def test_agents_leave_together_once_no_process_of_the_program_is_left(tmp_path: 
 
 def test_an_agent_whose_peers_are_lost_leaves_with_its_own_processes(tmp_path: Path) -> None:
     async def test() -> None:
-        deadlines = Deadlines(leave_s=0.5)
+        deadlines = AgentDeadlines(leave_s=0.5)
         async with World(tmp_path, ["a", "b"], 0, config(), deadlines=deadlines, until_unused=True) as world:
             world.tasks[0].cancel()  # node a, silent from now on
             for link in (world.workers[1], world.monitors[1]):
@@ -116,7 +116,7 @@ def test_an_agent_that_nobody_connects_to_leaves(tmp_path: Path) -> None:
 
     async def test() -> None:
         memory = MemoryDirectory(place.ram_dir, 1)
-        await Agent(place, config(), SoloTransport(), Deadlines(use_s=0.1), memory).run(until_unused=True)
+        await Agent(place, config(), SoloTransport(), AgentDeadlines(use_s=0.1), memory).run(until_unused=True)
 
     run(test)
 

@@ -11,7 +11,7 @@ import pytest
 from agent_kit import FakeTransport, World, config, content, run, until
 
 from ckpt.agent.flush.node import DrainPart
-from ckpt.agent.timeouts import Deadlines
+from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.format.checksums import BLOCK_BYTES
 from ckpt.format.manifest import NAME, read_manifest
 from ckpt.tiers.nvme import NvmeTier
@@ -141,7 +141,7 @@ def test_a_hung_storage_holds_slots_only_until_the_deadline_and_never_a_half_wri
 
     async def test():
         monkeypatch.setattr(SharedTier, "write_node", hang)
-        deadlines = Deadlines(drain_s=0.2)
+        deadlines = AgentDeadlines(drain_s=0.2)
         async with World(tmp_path, ["a"], 0, config(tmp_path / "shared"), deadlines=deadlines) as world:
             await world.save(10, 0)
             assert (await world.workers[0].event("drained", step=10))["failed"]

@@ -11,7 +11,7 @@ import pytest
 from agent_kit import RUN_ID, World, config, content, lose, run, until
 
 from ckpt.agent.shards.transfer import Exchange
-from ckpt.agent.timeouts import Deadlines
+from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.format.checksums import BLOCK_BYTES
 from ckpt.format.shard_record import SaveId, read_record, write_record
 from ckpt.tiers.mark import MARK, new_mark
@@ -309,7 +309,7 @@ def test_without_an_answer_from_a_node_there_is_no_plan_and_workers_are_told(tmp
     async def test():
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
             await world.save(10, 0)
-        world = World(tmp_path, ["a", "b"], 1, config(), deadlines=Deadlines(answer_s=0.3, restore_s=0.3))
+        world = World(tmp_path, ["a", "b"], 1, config(), deadlines=AgentDeadlines(answer_s=0.3, restore_s=0.3))
         world.fake.dead.add(1)
         async with world:
             answer = await world.workers[0].request("plan")

@@ -11,7 +11,7 @@ from ckpt import newest_steps
 from ckpt.errors import CorruptError
 from ckpt.format.manifest import Manifest, new_manifest, parse_manifest
 from ckpt.format.shard_record import seal_json
-from ckpt.tiers.catalog import Entry
+from ckpt.tiers.catalog import CatalogEntry
 from ckpt.tiers.claim import Claim
 from ckpt.tiers.posix import SharedTier, node_places
 from ckpt.tiers.retention import superfluous
@@ -22,14 +22,16 @@ def manifest(step: int) -> Manifest:
     return new_manifest(save, WORLD, 0.0, node_places("node-00000.data", [shard(save, r)[0] for r in range(WORLD)]))
 
 
-def entry(step: int, *, committed: bool = True, attempt: int = 0, run: str = "ours") -> Entry:
-    return Entry(
+def entry(step: int, *, committed: bool = True, attempt: int = 0, run: str = "ours") -> CatalogEntry:
+    return CatalogEntry(
         name=f"{step}.{attempt}.{run}", step=step, attempt=attempt, run_tag=run,
         manifest=manifest(step) if committed else None, reason=None, damaged=False,
     )  # fmt: skip
 
 
-def gone(*entries: Entry, keep: int = 1, running: str | None = None, complete: set[int] | None = None) -> set[str]:
+def gone(
+    *entries: CatalogEntry, keep: int = 1, running: str | None = None, complete: set[int] | None = None
+) -> set[str]:
     saves = None if complete is None else {save_id(step) for step in complete}
     return {found.name for found in superfluous(entries, keep, running, saves)}
 

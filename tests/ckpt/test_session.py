@@ -15,7 +15,7 @@ from trainer_kit import Node, checkpointer, settle
 from waiting import until
 
 from ckpt.format.layout import Chunk
-from ckpt.worker.timeouts import Deadlines
+from ckpt.worker.timeouts import WorkerDeadlines
 
 
 def test_what_became_of_a_save_is_told_when_it_happens_not_at_the_next_call(
@@ -60,7 +60,7 @@ def test_once_the_other_agents_are_lost_no_save_waits_for_a_slot(
 
     async def test() -> None:
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
-            ckpt = checkpointer(world.places[1], config(), rank=1, deadlines=Deadlines(slot_s=30))
+            ckpt = checkpointer(world.places[1], config(), rank=1, deadlines=WorkerDeadlines(slot_s=30))
             in_thread, protect = asyncio.to_thread, world.agents[1]._saves._on_protect
 
             async def promise_then_lose_the_world(source: int, message: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ckpt.config import Place
 from ckpt.redundancy import members_at
 from ckpt.redundancy.sets import most_in_one_domain, redundancy_sets, set_of
-from ckpt.sections import Redundancy
+from ckpt.sections import RedundancySection
 
 
 @given(st.integers(1, 80), st.integers(2, 12), st.integers(2, 5), st.lists(st.integers(0, 5), min_size=80, max_size=80))
@@ -49,7 +49,7 @@ def test_a_node_finds_its_set_from_its_environment(failure_domain, expected, tmp
         run_id="r", attempt=0, node="a", nodes=("a", "b", "c", "d"), ranks_per_node=1, ram_dir=tmp_path,
         domains=("s1", "s1", "s2", "s2"),
     )  # fmt: skip
-    members = members_at(place, Redundancy(scheme="xor", group_size=2, failure_domain=failure_domain))
+    members = members_at(place, RedundancySection(scheme="xor", group_size=2, failure_domain=failure_domain))
     assert members == expected
 
 
@@ -58,6 +58,6 @@ def test_domains_that_are_not_asked_for_do_not_count(tmp_path):
         run_id="r", attempt=0, node="a", nodes=("a", "b", "c", "d"), ranks_per_node=1, ram_dir=tmp_path,
         domains=("s1", "s2", "s1", "s2"),
     )  # fmt: skip
-    assert members_at(place, Redundancy(group_size=2)) == (0, 2)
-    switches = members_at(place, Redundancy(group_size=2, failure_domain="switch"))
+    assert members_at(place, RedundancySection(group_size=2)) == (0, 2)
+    switches = members_at(place, RedundancySection(group_size=2, failure_domain="switch"))
     assert place.domains[switches[0]] != place.domains[switches[1]]

@@ -79,7 +79,7 @@ def test_a_member_that_cannot_serve_is_named_with_the_others_of_its_sum(tmp_path
             over, _ = await parity._over(save, ((0,), (1,), (2,)))
             addends = [
                 sums.Addend(
-                    node=n, coefficients=(1,), parts=(sums.Part(rank=rank, parity=False, start=0, nbytes=9, at=0),)
+                    node=n, coefficients=(1,), parts=(sums.HeldBytes(rank=rank, parity=False, start=0, nbytes=9, at=0),)
                 )
                 for n, rank in ((1, 7), (2, 2))
             ]
@@ -102,7 +102,7 @@ def test_a_sum_has_a_bounded_number_of_pieces_under_way_however_long_the_shards(
             peers = world.agents[1]._peers
             receive = peers.receive
             peers.receive = lambda node, tag, into: received.append(len(into)) or receive(node, tag, into)
-            part = sums.Part(rank=0, parity=False, start=0, nbytes=70_000, at=0)
+            part = sums.HeldBytes(rank=0, parity=False, start=0, nbytes=70_000, at=0)
             first, last = (
                 sums.Addend(node=n, coefficients=(1,), parts=(replace(part, rank=n),)).to_json() for n in (0, 1)
             )

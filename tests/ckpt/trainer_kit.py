@@ -18,13 +18,13 @@ from ckpt.agent.process.launch import command
 from ckpt.config import CheckpointConfig, Place
 from ckpt.worker.engine import Engine
 from ckpt.worker.session import Identity
-from ckpt.worker.timeouts import Deadlines
+from ckpt.worker.timeouts import WorkerDeadlines
 
 LIMIT_S = 60
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "ckpt"])
 
-FAST = Deadlines(connect_s=20, plan_s=20, open_s=20, slot_s=0.2, gate_s=20, flush_s=20)
+FAST = WorkerDeadlines(connect_s=20, plan_s=20, open_s=20, slot_s=0.2, gate_s=20, flush_s=20)
 
 
 def checkpointer(place: Place, config: CheckpointConfig, *, rank: int = 0, local_rank: int = 0, **options: Any) -> Any:

@@ -20,7 +20,7 @@ from rich.console import Console
 from ckpt.agent.process.launch import PYTHON
 from launcher.cli import main
 from launcher.errors import UsageError
-from launcher.history.status import Status
+from launcher.history.status import JobStatus
 from launcher.jobfile import JobSpec, load_job
 from launcher.logs import Selection, follow_logs
 from launcher.outcome import EXIT_CODES
@@ -373,8 +373,8 @@ def test_following_logs_goes_over_to_the_next_attempt_and_ends_with_the_job(job:
     ended = threading.Event()
     notes: list[str] = []
 
-    def now() -> Status:
-        return Status(state="done" if ended.is_set() else "training")
+    def now() -> JobStatus:
+        return JobStatus(state="done" if ended.is_set() else "training")
 
     arguments = (job.folder, Selection(rank=0), 1, lines.append, now, notes.append)
     follower = threading.Thread(target=follow_logs, args=arguments)
@@ -395,7 +395,10 @@ def test_following_logs_goes_over_to_the_next_attempt_and_ends_with_the_job(job:
 
 
 def test_following_a_job_that_has_written_nothing_tells_once_what_it_does(home: Path) -> None:
-    stands = [Status(reason="waits in the queue: Priority")] * 2 + [Status(state="starting"), Status(state="cancelled")]
+    stands = [JobStatus(reason="waits in the queue: Priority")] * 2 + [
+        JobStatus(state="starting"),
+        JobStatus(state="cancelled"),
+    ]
     notes: list[str] = []
     with pytest.raises(UsageError, match="no attempt has begun"):
         follow_logs(home, Selection(), None, print, lambda: stands.pop(0), notes.append)

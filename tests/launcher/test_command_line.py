@@ -23,7 +23,7 @@ from launcher.cli.app import app
 from launcher.cli.job_command import split
 from launcher.cli.job_table import job_table
 from launcher.cli.man import pages
-from launcher.history.status import Status
+from launcher.history.status import JobStatus
 from launcher.jobfile import JobSpec
 from launcher.registry import KnownJob
 
@@ -214,7 +214,7 @@ def test_an_id_is_never_cut(width: int, desk: Path) -> None:
     folder = desk / "a-folder-far-away-with-a-long-name" / "runs" / job_id
     job = KnownJob(job_id=job_id, name=name, cluster="local", folder=folder, nodes=1, spares=0)
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(job_table([(job, Status(state="training", step=123456))], width))
+    console.print(job_table([(job, JobStatus(state="training", step=123456))], width))
     text = console.export_text()
     assert f"{job_id}  a-name-" in text and "123456" in text and max(map(len, text.splitlines())) <= width
     assert ("folder" in text) is (width == 200) and (name in text) is (width >= 200)

@@ -17,7 +17,7 @@ from launcher import standby
 from launcher.history.events import EventLog
 from launcher.standby import KEEPER_S, Absence, may_take_over
 from launcher.supervisor.folder import until_written
-from launcher.supervisor.office import FolderRemoved, Office, Superseded
+from launcher.supervisor.office import FolderRemovedError, Office, Superseded
 from launcher.terms import LEASE_S, RENEW_S, LeaseWatch, Term, claim, newest, newest_number, renew
 
 
@@ -222,10 +222,10 @@ def test_a_folder_that_was_removed_is_an_error_at_once(tmp_path: Path) -> None:
     ruling = office(tmp_path / "job", "n1")
     ruling.take(1, after=None)
     shutil.rmtree(tmp_path / "job")
-    with pytest.raises(FolderRemoved, match="removed while the job ran"):
+    with pytest.raises(FolderRemovedError, match="removed while the job ran"):
         asyncio.run(until_written(ruling.confirm, timeout_s=30, give_up=lambda: False))
     (tmp_path / "job").mkdir()  # by the script, say
-    with pytest.raises(FolderRemoved, match="removed while the job ran"):
+    with pytest.raises(FolderRemovedError, match="removed while the job ran"):
         ruling.check()
 
 

@@ -15,20 +15,20 @@ import sys
 from pathlib import Path
 
 from lifecycle.health import mounts
-from lifecycle.health.check import Level, Node, check
+from lifecycle.health.check import CheckedNode, Level, check
 from lifecycle.health.finding import Finding, fit
 from lifecycle.health.runner import run_checks
 
 
 @check("stuck", Level.QUICK, limit_s=0.5)
-def stuck(node: Node) -> Finding:
+def stuck(node: CheckedNode) -> Finding:
     """Asks the dead mount itself."""
     os.statvfs(sys.argv[1])
     return fit("answered")
 
 
 @check("after", Level.QUICK)
-def after(node: Node) -> Finding:
+def after(node: CheckedNode) -> Finding:
     """Asks nothing."""
     return fit("well")
 
@@ -42,7 +42,7 @@ def main(place: Path, command: list[str]) -> None:
     if command:
         sys.exit(subprocess.run(command, check=False).returncode)
     mounts._ANSWER_S = 0.5
-    for finding in run_checks([stuck, after, mounts.network_mounts], Node(), 30.0):
+    for finding in run_checks([stuck, after, mounts.network_mounts], CheckedNode(), 30.0):
         print(finding.check, finding.status.name, finding.measured)
 
 

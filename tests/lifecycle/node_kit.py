@@ -9,7 +9,7 @@ from typing import Any
 import pynvml
 
 from lifecycle.health import gpu
-from lifecycle.health.check import Check, Node
+from lifecycle.health.check import Check, CheckedNode
 from slurm.command import CommandError, Result
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -35,9 +35,9 @@ class Answers:
         return _result(argv, code, text)
 
 
-def node_of(root: Path, answers: Mapping[str, str | tuple[int, str]] | None = None, **facts: Any) -> Node:
+def node_of(root: Path, answers: Mapping[str, str | tuple[int, str]] | None = None, **facts: Any) -> CheckedNode:
     """A node whose files lie below `root` and whose programs answer from `answers`."""
-    return Node(root=root, run=Answers(answers or {}), **facts)
+    return CheckedNode(root=root, run=Answers(answers or {}), **facts)
 
 
 class Nvml:

@@ -9,7 +9,7 @@ import pytest
 from node_kit import ON_NVIDIA_SMI, RECORDED, Answers, node_of, plug_gpus, put
 
 from lifecycle.health import gpu
-from lifecycle.health.check import Check, Node
+from lifecycle.health.check import Check, CheckedNode
 from lifecycle.health.finding import Status
 from lifecycle.instance import Expected, expected
 
@@ -28,7 +28,7 @@ def times(log: str, count: int) -> str:
     return log.replace(found[0], "\n".join(copies))
 
 
-def node(root: Path, log: str, gpus: int = 1, type_: Expected | None = None) -> Node:
+def node(root: Path, log: str, gpus: int = 1, type_: Expected | None = None) -> CheckedNode:
     plug_gpus(root, gpus)
     version = re.search("<driver_version>(.*)</driver_version>", log)
     assert version

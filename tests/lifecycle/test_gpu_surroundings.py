@@ -13,7 +13,7 @@ import pytest
 from node_kit import RECORDED, Nvml, node_of, plug, plug_gpus, put
 
 from lifecycle.health import dcgm, efa, kernel_log, loopback, nvlink
-from lifecycle.health.check import Node
+from lifecycle.health.check import CheckedNode
 from lifecycle.health.finding import Finding, Status
 from lifecycle.instance import expected
 from slurm.command import CommandError, Result
@@ -348,7 +348,7 @@ def test_every_efa_interface_has_to_answer_and_not_from_shared_memory(
 ) -> None:
     plug_efa(tmp_path, 2, 2)
     programs = Pingpong(silent)
-    finding = loopback.efa_loopback.run(Node(root=tmp_path, run=programs, wait=lambda _: None))
+    finding = loopback.efa_loopback.run(CheckedNode(root=tmp_path, run=programs, wait=lambda _: None))
     assert finding.status is status and told in finding.measured and advice in finding.advice
     assert {env["FI_EFA_ENABLE_SHM_TRANSFER"] for env in programs.environments} == {"0"}
 
@@ -356,5 +356,5 @@ def test_every_efa_interface_has_to_answer_and_not_from_shared_memory(
 def test_where_no_interface_answers_not_all_are_waited_for(tmp_path: Path) -> None:
     plug_efa(tmp_path, 32, 32)
     programs = Pingpong(tuple(f"rdmap{number}s27-rdm" for number in range(32)), count=32)
-    finding = loopback.efa_loopback.run(Node(root=tmp_path, run=programs, wait=lambda _: None))
+    finding = loopback.efa_loopback.run(CheckedNode(root=tmp_path, run=programs, wait=lambda _: None))
     assert finding.status is Status.CRITICAL and finding.measured.startswith("0 of 4 domains that were tried; ")

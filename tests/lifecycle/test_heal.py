@@ -12,8 +12,8 @@ import pytest
 from moto import mock_aws
 
 from launcher.history.events import EventLog
-from lifecycle.errors import LifecycleError, UsageError
-from lifecycle.heal.history import Case, HealEvent, History, only_one
+from lifecycle.errors import LifecycleError, NodeUsageError
+from lifecycle.heal.history import Case, HealEvent, HealHistory, only_one
 from lifecycle.heal.lemons import Incident, offenders, read_incidents
 from lifecycle.heal.policy import held_back, next_action
 from lifecycle.heal.settings import HealSettings
@@ -75,7 +75,7 @@ def test_reboots_of_one_trouble_are_counted_through_a_return_that_did_not_last()
 
 
 def test_limits_hold_for_the_whole_cluster(tmp_path: Path) -> None:
-    history = History(path=tmp_path / "heal.json")
+    history = HealHistory(path=tmp_path / "heal.json")
     settings = HealSettings(max_drained="2", max_actions_per_hour=3)
     assert held_back(history, settings, 100, 0.0) == ""
     for name in ("a", "b"):
@@ -154,7 +154,7 @@ def test_settings_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_are_not_understood_are_named(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(NodeUsageError) as caught:
         HealSettings.read(settings_file(tmp_path, text))
     assert said in str(caught.value)
 
@@ -162,15 +162,15 @@ def test_settings_that_are_not_understood_are_named(tmp_path: Path, text: str, s
 def test_settings_that_others_can_write_are_refused(tmp_path: Path) -> None:
     path = settings_file(tmp_path, "heal: on")
     path.chmod(0o666)
-    with pytest.raises(UsageError, match="expected a file that only root can write"):
+    with pytest.raises(NodeUsageError, match="expected a file that only root can write"):
         HealSettings.read(path)
 
 
 def test_the_history_outlives_its_healer(tmp_path: Path) -> None:
-    history = History.read(tmp_path / "heal.json")
+    history = HealHistory.read(tmp_path / "heal.json")
     case = Case(node="n1", action="reboot", why="x", since_s=1.0, slurmd_started="then")
     history.note(HealEvent(time_s=1.0, node="n1", what="reboot", why="x"), case)
-    again = History.read(history.path)
+    again = HealHistory.read(history.path)
     assert (again.cases, again.of("n1")) == ({"n1": case}, history.events)
 
 
@@ -182,15 +182,15 @@ def test_a_history_that_cannot_be_read_stops_healing(tmp_path: Path, text: str) 
     path = tmp_path / "heal.json"
     path.write_text(text)
     with pytest.raises(LifecycleError, match="no history of healing"):
-        History.read(path)
+        HealHistory.read(path)
 
 
 def test_the_history_keeps_the_newest_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lifecycle.heal.history._KEEP_EVENTS", 3)
-    history = History(path=tmp_path / "heal.json")
+    history = HealHistory(path=tmp_path / "heal.json")
     for event in events(*((time_s, "reboot") for time_s in range(5))):
         history.note(event, None)
-    assert [event.time_s for event in History.read(history.path).events] == [2, 3, 4]
+    assert [event.time_s for event in HealHistory.read(history.path).events] == [2, 3, 4]
 
 
 def test_one_healer_at_a_time(tmp_path: Path) -> None:

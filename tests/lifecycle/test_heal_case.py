@@ -15,9 +15,9 @@ from lifecycle.errors import LifecycleError
 from lifecycle.heal import case as heal_case
 from lifecycle.heal import command as heal_command
 from lifecycle.heal import comparison
-from lifecycle.heal.case import Outcome
+from lifecycle.heal.case import HealOutcome
 from lifecycle.heal.healer import Healer
-from lifecycle.heal.history import History
+from lifecycle.heal.history import HealHistory
 from lifecycle.heal.settings import HealSettings
 from slurm.errors import SlurmError
 from slurm.records import Partition
@@ -34,11 +34,11 @@ class Site:
         self, path: Path, settings: HealSettings, exit_code: Callable[[str], int | None] = lambda _: 0, looks: int = 0
     ) -> None:
         self.slurm = SlurmInMemory(Fuse(), exit_code, looks)
-        self.history = History.read(path)
+        self.history = HealHistory.read(path)
         self.now_s = 1.7e9
         self.healer = Healer(self.slurm, settings, self.history, now_s=lambda: self.now_s)
 
-    def look(self) -> Outcome:
+    def look(self) -> HealOutcome:
         (outcome,) = self.healer.look()
         return outcome
 
@@ -210,7 +210,7 @@ def test_what_slurm_refuses_is_tried_again(tmp_path: Path, monkeypatch: pytest.M
     site.until(lambda: site.history.cases and site.history.cases["n1"].job)
     with monkeypatch.context() as patch:
         patch.setattr(site.slurm, "job", lambda _: (_ for _ in ()).throw(SlurmError("Socket timed out")))
-        assert site.look() == Outcome(node="n1", what="waits", why="tried again at the next look: Socket timed out")
+        assert site.look() == HealOutcome(node="n1", what="waits", why="tried again at the next look: Socket timed out")
     assert site.look().what == "checking"
 
 
@@ -218,7 +218,7 @@ def test_what_slurm_refuses_is_tried_again(tmp_path: Path, monkeypatch: pytest.M
 def test_where_healing_was_switched_off_nothing_goes_on(tmp_path: Path) -> None:
     on = Site(tmp_path / "h", _SETTINGS, lambda _: None)
     on.until(lambda: on.history.cases and on.history.cases["n1"].job)
-    off = Healer(on.slurm, replace(_SETTINGS, heal="off"), History.read(tmp_path / "h"), now_s=lambda: on.now_s)
+    off = Healer(on.slurm, replace(_SETTINGS, heal="off"), HealHistory.read(tmp_path / "h"), now_s=lambda: on.now_s)
     on.slurm.reserve("holdfast-heal-n9", ["n4"])
     before, changes = (tmp_path / "h").read_bytes(), on.slurm.fuse.changes
     (outcome,) = off.look()
@@ -231,7 +231,7 @@ def test_where_healing_is_off_no_node_is_given_up(tmp_path: Path) -> None:
     on = Site(tmp_path / "h", _SETTINGS, lambda _: 1)
     on.until(lambda: [event.what for event in on.history.events][-1:] == ["failed"])
     before, changes = (tmp_path / "h").read_bytes(), on.slurm.fuse.changes
-    off = Healer(on.slurm, replace(_SETTINGS, heal="off"), History.read(tmp_path / "h"), now_s=lambda: on.now_s)
+    off = Healer(on.slurm, replace(_SETTINGS, heal="off"), HealHistory.read(tmp_path / "h"), now_s=lambda: on.now_s)
     (outcome,) = off.look()
     assert outcome.what == "would be a lemon"
     assert ((tmp_path / "h").read_bytes(), on.slurm.fuse.changes) == (before, changes)
@@ -319,7 +319,7 @@ def test_what_the_nodes_own_hook_finds_meanwhile_counts(tmp_path: Path, check: s
     site = Site(tmp_path / "h", _SETTINGS, lambda script: None if check in script else 0)
     site.until(lambda: "n1" in site.history.cases and site.history.cases["n1"].job and site.runs(check))
     site.slurm.drain("n1", "holdfast: gpu lost again")
-    assert site.look() == Outcome(node="n1", what="failed", why="gpu lost again")
+    assert site.look() == HealOutcome(node="n1", what="failed", why="gpu lost again")
 
 
 @pytest.mark.usefixtures("deaf")

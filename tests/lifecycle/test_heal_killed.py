@@ -14,9 +14,9 @@ import pytest
 from lifecycle.errors import LifecycleError
 from lifecycle.heal import case as heal_case
 from lifecycle.heal import history
-from lifecycle.heal.case import Outcome
+from lifecycle.heal.case import HealOutcome
 from lifecycle.heal.healer import Healer
-from lifecycle.heal.history import History
+from lifecycle.heal.history import HealHistory
 from lifecycle.heal.settings import HealSettings
 from slurm.command import Result
 from slurm.records import Node
@@ -113,7 +113,7 @@ class Site:
     def heal(self) -> None:
         """One healer, to the end of the case or of itself."""
         healer = Healer(
-            self.slurm, self.way.settings, History.read(self.path), run=self._replaces, now_s=self._now_s.__next__
+            self.slurm, self.way.settings, HealHistory.read(self.path), run=self._replaces, now_s=self._now_s.__next__
         )
         if self.way.by_hand:
             healer.bring_back("n1", lambda _: None)
@@ -121,7 +121,7 @@ class Site:
         for _ in range(_LOOKS):
             if not healer.look() and not self.slurm.reservations():
                 return
-        raise AssertionError(f"still at it after {_LOOKS} looks: {History.read(self.path)}")
+        raise AssertionError(f"still at it after {_LOOKS} looks: {HealHistory.read(self.path)}")
 
     def _replaces(self, argv: Any, **_: Any) -> Result:
         self.slurm.replace(argv[1])
@@ -134,7 +134,7 @@ class Site:
         self.slurm.replace(node.name)
 
     def told(self) -> list[str]:
-        return [event.what for event in History.read(self.path).of("n1")]
+        return [event.what for event in HealHistory.read(self.path).of("n1")]
 
 
 @pytest.mark.parametrize("looks", [0, 2], ids=["starts at once", "starts later"])
@@ -167,7 +167,7 @@ def test_a_healer_killed_at_any_point_is_followed_by_one_that_goes_on(
 
 def test_who_returns_a_node_by_hand_hears_what_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(_WAYS["by hand"], tmp_path / "heal.json", Fuse(), 2, monkeypatch)
-    heard: list[Outcome] = []
-    healer = Healer(site.slurm, site.way.settings, History.read(site.path), now_s=itertools.count(1.7e9).__next__)
+    heard: list[HealOutcome] = []
+    healer = Healer(site.slurm, site.way.settings, HealHistory.read(site.path), now_s=itertools.count(1.7e9).__next__)
     assert healer.bring_back("n1", heard.append).what == "repaired"
     assert {(outcome.node, outcome.what) for outcome in heard} == {("n1", "checking")}

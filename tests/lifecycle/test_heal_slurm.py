@@ -19,7 +19,7 @@ from lifecycle.errors import LifecycleError
 from lifecycle.heal import comparison
 from lifecycle.heal.case import RESERVATION
 from lifecycle.heal.healer import Healer
-from lifecycle.heal.history import Case, History
+from lifecycle.heal.history import Case, HealHistory
 from lifecycle.heal.lemons import offenders
 from lifecycle.heal.settings import HealSettings
 from slurm.client import Slurm
@@ -76,10 +76,10 @@ class Site:
 
     def look(self) -> list[str]:
         """One pass of a new healer, as after a crash: all it knows is in the file."""
-        return [one.what for one in Healer(self.slurm, self.settings, History.read(self.state)).look()]
+        return [one.what for one in Healer(self.slurm, self.settings, HealHistory.read(self.state)).look()]
 
     def told(self, name: str) -> list[str]:
-        return [event.what for event in History.read(self.state).of(name)]
+        return [event.what for event in HealHistory.read(self.state).of(name)]
 
     def until(
         self, condition: Callable[[], object], what: str, *, heal: bool = True, deadline_s: float = WAIT_S
@@ -145,13 +145,13 @@ def test_a_node_that_a_reboot_does_not_repair_stays_out(site: Site) -> None:
     assert site.look() == []
 
     with pytest.raises(LifecycleError, match="n2: not drained"):
-        Healer(site.slurm, site.settings, History.read(site.state)).bring_back("n2", lambda _: None)
+        Healer(site.slurm, site.settings, HealHistory.read(site.state)).bring_back("n2", lambda _: None)
     site.repair("n1")
     # A check that began before the repair may drain it once more.
     site.until(
         lambda: json.loads(verdict.read_text())["status"] != "critical", "the hook to see the repair", heal=False
     )
-    healer = Healer(site.slurm, site.settings, History.read(site.state))
+    healer = Healer(site.slurm, site.settings, HealHistory.read(site.state))
     assert healer.bring_back("n1", lambda _: time.sleep(0.2)).what == "repaired"
     site.until(lambda: site.node("n1").is_idle, "n1 idle")
 
@@ -199,7 +199,7 @@ def test_a_node_returns_after_the_deep_check_and_one_that_fails_it_again_and_aga
     assert site.told("n2") == ["reboot", "failed", "reboot", "failed", "lemon"]
     assert "DRAIN" in site.node("n2").flags
     assert re.match(r"holdfast: lemon: 2 reboots in vain; .*its check failed \(job", site.node("n2").reason)
-    (worst, *_) = offenders(History.read(site.state).events, [], since_s=0.0)
+    (worst, *_) = offenders(HealHistory.read(site.state).events, [], since_s=0.0)
     assert (worst.node, worst.is_lemon, worst.reboots, worst.failed) == ("n2", True, 2, 2)
 
 
@@ -219,7 +219,7 @@ def test_a_node_that_is_slow_with_neighbours_which_do_well_without_it_stays_out(
     log = site.cluster.home / "pairs.log"
     monkeypatch.setattr(comparison, "PAIRS_LOG", log)
     site.settings = HealSettings(heal="on", check=("true",), check_pairs=PAIRS, replace="none")
-    bring_back = lambda: Healer(site.slurm, site.settings, History.read(site.state)).bring_back(  # noqa: E731
+    bring_back = lambda: Healer(site.slurm, site.settings, HealHistory.read(site.state)).bring_back(  # noqa: E731
         "n2", lambda _: time.sleep(0.2)
     )
     site.slurm.drain("n2", "holdfast: as the hook would")
@@ -243,7 +243,9 @@ def test_without_an_idle_neighbour_a_node_returns_when_its_time_for_that_is_up(s
         site.slurm.drain(name, "disk swap")
     site.settings = HealSettings(heal="on", check=("true",), check_pairs=PAIRS, pairs_timeout_s=2)
     site.slurm.drain("n1", "holdfast: as the hook would")
-    outcome = Healer(site.slurm, site.settings, History.read(site.state)).bring_back("n1", lambda _: time.sleep(0.2))
+    outcome = Healer(site.slurm, site.settings, HealHistory.read(site.state)).bring_back(
+        "n1", lambda _: time.sleep(0.2)
+    )
     assert (outcome.what, outcome.why) == (
         "repaired",
         "as the hook would (between nodes nothing was measured in time)",
@@ -271,7 +273,7 @@ def test_healers_that_are_killed_one_after_the_other_bring_a_node_back(site: Sit
             site.until(
                 lambda condition=condition: (
                     site.told("n1")[-1:] == ["returned"]
-                    or (condition and (found := History.read(site.state).cases.get("n1")) and condition(found))
+                    or (condition and (found := HealHistory.read(site.state).cases.get("n1")) and condition(found))
                 ),
                 "the healer",
                 heal=False,
@@ -367,19 +369,19 @@ def test_no_more_nodes_are_healed_at_once_than_allowed(site: Site) -> None:
     assert sorted(site.look()) == ["reboot", "waits"]
     assert site.slurm.reservations() == (RESERVATION + "n1",)
     site.until(lambda: site.told("n2")[-1:] == ["returned"], "n2 back")
-    assert [event.node for event in History.read(site.state).events] == ["n1", "n1", "n2", "n2"]
+    assert [event.node for event in HealHistory.read(site.state).events] == ["n1", "n1", "n2", "n2"]
 
 
 def test_what_an_admin_drains_is_his(site: Site) -> None:
     site.slurm.drain("n1", "disk swap")
     assert site.look() == []
     with pytest.raises(LifecycleError, match="n1: drained by root, not by holdfast: disk swap"):
-        Healer(site.slurm, site.settings, History.read(site.state)).bring_back("n1", lambda _: None)
+        Healer(site.slurm, site.settings, HealHistory.read(site.state)).bring_back("n1", lambda _: None)
     assert "DRAIN" in site.node("n1").flags
 
     site.set_hooks("n2", reboot_repairs=True)
     site.slurm.drain("n2", "holdfast: as the hook would")
-    site.until(lambda: History.read(site.state).cases["n2"].job if site.look() else None, "n2's check")
+    site.until(lambda: HealHistory.read(site.state).cases["n2"].job if site.look() else None, "n2's check")
     site.slurm.drain("n2", "hands off")
     site.until(lambda: site.told("n2")[-1] == "left", "the healer to leave it")
     site.until(lambda: not site.slurm.reservations(), "the end of the reservation")

@@ -15,7 +15,7 @@ import pytest
 from waiting import until
 
 from lifecycle.health.catalog import CHECKS, select
-from lifecycle.health.check import CannotObserve, Check, Level, Node, NotHere, check
+from lifecycle.health.check import CannotObserve, Check, CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, Status, fit, overall
 from lifecycle.health.runner import longest_s, run_checks
 
@@ -23,29 +23,29 @@ BUDGET_S = 30.0
 
 
 def made(name: str, judge: object, limit_s: float = 10.0, alone: bool = False) -> Check:
-    def asked(node: Node) -> Finding:
+    def asked(node: CheckedNode) -> Finding:
         """It is as it should be."""
         return judge(node)  # type: ignore[operator]
 
     return check(name, Level.QUICK, limit_s=limit_s, alone=alone)(asked)
 
 
-def hang(node: Node) -> Finding:
+def hang(node: CheckedNode) -> Finding:
     threading.Event().wait()
     return fit("never")
 
 
-def well(node: Node) -> Finding:
+def well(node: CheckedNode) -> Finding:
     return fit("well")
 
 
-def die(node: Node) -> Finding:
+def die(node: CheckedNode) -> Finding:
     os.kill(os.getpid(), signal.SIGKILL)
     return fit("never")
 
 
 def raising(error: Exception) -> object:
-    def judge(node: Node) -> Finding:
+    def judge(node: CheckedNode) -> Finding:
         raise error
 
     return judge
@@ -53,7 +53,7 @@ def raising(error: Exception) -> object:
 
 def test_a_hung_check_is_unknown_at_its_limit_and_holds_up_nobody() -> None:
     checks = [made("first", well), made("hung", hang, limit_s=0.3), made("after", well)]
-    findings = run_checks(checks, Node(), BUDGET_S)
+    findings = run_checks(checks, CheckedNode(), BUDGET_S)
     assert [finding.status for finding in findings] == [Status.OK, Status.UNKNOWN, Status.OK]
     assert [finding.check for finding in findings] == ["first", "hung", "after"]
     assert findings[1].measured == "no answer within 0.3 s" and findings[1].seconds >= 0.3
@@ -63,11 +63,11 @@ def test_the_tool_of_a_check_that_is_given_up_ends_too(tmp_path: Path) -> None:
     """Tools are run in sessions of their own; one that hangs would stay after each run."""
     said = tmp_path / "pids"
 
-    def ask(node: Node) -> Finding:
+    def ask(node: CheckedNode) -> Finding:
         node.run(["sh", "-c", f"sleep 600 & echo $$ $! >{said}; wait"], timeout_s=600)
         return fit("never")
 
-    (finding,) = run_checks([made("asks", ask)], Node(), 1.0)
+    (finding,) = run_checks([made("asks", ask)], CheckedNode(), 1.0)
     assert finding.status is Status.UNKNOWN
     pids = [int(pid) for pid in said.read_text().split()]
     assert len(pids) == 2
@@ -85,14 +85,16 @@ def test_the_time_a_run_may_take_is_known_before_it() -> None:
     first, second, alone = made("first", well, 3.0), made("second", well, 4.0), made("alone", well, 5.0, alone=True)
     other = check("other", Level.QUICK, limit_s=6.0, where=lambda node: False)(alone.judge)
     assert first.family == second.family != alone.family
-    assert longest_s([first, second, alone], Node(), BUDGET_S) == 12.0, "one after another in a family, then alone"
-    assert longest_s([first, other], Node(), BUDGET_S) == 3.0, "what the node does not have takes no time"
-    assert longest_s([first, alone], Node(), 2.0) == 2.0 and longest_s([alone], Node(), BUDGET_S) == 5.0
-    assert longest_s([], Node(), BUDGET_S) == 0.0
+    assert longest_s([first, second, alone], CheckedNode(), BUDGET_S) == 12.0, (
+        "one after another in a family, then alone"
+    )
+    assert longest_s([first, other], CheckedNode(), BUDGET_S) == 3.0, "what the node does not have takes no time"
+    assert longest_s([first, alone], CheckedNode(), 2.0) == 2.0 and longest_s([alone], CheckedNode(), BUDGET_S) == 5.0
+    assert longest_s([], CheckedNode(), BUDGET_S) == 0.0
 
 
 def test_a_check_whose_process_dies_is_unknown_and_the_others_go_on() -> None:
-    findings = run_checks([made("dies", die), made("after", well)], Node(), BUDGET_S)
+    findings = run_checks([made("dies", die), made("after", well)], CheckedNode(), BUDGET_S)
     assert [finding.status for finding in findings] == [Status.UNKNOWN, Status.OK]
 
 
@@ -106,20 +108,20 @@ def test_a_check_whose_process_dies_is_unknown_and_the_others_go_on() -> None:
     ],
 )
 def test_what_a_check_raises_is_never_taken_for_a_sick_node(error: Exception, status: Status) -> None:
-    [finding] = run_checks([made("raises", raising(error))], Node(), BUDGET_S)
+    [finding] = run_checks([made("raises", raising(error))], CheckedNode(), BUDGET_S)
     assert finding.status is status and str(error) in finding.measured
 
 
 def test_when_the_level_s_time_is_used_up_the_rest_is_unknown() -> None:
     checks = [made("hung", hang), made("next", well), made("alone", well, alone=True)]
-    findings = run_checks(checks, Node(), 0.3)
+    findings = run_checks(checks, CheckedNode(), 0.3)
     assert {finding.status for finding in findings} == {Status.UNKNOWN}
     assert "not run" in findings[1].measured and "not run" in findings[2].measured
 
 
 def test_a_check_that_measures_speed_runs_when_no_other_does(tmp_path: Path) -> None:
     def noting(name: str) -> object:
-        def judge(node: Node) -> Finding:
+        def judge(node: CheckedNode) -> Finding:
             others = list(tmp_path.glob("*.running"))
             mark = tmp_path / f"{name}.running"
             mark.touch()
@@ -132,12 +134,12 @@ def test_a_check_that_measures_speed_runs_when_no_other_does(tmp_path: Path) -> 
         return judge
 
     checks = [made(name, noting(name), alone=name != "beside") for name in ("one", "two", "beside")]
-    assert {finding.measured for finding in run_checks(checks, Node(), BUDGET_S)} == {""}
+    assert {finding.measured for finding in run_checks(checks, CheckedNode(), BUDGET_S)} == {""}
 
 
 def test_the_prolog_is_given_less_than_two_seconds_and_nothing_outlasts_them_even_when_everything_hangs() -> None:
     checks = [made(f"hung{number}", hang, limit_s=1.0, alone=number > 2) for number in range(5)]
-    findings = run_checks(checks, Node(), Level.PROLOG.budget_s)
+    findings = run_checks(checks, CheckedNode(), Level.PROLOG.budget_s)
     assert {finding.status for finding in findings} == {Status.UNKNOWN}
     used_up = f"the {Level.PROLOG.budget_s:g} s of this level were used up"
     assert Level.PROLOG.budget_s < 2 and [used_up in finding.measured for finding in findings[3:]] == [True, True]

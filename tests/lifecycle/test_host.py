@@ -11,7 +11,7 @@ import pytest
 from node_kit import node_of
 
 from lifecycle import Status, preflight
-from lifecycle.health.check import Node
+from lifecycle.health.check import CheckedNode
 from lifecycle.health.host import judge_memory, judge_open_files, memory_file_system, remove_ipc
 from slurm.command import run
 
@@ -42,7 +42,7 @@ def test_what_jobs_have_in_memory_is_no_fault_of_the_node_and_too_small_a_file_s
     try:
         with suppress(OSError):  # the small one is full then
             (place / "checkpoint").write_bytes(bytes(8 << 20))
-        assert memory_file_system.run(Node(root=tmp_path)).status is status
+        assert memory_file_system.run(CheckedNode(root=tmp_path)).status is status
     finally:
         run(["umount", str(place)])
 

@@ -19,7 +19,7 @@ from node_kit import node_of, put
 
 from lifecycle.health import allreduce as program
 from lifecycle.health import clock, collective, cpu, disks, loopback, mounts, names, objects, processes, record
-from lifecycle.health.check import CannotObserve, Node, NotHere
+from lifecycle.health.check import CannotObserve, CheckedNode, NotHere
 from lifecycle.health.clock import ClockState, judge_clock
 from lifecycle.health.collective import Measured, judge_node, judge_pairs, pairs_of, read_measured, rounds_of
 from lifecycle.health.finding import Status
@@ -32,7 +32,7 @@ from tests.ckpt.s3_kit import BUCKET, KEY, SECRET, S3Server
 def test_messages_come_back_through_libfabric() -> None:
     if not shutil.which("fi_pingpong"):
         pytest.skip("needs fi_pingpong (Debian: libfabric-bin)")
-    finding = loopback.tcp_loopback.run(Node())
+    finding = loopback.tcp_loopback.run(CheckedNode())
     assert finding.status is Status.OK and "MB/s at 64 KiB" in finding.measured
 
 
@@ -42,7 +42,7 @@ def test_a_loopback_without_libfabric_is_skipped(tmp_path: Path) -> None:
 
 def test_an_all_reduce_on_this_machine_is_right_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_PROCID", "1")  # as on the second node of a step that checks each node for itself
-    finding = collective.allreduce.run(Node())
+    finding = collective.allreduce.run(CheckedNode())
     assert finding.status is Status.OK and "2 ranks, gloo" in finding.measured
 
 
@@ -64,7 +64,7 @@ def test_every_pair_of_an_allocation_is_measured(slurm_cluster: object) -> None:
     ],
 )
 def test_pairs_are_measured_once_for_an_allocation(environment: dict[str, str], why: str) -> None:
-    finding = collective.allreduce_pairs.run(Node(environment=environment))
+    finding = collective.allreduce_pairs.run(CheckedNode(environment=environment))
     assert finding.status is Status.SKIPPED and why in finding.measured
 
 
@@ -89,10 +89,10 @@ def gloo(bus_gb_s: float, **more: object) -> Measured:
 def test_the_node_that_is_in_every_slow_pair_is_named() -> None:
     here = os.uname().nodename
     speeds = {("a", "b"): 2.0, ("b", here): 2.1, (here, "c"): 0.3, ("c", "d"): 0.4, ("d", "a"): 2.0}
-    finding = judge_pairs({pair: gloo(speed) for pair, speed in speeds.items()}, {}, Node())
+    finding = judge_pairs({pair: gloo(speed) for pair, speed in speeds.items()}, {}, CheckedNode())
     assert finding.status is Status.WARNING and "drain c" in finding.advice
     speeds = {("a", here): 0.3, (here, "c"): 0.4, ("c", "d"): 2.1, ("d", "e"): 2.0, ("e", "a"): 2.0}
-    finding = judge_pairs({pair: gloo(speed) for pair, speed in speeds.items()}, {}, Node())
+    finding = judge_pairs({pair: gloo(speed) for pair, speed in speeds.items()}, {}, CheckedNode())
     assert finding.status is Status.CRITICAL
 
 
@@ -108,23 +108,23 @@ def test_the_node_that_is_in_every_slow_pair_is_named() -> None:
 def test_one_node_is_blamed_only_where_its_neighbours_do_well_without_it(
     speeds: dict[tuple[str, str], float], status: Status
 ) -> None:
-    node = Node(environment={"HOLDFAST_CHECKED_NODE": "n1", "SLURMD_NODENAME": "n3"})
+    node = CheckedNode(environment={"HOLDFAST_CHECKED_NODE": "n1", "SLURMD_NODENAME": "n3"})
     assert judge_pairs({pair: gloo(speed) for pair, speed in speeds.items()}, {}, node).status is status
 
 
 def test_one_node_is_not_blamed_for_its_only_pair() -> None:
     wanted = Settings(pair_allreduce_gb_s=10)
-    node = Node(environment={"HOLDFAST_CHECKED_NODE": "n1"}, settings=wanted)
+    node = CheckedNode(environment={"HOLDFAST_CHECKED_NODE": "n1"}, settings=wanted)
     slow = {("n1", "n2"): gloo(2.0)}
     assert judge_pairs(slow, {}, node).status is Status.WARNING
-    here = Node(environment={"SLURMD_NODENAME": "n1"}, settings=wanted)
+    here = CheckedNode(environment={"SLURMD_NODENAME": "n1"}, settings=wanted)
     assert judge_pairs(slow, {}, here).status is Status.CRITICAL
     enough = judge_pairs({("n1", "n2"): gloo(8.0)}, {}, here)
     assert enough.status is Status.OK and enough.expected == "at least 8.00 GB/s, 0.8 of the site's 10"
 
 
 def test_a_node_that_fails_with_every_neighbour_is_blamed_as_a_slow_one() -> None:
-    node = Node(environment={"HOLDFAST_CHECKED_NODE": "n1"})
+    node = CheckedNode(environment={"HOLDFAST_CHECKED_NODE": "n1"})
     failed = {("n1", "n2"): "no route", ("n3", "n1"): "no route"}
     finding = judge_pairs({("n2", "n3"): gloo(2.0)}, failed, node)
     assert finding.status is Status.CRITICAL and "n1-n2: no route" in finding.measured
@@ -143,7 +143,7 @@ def test_the_all_reduce_runs_in_the_interpreter_that_the_site_names(tmp_path: Pa
         f'#!/bin/sh\necho "$1" >{tmp_path}/asked\ncd / && unset PYTHONPATH && exec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
-    finding = collective.allreduce.run(Node(settings=Settings(python=str(python))))
+    finding = collective.allreduce.run(CheckedNode(settings=Settings(python=str(python))))
     assert finding.status is Status.OK and "2 ranks, gloo" in finding.measured
     assert (tmp_path / "asked").read_text() == "-I\n"
 
@@ -151,9 +151,9 @@ def test_the_all_reduce_runs_in_the_interpreter_that_the_site_names(tmp_path: Pa
 def test_a_wrong_sum_is_critical_and_a_pair_without_result_unknown_alone() -> None:
     assert judge_node(gloo(2.0, right=False), None, None).status is Status.CRITICAL
     here = os.uname().nodename
-    assert judge_pairs({("a", here): gloo(2.0, right=False)}, {}, Node()).status is Status.CRITICAL
+    assert judge_pairs({("a", here): gloo(2.0, right=False)}, {}, CheckedNode()).status is Status.CRITICAL
     with pytest.raises(Exception, match="no route"):
-        judge_pairs({}, {("a", "b"): "no route"}, Node())
+        judge_pairs({}, {("a", "b"): "no route"}, CheckedNode())
 
 
 NCCL = '{"ranks": 16, "backend": "nccl", "bus_gb_s": 330.0, "right": true, "nccl_log": "%s"}'
@@ -185,7 +185,7 @@ def efa(bus_gb_s: float, interfaces: int, ranks: int = 16) -> Measured:
 def test_pairs_that_are_all_slow_for_their_type_are_a_warning(
     instance: str, interfaces: int, least: float, line: float
 ) -> None:
-    node = Node(expected=expected(instance), environment={"SLURMD_NODENAME": "n1"})
+    node = CheckedNode(expected=expected(instance), environment={"SLURMD_NODENAME": "n1"})
     words = f"at least {least:.2f} GB/s, 0.5 of {instance}'s line rate {line:g}"
     for pairs in ([("n1", "n2")], [("n1", "n2"), ("n2", "n3"), ("n3", "n1")]):
         slow = judge_pairs(dict.fromkeys(pairs, efa(least * 0.99, interfaces)), {}, node)
@@ -197,11 +197,11 @@ def test_pairs_that_are_all_slow_for_their_type_are_a_warning(
 def test_a_line_rate_takes_the_place_of_no_other_measure() -> None:
     """Neither the site's own figure, nor what is critical anyway: beside EFA, a wrong sum, far behind the others."""
     machine, here = expected("p5.48xlarge"), {"SLURMD_NODENAME": HERE}
-    own = Node(expected=machine, environment=here, settings=Settings(pair_allreduce_gb_s=100))
+    own = CheckedNode(expected=machine, environment=here, settings=Settings(pair_allreduce_gb_s=100))
     pair = (HERE, "n2")
     assert judge_pairs({pair: efa(80, 32)}, {}, own).status is Status.OK
     assert judge_pairs({pair: efa(79, 32)}, {}, own).status is Status.CRITICAL
-    node = Node(expected=machine, environment=here)
+    node = CheckedNode(expected=machine, environment=here)
     assert judge_pairs({pair: efa(390, 31)}, {}, node).status is Status.CRITICAL
     three = {pair: efa(100, 32), ("n2", "n3"): efa(390, 32), ("n3", HERE): efa(100, 32)}
     behind = judge_pairs(three, {}, node)
@@ -211,7 +211,7 @@ def test_a_line_rate_takes_the_place_of_no_other_measure() -> None:
 
 
 def test_a_node_that_is_healed_returns_to_a_cluster_that_is_slow_everywhere() -> None:
-    node = Node(expected=expected("p5.48xlarge"), environment={"HOLDFAST_CHECKED_NODE": "n1"})
+    node = CheckedNode(expected=expected("p5.48xlarge"), environment={"HOLDFAST_CHECKED_NODE": "n1"})
     three = [("n1", "n2"), ("n2", "n3"), ("n3", "n1")]
     assert judge_pairs(dict.fromkeys(three, efa(30, 32)), {}, node).status is Status.WARNING
 
@@ -274,16 +274,16 @@ def test_an_all_reduce_that_is_held_up_once_is_not_taken_for_slow() -> None:
     ],
 )
 def test_traffic_beside_efa_is_critical_where_there_is_efa(log: str, status: Status, told: str) -> None:
-    node = Node(expected=expected("p5.48xlarge"))
+    node = CheckedNode(expected=expected("p5.48xlarge"))
     finding = judge_pairs({(os.uname().nodename, "n2"): read_measured(NCCL % log)}, {}, node)
     assert finding.status is status and told in finding.measured
 
 
 def test_memory_and_cores_are_timed() -> None:
-    bandwidth = cpu.memory_bandwidth.run(Node())
+    bandwidth = cpu.memory_bandwidth.run(CheckedNode())
     assert bandwidth.status is Status.OK and float(bandwidth.measured.split()[0]) > 0
     before = os.sched_getaffinity(0)
-    assert cpu.cpu_speed.run(Node()).status in (Status.OK, Status.WARNING)
+    assert cpu.cpu_speed.run(CheckedNode()).status in (Status.OK, Status.WARNING)
     assert os.sched_getaffinity(0) == before
 
 
@@ -299,7 +299,7 @@ def test_a_core_offline_and_memory_errors_are_found(tmp_path: Path) -> None:
 
 
 def test_the_speed_of_disk_and_memory_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
-    node = Node(settings=Settings(nvme=str(tmp_path)))
+    node = CheckedNode(settings=Settings(nvme=str(tmp_path)))
     finding = disks.nvme_speed.run(node)
     assert finding.status in (Status.OK, Status.WARNING) and f"{tmp_path}: " in finding.measured
     assert not list(tmp_path.iterdir())
@@ -360,7 +360,7 @@ def test_a_disk_that_a_job_can_fill_is_a_warning_however_full(tmp_path: Path) ->
 def test_a_disk_that_writes_slowly_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disks, "_NVME_MIN_MB_S", 1e9)
     monkeypatch.setattr(disks, "_SAMPLE_BYTES", 8 << 20)
-    finding = disks.nvme_speed.run(Node(settings=Settings(nvme=str(tmp_path))))
+    finding = disks.nvme_speed.run(CheckedNode(settings=Settings(nvme=str(tmp_path))))
     assert finding.status is Status.WARNING and "MB/s" in finding.measured
 
 
@@ -405,7 +405,7 @@ def test_a_place_that_fstab_names_by_a_link_is_the_one_it_leads_to(tmp_path: Pat
 
 
 def test_a_root_that_became_read_only_is_critical(tmp_path: Path) -> None:
-    assert mounts.root_writable.run(Node()).status is Status.OK
+    assert mounts.root_writable.run(CheckedNode()).status is Status.OK
     for first, last, status in (("ro", "rw", Status.OK), ("rw", "ro", Status.CRITICAL)):
         put(tmp_path, "/proc/mounts", f"/dev/a / ext4 {first} 0 0\noverlay / overlay {last} 0 0\n")
         assert mounts.root_writable.run(node_of(tmp_path)).status is status, "the last one is on top"
@@ -498,11 +498,13 @@ def test_a_bucket_answers_or_is_told_why_not(tmp_path: Path, monkeypatch: pytest
     server = S3Server(tmp_path)
     server.start()
     try:
-        node = Node(settings=Settings(s3=f"s3://{BUCKET}/run", s3_endpoint=f"http://127.0.0.1:{server.port}"))
+        node = CheckedNode(settings=Settings(s3=f"s3://{BUCKET}/run", s3_endpoint=f"http://127.0.0.1:{server.port}"))
         assert objects.s3.run(node).status in (Status.OK, Status.WARNING)
         monkeypatch.setattr(objects, "_SLOW_S", 0.0)
         assert objects.s3.run(node).status is Status.WARNING
-        missing = objects.s3.run(Node(settings=Settings(s3="s3://other/x", s3_endpoint=node.settings.s3_endpoint)))
+        missing = objects.s3.run(
+            CheckedNode(settings=Settings(s3="s3://other/x", s3_endpoint=node.settings.s3_endpoint))
+        )
         assert missing.status is Status.CRITICAL and "NoSuchBucket" in missing.measured
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x" * len(SECRET))
         assert objects.s3.run(node).status is Status.CRITICAL

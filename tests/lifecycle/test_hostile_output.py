@@ -10,7 +10,7 @@ import pytest
 from node_kit import ON_NVIDIA_SMI, RECORDED, node_of, plug, plug_gpus, put
 
 from lifecycle.health import clock, dcgm, efa, kernel_log, loopback, mounts, nvlink
-from lifecycle.health.check import Check, Node
+from lifecycle.health.check import Check, CheckedNode
 from lifecycle.health.finding import Status
 from lifecycle.instance import expected
 
@@ -105,7 +105,7 @@ def test_interfaces_whose_messages_came_back_are_not_held_broken_for_the_tools_w
         said = "provider: efa\n    domain: rdmap0s27-rdm\n" if "fi_info" in argv[0] else "sixty-four k: fine\n"
         return node_of(tmp_path, {" ".join(argv): said}).run(argv)
 
-    finding = loopback.efa_loopback.run(Node(root=tmp_path, run=run, wait=lambda _: None))  # type: ignore[arg-type]
+    finding = loopback.efa_loopback.run(CheckedNode(root=tmp_path, run=run, wait=lambda _: None))  # type: ignore[arg-type]
     assert finding.status is Status.UNKNOWN and "sixty-four k" in finding.measured
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lifecycle.errors import UsageError
+from lifecycle.errors import NodeUsageError
 from lifecycle.image import Image
 from lifecycle.versions import VersionError, pin, table
 
@@ -46,7 +46,7 @@ def test_every_torch_of_the_table_gives_both_recipes_with_its_versions(torch: st
 
 @pytest.mark.parametrize("name", ["holdfast-0.5.1-py3-none-any.whl", "holdfast_hpc-0.2.0-py3-none-any.whl", "a;b.whl"])
 def test_an_image_is_made_with_a_wheel_of_holdfast_or_not_at_all(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--wheel: "):
+    with pytest.raises(NodeUsageError, match="--wheel: "):
         Image.of("2.9.1", tmp_path / name)
 
 

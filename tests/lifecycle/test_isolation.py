@@ -14,7 +14,7 @@ import pytest
 
 from lifecycle.heal.settings import HealSettings
 from lifecycle.health import collective
-from lifecycle.health.check import Node
+from lifecycle.health.check import CheckedNode
 from slurm.command import run
 from slurm.testbed.plan import account
 
@@ -107,7 +107,7 @@ def test_the_packages_that_fetch_from_a_bucket_are_those_of_the_lock_file() -> N
 
 @pytest.mark.parametrize(
     "argv",
-    [HealSettings().check, HealSettings().check_pairs, collective._program(Node(run=run, environment={}))],
+    [HealSettings().check, HealSettings().check_pairs, collective._program(CheckedNode(run=run, environment={}))],
     ids=["healing's check", "healing's check of pairs", "the all-reduce"],
 )
 def test_what_root_starts_on_a_node_runs_no_planted_module(planted: Path, argv: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from lifecycle.errors import UsageError
+from lifecycle.errors import NodeUsageError
 from lifecycle.settings.keys import key
 from lifecycle.settings.validation import validated
 from lifecycle.settings.yaml_file import parse_yaml
@@ -52,7 +52,7 @@ class Model:
 
 
 def problems(given: Any) -> list[str]:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(NodeUsageError) as caught:
         validated(Model, given, {("env", "Q"): "found before"}, source="f.yaml")
     return [line.removeprefix("f.yaml: ") for line in str(caught.value).splitlines() if "found before" not in line]
 

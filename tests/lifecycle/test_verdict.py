@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from node_kit import node_of, put
 
-from lifecycle.health.check import VERDICT_FILE, Level, Node
+from lifecycle.health.check import VERDICT_FILE, CheckedNode, Level
 from lifecycle.health.finding import Finding, Status
 from lifecycle.health.last_verdict import MAX_AGE_S, last_verdict
 from lifecycle.health.verdict import Verdict, read_verdict
@@ -17,7 +17,7 @@ from lifecycle.health.verdict import Verdict, read_verdict
 NOW_S = 1_800_000_000.0
 
 
-def machine(root: Path, boot: str = "boot-1", now_s: float = NOW_S) -> Node:
+def machine(root: Path, boot: str = "boot-1", now_s: float = NOW_S) -> CheckedNode:
     put(root, "/proc/sys/kernel/random/boot_id", boot + "\n")
     return node_of(root, now_s=lambda: now_s)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lifecycle.errors import UsageError
+from lifecycle.errors import NodeUsageError
 from lifecycle.settings.yaml_file import MAX_FILE_BYTES, parse_yaml, read_settings, read_yaml
 
 
@@ -69,7 +69,7 @@ def test_keys_are_text() -> None:
     ],
 )
 def test_what_is_not_read_is_one_line_that_names_the_place(text: str, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(NodeUsageError) as caught:
         parsed(text)
     assert str(caught.value).startswith("job.yaml: not valid YAML: ") and message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -82,11 +82,11 @@ def test_a_file_has_to_be_a_small_text(tmp_path: Path) -> None:
         (b"a: \xff", r"not UTF-8 text \(byte 3\)"),
     ):
         path.write_bytes(data)
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(NodeUsageError, match=message):
             read_yaml(path, "a job file")
-    with pytest.raises(UsageError, match="no regular file; expected a job file"):
+    with pytest.raises(NodeUsageError, match="no regular file; expected a job file"):
         read_yaml(tmp_path, "a job file")
-    with pytest.raises(UsageError, match="nope: no such file; expected a job file"):
+    with pytest.raises(NodeUsageError, match="nope: no such file; expected a job file"):
         read_yaml(tmp_path / "nope", "a job file")
 
 
@@ -95,7 +95,7 @@ def test_settings_are_keys_and_values(tmp_path: Path) -> None:
     path.write_text("# none yet\n")
     assert read_settings(path) == {}
     path.write_text("- a\n")
-    with pytest.raises(UsageError, match="got a list, expected keys and values"):
+    with pytest.raises(NodeUsageError, match="got a list, expected keys and values"):
         read_settings(path)
 
 
@@ -115,7 +115,7 @@ def test_json_is_yaml(value: Any) -> None:
 def test_any_text_is_data_or_one_line(text: str) -> None:
     try:
         parsed(text)
-    except UsageError as error:
+    except NodeUsageError as error:
         assert "\n" not in str(error)
     except UnicodeEncodeError:
         pass  # st.text() with half of a surrogate pair, which no file has

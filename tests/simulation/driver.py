@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.core import commands as do
 from launcher.core import inputs as given
-from launcher.core.state import ElasticLimits, Job, Limits, State
+from launcher.core.state import ElasticLimits, JobFacts, RestartLimits, State
 from simulation.agents import AgentGroup
 from simulation.clock import EPOCH_S
 from simulation.folder import FULL, HANGS, REMOVED
@@ -76,7 +76,7 @@ class Driver:
         self.started_s = world.clock.now
         self.log: list[dict[str, Any]] = []
         self.state: State = None  # type: ignore[assignment]
-        self.job: Job = None  # type: ignore[assignment]
+        self.job: JobFacts = None  # type: ignore[assignment]
         self._skew_s = 0.0
         successors = tuple(name for name in world.job_nodes if name != host.name)
         self.links = Links(world, self, () if world.setup.is_local else successors)
@@ -147,11 +147,11 @@ class Driver:
             if self.state.boosters and self.is_awake and self.world.slurm.is_answering:
                 self.world.slurm.ask(self, lambda error: self.world.boosters.seen(self))
 
-    def _make_job(self, is_take_over: bool, predecessor: str | None, is_silent: bool) -> Job:
+    def _make_job(self, is_take_over: bool, predecessor: str | None, is_silent: bool) -> JobFacts:
         world, setup = self.world, self.world.setup
         own = None if setup.is_local else self.host.name
         nodes = tuple(sorted(world.job_nodes, key=lambda name: name == own))
-        return Job(
+        return JobFacts(
             nodes=nodes,
             sizes=setup.sizes,
             allocations=dict.fromkeys(nodes, BASE),
@@ -164,7 +164,7 @@ class Driver:
                 faulty_scale_down_timeout_s=10.0,
                 scale_up_snooze_s=setup.snooze_s,
             ),
-            limits=Limits(
+            limits=RestartLimits(
                 max_without_progress=setup.max_without_progress,
                 max_restarts=1_000_000 if setup.has_checkpoint or setup.names_own else 100,  # as the job file's default
                 hang_timeout_s=setup.hang_timeout_s,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm.client import Slurm
-from slurm.command import CommandError, Result, Runner
+from slurm.command import CommandError, CommandRunner, Result
 from slurm.hooks.epilog import epilog
 from slurm.hooks.hook import HookJob, run_hook
 from slurm.hooks.places import Places
@@ -94,7 +94,9 @@ def verdict(places: Places, status: str, **changes: object) -> None:
     file.write_text(json.dumps(content | {"checks": [check]} | changes))
 
 
-def run(name: str, places: Places, env: dict[str, str], limit_s: float = 20.0, slurm: Runner | None = None) -> int:
+def run(
+    name: str, places: Places, env: dict[str, str], limit_s: float = 20.0, slurm: CommandRunner | None = None
+) -> int:
     body = partial({"prolog": prolog, "epilog": epilog}[name], slurm=Slurm(run=slurm or TenNodes()))
     return run_hook(name, body, places=places, env=env, limit_s=limit_s)
 

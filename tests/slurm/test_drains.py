@@ -17,7 +17,7 @@ from slurm.command import Result
 from slurm.hooks.drains import drain_node, settle_drain
 from slurm.hooks.health import health
 from slurm.hooks.hook import Hook
-from slurm.hooks.places import Places, Settings
+from slurm.hooks.places import HookSettings, Places
 
 
 @pytest.mark.parametrize(("meanwhile", "left"), [((), {"n1"}), (("n3",), {"n3"})])
@@ -61,7 +61,7 @@ def test_a_drain_whose_hook_was_killed_is_looked_at_again_by_the_health_hook(
     verdict(places, status)
     monkeypatch.setattr("sys.executable", "/bin/true")  # it looks, and leaves the verdict as it is
     end_s = time.monotonic() + 60
-    hook = Hook(places=places, settings=Settings(drain="on"), env={"SLURMD_NODENAME": "n1"}, deadline_s=end_s)
+    hook = Hook(places=places, settings=HookSettings(drain="on"), env={"SLURMD_NODENAME": "n1"}, deadline_s=end_s)
     nodes = TenNodes(*killed.drained, reason=f"holdfast: {why}")
     for _ in range(2):
         health(hook, Slurm(run=nodes))

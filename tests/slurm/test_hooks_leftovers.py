@@ -18,7 +18,7 @@ from slurm.hooks import directories, prolog
 from slurm.hooks.directories import make_job_dir, make_user_dir, remove_job_dir
 from slurm.hooks.hook import FIT, Hook, HookJob
 from slurm.hooks.ledger import Ledger
-from slurm.hooks.places import Places, Settings
+from slurm.hooks.places import HookSettings, Places
 from slurm.hooks.removal import remove_tree
 from slurm.hooks.strays import kill_strays
 from slurm.hooks.usage import usage
@@ -90,7 +90,7 @@ def leave(places: Places, job: HookJob, shape: Callable[[Path], None]) -> Path:
 
 
 def free(places: Places) -> None:
-    hook = Hook(places=places, settings=Settings(), env={}, deadline_s=time.monotonic() + 60)
+    hook = Hook(places=places, settings=HookSettings(), env={}, deadline_s=time.monotonic() + 60)
     prolog.free_memory(hook, 30.0)
 
 

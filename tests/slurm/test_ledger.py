@@ -25,7 +25,7 @@ from slurm.hooks import ledger as ledgers
 from slurm.hooks.directories import make_job_dir, make_user_dir
 from slurm.hooks.hook import FIT, Hook, HookJob
 from slurm.hooks.ledger import Ledger, LedgerBusy
-from slurm.hooks.places import Places, Settings
+from slurm.hooks.places import HookSettings, Places
 from slurm.hooks.prolog import free_memory, prolog
 
 HOLDER = """
@@ -104,7 +104,7 @@ def test_a_job_that_comes_back_while_its_memory_is_freed_begins_after_that(
         monkeypatch.setattr(
             ledgers.time, "sleep", lambda _: freer.communicate(b"\n")
         )  # it goes on when it is waited for
-        hook = Hook(places=places, settings=Settings(), env=environment(job), deadline_s=time.monotonic() + 20)
+        hook = Hook(places=places, settings=HookSettings(), env=environment(job), deadline_s=time.monotonic() + 20)
         assert prolog(hook) == FIT
         if freer.returncode is None:
             freer.communicate(b"\n")
@@ -150,7 +150,7 @@ def test_a_child_that_hangs_while_it_frees_a_jobs_memory_is_not_waited_for_by_th
     ledger.begin(job)
     for entry in ledger:
         ledger.end(entry, keep_s=0.0)
-    free_memory(Hook(places=places, settings=Settings(), env={}, deadline_s=time.monotonic() + 60.0), 30.0)
+    free_memory(Hook(places=places, settings=HookSettings(), env={}, deadline_s=time.monotonic() + 60.0), 30.0)
     assert (freezer / "cgroup.procs").read_text(), "it was to hang"
     ledger.begin(job, limit_s=0.0)
     os.close(begun)

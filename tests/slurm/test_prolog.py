@@ -25,7 +25,7 @@ from hooks_kit import (
 
 from launcher.clusters.slurm import SlurmCluster
 from launcher.runner.memory import memory_dir
-from slurm.command import Runner
+from slurm.command import CommandRunner
 from slurm.hooks.directories import DirectoryError, job_dir, make_job_dir, make_user_dir
 from slurm.hooks.entry import scripts
 from slurm.hooks.hook import FIT, UNFIT, HookJob
@@ -136,7 +136,7 @@ class TestProlog:
         ids=["too many are drained", "this one is drained", "others at the same moment", "Slurm is silent"],
     )
     def test_a_check_that_is_wrong_everywhere_does_not_keep_jobs_away_from_all_nodes(
-        self, places: Places, job: HookJob, slurm: Runner, code: int, said: str
+        self, places: Places, job: HookJob, slurm: CommandRunner, code: int, said: str
     ) -> None:
         settings(places, "drain: on\n")
         verdict(places, "critical")

@@ -16,7 +16,7 @@ import pytest
 from slurm import Job, Node, Slurm
 from slurm.command import CommandError, run
 from slurm.testbed import TestbedError, TestCluster
-from slurm.testbed.plan import DATA_ROOT, RUN_ROOT, Plan, load_plan
+from slurm.testbed.plan import DATA_ROOT, RUN_ROOT, ClusterPlan, load_plan
 
 pytestmark = pytest.mark.slurm
 
@@ -68,7 +68,7 @@ def start_job(cluster: TestCluster, *arguments: str) -> int:
     return job_id
 
 
-def left_of(plan: Plan) -> list[str]:
+def left_of(plan: ClusterPlan) -> list[str]:
     """Everything of a cluster that is still on this machine."""
     paths = (str(plan.run_dir), str(plan.data_dir))
     left = [path for path in paths if os.path.exists(path)]
@@ -88,7 +88,7 @@ def links() -> list[str]:
     return os.listdir("/sys/class/net")
 
 
-def plan_of(name: str) -> Plan:
+def plan_of(name: str) -> ClusterPlan:
     plan = load_plan(RUN_ROOT / name)
     assert plan is not None
     return plan
@@ -262,7 +262,7 @@ def test_down_that_was_killed_can_be_repeated(name: str, step: int) -> None:
 def test_an_up_that_fails_leaves_nothing_and_says_why(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slurm.testbed.daemons.SLURM_CONF", "ClusterName={name}\nNoSuchOption=1\n{nodes}\n")
     monkeypatch.setattr("slurm.testbed.cluster.READY_TIMEOUT_S", 1.0)
-    plans: list[Plan] = []
+    plans: list[ClusterPlan] = []
     monkeypatch.setattr("slurm.testbed.namespaces.add_bridge", lambda plan, run: plans.append(plan))
     with pytest.raises((TestbedError, CommandError)):
         TestCluster.up(name, nodes=1)

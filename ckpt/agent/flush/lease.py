@@ -88,7 +88,7 @@ class Tenure:
                 await self._outlive(name, tier, found)
             await self._in_time(tier.write_claim, self._claim)
             self._held.add(name)
-        except Occupied:
+        except NamespaceInUse:
             raise
         except (NamespaceError, ConfigError, PermissionError, AccessError) as error:
             self._silent.add(name)
@@ -122,7 +122,7 @@ class Tenure:
             if now is None or now.yields_to(self._claim):
                 return
             if now != found:
-                raise Occupied(
+                raise NamespaceInUse(
                     f"namespace {self._namespace} is in use in the {name} tier by {now}; wait for it to end, "
                     "cancel it, or choose another namespace"
                 )
@@ -159,7 +159,7 @@ class Tenure:
             raise AgentError(f"no answer within {self._deadlines.answer_s:g} s") from None
 
 
-class Occupied(AgentError):
+class NamespaceInUse(AgentError):
     """Another run that lives has the namespace."""
 
 

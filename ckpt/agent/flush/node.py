@@ -21,7 +21,7 @@ from ckpt.agent.storage_calls import in_thread
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.manifest import ShardPlace, merge, pack
 from ckpt.format.shard_record import SaveId
-from ckpt.sections import LowerTier
+from ckpt.sections import TierSection
 from ckpt.tiers import reads
 from ckpt.tiers.tier import Tier
 from ckpt.timeouts import within
@@ -114,7 +114,7 @@ class DrainLead:
     def __init__(self, context: Context, tenure: Tenure, clock: Callable[[], float] = time.monotonic) -> None:
         self._context = context
         self._tenure = tenure
-        self._sections: dict[str, LowerTier] = context.config.lower
+        self._sections: dict[str, TierSection] = context.config.lower
         self._listener = context.listener
         self._deadlines = context.deadlines
         self._clock = clock
@@ -126,7 +126,7 @@ class DrainLead:
         """The tiers that a step goes to: all when asked for, else those where it is due and none is under way."""
         return [name for name, section in self._sections.items() if self._wanted(name, section, step, asked)]
 
-    def _wanted(self, name: str, section: LowerTier, step: int, asked: bool) -> bool:
+    def _wanted(self, name: str, section: TierSection, step: int, asked: bool) -> bool:
         now, busy = self._clock(), self._busy[name]
         due = step % section.every_steps == 0
         if section.every_s is not None and now - self._last_s[name] >= section.every_s:
@@ -174,7 +174,7 @@ class DrainLead:
                 names.append(name)
         return names
 
-    def _is_late(self, name: str, section: LowerTier, stock: Stock) -> bool:
+    def _is_late(self, name: str, section: TierSection, stock: Stock) -> bool:
         """By seconds; where nothing was ever committed it is."""
         if section.every_s is None:
             return False

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class HeldBytes:
     """Some bytes of one holding on a node."""
 
     rank: int  # whose shard; with `parity`, the member whose parity
@@ -52,7 +52,7 @@ class Addend:
 
     node: int
     coefficients: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[HeldBytes, ...]
 
     def to_json(self) -> list[Any]:
         return [self.node, list(self.coefficients), [part.to_json() for part in self.parts]]
@@ -62,7 +62,7 @@ class Addend:
         """Raises AgentError unless every field is a whole number."""
         node, coefficients, rows = value
         parts = tuple(
-            Part(rank=rank, parity=bool(parity), start=start, nbytes=nbytes, at=at)
+            HeldBytes(rank=rank, parity=bool(parity), start=start, nbytes=nbytes, at=at)
             for rank, parity, start, nbytes, at in rows
         )
         numbers = [node, *coefficients, *(n for p in parts for n in (p.rank, p.start, p.nbytes, p.at))]
@@ -71,7 +71,7 @@ class Addend:
         return cls(node=node, coefficients=tuple(coefficients), parts=parts)
 
 
-Resolve = Callable[[dict[str, Any], Part], memoryview]  # the bytes of a part here; raises AgentError
+Resolve = Callable[[dict[str, Any], HeldBytes], memoryview]  # the bytes of a part here; raises AgentError
 Own = tuple[tuple[int, ...], int, memoryview]  # coefficients, first byte in the sum, bytes
 Source = tuple[Addend, int]  # what another node sends, under which tag
 Room = Callable[[int, int], memoryview]  # memory for some bytes of a sum
@@ -339,13 +339,13 @@ def addends_of(
     for term in sums[0].terms:
         coefficients = tuple(weight[term.member, term.parity] for weight in weights)
         if term.parity:
-            piece = Part(rank=term.member, parity=True, start=term.start, nbytes=term.nbytes, at=0)
+            piece = HeldBytes(rank=term.member, parity=True, start=term.start, nbytes=term.nbytes, at=0)
             addends.append(Addend(node=parity_at[term.member], coefficients=coefficients, parts=(piece,)))
             continue
-        by_node: dict[int, list[Part]] = {}
+        by_node: dict[int, list[HeldBytes]] = {}
         for index, start, nbytes, at in extents(over.lengths[term.member], term.start, term.nbytes):
             rank = over.ranks[term.member][index]
-            piece = Part(rank=rank, parity=False, start=start, nbytes=nbytes, at=at)
+            piece = HeldBytes(rank=rank, parity=False, start=start, nbytes=nbytes, at=at)
             by_node.setdefault(shard_at[rank], []).append(piece)
         addends += [Addend(node=n, coefficients=coefficients, parts=tuple(parts)) for n, parts in by_node.items()]
     return addends

@@ -10,7 +10,7 @@ from typing import Any
 
 from ckpt.agent.context import Context
 from ckpt.agent.protect.encode import Rows
-from ckpt.agent.protect.gather_sum import Addend, Part, Sums, addends_of
+from ckpt.agent.protect.gather_sum import Addend, HeldBytes, Sums, addends_of
 from ckpt.agent.restore.plan import Placement
 from ckpt.agent.shards.memory_store import Store
 from ckpt.agent.shards.transfer import save_to_json
@@ -158,7 +158,7 @@ class Parities:
         ]
         return tuple(await asyncio.gather(*calls))
 
-    def _bytes_of(self, message: dict[str, Any], part: Part) -> memoryview:
+    def _bytes_of(self, message: dict[str, Any], part: HeldBytes) -> memoryview:
         save = SaveId.from_json(message["save"])
         if part.parity:
             over = ParitySet.from_json(message["over"])

@@ -45,7 +45,7 @@ class Client:
 Serve = Callable[[Client, dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
 
-class Listener:
+class WorkerSocket:
     """Accepts connections of this user only, answers their requests, spreads events."""
 
     def __init__(self, path: Path, serve: Serve) -> None:

@@ -23,7 +23,7 @@ _FLEETING = ("fetch-*", ".*.tmp")  # made for one load, or left by a write that 
 log = logging.getLogger(__name__)
 
 
-class Stored(Protocol):
+class StoredRecord(Protocol):
     """What every record says."""
 
     @property
@@ -38,7 +38,7 @@ class Stored(Protocol):
     def what(self) -> str: ...
 
 
-R = TypeVar("R", bound=Stored)
+R = TypeVar("R", bound=StoredRecord)
 
 
 class Store(ABC, Generic[R]):

@@ -13,8 +13,8 @@ from ckpt.format.checksums import BLOCK_BYTES, block_count
 from ckpt.format.manifest import ShardPlace
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers import reads
-from ckpt.tiers.catalog import Entry, directory_name, last_commit_s
-from ckpt.tiers.occupancy import Occupied
+from ckpt.tiers.catalog import CatalogEntry, directory_name, last_commit_s
+from ckpt.tiers.occupancy import DiskInUse
 from ckpt.tiers.tier import NodeTier, Tier
 
 log = logging.getLogger(__name__)
@@ -79,8 +79,8 @@ class Shelf:
                 self.last_commit_s = last_commit_s(entries)
                 problems += [f"{name} tier: {entry.name}: {entry.reason}" for entry in entries if entry.unread]
                 await in_thread(tier.occupy, holder)
-            except Occupied as error:
-                raise Occupied(f"{name} tier: {error}") from None
+            except DiskInUse as error:
+                raise DiskInUse(f"{name} tier: {error}") from None
             except (CheckpointError, OSError) as error:
                 problems.append(f"{name} tier: {error}")
         return "; ".join(problems) or None
@@ -140,7 +140,7 @@ class Shelf:
         return [(await in_thread(tier.set_aside, directory_name(save), reason), reason)]
 
 
-def _shards_of(tier: Tier, entries: Sequence[Entry]) -> dict[tuple[SaveId, int], Shelved]:
+def _shards_of(tier: Tier, entries: Sequence[CatalogEntry]) -> dict[tuple[SaveId, int], Shelved]:
     manifests = [entry.manifest for entry in entries if entry.manifest]
     return {
         (manifest.save, place.rank): Shelved(tier=tier, place=place)

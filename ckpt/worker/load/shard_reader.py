@@ -29,7 +29,7 @@ Mapped = Callable[[str, int], "memoryview | None"]  # a file's first bytes, wher
 log = logging.getLogger(__name__)
 
 
-class Agent(Protocol):
+class ShardSource(Protocol):
     """What is needed of the connection to the agent; `ckpt.agent.rpc.client.AgentClient` is one."""
 
     def request(self, op: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]: ...
@@ -56,7 +56,7 @@ class SavedStep:
     """A step that the agents have agreed to restore."""
 
     def __init__(
-        self, agent: Agent, *, step: int, world_size: int, node: str, open_s: float, threads: int = 1,
+        self, agent: ShardSource, *, step: int, world_size: int, node: str, open_s: float, threads: int = 1,
         mapped: Mapped = lambda path, nbytes: None, tier: str = "",
     ) -> None:  # fmt: skip
         """

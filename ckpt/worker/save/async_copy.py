@@ -18,13 +18,13 @@ from typing import Any
 
 from ckpt.errors import CopyError
 from ckpt.worker.lazy_torch import torch
-from ckpt.worker.save.cuda import Device, Mark
+from ckpt.worker.save.cuda import CopyMark, Device
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class CopyJob:
     """One tensor to copy."""
 
     key: str
@@ -36,7 +36,7 @@ class Job:
 class Copies:
     """One save's copies, from their start to the moment they are all there."""
 
-    def __init__(self, mark: Mark, stepped: Sequence[Job]) -> None:
+    def __init__(self, mark: CopyMark, stepped: Sequence[CopyJob]) -> None:
         self._mark = mark
         self._versions = [(job.key, job.tensor, job.tensor._version) for job in stepped]
         self._lock = threading.Lock()
@@ -83,7 +83,7 @@ class Overlap:
         self._hook: Any = None
         self._running: list[Copies] = []
 
-    def start(self, jobs: Sequence[Job]) -> Copies:
+    def start(self, jobs: Sequence[CopyJob]) -> Copies:
         """Enqueues copies of tensors that the device holds.
 
         Raises:

@@ -13,7 +13,7 @@ from ckpt.worker.lazy_torch import in_use, torch
 log = logging.getLogger(__name__)
 
 
-class Mark(Protocol):
+class CopyMark(Protocol):
     """A point after the copies made so far."""
 
     def hold_back(self) -> None:
@@ -51,7 +51,7 @@ class Device(Protocol):
             aside: beside the compute stream; else in it, so that no later work can come before.
         """
 
-    def mark(self) -> Mark:
+    def mark(self) -> CopyMark:
         """The point after all copies since `begin`; raises RuntimeError."""
 
 
@@ -97,7 +97,7 @@ class Cuda:
                         if aside:
                             tensor.record_stream(stream)  # its memory is not given to others before the copy is done
 
-    def mark(self) -> Mark:
+    def mark(self) -> CopyMark:
         events = []
         for device in self._used:
             stream = self._aside[device]

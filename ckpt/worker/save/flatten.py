@@ -44,7 +44,7 @@ class Piece:
 
 
 @dataclass(kw_only=True)
-class State:
+class FlatState:
     """A state taken apart: the tree of values, and the tensors that it names by key."""
 
     tree: Any
@@ -84,7 +84,7 @@ class State:
             )  # fmt: skip
 
 
-def take_apart(state: dict[str, Any], world: World | None = None) -> State:
+def take_apart(state: dict[str, Any], world: World | None = None) -> FlatState:
     """Walks a state.
 
     Args:
@@ -104,7 +104,7 @@ def take_apart(state: dict[str, Any], world: World | None = None) -> State:
         raise StateError(
             f"state: two tensors under one key {doubles[0]!r}; an integer key and its text are the same here"
         )
-    return State(
+    return FlatState(
         tree=tree,
         values=walk.values,
         signature=walk.signature,

@@ -13,9 +13,9 @@ from ckpt.format.rank_grid import Spread
 from ckpt.memory.arena import Slot
 from ckpt.native.memcpy import Move, ParallelCopy
 from ckpt.worker.lazy_torch import no_grad, torch
-from ckpt.worker.save.async_copy import Copies, Job, Overlap
+from ckpt.worker.save.async_copy import Copies, CopyJob, Overlap
 from ckpt.worker.save.cuda import Cuda, Device
-from ckpt.worker.save.flatten import Piece, State, place_of
+from ckpt.worker.save.flatten import FlatState, Piece, place_of
 from ckpt.worker.save.replicas import Replica, Share, share_out
 from ckpt.worker.tensors import Local, dtype_name, lies_flat, view_array, view_bytes
 
@@ -46,7 +46,7 @@ class Stager:
         """From now on every rank stores all it holds: the ranks do not agree on what they hold alike."""
         self._sharing, self._signature = False, None
 
-    def plan(self, state: State) -> int:
+    def plan(self, state: FlatState) -> int:
         """Lays a state out, unless it has the structure of the one before; returns the shard's bytes."""
         if state.signature != self._signature:
             pieces = state.pieces()
@@ -69,7 +69,7 @@ class Stager:
         self._copy(zip(self._slot_views(slot), self._pieces_of(tensors), strict=True))
         return self._layout(tree)
 
-    def stage_beside(self, slot: Slot, state: State) -> tuple[Layout, Copies | None]:
+    def stage_beside(self, slot: Slot, state: FlatState) -> tuple[Layout, Copies | None]:
         """Copies a planned state into a reserved slot.
 
         Returns:
@@ -86,7 +86,7 @@ class Stager:
         sources = [number for number, _ in self._cuts] if self._cuts is not None else range(len(tensors))
         aside = [i for i, number in enumerate(sources) if self._device.holds(tensors[number])]
         jobs = [
-            Job(
+            CopyJob(
                 key=self._chunks[i].key,
                 view=views[i],
                 tensor=pieces[i],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lifecycle.provision import apt
-from lifecycle.provision.step import Node, Step
+from lifecycle.provision.step import ProvisionedNode, Step
 
 _CONF = "/etc/chrony/sources.d/90-holdfast.sources"
 _AMAZON = "169.254.169.123"  # Amazon Time Sync, reachable from every instance
@@ -14,16 +14,16 @@ class Chrony(Step):
 
     name = "chrony"
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         return f"chrony with {' '.join(self._servers(node)) or 'the distribution’s servers'}"
 
-    def skip(self, node: Node) -> str:
+    def skip(self, node: ProvisionedNode) -> str:
         return "the clock is the host's" if node.in_container else ""
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         return not apt.missing(node, ("chrony",)) and node.text(_CONF) == self._text(node)
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         if apt.missing(node, ("chrony",)):
             apt.install(node, ("chrony",))
         if self._text(node):
@@ -32,8 +32,8 @@ class Chrony(Step):
             node.run(("systemctl", "enable", "chrony"), timeout_s=60)
             node.run(("systemctl", "restart", "chrony"), timeout_s=60)
 
-    def _servers(self, node: Node) -> tuple[str, ...]:
+    def _servers(self, node: ProvisionedNode) -> tuple[str, ...]:
         return node.site.ntp or ((_AMAZON,) if node.instance else ())
 
-    def _text(self, node: Node) -> str:
+    def _text(self, node: ProvisionedNode) -> str:
         return "".join(f"server {server} prefer iburst minpoll 4 maxpoll 4\n" for server in self._servers(node))

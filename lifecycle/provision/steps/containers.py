@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 
 from lifecycle.provision import apt
-from lifecycle.provision.step import Node, Step
+from lifecycle.provision.step import ProvisionedNode, Step
 
 _CONF = "/etc/enroot/enroot.conf.d/90-holdfast.conf"
 _PLUGIN = "/usr/local/lib/slurm/spank_pyxis.so"
@@ -17,24 +17,24 @@ class Containers(Step):
 
     name = "containers"
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         return f"enroot in the users' own directories on {node.site.nvme.mount}, pyxis in {_PLUGSTACK}"
 
-    def skip(self, node: Node) -> str:
+    def skip(self, node: ProvisionedNode) -> str:
         if not node.site.enroot:
             return "no `enroot: true` in node.yaml"
         return "containers are the host's" if node.in_container else ""
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         files = all(node.text(path) == text for path, text in self._files(node).items())
         return files and node.path(_PLUGIN).exists() and not apt.missing(node, ("enroot",))
 
-    def fetches(self, node: Node) -> list[tuple[str, ...]]:
+    def fetches(self, node: ProvisionedNode) -> list[tuple[str, ...]]:
         packages = ("enroot", "enroot-caps") if apt.missing(node, ("enroot",)) else ()
         sources = () if node.path(_PLUGIN).exists() else ("pyxis",)
         return [(artifact,) for artifact in (*packages, *sources)]
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         if apt.missing(node, ("enroot",)):
             for artifact in ("enroot", "enroot-caps"):
                 apt.install_file(node, node.fetch(artifact))
@@ -45,7 +45,7 @@ class Containers(Step):
         for path, text in self._files(node).items():
             node.write(path, text)
 
-    def _files(self, node: Node) -> dict[str, str]:
+    def _files(self, node: ProvisionedNode) -> dict[str, str]:
         # Below the user's own directory, 0700, which the prolog makes: no other user can make or read one of these.
         own = f"{node.site.nvme.mount}/holdfast-$(id -u)"
         settings = {

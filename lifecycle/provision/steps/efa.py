@@ -6,7 +6,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from lifecycle.provision.step import Node, Step, StepError
+from lifecycle.provision.step import ProvisionedNode, Step, StepError
 from lifecycle.versions import Pinned, ordered, pin
 
 _INSTALLED = "/opt/amazon/efa_installed_packages"
@@ -20,23 +20,23 @@ class Efa(Step):
 
     name = "efa"
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         pinned = self._pinned(node)
         return f"EFA installer {pinned.efa}: libfabric {pinned.libfabric}, aws-ofi-nccl {pinned.plugin}"
 
-    def skip(self, node: Node) -> str:
+    def skip(self, node: ProvisionedNode) -> str:
         if node.site.container or node.site.efa:
             return ""
         return "" if node.efa_devices else "no EFA interface here; `efa: VERSION` in node.yaml installs it all the same"
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         return self._suffices(node) and node.path(_FI_INFO).exists()
 
-    def fetches(self, node: Node) -> list[tuple[str, ...]]:
+    def fetches(self, node: ProvisionedNode) -> list[tuple[str, ...]]:
         pinned = self._pinned(node)
         return [("efa", pinned.efa, pinned.efa_sha256)]
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         archive = node.fetch(*self.fetches(node)[0])
         with tempfile.TemporaryDirectory(prefix="holdfast-efa-", dir=archive.parent) as folder:
             node.run(("tar", "-xzf", str(archive), "-C", folder), timeout_s=300)
@@ -49,7 +49,7 @@ class Efa(Step):
             kernel = ("--skip-kmod", "--no-verify") if node.in_container else ()
             node.run(("bash", str(script), "-y", "--skip-limit-conf", *kernel), cwd=script.parent, timeout_s=_INSTALL_S)
 
-    def verify(self, node: Node) -> None:
+    def verify(self, node: ProvisionedNode) -> None:
         got, wanted = installed_version(node), self._pinned(node).efa
         if not self._suffices(node):
             raise StepError(
@@ -65,16 +65,16 @@ class Efa(Step):
                     "a new kernel module may need a reboot: reboot, then run again"
                 )
 
-    def _suffices(self, node: Node) -> bool:
+    def _suffices(self, node: ProvisionedNode) -> bool:
         got, wanted = installed_version(node), self._pinned(node).efa
         is_free = not node.site.efa and re.match(r"\d", got)
         return ordered(got) >= ordered(wanted) if is_free else got == wanted
 
-    def _pinned(self, node: Node) -> Pinned:
+    def _pinned(self, node: ProvisionedNode) -> Pinned:
         return pin(efa=node.site.efa)
 
 
-def installed_version(node: Node) -> str:
+def installed_version(node: ProvisionedNode) -> str:
     """Of the EFA installer that was run here; "" for none."""
     for line in node.text(_INSTALLED).splitlines():
         if line.startswith(_VERSION_LINE):

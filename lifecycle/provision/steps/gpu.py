@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from lifecycle.provision import apt
-from lifecycle.provision.step import Node, Step, StepError
+from lifecycle.provision.step import ProvisionedNode, Step, StepError
 from lifecycle.versions import Pinned, pin, table
 
 _CUDA = "/usr/local/cuda"
@@ -19,21 +19,21 @@ class Nccl(Step):
 
     name = "nccl"
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         return f"installed: {' '.join(self._packages(node))}" if node.site.torch else "the NCCL of torch"
 
-    def skip(self, node: Node) -> str:
+    def skip(self, node: ProvisionedNode) -> str:
         if not node.has_gpu:
             return "no NVIDIA GPU here"
         return "" if node.site.torch else "no `torch` in node.yaml to choose it; torch brings its own"
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         return not apt.missing(node, self._packages(node))
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         apt.install(node, self._packages(node))
 
-    def _packages(self, node: Node) -> tuple[str, ...]:
+    def _packages(self, node: ProvisionedNode) -> tuple[str, ...]:
         pinned: Pinned = pin(node.site.torch)
         return tuple(f"{name}={pinned.nccl}-1+cuda{pinned.cuda}" for name in ("libnccl2", "libnccl-dev"))
 
@@ -44,21 +44,21 @@ class NcclTests(Step):
     name = "nccl-tests"
     _home = "/opt/nccl-tests"
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         return f"{self._home}: nccl-tests {_version('nccl-tests')}"
 
-    def skip(self, node: Node) -> str:
+    def skip(self, node: ProvisionedNode) -> str:
         if not node.has_gpu:
             return "no NVIDIA GPU here"
         if not node.site.nccl_tests:
             return "`nccl_tests: false` in node.yaml"
         return "" if node.path(_CUDA).exists() else f"no CUDA toolkit in {_CUDA} to build it with"
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         program = node.path(f"{self._home}/build/all_reduce_perf")
         return program.exists() and node.text(f"{self._home}/VERSION").strip() == _version("nccl-tests")
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         mpi = "/opt/amazon/openmpi"
         with_mpi = ("MPI=1", f"MPI_HOME={mpi}") if node.path(mpi).exists() else ("MPI=0",)
         _build(node, "nccl-tests", self._home, ("make", f"-j{os.cpu_count()}", f"CUDA_HOME={_CUDA}", *with_mpi))
@@ -71,22 +71,22 @@ class GdrCopy(Step):
     _library = "/usr/local/lib/libgdrapi.so"
     _mark = "/opt/gdrcopy"
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         return f"{self._library}: GDRCopy {_version('gdrcopy')}"
 
-    def skip(self, node: Node) -> str:
+    def skip(self, node: ProvisionedNode) -> str:
         if not node.has_gpu:
             return "no NVIDIA GPU here"
         return "" if node.path(_CUDA).exists() else f"no CUDA toolkit in {_CUDA} to build it with"
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         return node.path(self._library).exists() and node.text(f"{self._mark}/VERSION").strip() == _version("gdrcopy")
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         _build(node, "gdrcopy", self._mark, ("make", "prefix=/usr/local", f"CUDA={_CUDA}", "lib", "lib_install"))
         node.run(("ldconfig",), timeout_s=120)
 
-    def verify(self, node: Node) -> None:
+    def verify(self, node: ProvisionedNode) -> None:
         super().verify(node)
         if not node.in_container and "gdrdrv" not in node.text("/proc/modules"):
             raise StepError(
@@ -99,7 +99,7 @@ def _version(artifact: str) -> str:
     return str(table()["artifacts"][artifact]["version"])
 
 
-def _build(node: Node, artifact: str, home: str, make: tuple[str, ...]) -> None:
+def _build(node: ProvisionedNode, artifact: str, home: str, make: tuple[str, ...]) -> None:
     """Unpack a source archive beside its place, build it there, and give it its name when it is whole."""
     archive = node.fetch(artifact)
     place = node.path(home)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import slurm
 from lifecycle.files import publish
-from lifecycle.provision.step import Node, Step, StepError
+from lifecycle.provision.step import ProvisionedNode, Step, StepError
 from slurm.errors import SlurmError
 from slurm.hooks.entry import DIRECTORY, scripts
 from slurm.hooks.places import Places
@@ -21,19 +21,19 @@ class Hooks(Step):
 
     name = "hooks"
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         return f"Slurm's hooks in {DIRECTORY} (slurm.conf: holdfast node slurm-conf)"
 
-    def skip(self, node: Node) -> str:
+    def skip(self, node: ProvisionedNode) -> str:
         if node.in_container:
             return "Slurm is the host's"
         return "" if node.site.role == "compute" else f"a {node.site.role} runs no jobs"
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         same = all(node.text(f"{DIRECTORY}/{name}") == text for name, text in scripts().items())
         return same and self._settings(node).exists() and not self._mistrust(node, *_installed(), DIRECTORY)
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         if reason := self._mistrust(node, *_installed()):
             raise StepError(reason)
         for name, text in scripts().items():
@@ -44,13 +44,13 @@ class Hooks(Step):
             text = _SETTINGS + (f"local_disk: {mount}\n" if node.mounted(mount) else "")
             node.write("/" + str(settings.relative_to(node.root)), text)
 
-    def verify(self, node: Node) -> None:
+    def verify(self, node: ProvisionedNode) -> None:
         if reason := self._mistrust(node, DIRECTORY):
             raise StepError(reason)
         super().verify(node)
 
     @staticmethod
-    def _mistrust(node: Node, *paths: Path) -> str:
+    def _mistrust(node: ProvisionedNode, *paths: Path) -> str:
         """Why root must not run what is here; empty where it may."""
         if node.root != Path("/"):
             return ""  # our own interpreter is not the one of that root
@@ -61,7 +61,7 @@ class Hooks(Step):
         return ""
 
     @staticmethod
-    def _settings(node: Node) -> Path:
+    def _settings(node: ProvisionedNode) -> Path:
         return Path(Places(node.root).settings_file)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lifecycle.provision.step import Node, Step, StepError
+from lifecycle.provision.step import ProvisionedNode, Step, StepError
 
 _LIMITS = "/etc/security/limits.d/90-holdfast.conf"
 _SYSTEMD = "/etc/systemd/system.conf.d/90-holdfast.conf"
@@ -14,19 +14,19 @@ class Limits(Step):
 
     name = "limits"
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         return f"memlock {node.site.memlock}, nofile {node.site.nofile}"
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         return all(node.text(path) == text for path, text in self._files(node).items())
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         for path, text in self._files(node).items():
             node.write(path, text)
         if node.has_systemd:
             node.run(("systemctl", "daemon-reexec"))
 
-    def _files(self, node: Node) -> dict[str, str]:
+    def _files(self, node: ProvisionedNode) -> dict[str, str]:
         memlock, nofile = node.site.memlock, node.site.nofile
         rows = [("memlock", memlock), ("nofile", str(nofile))]
         pam = [
@@ -42,22 +42,22 @@ class HugePages(Step):
 
     name = "hugepages"
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         return f"{node.site.huge_pages} huge pages of 2 MiB reserved"
 
-    def skip(self, node: Node) -> str:
+    def skip(self, node: ProvisionedNode) -> str:
         if not node.site.huge_pages:
             return "no `huge_pages` in node.yaml"
         return "the kernel is the host's" if node.in_container else ""
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         return node.text(_SYSCTL) == self._text(node) and self._reserved(node) >= node.site.huge_pages
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         node.write(_SYSCTL, self._text(node))
         node.run(("sysctl", "-q", "-p", _SYSCTL))
 
-    def verify(self, node: Node) -> None:
+    def verify(self, node: ProvisionedNode) -> None:
         got = self._reserved(node)
         if got < node.site.huge_pages:
             raise StepError(
@@ -65,8 +65,8 @@ class HugePages(Step):
                 "too small: reboot (the setting is kept), or ask for fewer in node.yaml"
             )
 
-    def _text(self, node: Node) -> str:
+    def _text(self, node: ProvisionedNode) -> str:
         return f"vm.nr_hugepages = {node.site.huge_pages}\n"
 
-    def _reserved(self, node: Node) -> int:
+    def _reserved(self, node: ProvisionedNode) -> int:
         return int(node.text("/proc/sys/vm/nr_hugepages").strip() or 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lifecycle.provision.step import Node, Step
+from lifecycle.provision.step import ProvisionedNode, Step
 
 _DROP_IN = "/etc/systemd/logind.conf.d/90-holdfast.conf"
 _TEXT = "[Login]\nRemoveIPC=no\n"
@@ -14,16 +14,16 @@ class Logind(Step):
 
     name = "logind"
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         return f"RemoveIPC=no in {_DROP_IN}"
 
-    def skip(self, node: Node) -> str:
+    def skip(self, node: ProvisionedNode) -> str:
         return "" if any(node.path(program).exists() for program in _PROGRAMS) else "no systemd-logind here"
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         return node.text(_DROP_IN) == _TEXT
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         node.write(_DROP_IN, _TEXT)
         if node.has_systemd:  # sessions outlive a restart of logind
             node.run(("systemctl", "reload-or-try-restart", "systemd-logind.service"))

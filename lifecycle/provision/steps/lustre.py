@@ -6,7 +6,7 @@ import platform
 
 from lifecycle.provision import apt, fstab
 from lifecycle.provision.site import Fsx
-from lifecycle.provision.step import Node, Step, StepError
+from lifecycle.provision.step import ProvisionedNode, Step, StepError
 from slurm.command import CommandError
 
 _MOUNT_S = 300.0
@@ -21,19 +21,19 @@ class Lustre(Step):
 
     name = "lustre"
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         fsx = node.site.fsx
         if fsx is None:
             return "a Lustre file system"
         stripes = "" if fsx.stripe_count is None else f", stripe count {fsx.stripe_count}"
         return f"{fsx.mount}: {self._source(fsx)}{stripes}"
 
-    def skip(self, node: Node) -> str:
+    def skip(self, node: ProvisionedNode) -> str:
         if node.site.fsx is None:
             return "no `fsx` in node.yaml"
         return "mounts are the host's" if node.in_container else ""
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         fsx = self._fsx(node)
         at = node.mounted(fsx.mount)
         if at and at != self._source(fsx):
@@ -42,7 +42,7 @@ class Lustre(Step):
             )
         return bool(at) and fstab.holds(node, self._line(fsx)) and self._striped(node, fsx)
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         fsx = self._fsx(node)
         self._client(node)
         fstab.put(node, self._line(fsx))
@@ -58,7 +58,7 @@ class Lustre(Step):
         if not self._striped(node, fsx):
             node.run(("lfs", "setstripe", "-c", str(fsx.stripe_count), fsx.mount), timeout_s=60)
 
-    def _client(self, node: Node) -> None:
+    def _client(self, node: ProvisionedNode) -> None:
         """Lustre's modules for the kernel that runs; a kernel they do not fit is said before anything is tried."""
         if node.run(("modprobe", "lustre"), check=False).returncode == 0:
             return
@@ -72,7 +72,7 @@ class Lustre(Step):
             ) from None
         node.run(("modprobe", "lustre"), timeout_s=60)
 
-    def _striped(self, node: Node, fsx: Fsx) -> bool:
+    def _striped(self, node: ProvisionedNode, fsx: Fsx) -> bool:
         if fsx.stripe_count is None:
             return True
         found = node.run(("lfs", "getstripe", "-d", "-c", fsx.mount), timeout_s=60, check=False).stdout.strip()
@@ -86,7 +86,7 @@ class Lustre(Step):
     def _source(self, fsx: Fsx) -> str:
         return f"{fsx.dns}@tcp:/{fsx.mountname}"
 
-    def _fsx(self, node: Node) -> Fsx:
+    def _fsx(self, node: ProvisionedNode) -> Fsx:
         if node.site.fsx is None:
             raise StepError("lustre: got no `fsx` in node.yaml, expected its dns and mountname")
         return node.site.fsx

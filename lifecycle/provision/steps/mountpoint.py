@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lifecycle.provision import apt, fstab
-from lifecycle.provision.site import Bucket
-from lifecycle.provision.step import Node, Step
+from lifecycle.provision.site import BucketSite
+from lifecycle.provision.step import ProvisionedNode, Step
 
 _PROGRAM = "/usr/bin/mount-s3"
 
@@ -14,23 +14,23 @@ class Mountpoint(Step):
 
     name = "mountpoint"
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         return " ".join(f"{bucket.mount}: s3://{bucket.bucket}/{bucket.prefix}" for bucket in node.site.s3)
 
-    def skip(self, node: Node) -> str:
+    def skip(self, node: ProvisionedNode) -> str:
         if not node.site.s3:
             return "no `s3` in node.yaml"
         return "mounts are the host's" if node.in_container else ""
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         return node.path(_PROGRAM).exists() and all(
             fstab.holds(node, self._line(node, bucket)) and node.mounted(bucket.mount) for bucket in node.site.s3
         )
 
-    def fetches(self, node: Node) -> list[tuple[str, ...]]:
+    def fetches(self, node: ProvisionedNode) -> list[tuple[str, ...]]:
         return [] if node.path(_PROGRAM).exists() else [("mountpoint",)]
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         for file in self.fetches(node):
             apt.install_file(node, node.fetch(*file))
         for bucket in node.site.s3:
@@ -40,10 +40,10 @@ class Mountpoint(Step):
             if not node.mounted(bucket.mount):
                 node.run(("mount", bucket.mount), timeout_s=120)
 
-    def _cache(self, node: Node, bucket: Bucket) -> str:
+    def _cache(self, node: ProvisionedNode, bucket: BucketSite) -> str:
         return bucket.cache or f"{node.site.nvme.mount}/.mount-s3/{bucket.bucket}"
 
-    def _line(self, node: Node, bucket: Bucket) -> str:
+    def _line(self, node: ProvisionedNode, bucket: BucketSite) -> str:
         options = [
             "_netdev", "nosuid", "nodev", "nofail", "rw", "allow-other",
             *(["read-only"] if bucket.read_only else []),

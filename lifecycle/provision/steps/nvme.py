@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lifecycle.provision import fstab
-from lifecycle.provision.step import Node, Step, StepError
+from lifecycle.provision.step import ProvisionedNode, Step, StepError
 
 LABEL = "holdfast"
 _INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
@@ -29,24 +29,24 @@ class Nvme(Step):
 
     name = "nvme"
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         site = node.site.nvme
         return f"{site.mount}: {site.fs} over {' '.join(site.devices) or 'the instance store'}"
 
-    def skip(self, node: Node) -> str:
+    def skip(self, node: ProvisionedNode) -> str:
         if node.in_container:
             return "disks are the host's"
         if node.site.role != "compute":
             return f"a {node.site.role} needs none"
         return "" if self._devices(node) or self._has_file_system(node) else "no instance store, no `nvme.devices`"
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         source = node.mounted(node.site.nvme.mount)
         if source and not self._is_ours(node, source):
             return True  # the image's own service did it (HyperPod, DLAMI), or the admin: not ours to change
         return bool(source) and fstab.holds(node, self._line(node))
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         mount = node.site.nvme.mount
         source = node.mounted(mount)
         if source and not self._is_ours(node, source):
@@ -59,22 +59,22 @@ class Nvme(Step):
             self._settle(node)
             node.run(("mount", f"LABEL={LABEL}", mount), timeout_s=120)
 
-    def _line(self, node: Node) -> str:
+    def _line(self, node: ProvisionedNode) -> str:
         # nofail: instance store is empty after a stop and start; the node must boot to be provisioned again.
         options = "defaults,noatime,nofail,x-systemd.device-timeout=30s"
         return fstab.line(f"LABEL={LABEL}", node.site.nvme.mount, node.site.nvme.fs, options)
 
-    def _is_ours(self, node: Node, device: str) -> bool:
+    def _is_ours(self, node: ProvisionedNode, device: str) -> bool:
         found = node.run(("blkid", "-c", "/dev/null", "-o", "value", "-s", "LABEL", device), check=False)
         return found.stdout.strip() == LABEL
 
-    def _has_file_system(self, node: Node) -> bool:
+    def _has_file_system(self, node: ProvisionedNode) -> bool:
         """Whether one of ours is there, after a reboot or a crash; an array of ours is assembled to see."""
         if self._members(node):
             self._assemble(node)
         return node.run(("blkid", "-c", "/dev/null", "-L", LABEL), check=False).returncode == 0
 
-    def _device(self, node: Node) -> str:
+    def _device(self, node: ProvisionedNode) -> str:
         """The one device to format: the only disk, or an array over all of them."""
         devices = self._devices(node)
         if len(devices) > 1 and self._members(node) == list(devices):
@@ -87,12 +87,12 @@ class Nvme(Step):
         node.run(("mdadm", "--create", _ARRAY, *layout, "--run", *devices), timeout_s=120)
         return _ARRAY
 
-    def _format(self, node: Node, device: str) -> None:
+    def _format(self, node: ProvisionedNode, device: str) -> None:
         # Looked at once more, right before: a new array may show what an older one had. mkfs gets no -f.
         self._refuse_used(node, device)
         node.run((f"mkfs.{node.site.nvme.fs}", "-q", "-L", LABEL, device), timeout_s=_MKFS_S)
 
-    def _members(self, node: Node) -> list[str]:
+    def _members(self, node: ProvisionedNode) -> list[str]:
         """The site's devices that are parts of an array of ours; mdadm puts its host's name before the array's."""
         found = {device: self._signatures(node, device) for device in self._devices(node)}
         return [
@@ -101,24 +101,24 @@ class Nvme(Step):
             if signs.get("TYPE") == "linux_raid_member" and signs.get("LABEL", "").rpartition(":")[2] == LABEL
         ]
 
-    def _assemble(self, node: Node) -> None:
+    def _assemble(self, node: ProvisionedNode) -> None:
         """The array, where the kernel has not put it together at boot; mdadm says so by its exit code where it has."""
         if not node.path(_ARRAY).exists():
             node.run(("mdadm", "--assemble", _ARRAY, *self._members(node)), check=False)
 
-    def _settle(self, node: Node) -> None:
+    def _settle(self, node: ProvisionedNode) -> None:
         """udev makes the link that LABEL= needs."""
         if node.has_systemd:
             node.run(("udevadm", "settle", "--timeout=30"), timeout_s=60)
 
-    def _devices(self, node: Node) -> Sequence[str]:
+    def _devices(self, node: ProvisionedNode) -> Sequence[str]:
         if node.site.nvme.devices:
             return node.site.nvme.devices
         found = json.loads(node.run(("lsblk", "--json", "--nodeps", "--paths", "-o", "NAME,MODEL,TYPE")).stdout)
         disks: list[dict[str, Any]] = found["blockdevices"]
         return sorted(disk["name"] for disk in disks if (disk["model"] or "").strip() == _INSTANCE_STORE)
 
-    def _signatures(self, node: Node, device: str) -> dict[str, str]:
+    def _signatures(self, node: ProvisionedNode, device: str) -> dict[str, str]:
         """What blkid finds on a device.
 
         Raises:
@@ -134,7 +134,7 @@ class Nvme(Step):
             )
         return dict(line.split("=", 1) for line in found.stdout.splitlines() if "=" in line)
 
-    def _refuse_used(self, node: Node, device: str) -> None:
+    def _refuse_used(self, node: ProvisionedNode, device: str) -> None:
         """Raises StepError unless nothing at all speaks against formatting the device."""
         path = os.path.realpath(node.path(device))
         advice = "not formatted. If it may go: `wipefs -a` it by hand; else take it out of `nvme.devices`"

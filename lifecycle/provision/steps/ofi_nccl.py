@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lifecycle.provision.step import Node, Step, StepError
+from lifecycle.provision.step import ProvisionedNode, Step, StepError
 
 _CONF = "/etc/ld.so.conf.d/90-holdfast-ofi-nccl.conf"
 _HOME = "/opt/amazon/ofi-nccl"
@@ -16,19 +16,19 @@ class OfiNccl(Step):
 
     name = "ofi-nccl"
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         return f"aws-ofi-nccl of {_HOME} on the loader's path"
 
-    def skip(self, node: Node) -> str:
+    def skip(self, node: ProvisionedNode) -> str:
         if node.site.container or node.site.efa or node.efa_devices:
             return ""
         return "no EFA interface here"
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         folder = plugin_folder(node)
         return bool(folder) and node.text(_CONF) == f"{folder}\n"
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         folder = plugin_folder(node)
         if not folder:
             raise StepError(
@@ -39,7 +39,7 @@ class OfiNccl(Step):
         node.run(("ldconfig",), timeout_s=120)
 
 
-def plugin_folder(node: Node) -> str:
+def plugin_folder(node: ProvisionedNode) -> str:
     """Where the plugin's library is; "" for nowhere."""
     home = node.path(_HOME)
     found = [path for name in _LIBRARIES for path in sorted(home.glob(f"lib*/**/{name}"))]

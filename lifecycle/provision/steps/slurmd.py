@@ -6,7 +6,7 @@ import os
 import pwd
 
 from lifecycle.provision import apt
-from lifecycle.provision.step import Node, Step, StepError
+from lifecycle.provision.step import ProvisionedNode, Step, StepError
 
 _DROP_IN = "/etc/systemd/system/slurmd.service.d/90-holdfast.conf"
 _DEFAULTS = "/etc/default/slurmd"
@@ -19,21 +19,21 @@ class Slurmd(Step):
 
     name = "slurmd"
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         server = node.site.slurm.conf_server
         later = "" if node.site.slurm.start else "; started by others"
         return f"slurmd with memlock {node.site.memlock}{f', slurm.conf from {server}' if server else ''}{later}"
 
-    def skip(self, node: Node) -> str:
+    def skip(self, node: ProvisionedNode) -> str:
         if node.in_container:
             return "Slurm is the host's"
         return "" if node.site.role == "compute" else f"a {node.site.role} has no slurmd"
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         files = all(node.text(path) == text for path, text in self._files(node).items())
         return files and self._key_is_right(node) and not (node.site.slurm.install and apt.missing(node, _PACKAGES))
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         if node.site.slurm.install and apt.missing(node, _PACKAGES):
             apt.install(node, _PACKAGES)
         for path, text in self._files(node).items():
@@ -48,7 +48,7 @@ class Slurmd(Step):
                 node.run(("systemctl", "enable", "slurmd"), timeout_s=60)
                 node.run(("systemctl", "restart", "slurmd"), timeout_s=120)
 
-    def verify(self, node: Node) -> None:
+    def verify(self, node: ProvisionedNode) -> None:
         super().verify(node)
         if node.has_systemd and node.site.slurm.start:
             found = node.run(("systemctl", "is-active", "slurmd"), check=False).stdout.strip()
@@ -57,7 +57,7 @@ class Slurmd(Step):
                     f"slurmd: got {found or 'no answer'}, expected active; see `journalctl -u slurmd -n 50`"
                 )
 
-    def _files(self, node: Node) -> dict[str, str]:
+    def _files(self, node: ProvisionedNode) -> dict[str, str]:
         memlock = node.site.memlock
         in_bytes = "infinity" if memlock == "unlimited" else str(int(memlock) * 1024)
         # Jobs inherit slurmd's limits (PropagateResourceLimits can only lower them).
@@ -67,20 +67,20 @@ class Slurmd(Step):
             files[_DEFAULTS] = f'SLURMD_OPTIONS="--conf-server {node.site.slurm.conf_server}"\n'
         return files
 
-    def _wanted_key(self, node: Node) -> bytes:
+    def _wanted_key(self, node: ProvisionedNode) -> bytes:
         path = node.path(node.site.slurm.munge_key)
         try:
             return path.read_bytes()
         except OSError as error:
             raise StepError(f"{path}: munge's key cannot be read ({error.strerror}); see `slurm.munge_key`") from None
 
-    def _key_is_right(self, node: Node) -> bool:
+    def _key_is_right(self, node: ProvisionedNode) -> bool:
         if not node.site.slurm.munge_key:
             return True
         key = node.path(_KEY)
         return key.exists() and key.read_bytes() == self._wanted_key(node) and key.stat().st_mode & 0o077 == 0
 
-    def _put_key(self, node: Node) -> None:
+    def _put_key(self, node: ProvisionedNode) -> None:
         """Under a temporary name, with munge's owner, before it gets its own: nobody else ever reads it."""
         key = node.path(_KEY)
         temporary = key.with_name(".munge.key.holdfast")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from lifecycle.provision.site import User
-from lifecycle.provision.step import Node, Step, StepError
+from lifecycle.provision.step import ProvisionedNode, Step, StepError
 
 
 class Users(Step):
@@ -13,16 +13,16 @@ class Users(Step):
 
     name = "users"
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         return "users: " + " ".join(f"{user.name}({user.uid})" for user in node.site.users)
 
-    def skip(self, node: Node) -> str:
+    def skip(self, node: ProvisionedNode) -> str:
         return "" if node.site.users else "no `users` in node.yaml"
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         return all(self._is_there(node, user) and node.path(_home(user)).is_dir() for user in node.site.users)
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         groups = {int(line.split(":")[2]) for line in node.text("/etc/group").splitlines() if line.count(":") == 3}
         for user in node.site.users:
             gid = user.uid if user.gid is None else user.gid
@@ -36,7 +36,7 @@ class Users(Step):
             if not node.path(_home(user)).is_dir():
                 self._make_home(node, user, gid)
 
-    def _make_home(self, node: Node, user: User, gid: int) -> None:
+    def _make_home(self, node: ProvisionedNode, user: User, gid: int) -> None:
         """Whole or not at all: useradd itself, killed, leaves a user without a home, or with one of root's."""
         home = node.path(_home(user))
         home.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ class Users(Step):
         node.run(("chown", "-R", f"{user.uid}:{gid}", str(part)), timeout_s=120)
         part.rename(home)
 
-    def _is_there(self, node: Node, user: User) -> bool:
+    def _is_there(self, node: ProvisionedNode, user: User) -> bool:
         for line in node.text("/etc/passwd").splitlines():
             name, _, uid, *_ = line.split(":")
             if name == user.name and int(uid) == user.uid:

@@ -17,7 +17,7 @@ from launcher.core.commands import Command, Order
 from launcher.core.inputs import Input
 from launcher.core.members import Phase
 from launcher.core.replay import Event, History, apply, replay
-from launcher.core.state import Attempt, Job, State
+from launcher.core.state import Attempt, JobFacts, State
 from launcher.history.fields import as_event
 
 EPOCH_S = 1_000_000.0
@@ -26,11 +26,11 @@ MANY = 10_000  # decisions that follow from one; more of them would never end
 C = TypeVar("C")
 
 
-def make_job(nodes: int = 2, *, train: int | None = None, **fields: Any) -> Job:
+def make_job(nodes: int = 2, *, train: int | None = None, **fields: Any) -> JobFacts:
     """A job of nodes n1, n2, ... without checkpoints; all of them train unless `train` says how many."""
     names = tuple(f"n{number}" for number in range(1, nodes + 1))
     given: dict[str, Any] = {"sizes": (train or nodes,), "has_checkpoint": False}
-    return Job(nodes=names, **given | fields)
+    return JobFacts(nodes=names, **given | fields)
 
 
 class Play:
@@ -53,7 +53,7 @@ class Play:
         dead: nodes that confirm nothing.
     """
 
-    def __init__(self, job: Job, past: Iterable[Event] = ()) -> None:
+    def __init__(self, job: JobFacts, past: Iterable[Event] = ()) -> None:
         self.now_s = EPOCH_S
         self.commands: list[Command] = []
         self.unusable: Mapping[str, str] = {}

@@ -12,7 +12,7 @@ from launcher.core import commands as do
 from launcher.core import inputs
 from launcher.core.agent_world import LOSS_WINDOW_S, LOSSES_WITHIN_S, PATIENCE_S, RENEW_AFTER_S
 from launcher.core.commands import Order, Purpose
-from launcher.core.state import Limits
+from launcher.core.state import RestartLimits
 from launcher.history.status import status_of
 from launcher.history.view import describe
 
@@ -22,7 +22,7 @@ BACK = {"event": "agents_back", "attempt": 3, "generation": 1, "time": 12.0}
 
 def training(**fields: Any) -> Play:
     """A job with agents that have restored."""
-    play = Play(make_job(has_checkpoint=True, limits=Limits(hang_timeout_s=0), **fields))
+    play = Play(make_job(has_checkpoint=True, limits=RestartLimits(hang_timeout_s=0), **fields))
     play.run()
     return play
 
@@ -92,7 +92,7 @@ def test_a_supervisor_that_takes_over_goes_on_with_the_agents_generation(
         {"event": "workers_started", "attempt": 3},
         {"event": "restore", "attempt": 3, "step": 7, "tier": "memory"},
     ]
-    job = make_job(has_checkpoint=True, is_take_over=True, limits=Limits(hang_timeout_s=0))
+    job = make_job(has_checkpoint=True, is_take_over=True, limits=RestartLimits(hang_timeout_s=0))
     play = Play(job, [{"event": "job_start"}, *ready, *begun, *history])
     play.begin()
     assert play.all(do.AdoptAgents) == [do.AdoptAgents(attempt=3, generation=generation)]
@@ -189,7 +189,7 @@ def test_agents_that_cannot_come_up_for_the_scheduler_wait_for_it() -> None:
 
 
 def test_the_scheduler_is_asked_after_agents_that_are_late_and_not_after_those_that_are_there() -> None:
-    play = Play(make_job(3, train=2, has_checkpoint=True, limits=Limits(hang_timeout_s=0)))
+    play = Play(make_job(3, train=2, has_checkpoint=True, limits=RestartLimits(hang_timeout_s=0)))
     play.begin()
     play.come()
     play.unusable = {"n1": "drained"}

@@ -19,7 +19,7 @@ from launcher.core.stages import (
     NODE_START_TIMEOUT_S,
     SCHEDULER_TIMEOUT_S,
 )
-from launcher.core.state import Limits, Stage
+from launcher.core.state import RestartLimits, Stage
 from launcher.history.status import status_of
 
 
@@ -243,7 +243,7 @@ def test_a_spare_takes_the_place_of_a_node_on_which_attempts_fail() -> None:
 
 
 def test_a_restart_that_follows_others_without_a_gain_waits() -> None:
-    play = Play(make_job(limits=Limits(max_without_progress=9)))
+    play = Play(make_job(limits=RestartLimits(max_without_progress=9)))
     play.run()
     play.fail("n1")
     play.train()
@@ -301,7 +301,7 @@ def stacks(node: str, *frames: str) -> inputs.StacksTaken:
 
 
 def test_workers_that_hang_are_restarted_and_the_rank_that_others_wait_for_is_named() -> None:
-    play = Play(make_job(has_checkpoint=True, limits=Limits(hang_timeout_s=10.0)))
+    play = Play(make_job(has_checkpoint=True, limits=RestartLimits(hang_timeout_s=10.0)))
     hangs(play)
     play.give(stacks("n1", "wait (/lib/torch/distributed/c10d.py:9)"))
     play.give(stacks("n2", "load_batch (/job/train.py:12)"))
@@ -312,7 +312,7 @@ def test_workers_that_hang_are_restarted_and_the_rank_that_others_wait_for_is_na
 
 
 def test_a_node_that_does_not_answer_does_not_hold_up_the_judgement() -> None:
-    play = Play(make_job(has_checkpoint=True, limits=Limits(hang_timeout_s=10.0)))
+    play = Play(make_job(has_checkpoint=True, limits=RestartLimits(hang_timeout_s=10.0)))
     hangs(play)
     play.give(stacks("n1", "wait (/lib/torch/distributed/c10d.py:9)"))
     play.passes(12.0)
@@ -320,7 +320,7 @@ def test_a_node_that_does_not_answer_does_not_hold_up_the_judgement() -> None:
 
 
 def test_workers_that_go_on_meanwhile_do_not_hang() -> None:
-    play = Play(make_job(has_checkpoint=True, limits=Limits(hang_timeout_s=10.0)))
+    play = Play(make_job(has_checkpoint=True, limits=RestartLimits(hang_timeout_s=10.0)))
     hangs(play)
     play.give(inputs.Progress(attempt=0, step=8, slowest=8, is_active=True))
     play.give(stacks("n1", "step (/job/t.py:1)"), stacks("n2", "step (/job/t.py:1)"))
@@ -331,14 +331,14 @@ def test_workers_that_go_on_meanwhile_do_not_hang() -> None:
 
 
 def test_a_node_that_is_lost_while_stacks_are_taken_is_the_cause() -> None:
-    play = Play(make_job(3, train=2, has_checkpoint=True, limits=Limits(hang_timeout_s=10.0)))
+    play = Play(make_job(3, train=2, has_checkpoint=True, limits=RestartLimits(hang_timeout_s=10.0)))
     hangs(play)
     play.lose("n2")
     assert [(event["kind"], event["node"]) for event in play.events("fault")] == [("node_lost", "n2")]
 
 
 def test_a_supervisor_that_stood_still_blames_nobody() -> None:
-    play = Play(make_job(has_checkpoint=True, limits=Limits(hang_timeout_s=10.0)))
+    play = Play(make_job(has_checkpoint=True, limits=RestartLimits(hang_timeout_s=10.0)))
     play.run()
     play.give(inputs.Progress(attempt=0, step=7, slowest=7, is_active=True))
     play.now_s += 3600.0
@@ -589,7 +589,7 @@ def test_a_requeue_that_is_refused_is_said_with_its_reason() -> None:
 
 @pytest.mark.parametrize("stage", ["asking", "gathering", "training", "backing off", "scheduler"])
 def test_cancel_always_wins(stage: str) -> None:
-    play = Play(make_job(has_checkpoint=stage == "scheduler", limits=Limits(max_without_progress=9)))
+    play = Play(make_job(has_checkpoint=stage == "scheduler", limits=RestartLimits(max_without_progress=9)))
     if stage == "asking":
         play.silent = {do.AskUnusable}
     play.begin()
@@ -609,7 +609,7 @@ def test_cancel_always_wins(stage: str) -> None:
 
 
 def test_progress_by_own_checkpoints_is_looked_for_before_and_after_each_attempt() -> None:
-    play = Play(make_job(names_own_checkpoints=True, limits=Limits(max_without_progress=2)))
+    play = Play(make_job(names_own_checkpoints=True, limits=RestartLimits(max_without_progress=2)))
     play.file = ("out/7.pt", 500.0)
     play.run()
     play.file = ("out/8.pt", 510.0)

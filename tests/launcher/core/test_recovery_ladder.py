@@ -8,7 +8,7 @@ import pytest
 
 from launcher.core.recovery import Decision, choose_rung
 from launcher.core.replay import RAN_S, Event, Gains, History, replay
-from launcher.core.state import Limits
+from launcher.core.state import RestartLimits
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/j/t.py", line 3, in <module>\nValueError: 1\n'
 
@@ -18,7 +18,7 @@ class Job:
 
     def __init__(self, can_requeue: bool = True, has_checkpoint: bool = True, **limits: int) -> None:
         self._can_requeue = can_requeue
-        self._limits = Limits(**limits)
+        self._limits = RestartLimits(**limits)
         self._history = History(has_checkpoint=has_checkpoint)
         self._attempt = -1
         self.node: str | None = None  # on which attempts fail

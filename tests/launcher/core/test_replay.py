@@ -16,7 +16,7 @@ from rich.console import Console
 from launcher.core import commands as do
 from launcher.core.recovery import choose_rung
 from launcher.core.replay import History, NodeOut, apply, replay
-from launcher.core.state import Limits, Stage
+from launcher.core.state import RestartLimits, Stage
 from launcher.history.events import parse_event, read_events
 from launcher.history.fields import COMMON, FIELDS
 from launcher.history.recovery import cold_start_s, recoveries
@@ -94,7 +94,7 @@ def test_what_decides_take_over_and_requeue_reads_any_record(
         assert history.next_attempt >= 0 and (history.step is None or history.step >= 0)
         assert all(isinstance(node, str) for node in [*history.runners, *history.out])
         decision = choose_rung(
-            history.gains, Limits(), "why", has_checkpoint=has_checkpoint, can_requeue=True, nodes_suffice=True,
+            history.gains, RestartLimits(), "why", has_checkpoint=has_checkpoint, can_requeue=True, nodes_suffice=True,
             nodes_changed=False, has_spare=False,
         )  # fmt: skip
         assert decision.action in ("restart", "requeue", "stop")

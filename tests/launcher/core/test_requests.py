@@ -12,7 +12,7 @@ from launcher.core import commands as do
 from launcher.core import inputs
 from launcher.core.commands import Order
 from launcher.core.requests import ASK_EVERY_S, HALT, MARGIN_S, SHORT_S, outcome_of, stop_deadline_s
-from launcher.core.state import Limits, Stage
+from launcher.core.state import RestartLimits, Stage
 
 LONG_S = 20_000.0
 
@@ -29,7 +29,7 @@ def stopped_after_s(
         is_take_over: whether the job has run before.
         warned_at_s: when the scheduler, or somebody, sends a warning.
     """
-    play = Play(make_job(has_checkpoint=True, is_take_over=is_take_over, limits=Limits(hang_timeout_s=0)))
+    play = Play(make_job(has_checkpoint=True, is_take_over=is_take_over, limits=RestartLimits(hang_timeout_s=0)))
     play.left_s = lambda now_s: left_s(now_s - EPOCH_S)
     play.begin()
     if play.end is None:
@@ -64,7 +64,7 @@ def test_a_scheduler_that_is_away_is_asked_again() -> None:
 
 
 def test_the_scheduler_is_asked_at_intervals_and_not_while_an_answer_is_due() -> None:
-    play = Play(make_job(limits=Limits(hang_timeout_s=0)))
+    play = Play(make_job(limits=RestartLimits(hang_timeout_s=0)))
     play.run()
     play.passes(10 * ASK_EVERY_S)
     assert len(play.all(do.AskTimeLeft)) == 11

@@ -14,13 +14,13 @@ from launcher.core.commands import Order
 from launcher.core.inputs import AllocationsSeen, AllocationState
 from launcher.core.members import Phase
 from launcher.core.requests import MARGIN_S, SHRINK_S
-from launcher.core.state import BoosterPhase, ElasticLimits, Job
+from launcher.core.state import BoosterPhase, ElasticLimits, JobFacts
 
 SETTLE_S, GRACE_S, FAULTY_S, SNOOZE_S = 60.0, 600.0, 30.0, 300.0
 BASE = "17"
 
 
-def make_elastic(nodes: int = 2, *, boosters: int = 2, size: int = 1, spares: int = 0, **fields: Any) -> Job:
+def make_elastic(nodes: int = 2, *, boosters: int = 2, size: int = 1, spares: int = 0, **fields: Any) -> JobFacts:
     """A job of base nodes n1, n2, ... that may have so many boosters of so many nodes."""
     given: dict[str, Any] = {
         "sizes": tuple(range(nodes + boosters * size, nodes - 1, -size)),
@@ -44,7 +44,7 @@ def step(play: Play, number: int = 1) -> None:
     play.give(inputs.FirstStep(node=node, attempt=play.attempt.number, step=number, time_s=play.now_s))
 
 
-def running(job: Job | None = None, *boosters: str) -> Play:
+def running(job: JobFacts | None = None, *boosters: str) -> Play:
     """A job that trains on its base, and then on these nodes too: each a booster of its own."""
     play = Play(job or make_elastic())
     play.run()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lifecycle.provision.site import Site
-from lifecycle.provision.step import Node
+from lifecycle.provision.step import ProvisionedNode
 from slurm.command import CommandError, Result
 
 
@@ -110,10 +110,10 @@ def no_fetch(artifact: str, version: str = "", sha256: str = "") -> Path:
     raise AssertionError(f"fetched {artifact}")
 
 
-def node_of(root: Path, programs: Programs | None = None, **site: object) -> Node:
+def node_of(root: Path, programs: Programs | None = None, **site: object) -> ProvisionedNode:
     """A machine (no container) with these keys of node.yaml."""
     described = Site.from_mapping({"container": False, **site}, "node.yaml")
-    return Node(root=root, site=described, run=programs or Programs(root), fetch=no_fetch)
+    return ProvisionedNode(root=root, site=described, run=programs or Programs(root), fetch=no_fetch)
 
 
 def snapshot(root: Path) -> dict[str, tuple[str, int]]:

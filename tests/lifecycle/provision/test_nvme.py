@@ -11,8 +11,8 @@ from provision_kit import Programs, bare, no_fetch, node_of
 
 from lifecycle.provision.plan import choose
 from lifecycle.provision.site import Site
-from lifecycle.provision.step import Node
-from lifecycle.provision.walk import Ending, Outcome, walk
+from lifecycle.provision.step import ProvisionedNode
+from lifecycle.provision.walk import Ending, StepOutcome, walk
 from slurm.command import CommandError, run
 
 Disk = Callable[[], str]
@@ -41,7 +41,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
         run(("losetup", "--detach", device), check=False)
 
 
-def _real(devices: list[str], mount: Path) -> Node:
+def _real(devices: list[str], mount: Path) -> ProvisionedNode:
     """This machine with its own programs and kernel; only its fstab and what is ours are elsewhere."""
     root = mount.parent / "root"
     for name in ("proc", "sys", "dev"):
@@ -51,10 +51,10 @@ def _real(devices: list[str], mount: Path) -> Node:
     mount.mkdir()
     (root / str(mount).lstrip("/")).symlink_to(mount)
     site = Site.from_mapping({"nvme": {"fs": "ext4", "devices": devices, "mount": str(mount)}, "container": False}, "t")
-    return Node(root=root, site=site, run=run, fetch=no_fetch)
+    return ProvisionedNode(root=root, site=site, run=run, fetch=no_fetch)
 
 
-def _walk(node: Node) -> Outcome:
+def _walk(node: ProvisionedNode) -> StepOutcome:
     return walk(choose(["nvme"]), node)[0]
 
 

@@ -11,7 +11,7 @@ from provision_kit import Killed, Programs, bare, node_of
 
 from lifecycle.provision.plan import choose
 from lifecycle.provision.resume import UNIT_FILE, arm, disarm
-from lifecycle.provision.step import Node
+from lifecycle.provision.step import ProvisionedNode
 from lifecycle.provision.walk import walk
 from slurm.command import run
 
@@ -19,7 +19,7 @@ _WORDS = ("node", "provision", "--mirror", "/srv/a mirror", "--skip", '50% "$x"\
 _WANTED = "/etc/systemd/system/multi-user.target.wants/holdfast-provision.service"
 
 
-def _booted(root: Path, programs: Programs | None = None) -> Node:
+def _booted(root: Path, programs: Programs | None = None) -> ProvisionedNode:
     (bare(root) / "run/systemd/system").mkdir(parents=True)
     return node_of(root, programs)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import main
-from lifecycle.errors import UsageError
+from lifecycle.errors import NodeUsageError
 from lifecycle.provision import command
 from lifecycle.provision.provider import hyperpod, parallelcluster
 from lifecycle.provision.site import Site
@@ -49,7 +49,7 @@ from slurm.command import run
     ],
 )
 def test_what_is_wrong_in_a_site_is_said(found: Any, said: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(NodeUsageError) as caught:
         Site.from_mapping(found, "node.yaml")
     assert str(caught.value).startswith("node.yaml: ") and said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -63,7 +63,7 @@ def test_a_file_that_is_no_yaml_is_said_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "node.yaml"
     for text in ("a: [", "\t:", "- x\n"):
         path.write_text(text)
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(NodeUsageError) as caught:
             read_settings(path)
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
@@ -120,7 +120,7 @@ def test_hyperpods_files_say_what_this_node_is(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_in_hyperpods_files_is_said(tmp_path: Path, resources: Any, parameters: Any, said: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(NodeUsageError) as caught:
         hyperpod(*_files(tmp_path, resources, parameters), {"10.1.0.7"})
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
@@ -163,7 +163,7 @@ def test_a_node_is_not_given_what_an_index_has_under_a_name(tmp_path: Path, sour
 
 
 def test_a_missing_file_of_hyperpod_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(NodeUsageError, match="no such file"):
         hyperpod(tmp_path / "none.json", tmp_path / "none.json", set())
 
 
@@ -223,6 +223,6 @@ def test_what_is_wrong_in_parallelclusters_file_is_said(tmp_path: Path, text: st
     facts = tmp_path / "cfnconfig"
     if text is not None:
         facts.write_text(text)
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(NodeUsageError) as caught:
         parallelcluster(facts)
     assert said in str(caught.value) and "\n" not in str(caught.value)

@@ -14,8 +14,8 @@ import pytest
 from provision_kit import Killed, Programs, bare, node_of
 
 from lifecycle.provision.plan import choose
-from lifecycle.provision.step import Node
-from lifecycle.provision.walk import Ending, Outcome, walk
+from lifecycle.provision.step import ProvisionedNode
+from lifecycle.provision.walk import Ending, StepOutcome, walk
 from lifecycle.versions import pin, table
 from slurm.command import run
 
@@ -51,13 +51,13 @@ class _Installing(Programs):
         return super()._answer(words, cwd)
 
 
-def _efa_node(tmp_path: Path, programs: Programs, script: str = "efa_installer.sh", **site: Any) -> Node:
+def _efa_node(tmp_path: Path, programs: Programs, script: str = "efa_installer.sh", **site: Any) -> ProvisionedNode:
     node = node_of(tmp_path, programs, **{"instance": "p5.48xlarge", **site})
     archive = _archive(tmp_path / "efa.tar.gz", {f"aws-efa-installer/{script}": "#!/bin/bash\n"})
-    return Node(root=node.root, site=node.site, run=programs, fetch=lambda *_, **__: archive)
+    return ProvisionedNode(root=node.root, site=node.site, run=programs, fetch=lambda *_, **__: archive)
 
 
-def _one(name: str, node: Node) -> Outcome:
+def _one(name: str, node: ProvisionedNode) -> StepOutcome:
     return walk(choose([name]), node)[0]
 
 
@@ -146,8 +146,8 @@ def test_nccl_tests_are_built_whole_or_not_at_all(tmp_path: Path) -> None:
             raise Killed
         return result
 
-    def node(runner: Any) -> Node:
-        return Node(root=tmp_path, site=described.site, run=runner, fetch=lambda *_, **__: archive)
+    def node(runner: Any) -> ProvisionedNode:
+        return ProvisionedNode(root=tmp_path, site=described.site, run=runner, fetch=lambda *_, **__: archive)
 
     with pytest.raises(Killed):
         _one("nccl-tests", node(dies))

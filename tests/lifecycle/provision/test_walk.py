@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from provision_kit import Killed, Programs, bare, node_of, snapshot
 
-from lifecycle.errors import LifecycleError, UsageError
+from lifecycle.errors import LifecycleError, NodeUsageError
 from lifecycle.provision.plan import STEPS, choose
-from lifecycle.provision.record import Record
-from lifecycle.provision.step import Node, Step, StepError
+from lifecycle.provision.record import StepsRecord
+from lifecycle.provision.step import ProvisionedNode, Step, StepError
 from lifecycle.provision.walk import Ending, walk
 
 _SITE = {
@@ -74,13 +74,13 @@ class _Claims(Step):
         self.applied = 0
         self.dies = False
 
-    def goal(self, node: Node) -> str:
+    def goal(self, node: ProvisionedNode) -> str:
         return "claimed"
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         return self.applied > 0
 
-    def apply(self, node: Node) -> None:
+    def apply(self, node: ProvisionedNode) -> None:
         self.applied += 1
         if self.dies:
             raise Killed
@@ -102,7 +102,7 @@ class _Broken(_Claims):
 
     name = "broken"
 
-    def is_done(self, node: Node) -> bool:
+    def is_done(self, node: ProvisionedNode) -> bool:
         return False
 
 
@@ -110,14 +110,14 @@ def test_a_step_that_does_not_verify_fails_by_name_and_stops_the_walk(tmp_path: 
     outcomes = walk([_Broken(), _Claims()], node_of(bare(tmp_path)))
     assert [outcome.ending for outcome in outcomes] == [Ending.FAILED]
     assert outcomes[0].step == "broken" and "still not so" in outcomes[0].reason
-    assert Record(tmp_path / "var/lib/holdfast/provision.json").interrupted("broken")
+    assert StepsRecord(tmp_path / "var/lib/holdfast/provision.json").interrupted("broken")
 
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     node = node_of(bare(tmp_path))
 
     class Nested(_Claims):
-        def apply(self, node: Node) -> None:
+        def apply(self, node: ProvisionedNode) -> None:
             with pytest.raises(LifecycleError, match="provisions this node right now"):
                 walk([_Claims()], node)
             self.applied = 1
@@ -129,16 +129,16 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
 def test_a_torn_record_counts_as_none(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "record.json"
     path.write_text(torn)
-    record = Record(path)
+    record = StepsRecord(path)
     assert not record.interrupted("limits")
     record.begin("limits")
-    assert Record(path).interrupted("limits")
+    assert StepsRecord(path).interrupted("limits")
 
 
 def test_unknown_steps_are_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UsageError, match=r"--only: got 'limit'; did you mean limits\?"):
+    with pytest.raises(NodeUsageError, match=r"--only: got 'limit'; did you mean limits\?"):
         choose(["limit"])
-    with pytest.raises(UsageError, match=r"--skip: got 'qqqq'; expected one of packages, "):
+    with pytest.raises(NodeUsageError, match=r"--skip: got 'qqqq'; expected one of packages, "):
         choose((), ["qqqq"])
 
 
@@ -189,6 +189,6 @@ def test_a_system_without_dpkg_is_named(tmp_path: Path) -> None:
     bare(tmp_path)
     (tmp_path / "etc/os-release").write_text('PRETTY_NAME="Amazon Linux 2023"\n')
     node = node_of(tmp_path)
-    other = Node(root=node.root, site=node.site, run=none, fetch=node.fetch)
+    other = ProvisionedNode(root=node.root, site=node.site, run=none, fetch=node.fetch)
     with pytest.raises(StepError, match="Amazon Linux 2023"):
         choose(["packages"])[0].is_done(other)
