@@ -39,7 +39,6 @@ from ckpt.redundancy.sets import most_in_one_domain
 from ckpt.tiers.open import lower_tiers
 
 _PARENT_POLL_S = 1.0
-_BOARD_POLL_S = 1.0
 _MEMORY_POLL_S = 1.0
 _WORKERS_POLL_S = 0.05
 
@@ -127,7 +126,7 @@ class Agent:
                 file.unlink(missing_ok=True)
         await self._listener.listen()
         log.info("node %s listens on %s", self._place.node, self._place.socket_path)
-        follow = (self._follow_peers(), self._follow_plan(), self._follow_board(), self._follow_memory())
+        follow = (self._follow_peers(), self._follow_plan(), self._follow_memory())
         tasks = [asyncio.ensure_future(coroutine) for coroutine in follow]
         if not forked:
             tasks.append(asyncio.ensure_future(self._follow_parent()))
@@ -181,18 +180,6 @@ class Agent:
             await asyncio.sleep(_PARENT_POLL_S)
         log.warning("the process that started this agent has ended: leaving")
         self._ended.set()
-
-    async def _follow_board(self) -> None:
-        """Polled: a worker that closes its Checkpointer while its agent is lost can tell nobody.
-
-        Of one that is connected the farewell counts, which comes after all that it has handed in.
-        """
-        while True:
-            connected = {client.local_rank for client in self._listener.clients if client.role == "trainer"}
-            for local_rank in set(range(self._place.ranks_per_node)) - connected:
-                if session := self._board.closed(local_rank):
-                    self._saves.closed_unheard(local_rank, session)
-            await asyncio.sleep(_BOARD_POLL_S)
 
     async def _follow_memory(self) -> None:
         """Makes the memory directory again where somebody has removed it; workers and the runner find it by its name.
@@ -250,10 +237,8 @@ class Agent:
     async def _serve_worker(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
         match message.get("op"):
             case "plan":
-                self._saves.opened(client)
                 return await self._loading.plan_for_worker()
             case "rejoin":
-                self._saves.opened(client)
                 return await self._rejoin.for_worker(int(message["generation"]))
             case "foreseen":
                 return await self._ahead.for_worker()
@@ -278,7 +263,6 @@ class Agent:
                 await self._saves.flush()
             case "bye":
                 self._finished += 1
-                self._saves.closed(client)
                 log.info("local rank %d has finished", client.local_rank)
             case op:
                 raise AgentError(f"unknown request {op!r:.40} of a worker")

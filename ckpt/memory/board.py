@@ -35,7 +35,7 @@ _SIZE_BYTES = _HEADER_BYTES + ROWS * _ROW_BYTES
 _MAGIC = int.from_bytes(b"HOLDFAST", "little")
 _VERSION = 1
 _MAGIC_AT, _VERSION_AT, _GATE_AT, _STOP_AT, _ATTEMPT_AT = range(5)  # words of the header
-_RANK, _ATTEMPT, _BOUNDARY, _STEP, _TIME, _PID, _LEFT, _CLOSED = range(8)  # words of a row
+_RANK, _ATTEMPT, _BOUNDARY, _STEP, _TIME, _PID, _LEFT = range(7)  # words of a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,15 +172,6 @@ class Board:
     def leave(self, local_rank: int) -> None:
         """A worker's word that it passes no further boundaries."""
         self._words[_at(local_rank) + _LEFT] = 1
-
-    def set_closed(self, local_rank: int, attempt: int, session: int) -> None:
-        """A worker's word that it has closed its Checkpointer, its `session`-th: for agents that did not hear it."""
-        if 0 <= local_rank < ROWS and attempt == self.attempt:
-            self._words[_at(local_rank) + _CLOSED] = session
-
-    def closed(self, local_rank: int) -> int:
-        """Which of its Checkpointers a worker of this attempt has closed last; 0 for none."""
-        return self._words[_at(local_rank) + _CLOSED] if local_rank < ROWS else 0
 
     def set_gate(self, boundary: int) -> None:
         """Makes workers wait at every boundary from this one on. Call `boundary()` after this, not before."""

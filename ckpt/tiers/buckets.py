@@ -1,6 +1,6 @@
 """A URL of a bucket, and the bucket itself: S3 by boto3, Google Cloud Storage and Azure Blob Storage by obstore.
 
-docs/adr/object-stores.md has the figures by which S3 stays with boto3.
+docs/adr/0008-s3-stays-with-boto3.md has the figures by which S3 stays with boto3.
 """
 
 from __future__ import annotations

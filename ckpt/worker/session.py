@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ckpt.agent.rpc.client import AgentClient
@@ -19,7 +17,6 @@ from ckpt.errors import AgentError, CheckpointError, CopyError
 from ckpt.format.layout import Layout
 from ckpt.format.shard_record import SaveId
 from ckpt.memory.arena import Arena, Slot
-from ckpt.memory.board import Board
 from ckpt.native.memcpy import threads_per_rank
 from ckpt.worker.journal import rate
 from ckpt.worker.load.shard_reader import SavedStep
@@ -30,8 +27,6 @@ GROW_THREAD, MAP_THREAD = "ckpt-grow", "ckpt-map"
 _REMEMBER = 64  # steps
 _FOLLOW_S = 1.0  # between looks for events that came beside the answer to a request
 _REJOIN_POLL_S = 0.05  # between looks for an agent in the place of the lost one
-
-_opened: Counter[tuple[Path, int]] = Counter()  # sessions of this process, by the agent's socket and local rank
 
 Stage = Callable[[Slot], tuple[Layout, Copies | None]]  # the copies that still run when it returns
 
@@ -84,15 +79,12 @@ class Session:
         self._lock = threading.RLock()  # around what the agent's events change
         self._arena = Arena(place.ram_dir, identity.local_rank, config.slots)
         threading.Thread(target=self._arena.map_ahead, name=MAP_THREAD, daemon=True).start()  # while the agents plan
-        opened = place.socket_path, identity.local_rank
-        self._number = _opened[opened] + 1  # the same on all ranks, as they make the same calls
         self._agent = self._connect(deadlines.connect_s)
         if wants is not None:
             self._look_ahead(wants)
         reply = self._agent.request("plan", timeout_s=deadlines.plan_s)
         self.plan = AgreedStep(step=reply["step"], tier=reply["tier"], world_size=reply["world_size"])
         self._generation = int(reply["generation"])
-        _opened[opened] = self._number
         for skipped in reply.get("skipped", []):
             log.warning("rank %d: step %s passed over: %s", identity.rank, skipped["step"], skipped["reason"])
         self._arena.adopt(_save_in(reply, place), pinned=reply["pinned"])
@@ -145,9 +137,7 @@ class Session:
 
     def _connect(self, timeout_s: float) -> AgentClient:
         path, who = self._place.socket_path, self._identity
-        return AgentClient.connect(
-            path, rank=who.rank, local_rank=who.local_rank, session=self._number, timeout_s=timeout_s
-        )
+        return AgentClient.connect(path, rank=who.rank, local_rank=who.local_rank, timeout_s=timeout_s)
 
     def prepare(self, nbytes: int) -> None:
         """Makes memory ready for saves of this size, in the background: the first touch is many times slower."""
@@ -256,27 +246,18 @@ class Session:
             self._lose(error)
 
     def close(self, *, flush: bool) -> None:
-        """Says goodbye, so that nobody waits for this rank; copies that still run have a moment to end.
+        """Disconnects from the agent; copies that still run have a moment to end.
 
         Args:
-            flush: wait then for the saves in flight; what lacks the shard of a rank that has said goodbye is dropped.
+            flush: wait for the saves in flight, within the deadline.
         """
         self._settle(self._deadlines.flush_s if flush else self._deadlines.slot_s)
-        self._leave_word()
         self._send("bye")
         if flush:
             self._await_outcomes()
         with self._lock:
             self._closed.set()
             self._agent.close()
-
-    def _leave_word(self) -> None:
-        """For agents that do not hear our farewell: those that will take the place of the ones we have, or had."""
-        with (
-            contextlib.suppress(CheckpointError, OSError),
-            contextlib.closing(Board.open(self._place.ram_dir)) as board,
-        ):
-            board.set_closed(self._identity.local_rank, self._place.attempt, self._number)
 
     def _follow(self) -> None:
         """Hears what becomes of saves as it happens, in a thread of its own: the next save may be far away.

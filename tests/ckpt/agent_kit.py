@@ -189,9 +189,8 @@ class Link:
 class Worker(Link):
     """A training process as the agent sees it."""
 
-    def __init__(self, place: Place, local_rank: int, session: int = 1) -> None:
+    def __init__(self, place: Place, local_rank: int) -> None:
         super().__init__()
-        self.session = session
         self.place = place
         self.local_rank = local_rank
         self.rank = place.node_rank * place.ranks_per_node + local_rank
@@ -202,7 +201,6 @@ class Worker(Link):
             {
                 "role": "trainer",
                 "local_rank": self.local_rank,
-                "session": self.session,
                 "rank": self.rank,
                 "pid": os.getpid(),
             },

@@ -13,16 +13,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
-from agent_kit import NAMESPACE, RUN_ID, content, lose
+from agent_kit import content, lose
 from mpi_kit import WAIT_S, AgentProcesses
-from trainer_kit import checkpointer
 from waiting import until
 
 from ckpt.agent.process.launch import command
 from ckpt.agent.rpc.client import AgentClient, Monitor
-from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
 
 
@@ -218,34 +215,6 @@ def test_an_agent_killed_in_the_middle_of_a_rebuild_leaves_what_the_next_attempt
             assert all("no rebuild from the parity of a, b, c, d" in skipped["reason"] for skipped in plan["skipped"])
         assert [agents.read(1, rank) for rank in range(4)] == [content(rank, plan["step"], nbytes) for rank in range(4)]
         agents.save(30, 0, nbytes)
-
-
-def test_in_an_mpi_world_agents_that_take_the_place_of_lost_ones_wait_for_no_rank_that_has_left_before(root):
-    nodes, state = ["a", "b"], {"x": np.zeros(1000)}
-    with AgentProcesses(root, nodes, 0) as agents:
-        ckpts = [
-            checkpointer(
-                Place(run_id=RUN_ID, attempt=0, node=node, nodes=tuple(nodes), ranks_per_node=1, ram_dir=root / node),
-                CheckpointConfig.from_mapping({"namespace": NAMESPACE}), rank=rank, deadlines=None,
-            )
-            for rank, node in enumerate(nodes)
-        ]  # fmt: skip
-        for ckpt in ckpts:
-            ckpt.save(10, state)
-        for ckpt in ckpts:
-            ckpt._engine.connect().flush()
-        ckpts[1].close()
-    with AgentProcesses(root, nodes, 0, generation=1) as agents:
-        agents.workers[1].close()
-        session = ckpts[0]._engine.connect()
-        until(lambda: session._generation == 1, "the new agents")
-        ckpts[0].save(20, state)
-        while (event := agents.monitors[0].receive(WAIT_S)) is not None and event["event"] != "problem":
-            pass
-        assert event is not None, agents.log()
-        assert (event["what"], event["step"]) == ("save dropped", 20)
-        assert event["detail"].startswith("node b: rank 1 has ended without saving it")
-        ckpts[0].close()
 
 
 def test_it_leaves_when_the_process_that_started_it_has_ended(root):

@@ -40,17 +40,6 @@ def test_the_board_is_private_and_of_fixed_size(tmp_path: Path) -> None:
     assert (status.st_size, status.st_mode & 0o777) == (4096 + 64 * 64, 0o600)
 
 
-def test_word_that_a_worker_has_closed_its_checkpointer_lasts_as_long_as_the_attempt(tmp_path: Path) -> None:
-    agent = Board.create(tmp_path, attempt=3)
-    Board.open(tmp_path).set_closed(1, attempt=3, session=2)
-    Board.open(tmp_path).set_closed(0, attempt=2, session=1)  # late, of the attempt before
-    Board.open(tmp_path).set_closed(64, attempt=3, session=1)  # has no row
-    cadence(Board.open(tmp_path), local_rank=1).close()
-    assert [agent.closed(local_rank) for local_rank in (0, 1, 64)] == [0, 2, 0]
-    Board.create(tmp_path, attempt=4)
-    assert agent.closed(1) == 0
-
-
 @pytest.mark.parametrize("content", [b"short", b"x" * (4096 + 64 * 64)])
 def test_a_file_that_is_no_board_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "board").write_bytes(content)

@@ -187,16 +187,14 @@ class AgentClient:
         self._lock = threading.Lock()  # one reader at a time
 
     @classmethod
-    def connect(
-        cls, socket_path: Path, *, rank: int, local_rank: int, timeout_s: float, session: int = 1
-    ) -> AgentClient:
-        """Connects and says which worker this is, and which of its Checkpointers, counted in the order they open.
+    def connect(cls, socket_path: Path, *, rank: int, local_rank: int, timeout_s: float) -> AgentClient:
+        """Connects and says which worker this is.
 
         Raises:
             AgentError: the agent does not listen within `timeout_s`, or refuses this user.
         """
         connection = _Connection.open(socket_path, timeout_s)
-        hello = {"op": "hello", "role": "trainer", "local_rank": local_rank, "session": session}
+        hello = {"op": "hello", "role": "trainer", "local_rank": local_rank}
         connection.send({**hello, "rank": rank, "pid": os.getpid()})
         return cls(connection, socket_path)
 

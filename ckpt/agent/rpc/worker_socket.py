@@ -29,7 +29,6 @@ class Client:
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.role = ""
         self.local_rank = -1
-        self.session = 0  # of the rank's Checkpointers, which one this is
         self._writer = writer
 
     def send(self, message: dict[str, Any]) -> None:
@@ -156,10 +155,10 @@ class WorkerSocket:
             await self._answer(client, message)
 
     def _hello(self, client: Client, message: dict[str, Any]) -> None:
-        role, local_rank, session = message.get("role"), message.get("local_rank", -1), message.get("session", 1)
-        if role not in ("trainer", "monitor") or type(local_rank) is not int or type(session) is not int:
+        role, local_rank = message.get("role"), message.get("local_rank", -1)
+        if role not in ("trainer", "monitor") or type(local_rank) is not int:
             raise AgentError(f"hello of role {role!r:.40}, expected trainer or monitor")
-        client.role, client.local_rank, client.session = role, local_rank, session
+        client.role, client.local_rank = role, local_rank
         self.used = True
         while role == "monitor" and self._backlog:
             client.send(self._backlog.popleft())

@@ -2,5 +2,4 @@
 
 leader    node rank 0: all sealed, all protected, commit
 node      seals this node's shards, makes its copies, commits or drops them
-departed  ranks that have closed their Checkpointer
 """

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt.agent.context import Context
 from ckpt.agent.flush.node import DrainLead
 from ckpt.agent.rpc.peers import PeerError
-from ckpt.agent.save.departed import Departed, ended_without
 from ckpt.errors import AgentError
 
 log = logging.getLogger(__name__)
@@ -24,7 +23,6 @@ class Gathering:
     """A step that some nodes have sealed."""
 
     step: int
-    session: int  # which of their Checkpointers the ranks save it with
     alarm: asyncio.TimerHandle  # for the nodes that have not sealed it
     since_s: float = field(default_factory=time.monotonic)  # when the first node was given a shard of it
     nodes: dict[int, int] = field(default_factory=dict)  # bytes sealed, by node rank
@@ -54,15 +52,12 @@ class Coordinator:
         self._gathering: dict[int, Gathering] = {}
         self._committed = -1
         self._missed = -1  # up to here a rank has missed saves, as it had no agent
-        self._departed = Departed()
         self._dropped: set[int] = set()
         self._complete = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._peers.handle("sealed", self._on_sealed)
         self._peers.handle("failed", self._on_failed)
         self._peers.handle("missed", self._on_missed)
-        self._peers.handle("opened", self._on_opened)
-        self._peers.handle("closed", self._on_closed)
 
     async def run(self) -> None:
         """Leads saves until cancelled."""
@@ -79,9 +74,9 @@ class Coordinator:
         if step <= self._missed:
             raise AgentError(f"step {step} was missed by a rank that had no agent")
         save = self._gathering.get(step)
-        if is_new := save is None:
+        if save is None:
             alarm = asyncio.get_running_loop().call_later(self._deadlines.seal_s, self._overdue, step)
-            save = self._gathering[step] = Gathering(step=step, session=message["session"], alarm=alarm)
+            save = self._gathering[step] = Gathering(step=step, alarm=alarm)
         save.since_s = min(save.since_s, time.monotonic() - message["elapsed_s"])
         save.nodes[source] = message["nbytes"]
         save.drain |= message["drain"]
@@ -90,8 +85,6 @@ class Coordinator:
             save.members[token] = members
         if self._is_complete(save):
             self._complete.set()
-        elif is_new:
-            self._look_for_departed(save, self._departed.ranks)
 
     async def _on_failed(self, source: int, message: dict[str, Any]) -> None:
         """Answers at once: the drop goes back to the very task that asks."""
@@ -103,22 +96,6 @@ class Coordinator:
         self._missed = max(self._missed, message["step"])
         for step in [step for step in self._gathering if step <= self._missed]:
             self._spawn(self._drop(step, f"node {self._peers.nodes[source]}: a rank had no agent"))
-
-    async def _on_opened(self, source: int, message: dict[str, Any]) -> None:
-        self._departed.back(message["rank"], message["session"])
-
-    async def _on_closed(self, source: int, message: dict[str, Any]) -> None:
-        rank = message["rank"]
-        self._departed.leave(rank, message["session"], message["steps"])
-        for save in list(self._gathering.values()):
-            self._look_for_departed(save, [rank])
-
-    def _look_for_departed(self, save: Gathering, ranks: Iterable[int]) -> None:
-        for rank in ranks:
-            if self._departed.lacks(rank, save.step, save.session):
-                node = self._peers.nodes[self._context.home(rank)]
-                self._spawn(self._drop(save.step, f"node {node}: {ended_without(rank)}"))
-                return
 
     def _is_complete(self, save: Gathering) -> bool:
         """Whether every node that trains has sealed it."""

@@ -18,7 +18,6 @@ from ckpt.agent.protect.parity import Parities
 from ckpt.agent.restore.plan import Placement
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.rpc.worker_socket import Client
-from ckpt.agent.save.departed import Departed, ended_without
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import checksums
 from ckpt.format.layout import Layout
@@ -36,8 +35,6 @@ class Save:
 
     step: int
     since_s: float = field(default_factory=time.monotonic)
-    session: int = 0  # which of their Checkpointers the ranks save it with
-    ranks: set[int] = field(default_factory=set)  # that have handed in their shards, to be sealed
     names: dict[int, str] = field(default_factory=dict)  # of sealed shards, by local rank
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)  # sealing, protecting, and the watch over both
     tokens: Counter[str] = field(default_factory=Counter)  # of groups of replicas: ranks of this node that told it
@@ -74,7 +71,6 @@ class Saves:
         self._is_lost = False  # the other agents are, and the workers know
         self._dropped: deque[int] = deque(maxlen=_REMEMBER)  # a worker may come late with one
         self._missed_step = -1  # up to here a worker of this node has missed saves
-        self._departed = Departed()  # of this node's ranks
         self._changed = asyncio.Condition()
         self._copying = asyncio.Lock()  # a name that is free stays so until its record is there
         self._sealing = [asyncio.Lock() for _ in range(self._place.ranks_per_node)]  # each rank's steps in order
@@ -107,8 +103,6 @@ class Saves:
             client.send({"event": "dropped", "step": step, "reason": reason})
             return
         save = self._begin(step)
-        save.session = max(save.session, client.session)
-        save.ranks.add(rank)
         save.drain |= bool(message.get("drain"))
         members = {str(token): int(size) for token, size in dict(message.get("tokens", {})).items()}
         save.tokens.update(members.keys())
@@ -118,7 +112,6 @@ class Saves:
             world_size=self._place.world_size, layout=layout, blocks=(), drain=save.drain,
         )  # fmt: skip
         self._start(save, self._seal(save, local_rank, f"own-{local_rank}-{slot}", staged))
-        self._look_for_departed(save)
 
     def failed(self, step: int, reason: str) -> None:
         """A worker of this node could not save a step: nobody need wait for it."""
@@ -135,30 +128,6 @@ class Saves:
             await self._peers.call(0, "missed", timeout_s=self._deadlines.answer_s, step=step)
         except PeerError as error:
             self._listener.problem("missed saves not told", str(error), step)
-
-    def opened(self, client: Client) -> None:
-        """A worker has a Checkpointer, be it another one after it closed the first: its saves are to be waited for."""
-        rank = self._rank_of(client)
-        if self._departed.back(rank, client.session):
-            self._peers.spawn(self._tell_of_rank("opened", rank=rank, session=client.session))
-
-    def closed(self, client: Client) -> None:
-        """A worker closes its Checkpointer: what others save without it is waited for by nobody."""
-        self._close(self._rank_of(client), client.session)
-
-    def closed_unheard(self, local_rank: int, session: int) -> None:
-        """A worker that is not connected has left word on the board that it has closed a Checkpointer."""
-        rank = self._context.ranks(self._place.node_rank)[local_rank]
-        if not self._departed.knows(rank, session):
-            self._close(rank, session)
-
-    def _close(self, rank: int, session: int) -> None:
-        if not self._departed.leave(rank, session):
-            return
-        for save in list(self._in_flight.values()):
-            self._look_for_departed(save)
-        steps = [save.step for save in self._in_flight.values() if rank in save.ranks]
-        self._peers.spawn(self._tell_of_rank("closed", rank=rank, session=session, steps=steps))
 
     async def flush(self) -> None:
         """Returns when the workers know what became of this node's saves, or that the other agents are lost."""
@@ -234,19 +203,6 @@ class Saves:
             raise AgentError(f"local rank {client.local_rank}: this node has {len(ranks)}")
         return ranks[client.local_rank]
 
-    def _look_for_departed(self, save: Save) -> None:
-        for rank in self._departed.ranks:
-            if rank not in save.ranks and self._departed.lacks(rank, save.step, save.session):
-                self._start(save, self._give_up(save, ended_without(rank)))
-                return
-
-    async def _tell_of_rank(self, what: str, **fields: Any) -> None:
-        try:
-            await self._peers.call(0, what, timeout_s=self._deadlines.answer_s, **fields)
-        except PeerError as error:
-            if not self._is_lost:
-                self._listener.problem(f"not told that rank {fields['rank']} has {what} its Checkpointer", str(error))
-
     def _begin(self, step: int) -> Save:
         save = self._in_flight.get(step)
         if save is None:
@@ -290,7 +246,7 @@ class Saves:
                     "step": save.step, "nbytes": save.nbytes, "drain": save.drain, "tokens": tokens,
                     "elapsed_s": elapsed_s,
                 }  # fmt: skip
-                await self._peers.call(0, "sealed", timeout_s=self._deadlines.answer_s, session=save.session, **fields)
+                await self._peers.call(0, "sealed", timeout_s=self._deadlines.answer_s, **fields)
         except (CheckpointError, OSError) as error:
             await self._give_up(save, str(error))
 
