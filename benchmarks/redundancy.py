@@ -35,6 +35,7 @@ from rich.table import Table
 from ckpt.agent.context import Context
 from ckpt.agent.process.launch import environment
 from ckpt.agent.protect.rebuild_leader import Rebuilding
+from ckpt.agent.rpc.messages import Between
 from ckpt.agent.rpc.peers import Peers
 from ckpt.agent.rpc.transport import MpiTransport
 from ckpt.agent.rpc.worker_socket import WorkerSocket
@@ -159,6 +160,16 @@ def work(root: Path, ranks: int, nbytes: int, schemes: list[str]) -> None:
     if rank == 0:
         print(json.dumps(seconds), flush=True)
     transport.close()
+
+
+class Here(Between, op="here"):
+    """A node has come to the barrier; `done_s`: what it has measured."""
+
+    done_s: float | None
+
+
+class AskParity(Between, op="parity"):
+    """What parity a node has."""
 
 
 class Together:

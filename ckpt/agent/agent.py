@@ -20,6 +20,7 @@ from ckpt.agent.restore.node import Restore
 from ckpt.agent.restore.prefetch import Ahead
 from ckpt.agent.restore.rejoin import Rejoin, RejoinLead
 from ckpt.agent.restore.serve import Loading
+from ckpt.agent.rpc.messages import OfRunner, OfWorker, check
 from ckpt.agent.rpc.peers import Peers
 from ckpt.agent.rpc.transport import Transport
 from ckpt.agent.rpc.worker_socket import Client, WorkerSocket
@@ -32,7 +33,7 @@ from ckpt.agent.stop import Stop
 from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.config import CheckpointConfig, Place
 from ckpt.epilog.request import leave_request
-from ckpt.errors import AgentError, CheckpointError
+from ckpt.errors import CheckpointError
 from ckpt.memory.board import Board
 from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.sets import most_in_one_domain
@@ -213,8 +214,13 @@ class Agent:
         self._ended.set()
 
     async def _serve(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
-        serve = self._serve_monitor if client.role == "monitor" else self._serve_worker
-        return await serve(client, message)
+        if client.role == "monitor":
+            check(message, OfRunner)
+            await self._serve_monitor(client, message)
+            return None
+        if message.get("op") != "sealed":  # one that is refused fails its save at once: Saves.sealed
+            check(message, OfWorker)
+        return await self._serve_worker(client, message)
 
     async def _serve_monitor(self, client: Client, message: dict[str, Any]) -> None:
         match message.get("op"):
@@ -223,10 +229,8 @@ class Agent:
             case "stop":
                 await self._stop.request()
             case "shutdown":
-                await self._workers_gone(float(message.get("workers_s", 0.0)))
+                await self._workers_gone(message.get("workers_s", 0.0))
                 self._ended.set()
-            case op:
-                raise AgentError(f"unknown request {op!r:.40} of a monitor")
 
     async def _workers_gone(self, timeout_s: float) -> None:
         """Waits until no worker is connected any more."""
@@ -239,33 +243,31 @@ class Agent:
             case "plan":
                 return await self._loading.plan_for_worker()
             case "rejoin":
-                return await self._rejoin.for_worker(int(message["generation"]))
+                return await self._rejoin.for_worker(message["generation"])
             case "foreseen":
                 return await self._ahead.for_worker()
             case "ahead":
-                self._ahead.fetch(int(message["step"]), message["wants"])
+                self._ahead.fetch(message["step"], message["wants"])
             case "open":
-                step, rank, blocks = message.get("step"), int(message["rank"]), message["blocks"]
+                step, rank, blocks = message.get("step"), message["rank"], message["blocks"]
                 return await self._ahead.record(rank, blocks) or await self._loading.open(step, rank, blocks)
             case "choose":
-                return await self._loading.choose(int(message["step"]))
+                return await self._loading.choose(message["step"])
             case "bad":
-                await self._loading.bad(message.get("step"), int(message["rank"]), str(message["path"]))
+                await self._loading.bad(message.get("step"), message["rank"], message["path"])
             case "loaded":
                 self._loading.loaded(client.local_rank)
             case "sealed":
                 self._saves.sealed(client, message)
             case "skipped":
-                self._saves.failed(int(message["step"]), f"rank {message['rank']}: {message['reason']}")
+                self._saves.failed(message["step"], f"rank {message['rank']}: {message['reason']}")
             case "missed":
-                await self._saves.missed(int(message["step"]), int(message["rank"]))
+                await self._saves.missed(message["step"], message["rank"])
             case "flush":
                 await self._saves.flush()
             case "bye":
                 self._finished += 1
                 log.info("local rank %d has finished", client.local_rank)
-            case op:
-                raise AgentError(f"unknown request {op!r:.40} of a worker")
         return None
 
 

@@ -91,7 +91,7 @@ REFUSED = layout(5000).to_json() | {"chunks": [["x", "uint8", [5000], [], [5000]
     [
         ({"op": "skipped", "reason": "no slot in time"}, "rank 3: no slot in time"),
         ({"op": "sealed", "slot": 0, "layout": REFUSED}, "the shard of rank 3 was refused: layout: bad chunk"),
-        ({"op": "sealed", "slot": 0}, "the shard of rank 3 was refused: 'layout'"),
+        ({"op": "sealed", "slot": 0}, "the shard of rank 3 was refused: malformed 'sealed': layout is missing"),
         ({"op": "sealed", "slot": 9, "layout": layout(1).to_json()}, "refused: sealed: slot 9 of rank 3 is not"),
     ],
 )

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from ckpt.agent.rpc.framing import decode
+from ckpt.agent.rpc.messages import Between, ToLeader, ToNode, check
 from ckpt.agent.rpc.transport import Transfer, Transport, TransportError
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.atomic_files import dump_json
@@ -221,6 +222,7 @@ class Peers:
         if handler is None:
             return {"error": "unknown call"}
         try:
+            check(message, ToNode, Between, ToLeader)
             return await handler(source, message) or {}
         except (CheckpointError, OSError) as error:
             return {"error": str(error)}

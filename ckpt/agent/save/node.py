@@ -16,6 +16,7 @@ from typing import Any
 from ckpt.agent.context import Context
 from ckpt.agent.protect.parity import Parities
 from ckpt.agent.restore.plan import Placement
+from ckpt.agent.rpc.messages import OfWorker, check
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.rpc.worker_socket import Client
 from ckpt.errors import AgentError, CheckpointError
@@ -92,8 +93,8 @@ class Saves:
             raise
 
     def _take(self, client: Client, message: dict[str, Any]) -> None:
-        local_rank = client.local_rank
-        step, slot, rank = (_whole(message, key) for key in ("step", "slot", "rank"))
+        check(message, OfWorker)
+        local_rank, step, slot, rank = client.local_rank, message["step"], message["slot"], message["rank"]
         layout = Layout.from_json(message["layout"])
         if slot >= self._slots or rank != self._rank_of(client):
             raise AgentError(f"sealed: slot {slot} of rank {rank} is not one of local rank {local_rank}")
@@ -346,10 +347,3 @@ def _cancel(save: Save) -> list[asyncio.Task[Any]]:
     for task in tasks:
         task.cancel()
     return tasks
-
-
-def _whole(message: dict[str, Any], key: str) -> int:
-    value = message.get(key)
-    if type(value) is not int or value < 0:
-        raise AgentError(f"{message.get('op')}: {key} is {value!r:.40}, expected a whole number")
-    return value

@@ -1,0 +1,87 @@
+"""Every message is in one catalogue, and what is not, or is malformed, is refused there."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_kit import World, config, run
+
+from ckpt.agent.rpc.messages import Between, OfRunner, OfWorker, ToLeader, ToNode, catalogue, check
+from ckpt.agent.timeouts import AgentDeadlines
+from ckpt.errors import AgentError
+from ckpt.worker.timeouts import WorkerDeadlines
+
+CKPT = Path(__file__).parents[2] / "ckpt"
+
+
+def names(sender: str, receiver: str) -> set[str]:
+    return {op for one, other, op in catalogue() if (one, other) == (sender, receiver)}
+
+
+def sent(pattern: str, *folders: str) -> set[str]:
+    """The names that a call is made with, by the text of some files."""
+    texts = [path.read_text() for folder in folders for path in (CKPT / folder).rglob("*.py")]
+    return {name for text in texts for name in re.findall(pattern, text)}
+
+
+def test_every_request_that_agents_serve_for_each_other_is_in_the_catalogue(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with World(tmp_path, ["a"], 0, config(nvme={"path": str(tmp_path / "nvme")})) as world:
+            served = set(world.agents[0]._peers._handlers)
+        expected = names("node", "leader") | names("leader", "node") | names("node", "node")
+        rejoin = {"rejoin_verify", "rejoin_protect", "rejoined"}
+        assert served | rejoin == expected
+
+    run(test)
+
+
+@pytest.mark.parametrize(("function", "way"), [("_serve_worker", OfWorker), ("_serve_monitor", OfRunner)])
+def test_every_request_of_workers_and_runners_is_in_the_catalogue(function: str, way: Any) -> None:
+    tree = ast.parse((CKPT / "agent" / "agent.py").read_text())
+    (found,) = (node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef) and node.name == function)
+    served = {case.value.value for case in ast.walk(found) if isinstance(case, ast.MatchValue)}  # type: ignore[attr-defined]
+    assert served == names(way.sender, "agent")
+
+
+def test_every_event_is_in_the_catalogue() -> None:
+    assert sent(r"to_(?:trainers|workers)\(\s*\"(\w+)\"", "agent") == names("agent", "worker")
+    to_runner = sent(r"to_monitors\(\s*\"(\w+)\"", "agent") | {"pong"}
+    assert to_runner == names("agent", "runner")
+
+
+def test_every_deadline_is_one_that_a_process_has() -> None:
+    known = {field.name for each in (AgentDeadlines, WorkerDeadlines) for field in dataclasses.fields(each)}
+    assert {kind.deadline for kind in catalogue().values() if kind.deadline} <= known
+    assert all(kind.__doc__ for kind in catalogue().values())
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"op": "nonsense"}, "unknown request 'nonsense' of a worker"),
+        ({"op": ["plan"]}, "unknown request"),
+        ({}, "unknown request None"),
+        ({"op": "stop"}, "unknown request 'stop' of a worker"),
+        ({"op": "open", "blocks": None}, "malformed 'open': rank is missing"),
+        ({"op": "open", "rank": True, "blocks": None}, "rank is True, expected a whole number"),
+        ({"op": "open", "rank": -1, "blocks": None}, "rank is -1, expected a whole number"),
+        ({"op": "open", "rank": 0, "blocks": "all"}, "blocks is 'all', expected a list or null"),
+        ({"op": "skipped", "step": 1, "rank": 0, "reason": None}, "reason is None, expected a string"),
+    ],
+)
+def test_an_unknown_or_malformed_request_is_refused_with_the_reason(message: dict[str, Any], reason: str) -> None:
+    with pytest.raises(AgentError, match=re.escape(reason)):
+        check(message, OfWorker)
+
+
+def test_a_request_may_be_known_on_any_of_some_ways() -> None:
+    check({"op": "unused"}, ToNode, Between, ToLeader)
+    check({"op": "open", "rank": 3, "blocks": [1, 2], "step": 0}, OfWorker)
+    check({"op": "shutdown", "workers_s": 1}, OfRunner)
+    with pytest.raises(AgentError, match="malformed 'shutdown': workers_s is '1', expected a number"):
+        check({"op": "shutdown", "workers_s": "1"}, OfRunner)
