@@ -26,7 +26,7 @@
 #   make demo TORCH=torch==2.9.1                  another version
 
 .DELETE_ON_ERROR:
-.PHONY: release demo test test-faults test-oldest test-debian13 provision-test chaos lint lock bench bench-faults docs man clean simulate
+.PHONY: check release demo test test-faults test-oldest test-debian13 provision-test chaos lint lock bench bench-faults docs man clean simulate
 SHELL := /bin/bash
 
 # A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
@@ -46,6 +46,11 @@ AZURITE := azurite@3.35.0   # Microsoft's emulator of Azure Blob Storage
 demo: $(VENV)/.installed
 	@$(BIN)/python examples/gpt_stdlib/demo.py
 
+# What starts no process, each test within a limit of its own.
+check: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest -q -m 'not processes and not slurm and not faults and not provision' --no-processes \
+		--timeout 10 $(PYTEST_FLAGS)
+
 test: $(VENV)/.installed-dev
 	@tests/install_slurm.sh
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'not faults and not provision' $(PYTEST_FLAGS)
@@ -58,7 +63,12 @@ N ?= 100000
 simulate: $(VENV)/.installed-dev
 	@PYTHONPATH=tests $(BIN)/python -m simulation $(N) --seed $(or $(SEED),0)
 
-provision-test: $(VENV)/.installed-dev
+provision-# What starts no process, each test within a limit of its own.
+check: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest -q -m 'not processes and not slurm and not faults and not provision' --no-processes \
+		--timeout 10 $(PYTEST_FLAGS)
+
+test: $(VENV)/.installed-dev
 	@command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap
 	@$(BIN)/python -m pytest -m provision $(PYTEST_FLAGS) tests/lifecycle/root
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +20,8 @@ from slurm.command import CommandError
 from slurm.testbed import TestbedError, TestCluster
 
 NODES = 4
+_TESTS = Path(__file__).parent
+_STARTS = re.compile(r"\bsubprocess\b|multiprocessing|Popen|os\.fork\(|posix_spawn")
 _PREFIX = "pytest-"
 _NO_SLURM = "no real Slurm: "
 _LONGEST_FAILURE = 4000  # characters
@@ -45,7 +51,37 @@ def _log_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-processes", action="store_true", help="a test that starts a process fails")
     parser.addoption("--rerun-slurm", action="store_true", help="try a test marked slurm once more when it fails")
+
+
+def _starts_processes(module: Any, seen: set[str]) -> bool:
+    """Whether a module's text, or that of a kit it uses, has a word that starts processes."""
+    path = getattr(module, "__file__", None)
+    if path is None or not Path(path).is_relative_to(_TESTS) or module.__name__ in seen:
+        return False
+    seen.add(module.__name__)
+    if _STARTS.search(Path(path).read_text()):
+        return True
+    homes = {getattr(value, "__module__", None) or getattr(value, "__name__", "") for value in vars(module).values()}
+    return any(_starts_processes(sys.modules[home], seen) for home in homes if home in sys.modules)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_itemcollected(item: pytest.Item) -> None:
+    module = getattr(item, "module", None)
+    if _starts_processes(module, set()):
+        item.add_marker(pytest.mark.processes)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.getoption("--no-processes"):
+        sys.addaudithook(_refuse_processes)
+
+
+def _refuse_processes(event: str, args: tuple[object, ...]) -> None:
+    if event in ("os.fork", "os.posix_spawn", "os.system", "subprocess.Popen"):
+        raise AssertionError(f"{event}: this test starts a process, which `make check` runs none of: {args!r:.200}")
 
 
 @pytest.hookimpl(trylast=True)  # after -m has chosen: what is counted as skipped was asked for
