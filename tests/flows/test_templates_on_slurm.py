@@ -44,6 +44,23 @@ heat.main()
 """
 
 
+# Trains until it has grown to three nodes, and for three steps more.
+GROWING = """
+import os, time
+from holdfast import Checkpointer
+state = {"weights": 1.0}
+with Checkpointer.from_env() as ckpt:
+    first = step = ckpt.load(state)
+    while os.environ["WORLD_SIZE"] != "3" or step < first + 3:
+        time.sleep(0.1)
+        step += 1
+        if ckpt.should_save(step):
+            ckpt.save(step, state)
+        if ckpt.should_stop(step):
+            break
+"""
+
+
 @pytest.fixture
 def folder(slurm_cluster: Any) -> Path:
     """A user's folder with the templates copied into it."""
@@ -107,6 +124,25 @@ def test_each_template_runs_to_its_end(slurm_cluster: Any, folder: Path) -> None
     if shutil.which("nvidia-smi") is None:
         code, said = ended(slurm_cluster, nccl, folder)
         assert code == "69:0" and said.count("SKIPPED: no NVIDIA GPU on n") == 2, said
+
+
+@pytest.mark.faults
+def test_the_elastic_template_grows_by_boosters(slurm_cluster: Any, folder: Path) -> None:
+    script = folder / "elastic.sbatch"
+    edits = {"MAX_NODES=8": "MAX_NODES=3", "STEP=2": "STEP=1", "  step: $STEP": "  step: $STEP\n  scaling_timeout_s: 1"}
+    text = script.read_text()
+    for line, instead in edits.items():
+        assert line in text
+        text = text.replace(line, instead)
+    script.write_text(text)
+    (folder / "train.py").write_text(GROWING)
+    job_id = sbatch(slurm_cluster, folder, "--nodes=2", "--partition=base", "elastic.sbatch")
+    code, said = ended(slurm_cluster, job_id, folder, timeout_s=200)
+    assert code == "0:0", said
+    starts = [json.loads(line) for line in _events(folder, job_id) if '"attempt_start"' in line]
+    assert [len(starts[at]["nodes"]) for at in (0, -1)] == [1, 3], said
+    queue = slurm_cluster.run_as_user(["squeue", "--noheader", "--partition=boost", "--states=PD,R"]).stdout
+    assert queue == "", "boosters end with the job"
 
 
 @pytest.mark.faults

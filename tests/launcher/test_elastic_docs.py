@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import Checkpointer
 from launcher.boosters import require_booster
 from launcher.cli import main
 from launcher.jobfile import load_job
@@ -35,6 +36,13 @@ def test_a_job_file_can_be_loaded_and_grows(page: Path, tmp_path: Path) -> None:
     spec = load_job(tmp_path / "job.yaml")
     require_booster(spec)
     assert (spec.booster_nodes, spec.most_boosters) == {ADMIN: (2, 4), GUIDE: (2, 2)}[page]
+
+
+def test_the_script_calls_what_there_is() -> None:
+    (text,) = blocks(GUIDE, "python")
+    compile(text, str(GUIDE), "exec")
+    called = re.findall(r"\bckpt\.(\w+)\(", text)
+    assert len(called) >= 4 and [name for name in called if not hasattr(Checkpointer, name)] == []
 
 
 def test_what_holdfast_prints_is_what_it_asks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
