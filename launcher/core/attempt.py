@@ -125,7 +125,7 @@ def on_node_joined(turn: Turn, given: NodeJoined) -> None:
     if given.attempt != attempt.number and attempt.phase in (AttemptPhase.RETURNING, *_AT_WORK):
         reason = f"{given.node}: its workers were ended: no supervisor was heard in time"
         turn.add_fault(Fault(kind=PROCESS_EXIT, node=given.node, reason=reason))
-    elif attempt.phase is AttemptPhase.KILLING and given.attempt == attempt.number:  # the order was lost on its way
+    elif attempt.phase is AttemptPhase.KILLING:  # the order, or its answer, was lost on its way
         turn.do(Send(nodes=(given.node,), order=Order.KILL, attempt=attempt.number))
 
 

@@ -46,6 +46,9 @@ KEPT = {
         ),
         (Fault("runner_killed", at_s=5.03),),
     ),
+    "a runner that has ended its work by itself says so when its supervisor is back": Schedule(
+        Setup(seed=16924, is_local=True), (Fault("supervisor_freezes", after="WorkersEnded", nth=2, lasts_s=30.0),)
+    ),
     "runners that are started again train where the newest step is": Schedule(
         Setup(seed=116138, nodes=1, least=1), (Fault("links_break", at_s=0.001, after="Committed", flag=1),)
     ),
