@@ -118,11 +118,11 @@ def describe(event: Event) -> str:
         case "node_leaving":
             return f"{node} leaves with booster {event.get('allocation')}{because}"
         case "holders_released":
-            return f"{' '.join(event.get('nodes') or ())} hold nothing any more that the job needs"
+            return f"let go: {' '.join(event.get('nodes') or ())}; the job needs nothing any more that is held there"
         case "stop_requested":
             return f"stop requested{because}"
         case "stop_agreed":
-            return f"all ranks agreed to stop at boundary {event.get('boundary', '?')}"
+            return "all ranks agreed to stop at one step boundary"
         case "agents_lost":
             return (
                 f"checkpoint agents lost{f' on {node}' if node else ''}, nothing is saved until they are back{because}"
