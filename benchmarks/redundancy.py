@@ -39,9 +39,9 @@ from ckpt.agent.rpc.messages import Between
 from ckpt.agent.rpc.peers import Peers
 from ckpt.agent.rpc.transport import MpiTransport
 from ckpt.agent.rpc.worker_socket import WorkerSocket
-from ckpt.agent.save.node import Saves
-from ckpt.agent.shards.memory_store import Holdings
-from ckpt.agent.shards.node_disk import Shelf
+from ckpt.agent.save.node import SaveNode
+from ckpt.agent.shards.memory_store import MemoryStore
+from ckpt.agent.shards.node_disk import NodeDisk
 from ckpt.agent.shards.transfer import Exchange
 from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.config import CheckpointConfig, Place
@@ -200,7 +200,7 @@ class Together:
 async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -> Seconds:
     together = Together(peers)
     polling = asyncio.ensure_future(peers.run())
-    holdings = Holdings(place.ram_dir, place.run_id, "bench")
+    holdings = MemoryStore(place.ram_dir, place.run_id, "bench")
     fill(holdings, place, nbytes)
     seconds: Seconds = defaultdict(list)
 
@@ -216,14 +216,14 @@ async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -
     for name in schemes:
         section = SCHEMES[name]
         config = CheckpointConfig.from_mapping({"namespace": "bench", "redundancy": section})
-        shelf = Shelf({})
+        shelf = NodeDisk({})
         context = Context(
             place=place, config=config, deadlines=AgentDeadlines(), tiers={}, shelf=shelf, holdings=holdings,
             peers=peers,
             exchange=Exchange(peers, holdings, shelf, AgentDeadlines()),
             listener=WorkerSocket(place.socket_path, serve_nobody),
         )  # fmt: skip
-        saves = Saves(context)
+        saves = SaveNode(context)
         peers.handle("parity", inventory_of(saves))
         for _ in range(ROUNDS):
             drop_redundancy(holdings, saves)
@@ -243,7 +243,7 @@ async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -
     return {name: rounds[1:] for name, rounds in seconds.items()}
 
 
-def inventory_of(saves: Saves) -> Any:
+def inventory_of(saves: SaveNode) -> Any:
     async def answer(source: int, message: dict[str, Any]) -> dict[str, Any]:
         return {"parity": saves.parities.inventory(lambda save: False)}
 
@@ -254,7 +254,7 @@ async def serve_nobody(*_: Any) -> None:
     return None
 
 
-def fill(holdings: Holdings, place: Place, nbytes: int) -> None:
+def fill(holdings: MemoryStore, place: Place, nbytes: int) -> None:
     data = holdings.room_for("own-0-0", nbytes)(0, nbytes)
     noise = random.Random(place.node_rank).randbytes(1 << 20)
     for start in range(0, nbytes, len(noise)):
@@ -267,7 +267,7 @@ def fill(holdings: Holdings, place: Place, nbytes: int) -> None:
     holdings.publish("own-0-0", record)
 
 
-async def sendrecv(peers: Peers, to: int | None, source: int | None, holdings: Holdings, sink: memoryview) -> None:
+async def sendrecv(peers: Peers, to: int | None, source: int | None, holdings: MemoryStore, sink: memoryview) -> None:
     """MPI alone: Irecv and Isend of the whole shard at once, waited for in a loop that does nothing else."""
     transport = peers._transport
     pending = [transport.receive_range(source, 1, sink)] if source is not None else []
@@ -278,14 +278,14 @@ async def sendrecv(peers: Peers, to: int | None, source: int | None, holdings: H
         pending = [transfer for i, transfer in enumerate(pending) if i not in done]
 
 
-def drop_redundancy(holdings: Holdings, saves: Saves) -> None:
+def drop_redundancy(holdings: MemoryStore, saves: SaveNode) -> None:
     """Its records: the next round writes into memory that is there already, as all saves but the first do."""
     for store in (holdings, saves.parities._holdings):
         for name in [name for name in store.shards() if not name.startswith("own")]:
             store.drop(name)
 
 
-async def rebuild(context: Context, saves: Saves, scheme: str) -> None:
+async def rebuild(context: Context, saves: SaveNode, scheme: str) -> None:
     """As node rank 0 leads it: verify the parity, then make the lost shard again."""
     world = len(context.place.nodes)
     if scheme == "partner":

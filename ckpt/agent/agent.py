@@ -10,24 +10,24 @@ import time
 from typing import Any
 
 from ckpt.agent.context import Context
-from ckpt.agent.flush.lease import Tenure
-from ckpt.agent.flush.node import DrainLead, DrainPart
-from ckpt.agent.process.idle_exit import Parting
+from ckpt.agent.flush.lease import Lease
+from ckpt.agent.flush.node import FlushLeader, FlushNode
+from ckpt.agent.process.idle_exit import IdleExit
 from ckpt.agent.process.launch import PID_FILE
 from ckpt.agent.process.lifetime import MemoryDirectory, leave_within, yield_to_training
-from ckpt.agent.restore.leader import RecoverLead
-from ckpt.agent.restore.node import Restore
-from ckpt.agent.restore.prefetch import Ahead
-from ckpt.agent.restore.rejoin import Rejoin, RejoinLead
+from ckpt.agent.restore.leader import RestoreLeader
+from ckpt.agent.restore.node import RestoreNode
+from ckpt.agent.restore.prefetch import PrefetchNode
+from ckpt.agent.restore.rejoin import RejoinLeader, RejoinNode
 from ckpt.agent.restore.serve import Loading
 from ckpt.agent.rpc.messages import OfRunner, OfWorker, check
 from ckpt.agent.rpc.peers import Peers
 from ckpt.agent.rpc.transport import Transport
 from ckpt.agent.rpc.worker_socket import Client, WorkerSocket
-from ckpt.agent.save.leader import Coordinator
-from ckpt.agent.save.node import Saves
-from ckpt.agent.shards.memory_store import Holdings
-from ckpt.agent.shards.node_disk import Shelf
+from ckpt.agent.save.leader import SaveLeader
+from ckpt.agent.save.node import SaveNode
+from ckpt.agent.shards.memory_store import MemoryStore
+from ckpt.agent.shards.node_disk import NodeDisk
 from ckpt.agent.shards.transfer import Exchange
 from ckpt.agent.stop import Stop
 from ckpt.agent.timeouts import AgentDeadlines
@@ -43,7 +43,7 @@ _PARENT_POLL_S = 1.0
 _MEMORY_POLL_S = 1.0
 _WORKERS_POLL_S = 0.05
 
-Lead = RecoverLead | RejoinLead | Coordinator | Tenure  # of node rank 0
+Lead = RestoreLeader | RejoinLeader | SaveLeader | Lease  # of node rank 0
 
 log = logging.getLogger(__name__)
 
@@ -65,35 +65,35 @@ class Agent:
         self._ended = asyncio.Event()
         self._peers = Peers(transport, place.members)
         self._listener = WorkerSocket(place.socket_path, self._serve)
-        holdings = Holdings(place.ram_dir, place.run_id, config.namespace)
+        holdings = MemoryStore(place.ram_dir, place.run_id, config.namespace)
         tiers = lower_tiers(config, place.node)
-        shelf = self._shelf = Shelf(tiers)
+        shelf = self._shelf = NodeDisk(tiers)
         context = Context(
             place=place, config=config, deadlines=deadlines, holdings=holdings, peers=self._peers,
             listener=self._listener,
             tiers=tiers, shelf=shelf, exchange=Exchange(self._peers, holdings, shelf, deadlines),
         )  # fmt: skip
-        self._saves = Saves(context)
-        self._restore = Restore(context, self._saves)
+        self._saves = SaveNode(context)
+        self._restore = RestoreNode(context, self._saves)
         self._loading = Loading(context, self._restore.plan, self._saves.pinned)
-        self._ahead = Ahead(context, self._restore.plan, self._loading, self._saves.parities)
+        self._ahead = PrefetchNode(context, self._restore.plan, self._loading, self._saves.parities)
         self._board = _board_of(place)
         self._stop = Stop(context, self._board)
-        self._rejoin = Rejoin(context, self._saves, self._stop)
+        self._rejoin = RejoinNode(context, self._saves, self._stop)
         if place.generation:
             self._restore.refuse(
                 "the agents were lost and replaced before this worker had loaded; the next start loads"
             )
-        self._drain = DrainPart(context, self._saves)
-        self._parting = Parting(context)
+        self._drain = FlushNode(context, self._saves)
+        self._parting = IdleExit(context)
         self._leads: list[Lead] = []
-        self._tenure: Tenure | None = None  # node rank 0's, for all
+        self._tenure: Lease | None = None  # node rank 0's, for all
         self._finished = 0  # workers of this node that have taken their leave
         if place.node_rank == 0:
-            self._tenure = Tenure(context)
-            drain = DrainLead(context, self._tenure)
-            first = RejoinLead if place.generation else RecoverLead
-            self._leads += [first(context, self._tenure, drain), Coordinator(context, drain), self._tenure]
+            self._tenure = Lease(context)
+            drain = FlushLeader(context, self._tenure)
+            first = RejoinLeader if place.generation else RestoreLeader
+            self._leads += [first(context, self._tenure, drain), SaveLeader(context, drain), self._tenure]
         if not place.is_holder:
             self._describe_redundancy()
 
@@ -156,7 +156,7 @@ class Agent:
         except Exception as error:
             log.exception("%s failed", type(lead).__name__)
             self._listener.problem(type(lead).__name__, f"{type(error).__name__}: {error}")
-            if isinstance(lead, RejoinLead):
+            if isinstance(lead, RejoinLeader):
                 self._ended.set()
 
     async def _follow_peers(self) -> None:
@@ -235,7 +235,7 @@ class Agent:
     async def _workers_gone(self, timeout_s: float) -> None:
         """Waits until no worker is connected any more."""
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and any(client.role == "trainer" for client in self._listener.clients):
+        while time.monotonic() < deadline and any(client.role == "worker" for client in self._listener.clients):
             await asyncio.sleep(_WORKERS_POLL_S)
 
     async def _serve_worker(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:

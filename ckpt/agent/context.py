@@ -9,8 +9,8 @@ from typing import Any
 from ckpt.agent.restore.plan import Placement
 from ckpt.agent.rpc.peers import Peers
 from ckpt.agent.rpc.worker_socket import WorkerSocket
-from ckpt.agent.shards.memory_store import Holdings
-from ckpt.agent.shards.node_disk import Shelf
+from ckpt.agent.shards.memory_store import MemoryStore
+from ckpt.agent.shards.node_disk import NodeDisk
 from ckpt.agent.shards.transfer import Exchange
 from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.config import CheckpointConfig, Place
@@ -26,8 +26,8 @@ class Context:
     config: CheckpointConfig
     deadlines: AgentDeadlines
     tiers: dict[str, Tier]  # the lower tiers, nearest first
-    shelf: Shelf  # what those of them that are this node's own hold
-    holdings: Holdings
+    shelf: NodeDisk  # what those of them that are this node's own hold
+    holdings: MemoryStore
     exchange: Exchange
     peers: Peers
     listener: WorkerSocket

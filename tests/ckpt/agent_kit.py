@@ -199,7 +199,7 @@ class Worker(Link):
         await self.open(
             self.place.socket_path,
             {
-                "role": "trainer",
+                "role": "worker",
                 "local_rank": self.local_rank,
                 "rank": self.rank,
                 "pid": os.getpid(),

@@ -16,11 +16,11 @@ from typing import Any
 
 from agent_kit import World, config, run
 
-from ckpt.agent.flush.node import DrainLead
+from ckpt.agent.flush.node import FlushLeader
 from ckpt.agent.protect.gather_sum import Sums
 from ckpt.agent.protect.parity import Parities, ParityHoldings
-from ckpt.agent.save.node import Saves
-from ckpt.agent.shards.memory_store import Holdings
+from ckpt.agent.save.node import SaveNode
+from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.agent.shards.transfer import Exchange
 from ckpt.format import atomic_files as files
 from ckpt.format import shard_record as shard
@@ -91,13 +91,13 @@ def named(word: str) -> Callable[..., bool]:
 
 
 STAGES: dict[str, Callable[[], None]] = {
-    "first shard sealed": lambda: before(Holdings, "publish", of_20),
-    "first record written": lambda: after(Holdings, "publish", of_20),
+    "first shard sealed": lambda: before(MemoryStore, "publish", of_20),
+    "first record written": lambda: after(MemoryStore, "publish", of_20),
     "before a copy verifies": lambda: after_fetch("copy"),
-    "before a copy's record": lambda: before(Holdings, "publish", lambda s, n, r: n[:4] == "copy" and of_20(r)),
+    "before a copy's record": lambda: before(MemoryStore, "publish", lambda s, n, r: n[:4] == "copy" and of_20(r)),
     "before a copy's record is renamed": lambda: before(files.os, "replace", named("copy-")),
-    "after a copy's record": lambda: after(Holdings, "publish", lambda s, n, r: n[:4] == "copy" and of_20(r)),
-    "first commit heard": lambda: before(Saves, "_tidy", lambda s: s.newest.step == 20),
+    "after a copy's record": lambda: after(MemoryStore, "publish", lambda s, n, r: n[:4] == "copy" and of_20(r)),
+    "first commit heard": lambda: before(SaveNode, "_tidy", lambda s: s.newest.step == 20),
     "before a node's file": lambda: before(SharedTier, "write_node", lambda t, s, *_: s.step == 20),
     "after a node's file": lambda: after(SharedTier, "write_node", lambda t, s, *_: s.step == 20),
     "before the manifest": lambda: before(SharedTier, "commit", lambda t, s, *_: s.step == 20),
@@ -110,17 +110,17 @@ STAGES: dict[str, Callable[[], None]] = {
     "after a claim is renamed": lambda: after(files.os, "replace", named("owner.json")),
     "before a rebuilt shard verifies": lambda: after_fetch("own"),
     "before a rebuilt shard's record": lambda: before(shard, "durable_write", lambda path, _: "own-" in str(path)),
-    "after a rebuilt shard's record": lambda: after(Holdings, "publish", lambda s, n, r: n[:3] == "own"),
+    "after a rebuilt shard's record": lambda: after(MemoryStore, "publish", lambda s, n, r: n[:3] == "own"),
     "first sum of parity": lambda: after_sums("parity", 1),
     "last sum of parity": lambda: after_sums("parity", 3),
     "before parity's record": lambda: before(ParityHoldings, "publish", of_20),
     "before parity's record is renamed": lambda: before(files.os, "replace", named("parity-")),
     "after parity's record": lambda: after(ParityHoldings, "publish", of_20),
-    "after all parity": lambda: before(DrainLead, "wanted", lambda s, step, _: step == 20),
+    "after all parity": lambda: before(FlushLeader, "wanted", lambda s, step, _: step == 20),
     "first sum of a lost shard": lambda: after_sums("shard", 1),
     "last sum of a lost shard": lambda: after_sums("shard", 2),
     "before parity is made again": lambda: before(Parities, "make"),
-    "before a copy is made again": lambda: before(Holdings, "publish", lambda s, n, r: n[:4] == "copy"),
+    "before a copy is made again": lambda: before(MemoryStore, "publish", lambda s, n, r: n[:4] == "copy"),
 }
 
 

@@ -15,7 +15,7 @@ from agent_kit import Link, World, config, content, layout, run, until
 from ckpt.agent.process.lifetime import MemoryDirectory
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.rpc.worker_socket import WorkerSocket
-from ckpt.agent.shards.memory_store import Holdings
+from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.errors import AgentError, ConfigError, CorruptError
 from ckpt.format.shard_record import read_record
@@ -328,7 +328,7 @@ def test_what_is_no_frame_closes_only_its_own_connection(tmp_path):
         async with World(tmp_path, ["a"], 0, config()) as world:
             for garbage in (b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"\0\0\0\x0c" + b'{"op":"bye"}'):
                 link = Link()
-                await link.open(world.places[0].socket_path, {"role": "trainer", "local_rank": 0})
+                await link.open(world.places[0].socket_path, {"role": "worker", "local_rank": 0})
                 if garbage.endswith(b"}"):  # anything before hello
                     await link.close()
                     link.send = lambda **_: None  # type: ignore[method-assign]
@@ -435,7 +435,7 @@ def test_a_free_name_never_replaces_what_must_stay(tmp_path):
         async with World(tmp_path, ["a"], 0, config()) as world:
             await world.save(10, 0)
             await world.save(20, 1)
-        holdings = Holdings(world.places[0].ram_dir, "run-1", "test")
+        holdings = MemoryStore(world.places[0].ram_dir, "run-1", "test")
         holdings.scan()
         saves = {step: next(r.save for r in holdings.shards().values() if r.save.step == step) for step in (10, 20)}
         assert holdings.free_name("own-0", 2, keep=None) == "own-0-2"
@@ -455,7 +455,7 @@ def test_a_damaged_record_is_no_shard(tmp_path):
         record.write_bytes(record.read_bytes()[:-40])
         with pytest.raises(CorruptError):
             read_record(ram_dir, "own-0-0")
-        holdings = Holdings(ram_dir, "run-1", "test")
+        holdings = MemoryStore(ram_dir, "run-1", "test")
         holdings.scan()
         assert holdings.shards() == {} and not record.exists()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from agent_kit import NAMESPACE, World, run
 
-from ckpt.agent.flush.node import DrainLead
+from ckpt.agent.flush.node import FlushLeader
 from ckpt.config import CheckpointConfig
 from ckpt.memory.board import Board
 from ckpt.tiers.nvme import NvmeTier
@@ -26,9 +26,9 @@ class Clocks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.ahead_s = 1000.0, 1.8e9
         monkeypatch.setattr(time, "time", lambda: self.now_s + self.ahead_s)
-        make = DrainLead.__init__
+        make = FlushLeader.__init__
         monkeypatch.setattr(
-            DrainLead, "__init__", lambda lead, context, tenure: make(lead, context, tenure, lambda: self.now_s)
+            FlushLeader, "__init__", lambda lead, context, tenure: make(lead, context, tenure, lambda: self.now_s)
         )
 
 

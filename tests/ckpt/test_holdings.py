@@ -15,12 +15,12 @@ from agent_kit import NAMESPACE, RUN_ID, World, config, content, layout, run
 from waiting import until
 
 from ckpt.agent.shards import memory_store as holdings
-from ckpt.agent.shards.memory_store import Holdings
+from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.format.checksums import checksums
 from ckpt.format.shard_record import SaveId, ShardRecord
 
 
-def put(held: Holdings, name: str, step: int) -> ShardRecord:
+def put(held: MemoryStore, name: str, step: int) -> ShardRecord:
     """A shard of rank 0, published."""
     data = content(0, step)
     held.room_for(name, len(data))(0, len(data))[:] = data
@@ -33,9 +33,9 @@ def put(held: Holdings, name: str, step: int) -> ShardRecord:
     return record
 
 
-def opened(ram_dir: Path) -> Holdings:
+def opened(ram_dir: Path) -> MemoryStore:
     """As an agent finds them that has just started: nothing is verified."""
-    held = Holdings(ram_dir, RUN_ID, NAMESPACE)
+    held = MemoryStore(ram_dir, RUN_ID, NAMESPACE)
     held.scan()
     return held
 
@@ -45,7 +45,7 @@ def test_a_slot_that_is_saved_into_while_it_is_verified_neither_counts_nor_is_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool
 ) -> None:
     """Be it that the bytes read were the old ones, or old and new mixed."""
-    old = put(Holdings(tmp_path, RUN_ID, NAMESPACE), "own-0-0", 10)
+    old = put(MemoryStore(tmp_path, RUN_ID, NAMESPACE), "own-0-0", 10)
     held = opened(tmp_path)
 
     def overwritten(data: memoryview, blocks: Sequence[str]) -> list[int]:
@@ -60,7 +60,7 @@ def test_a_slot_that_is_saved_into_while_it_is_verified_neither_counts_nor_is_th
 
 def test_of_several_shards_the_one_that_was_verified_comes_first(tmp_path: Path) -> None:
     """It is what others are served; else this node's own before copies."""
-    before = Holdings(tmp_path, RUN_ID, NAMESPACE)
+    before = MemoryStore(tmp_path, RUN_ID, NAMESPACE)
     for name in ("copy-1-0-0", "own-0-0"):
         save = put(before, name, 10).save
     held = opened(tmp_path)
@@ -70,7 +70,7 @@ def test_of_several_shards_the_one_that_was_verified_comes_first(tmp_path: Path)
 
 
 def test_a_slot_whose_file_was_replaced_is_mapped_anew(tmp_path: Path) -> None:
-    held = Holdings(tmp_path, RUN_ID, NAMESPACE)
+    held = MemoryStore(tmp_path, RUN_ID, NAMESPACE)
     record = put(held, "own-0-0", 10)
     (tmp_path / "new").write_bytes(content(0, 20))
     (tmp_path / "new").replace(tmp_path / "own-0-0.data")
@@ -78,7 +78,7 @@ def test_a_slot_whose_file_was_replaced_is_mapped_anew(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_half_made_goes(tmp_path: Path) -> None:
-    put(Holdings(tmp_path, RUN_ID, NAMESPACE), "own-0-0", 10)
+    put(MemoryStore(tmp_path, RUN_ID, NAMESPACE), "own-0-0", 10)
     kept = {path.name for path in tmp_path.iterdir()}
     for name in ("fetch-0-1.data", ".own-0-0.json.1234.tmp"):
         (tmp_path / name).touch()
@@ -93,7 +93,7 @@ def test_room_is_all_there_whatever_the_file_was_before(tmp_path: Path) -> None:
         path.unlink(missing_ok=True)
         path.touch()
         os.truncate(path, before)
-        Holdings(tmp_path, RUN_ID, NAMESPACE).room_for(path.stem, nbytes)
+        MemoryStore(tmp_path, RUN_ID, NAMESPACE).room_for(path.stem, nbytes)
         assert path.stat().st_blocks * 512 >= nbytes
 
 
@@ -101,7 +101,7 @@ def test_memory_that_is_there_is_not_asked_for_again(tmp_path: Path, monkeypatch
     """The kernel would look at each page, at every save."""
     asked, allocate = [], os.posix_fallocate
     monkeypatch.setattr(os, "posix_fallocate", lambda fd, start, n: asked.append(n) or allocate(fd, start, n))
-    held = Holdings(tmp_path, RUN_ID, NAMESPACE)
+    held = MemoryStore(tmp_path, RUN_ID, NAMESPACE)
     for nbytes in (8192, 8192, 4096, 12288):
         held.room_for("copy-1-0-0", nbytes)
     assert asked == [8192, 12288]
@@ -109,7 +109,7 @@ def test_memory_that_is_there_is_not_asked_for_again(tmp_path: Path, monkeypatch
 
 def test_new_memory_is_mapped_before_it_is_written_to(tmp_path: Path) -> None:
     nbytes = 8 << 20
-    room = Holdings(tmp_path, RUN_ID, NAMESPACE).room_for("copy-1-0-0", nbytes)
+    room = MemoryStore(tmp_path, RUN_ID, NAMESPACE).room_for("copy-1-0-0", nbytes)
 
     def mapped_kb() -> int:
         lines = iter(Path("/proc/self/smaps").read_text().splitlines())
@@ -173,7 +173,7 @@ def out_of_descriptors(path: Path) -> Iterator[None]:
 def test_a_shard_whose_bytes_cannot_be_read_now_neither_counts_nor_is_lost(
     ram_dir: Path, caplog: pytest.LogCaptureFixture, hidden: Callable[[Path], AbstractContextManager[None]]
 ) -> None:
-    save = put(Holdings(ram_dir, RUN_ID, NAMESPACE), "own-0-0", 10).save
+    save = put(MemoryStore(ram_dir, RUN_ID, NAMESPACE), "own-0-0", 10).save
     held = opened(ram_dir)
 
     async def test() -> None:
@@ -195,7 +195,7 @@ def test_a_shard_whose_bytes_cannot_be_read_now_neither_counts_nor_is_lost(
 def test_a_shard_whose_record_cannot_be_read_now_neither_counts_nor_is_lost(
     ram_dir: Path, caplog: pytest.LogCaptureFixture, hidden: Callable[[Path], AbstractContextManager[None]]
 ) -> None:
-    held = Holdings(ram_dir, RUN_ID, NAMESPACE)
+    held = MemoryStore(ram_dir, RUN_ID, NAMESPACE)
     save = put(held, "own-0-0", 10).save
     with hidden(ram_dir / "own-0-0.json"):
         for _ in range(2):
@@ -208,7 +208,7 @@ def test_a_shard_whose_record_cannot_be_read_now_neither_counts_nor_is_lost(
 
 
 def test_a_shard_that_could_not_be_read_makes_room_when_a_newer_save_has_committed(ram_dir: Path) -> None:
-    put(Holdings(ram_dir, RUN_ID, NAMESPACE), "own-0-0", 10)
+    put(MemoryStore(ram_dir, RUN_ID, NAMESPACE), "own-0-0", 10)
     with forbidden(ram_dir / "own-0-0.json"):
         held = opened(ram_dir)
         newer = put(held, "own-0-1", 20).save
@@ -219,7 +219,7 @@ def test_a_shard_that_could_not_be_read_makes_room_when_a_newer_save_has_committ
 
 @pytest.mark.parametrize("harm", [os.unlink, lambda path: os.truncate(path, 4999)], ids=["gone", "too short"])
 def test_a_shard_whose_bytes_are_gone_for_good_is_dropped(tmp_path: Path, harm: Callable[[Path], None]) -> None:
-    put(Holdings(tmp_path, RUN_ID, NAMESPACE), "own-0-0", 10)
+    put(MemoryStore(tmp_path, RUN_ID, NAMESPACE), "own-0-0", 10)
     held = opened(tmp_path)
     harm(tmp_path / "own-0-0.data")
     assert not asyncio.run(held.verify("own-0-0"))

@@ -86,9 +86,9 @@ def test_nobody_is_served_before_a_hello_and_nonsense_closes_its_own_connection_
             listener = WorkerSocket(Path(folder) / "agent.sock", serve)
             await listener.listen()
             await say(listener.path, *sent)
-            assert all(client.role in ("trainer", "monitor") for client in served)
+            assert all(client.role in ("worker", "monitor") for client in served)
             reader, writer = await asyncio.open_unix_connection(listener.path)
-            hello = {"op": "hello", "role": "trainer", "local_rank": 0}
+            hello = {"op": "hello", "role": "worker", "local_rank": 0}
             writer.write(encode(hello) + encode({"op": "plan", "id": 1}))
             answer = await reader.readexactly(len(encode({"re": 1, "served": True})))
             assert b'"served"' in answer
@@ -110,7 +110,7 @@ def test_requests_with_wrong_fields_end_no_agent(
         crashes: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: crashes.append(context))
         async with World(root, ["a", "b"], 0, config()) as world:
-            hello = encode({"op": "hello", "role": "trainer", "local_rank": 0})
+            hello = encode({"op": "hello", "role": "worker", "local_rank": 0})
             await say(world.places[0].socket_path, hello, *map(encode, of_workers))
             for message in of_peers:
                 world.fake.transports[1].send(0, encode(message)[4:])

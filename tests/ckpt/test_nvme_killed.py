@@ -18,10 +18,10 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from agent_kit import World, run
 from test_nvme_killed import NODES, checkpoint
-from ckpt.agent.shards.memory_store import Holdings
+from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.tiers.nvme import NvmeTier
 root, attempt, (where, method, count) = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(":")
-owner = {"tier": NvmeTier, "holdings": Holdings, "os": os}[where]
+owner = {"tier": NvmeTier, "holdings": MemoryStore, "os": os}[where]
 real, left, armed = getattr(owner, method), [int(count)], [False]
 def dying(*args, **kwargs):
     if armed[0]:

@@ -10,7 +10,7 @@ import threading
 import pytest
 from agent_kit import FakeTransport, World, config, content, run, until
 
-from ckpt.agent.flush.node import DrainPart
+from ckpt.agent.flush.node import FlushNode
 from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.format.checksums import BLOCK_BYTES
 from ckpt.format.manifest import NAME, read_manifest
@@ -170,7 +170,7 @@ def test_memory_that_has_changed_since_its_seal_reaches_no_tier(tmp_path, monkey
         "shared": config(tmp_path / "shared"),
         "nvme": config(nvme={"path": str(tmp_path / "nvme"), "every_steps": 10}),
     }[tier]
-    drain = DrainPart._on_drain
+    drain = FlushNode._on_drain
 
     async def after_a_flip(self, source, message):
         if message["step"] == 20 and self._context.place.node == "b":
@@ -179,7 +179,7 @@ def test_memory_that_has_changed_since_its_seal_reaches_no_tier(tmp_path, monkey
         return await drain(self, source, message)
 
     async def test():
-        monkeypatch.setattr(DrainPart, "_on_drain", after_a_flip)
+        monkeypatch.setattr(FlushNode, "_on_drain", after_a_flip)
         async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
             for slot, step in enumerate((10, 20)):
                 await world.save(step, slot)

@@ -15,14 +15,14 @@ from waiting import until
 
 from ckpt.agent.shards import growing_buffer as rooms
 from ckpt.agent.shards.growing_buffer import SLICE_BYTES, Room
-from ckpt.agent.shards.memory_store import Holdings
+from ckpt.agent.shards.memory_store import MemoryStore
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
 NBYTES = 3 * SLICE_BYTES + 12345
 
 
 def room_for(path: Path, nbytes: int = NBYTES) -> Room:
-    return Holdings(path, RUN_ID, NAMESPACE).room_for("own-0-0", nbytes)
+    return MemoryStore(path, RUN_ID, NAMESPACE).room_for("own-0-0", nbytes)
 
 
 def taken(path: Path) -> int:

@@ -17,7 +17,7 @@ from crash_kit import Fuse, Trainers, crashes
 from s3_kit import S3Server, counted_reads, s3_server
 from test_killed_anywhere import beyond, restored, run_for
 
-from ckpt.agent.restore.node import Restore
+from ckpt.agent.restore.node import RestoreNode
 from ckpt.format.checksums import BLOCK_BYTES
 from ckpt.format.shard_record import read_record
 from ckpt.tiers.s3 import S3Tier
@@ -134,7 +134,7 @@ def test_it_leaves_room_for_what_workers_load_and_save(
 def test_memory_that_others_have_filled_meanwhile_is_no_reason_not_to_restore(
     tmp_path: Path, bucket: dict[str, Any], memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Restore, "_has_room", lambda *_: True)  # as there was when it looked
+    monkeypatch.setattr(RestoreNode, "_has_room", lambda *_: True)  # as there was when it looked
 
     async def test() -> None:
         data = await saved(tmp_path, bucket, BLOCK_BYTES)

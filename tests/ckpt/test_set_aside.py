@@ -19,7 +19,7 @@ from test_recover import damage, expected
 from test_tenure import CLAIM
 
 from ckpt.agent.protect.gather_sum import Sums
-from ckpt.agent.restore.leader import RecoverLead
+from ckpt.agent.restore.leader import RestoreLeader
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.config import CheckpointConfig
 from ckpt.format.checksums import checksums
@@ -39,15 +39,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @pytest.fixture(autouse=True)
-def ended(monkeypatch: pytest.MonkeyPatch) -> list[RecoverLead]:
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[RestoreLeader]:
     """The leads of restores that have done all they had to."""
-    found, lead = [], RecoverLead.run
+    found, lead = [], RestoreLeader.run
 
-    async def run_to_the_end(self: RecoverLead) -> None:
+    async def run_to_the_end(self: RestoreLeader) -> None:
         await lead(self)
         found.append(self)
 
-    monkeypatch.setattr(RecoverLead, "run", run_to_the_end)
+    monkeypatch.setattr(RestoreLeader, "run", run_to_the_end)
     return found
 
 
@@ -100,7 +100,7 @@ class TestMemory:
 
     @pytest.mark.parametrize("how", ["peer lost", "memory full", "wire"])
     def test_what_may_be_gone_the_next_time_is_not(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: list[RecoverLead], how: str
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: list[RestoreLeader], how: str
     ) -> None:
         """One that a wire has spoilt once is not even passed over."""
         nodes, pull = instead(["a"]), Sums.pull
@@ -235,7 +235,7 @@ class TestTiers:
 
     @pytest.mark.parametrize("how", ["unreadable", "cut off", "wire"])
     def test_a_step_that_could_not_be_read_stays(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: list[RecoverLead], server: S3Server, kind: str,
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: list[RestoreLeader], server: S3Server, kind: str,
         how: str,
     ) -> None:  # fmt: skip
         """One that a wire has spoilt once is read again, and taken."""

@@ -30,7 +30,7 @@ _BEATS_MISSED = 1.2  # by agents that would have outlived the process of their r
 log = logging.getLogger(__name__)
 
 
-class Tenure:
+class Lease:
     """What node rank 0 does for all. Every wait for a tier ends after `answer_s`; a tier that is away bars nobody."""
 
     def __init__(self, context: Context) -> None:

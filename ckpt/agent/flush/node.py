@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ckpt.agent.context import Context
-from ckpt.agent.flush.lease import Tenure
-from ckpt.agent.flush.tier_contents import Stock
+from ckpt.agent.flush.lease import Lease
+from ckpt.agent.flush.tier_contents import TierContents
 from ckpt.agent.rpc.peers import Handler, PeerError
-from ckpt.agent.save.node import Saves
+from ckpt.agent.save.node import SaveNode
 from ckpt.agent.shards.transfer import save_to_json
 from ckpt.agent.storage_calls import in_thread
 from ckpt.errors import AgentError, CheckpointError, CorruptError
@@ -27,10 +27,10 @@ from ckpt.tiers.tier import Tier
 from ckpt.timeouts import within
 
 
-class DrainPart:
+class FlushNode:
     """What each node does: writes the shards of its own ranks, commits and tidies its own disk, frees the slots."""
 
-    def __init__(self, context: Context, saves: Saves) -> None:
+    def __init__(self, context: Context, saves: SaveNode) -> None:
         self._context = context
         self._saves = saves
         self._writing: dict[str, int] = {}  # step, by tier
@@ -108,10 +108,10 @@ class DrainPart:
         return tier
 
 
-class DrainLead:
+class FlushLeader:
     """What node rank 0 does: decides which tiers a save goes to, and leads it there."""
 
-    def __init__(self, context: Context, tenure: Tenure, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, context: Context, tenure: Lease, clock: Callable[[], float] = time.monotonic) -> None:
         self._context = context
         self._tenure = tenure
         self._sections: dict[str, TierSection] = context.config.lower
@@ -136,13 +136,13 @@ class DrainLead:
             self._listener.problem(
                 f"not drained to the {name} tier", f"step {older} is still on its way there", step, failed=name
             )
-            self._listener.to_trainers("passed_over", step=step, tier=name, under_way=older)
+            self._listener.to_workers("passed_over", step=step, tier=name, under_way=older)
             return False
         if due or asked:
             self._set_out(name, step)
         return due or asked
 
-    def resume(self, stock: Stock) -> None:
+    def resume(self, stock: TierContents) -> None:
         """Counts `every_s` on from the newest commit in each tier: a run that often starts again would never be due.
 
         That was told by a clock of the wall, which may jump: no age is taken for less than nothing or more than due.
@@ -152,7 +152,7 @@ class DrainLead:
                 age_s = min(max(time.time() - stock.last_s[name], 0.0), section.every_s)
                 self._last_s[name] = self._clock() - age_s
 
-    def overdue(self, save: SaveId, stock: Stock) -> list[str]:
+    def overdue(self, save: SaveId, stock: TierContents) -> list[str]:
         """The tiers that a restored save goes to: one that was due there was lost with the agents on its way.
 
         Args:
@@ -174,7 +174,7 @@ class DrainLead:
                 names.append(name)
         return names
 
-    def _is_late(self, name: str, section: TierSection, stock: Stock) -> bool:
+    def _is_late(self, name: str, section: TierSection, stock: TierContents) -> bool:
         """By seconds; where nothing was ever committed it is."""
         if section.every_s is None:
             return False

@@ -19,7 +19,7 @@ from ckpt.timeouts import within
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stock:
+class TierContents:
     """The committed saves of the lower tiers.
 
     Attributes:
@@ -33,7 +33,7 @@ class Stock:
     unreadable: tuple[str, ...]
 
 
-async def take_stock(context: Context, inventories: Sequence[dict[str, Any]], timeout_s: float) -> Stock:
+async def read_tier_contents(context: Context, inventories: Sequence[dict[str, Any]], timeout_s: float) -> TierContents:
     """Asks the tiers that all nodes see, all at once; of the nodes' own disks the inventories tell.
 
     Args:
@@ -50,7 +50,9 @@ async def take_stock(context: Context, inventories: Sequence[dict[str, Any]], ti
     read |= {name: (local, min(of_nodes)) for name, tier in context.tiers.items() if tier.node_local}
     held = {name: saves for name, (saves, _) in read.items()}
     last_s = {name: last_s for name, (_, last_s) in read.items() if last_s}
-    return Stock(held=held, last_s=last_s, unreadable=tuple(answer for answer in answers if isinstance(answer, str)))
+    return TierContents(
+        held=held, last_s=last_s, unreadable=tuple(answer for answer in answers if isinstance(answer, str))
+    )
 
 
 def whole_in_place(shards: Sequence[Sequence[Sequence[Any]]], place: Place) -> list[SaveId]:

@@ -19,7 +19,7 @@ _POLL_S = 0.2
 log = logging.getLogger(__name__)
 
 
-class Parting:
+class IdleExit:
     """Each node's part; the agent of node rank 0 also knows who is done."""
 
     def __init__(self, context: Context) -> None:

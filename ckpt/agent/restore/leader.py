@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any
 
 from ckpt.agent.context import Context
-from ckpt.agent.flush.lease import Tenure
-from ckpt.agent.flush.node import DrainLead
-from ckpt.agent.flush.tier_contents import Stock, take_stock
+from ckpt.agent.flush.lease import Lease
+from ckpt.agent.flush.node import FlushLeader
+from ckpt.agent.flush.tier_contents import TierContents, read_tier_contents
 from ckpt.agent.protect.rebuild_leader import Rebuilding
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.rpc.peers import PeerError
@@ -45,14 +45,14 @@ class Held:
     holders: dict[int, list[int]] = field(default_factory=dict)  # the nodes by rank, best first
 
 
-class RecoverLead:
+class RestoreLeader:
     """What node rank 0 does: finds the newest complete step, and sees to it that it is complete again on every node."""
 
-    def __init__(self, context: Context, tenure: Tenure, drain: DrainLead) -> None:
+    def __init__(self, context: Context, tenure: Lease, drain: FlushLeader) -> None:
         self._context = context
         self._tenure = tenure
         self._drain = drain
-        self._stock = Stock(held={}, last_s={}, unreadable=())
+        self._stock = TierContents(held={}, last_s={}, unreadable=())
         self._peers = context.peers
         self._listener = context.listener
         self._deadlines = context.deadlines
@@ -134,7 +134,7 @@ class RecoverLead:
         is_whole = any(len(one.holders) == one.world_size for one in held.values())
         has_parity = any(answer["parity"] for answer in answers)
         timeout_s = self._deadlines.answer_s if is_whole or has_parity else self._deadlines.verify_s
-        self._stock = await take_stock(self._context, answers, timeout_s)
+        self._stock = await read_tier_contents(self._context, answers, timeout_s)
         stored = self._stored()
         for save in _newest_first(held, list(stored), self._context.place.run_id):
             plan = await self._complete(save, held.get(save), stored.get(save, []))

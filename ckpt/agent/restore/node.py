@@ -13,7 +13,7 @@ from ckpt.agent.context import Context
 from ckpt.agent.restore.handover import Handover
 from ckpt.agent.restore.plan import Placement, Plan
 from ckpt.agent.rpc.peers import Handler
-from ckpt.agent.save.node import Saves
+from ckpt.agent.save.node import SaveNode
 from ckpt.agent.shards.transfer import save_to_json
 from ckpt.agent.storage_calls import in_thread
 from ckpt.capacity import Rates, make_plan
@@ -29,10 +29,10 @@ _AT_ONCE = 2  # shards that come from other nodes: one has its first bytes asked
 log = logging.getLogger(__name__)
 
 
-class Restore:
+class RestoreNode:
     """From the question what this node holds to the answer what its workers restore."""
 
-    def __init__(self, context: Context, saves: Saves) -> None:
+    def __init__(self, context: Context, saves: SaveNode) -> None:
         self.plan: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
         self._since_s = time.monotonic()
         self._context = context

@@ -20,7 +20,7 @@ from ckpt.errors import AgentError, CheckpointError
 log = logging.getLogger(__name__)
 
 
-class Ahead:
+class PrefetchNode:
     """One node's part: the plan that may come, and what is fetched for it."""
 
     def __init__(self, context: Context, final: asyncio.Future[Plan], loading: Loading, parities: Parities) -> None:

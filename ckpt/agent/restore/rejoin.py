@@ -15,11 +15,11 @@ from collections import defaultdict
 from typing import Any
 
 from ckpt.agent.context import Context
-from ckpt.agent.flush.lease import Tenure
-from ckpt.agent.flush.node import DrainLead
-from ckpt.agent.flush.tier_contents import take_stock, whole_anywhere, whole_in_place
+from ckpt.agent.flush.lease import Lease
+from ckpt.agent.flush.node import FlushLeader
+from ckpt.agent.flush.tier_contents import read_tier_contents, whole_anywhere, whole_in_place
 from ckpt.agent.restore.plan import Placement
-from ckpt.agent.save.node import Saves
+from ckpt.agent.save.node import SaveNode
 from ckpt.agent.shards.transfer import save_to_json
 from ckpt.agent.stop import Stop
 from ckpt.errors import AgentError, CheckpointError
@@ -30,10 +30,10 @@ TIER_S = 2.0  # for a tier to say what it holds; one that is slower has to wait 
 log = logging.getLogger(__name__)
 
 
-class Rejoin:
+class RejoinNode:
     """A node's part."""
 
-    def __init__(self, context: Context, saves: Saves, stop: Stop) -> None:
+    def __init__(self, context: Context, saves: SaveNode, stop: Stop) -> None:
         self._since_s = time.monotonic()
         self._context = context
         self._generation = context.place.generation
@@ -109,10 +109,10 @@ class Rejoin:
         )
 
 
-class RejoinLead:
+class RejoinLeader:
     """What node rank 0 does."""
 
-    def __init__(self, context: Context, tenure: Tenure, drain: DrainLead) -> None:
+    def __init__(self, context: Context, tenure: Lease, drain: FlushLeader) -> None:
         self._context = context
         self._tenure = tenure
         self._drain = drain
@@ -127,7 +127,7 @@ class RejoinLead:
         """
         answers = await self._peers.call_all("inventory", timeout_s=self._deadlines.answer_s)
         stock, newest, _ = await asyncio.gather(
-            take_stock(self._context, answers, TIER_S), self._find(answers), self._tenure.take()
+            read_tier_contents(self._context, answers, TIER_S), self._find(answers), self._tenure.take()
         )
         self._drain.resume(stock)
         kept, fields = newest, dict[str, Any](placement=None, alone=[])

@@ -194,7 +194,7 @@ class AgentClient:
             AgentError: the agent does not listen within `timeout_s`, or refuses this user.
         """
         connection = _Connection.open(socket_path, timeout_s)
-        hello = {"op": "hello", "role": "trainer", "local_rank": local_rank}
+        hello = {"op": "hello", "role": "worker", "local_rank": local_rank}
         connection.send({**hello, "rank": rank, "pid": os.getpid()})
         return cls(connection, socket_path)
 

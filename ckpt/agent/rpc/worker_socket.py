@@ -91,9 +91,9 @@ class WorkerSocket:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.path.unlink(missing_ok=True)
 
-    def to_trainers(self, event: str, **fields: Any) -> None:
+    def to_workers(self, event: str, **fields: Any) -> None:
         """Tells every worker of this node."""
-        for client in [client for client in self.clients if client.role == "trainer"]:
+        for client in [client for client in self.clients if client.role == "worker"]:
             client.send({"event": event, **fields})
 
     def to_monitors(self, event: str, **fields: Any) -> None:
@@ -156,8 +156,8 @@ class WorkerSocket:
 
     def _hello(self, client: Client, message: dict[str, Any]) -> None:
         role, local_rank = message.get("role"), message.get("local_rank", -1)
-        if role not in ("trainer", "monitor") or type(local_rank) is not int:
-            raise AgentError(f"hello of role {role!r:.40}, expected trainer or monitor")
+        if role not in ("worker", "monitor") or type(local_rank) is not int:
+            raise AgentError(f"hello of role {role!r:.40}, expected worker or monitor")
         client.role, client.local_rank = role, local_rank
         self.used = True
         while role == "monitor" and self._backlog:

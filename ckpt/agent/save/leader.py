@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt.agent.context import Context
-from ckpt.agent.flush.node import DrainLead
+from ckpt.agent.flush.node import FlushLeader
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.errors import AgentError
 
@@ -37,13 +37,13 @@ class Gathering:
         ]
 
 
-class Coordinator:
+class SaveLeader:
     """Takes steps through to their commit one after another, the oldest complete one first.
 
     Nodes seal steps in order, so an incomplete step before a complete one has been skipped somewhere: it never will be.
     """
 
-    def __init__(self, context: Context, drain: DrainLead) -> None:
+    def __init__(self, context: Context, drain: FlushLeader) -> None:
         self._context = context
         self._peers = context.peers
         self._listener = context.listener

@@ -54,7 +54,7 @@ class Pin:
     tiers: set[str]  # that it has yet to reach
 
 
-class Saves:
+class SaveNode:
     """All saves in flight on this node."""
 
     def __init__(self, context: Context) -> None:
@@ -142,7 +142,7 @@ class Saves:
         for step, pin in list(self.pinned.items()):
             for tier in list(pin.tiers):
                 await self.drained(step, tier, failed=True)
-        self._listener.to_trainers("world_lost", reason=reason)
+        self._listener.to_workers("world_lost", reason=reason)
         self._is_lost = True
         await self._tell_waiters()
 
@@ -153,7 +153,7 @@ class Saves:
             if not pin.tiers:
                 del self.pinned[step]
         outcome = {"failed": True} if failed else size_and_time
-        self._listener.to_trainers("drained", step=step, tier=tier, pinned=step in self.pinned, **outcome)
+        self._listener.to_workers("drained", step=step, tier=tier, pinned=step in self.pinned, **outcome)
         await self._tell_waiters()
 
     def pin_newest(self, tiers: Collection[str]) -> int:
@@ -301,7 +301,7 @@ class Saves:
         if message["tiers"]:
             self.pinned[save.step] = Pin(save=self.newest, names=save.names, tiers=set(message["tiers"]))
         size_and_time = {"bytes": message["nbytes"], "seconds": message["seconds"]}
-        self._listener.to_trainers("committed", step=save.step, pinned=bool(message["tiers"]), **size_and_time)
+        self._listener.to_workers("committed", step=save.step, pinned=bool(message["tiers"]), **size_and_time)
         self._listener.to_monitors("commit", tier="memory", step=save.step, **size_and_time)
         for older in [step for step in self._in_flight if step < save.step]:  # that no more will be heard of
             await self._drop(older, f"step {save.step} has committed, and nothing was heard of this one's commit")
@@ -331,7 +331,7 @@ class Saves:
         self._ending.add(save)
         try:
             await asyncio.gather(*_cancel(save), return_exceptions=True)
-            self._listener.to_trainers("dropped", step=step, reason=reason, replicas_differ=replicas_differ)
+            self._listener.to_workers("dropped", step=step, reason=reason, replicas_differ=replicas_differ)
         finally:
             self._ending.discard(save)
         await self._tell_waiters()

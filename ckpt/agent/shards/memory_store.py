@@ -254,7 +254,7 @@ class Store(ABC, Generic[R]):
         return memoryview(mapped)[:nbytes]
 
 
-class Holdings(Store[ShardRecord]):
+class MemoryStore(Store[ShardRecord]):
     """The shards of a memory directory: this node's own, and copies of others'."""
 
     _names = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+)-([0-9]+)")

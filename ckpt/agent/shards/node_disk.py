@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shelved:
+class DiskShard:
     """A shard on this node's disk."""
 
     tier: Tier
@@ -52,12 +52,12 @@ class Shelved:
             yield data
 
 
-class Shelf:
+class NodeDisk:
     """The shards of node-local tiers on this node, as they were when the attempt began."""
 
     def __init__(self, tiers: dict[str, Tier]) -> None:
         self._tiers = {name: tier for name, tier in tiers.items() if isinstance(tier, NodeTier)}
-        self._shards: dict[tuple[SaveId, int], Shelved] = {}
+        self._shards: dict[tuple[SaveId, int], DiskShard] = {}
         self._verified: set[tuple[SaveId, int]] = set()
         self.last_commit_s = 0.0  # since the epoch; 0 when there is none
         self._bad: dict[SaveId, tuple[Tier, str]] = {}  # what was read and does not match, and what that is
@@ -94,11 +94,11 @@ class Shelf:
         """Save, world size and rank of every shard."""
         return [(save, shard.record.world_size, rank) for (save, rank), shard in self._shards.items()]
 
-    def find(self, save: SaveId, rank: int) -> Shelved | None:
+    def find(self, save: SaveId, rank: int) -> DiskShard | None:
         """A shard, which may not have been verified yet."""
         return self._shards.get((save, rank))
 
-    def shard(self, save: SaveId, rank: int) -> Shelved:
+    def shard(self, save: SaveId, rank: int) -> DiskShard:
         """As `find`; raises AgentError when there is none."""
         found = self.find(save, rank)
         if found is None:
@@ -140,10 +140,10 @@ class Shelf:
         return [(await in_thread(tier.set_aside, directory_name(save), reason), reason)]
 
 
-def _shards_of(tier: Tier, entries: Sequence[CatalogEntry]) -> dict[tuple[SaveId, int], Shelved]:
+def _shards_of(tier: Tier, entries: Sequence[CatalogEntry]) -> dict[tuple[SaveId, int], DiskShard]:
     manifests = [entry.manifest for entry in entries if entry.manifest]
     return {
-        (manifest.save, place.rank): Shelved(tier=tier, place=place)
+        (manifest.save, place.rank): DiskShard(tier=tier, place=place)
         for manifest in manifests
         for place in manifest.shards
     }

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ckpt.agent.rpc.peers import PeerError, Peers
-from ckpt.agent.shards.memory_store import Holdings, block_ranges
-from ckpt.agent.shards.node_disk import Shelf
+from ckpt.agent.shards.memory_store import MemoryStore, block_ranges
+from ckpt.agent.shards.node_disk import NodeDisk
 from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.errors import AgentError
 from ckpt.format.checksums import block_count, checksum, span_of
@@ -17,7 +17,7 @@ from ckpt.format.shard_record import SaveId, ShardRecord
 class Exchange:
     """Asks other agents for shards, and serves them ours. Data goes from map to map, never through the heap."""
 
-    def __init__(self, peers: Peers, holdings: Holdings, shelf: Shelf, deadlines: AgentDeadlines) -> None:
+    def __init__(self, peers: Peers, holdings: MemoryStore, shelf: NodeDisk, deadlines: AgentDeadlines) -> None:
         self._peers = peers
         self._holdings = holdings
         self._shelf = shelf
