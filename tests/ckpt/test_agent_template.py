@@ -21,7 +21,7 @@ from mpi_kit import WAIT_S, AgentProcesses
 from waiting import until
 
 from ckpt.agent.process.launch import PID_FILE, RESERVE, command, template
-from ckpt.agent.process.shim import SOCKET
+from ckpt.agent.process.shim import FORKED, SOCKET
 from ckpt.agent.rpc.client import Monitor
 from ckpt.errors import AgentError
 
@@ -100,6 +100,10 @@ def is_forked(node: Node, pid: int) -> bool:
 
 def words(pid: int, name: str) -> list[str]:
     return Path(f"/proc/{pid}/{name}").read_text().strip("\0").split("\0")
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def caught(pid: int) -> int:
@@ -223,7 +227,7 @@ def test_a_template_passes_over_connections_that_say_nothing_or_nonsense(node: N
         node.start()
         assert is_forked(node, node.agent())
         wrong.settimeout(WAIT_S)
-        assert wrong.recv(1) == b""
+        assert wrong.recv(1) == FORKED and wrong.recv(1) == b""
     assert node.template.poll() is None
 
 
@@ -258,6 +262,15 @@ def test_a_shim_without_an_answer_becomes_the_agent(
         assert monitor.receive(WAIT_S) == {"event": "pong"} and monitor.agent_pid == started.pid
 
 
+def test_a_stopped_template_does_not_hold_the_output_of_an_agent_that_has_ended(node: Node) -> None:
+    node.template.send_signal(signal.SIGSTOP)
+    argv = ["sh", "-c", '"$@" | cat >"$0"', str(node.log) + "-piped", *command(from_template=True)]
+    started = node.start(argv)
+    os.kill(node.agent(), signal.SIGKILL)
+    started.wait(WAIT_S)  # as Slurm does, which ends no step while anything holds a task's output
+    assert state_of(node.template.pid) == "T"
+
+
 def test_a_shim_whose_forked_process_dies_before_it_answers_becomes_the_agent(root: Path) -> None:
     node = Node(root)
     node.template.kill()
@@ -268,6 +281,7 @@ def test_a_shim_whose_forked_process_dies_before_it_answers_becomes_the_agent(ro
         dying.listen()
         started = node.start()
         connection, _ = dying.accept()
+        connection.sendall(FORKED)
         connection.recv(8)
         connection.close()
         try:

@@ -126,6 +126,7 @@ def test_agents_are_forked_from_their_nodes_templates_and_none_is_needed(job: Br
     job.cluster.run_on_node(node, ["pkill", "-STOP", "-f", template])
     check_in_place(job, job.recover(lambda: job.signal("KILL", 3)), "process_exit")
     assert "slurmstepd" in parent()
+    job.cluster.run_on_node(node, ["pkill", "-CONT", "-f", template])
 
 
 @pytest.mark.parametrize("in_mpi", [False, True], ids=["before it starts MPI", "in MPI_Init"])

@@ -18,7 +18,7 @@ import os
 import sys
 
 SOCKET = "template.sock"  # in the memory directory
-READY, TERMINATE = b"r", b"t"
+FORKED, READY, TERMINATE = b"f", b"r", b"t"
 # A process of another container, say, is not replaced by one of the template's.
 NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
 _ANSWER_S = 3.0
@@ -63,6 +63,9 @@ def _forked() -> _socket.socket | None:
         connection.connect(os.path.join(os.environ["HOLDFAST_RAM_DIR"], SOCKET))
         credentials = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 3 * _FD_BYTES)
         if int.from_bytes(credentials[4:8], sys.byteorder) != os.getuid():
+            return None
+        # Not before somebody reads them: in the queue of a template that is stopped, stdout would stay open for ever.
+        if connection.recv(1) != FORKED:
             return None
         directory = os.open(".", os.O_PATH | os.O_CLOEXEC)
         descriptors = b"".join(number.to_bytes(_FD_BYTES, sys.byteorder) for number in (1, 2, directory))

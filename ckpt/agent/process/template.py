@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ckpt.agent.__main__ import main as run_agent
 from ckpt.agent.process.lifetime import register
-from ckpt.agent.process.shim import NAMESPACES, READY, SOCKET, TERMINATE
+from ckpt.agent.process.shim import FORKED, NAMESPACES, READY, SOCKET, TERMINATE
 from ckpt.agent.rpc.credentials import peer_of
 from ckpt.agent.rpc.transport import load_mpi
 
@@ -112,6 +112,7 @@ def _agent(connection: socket.socket) -> int:
 def _take_the_place_of(connection: socket.socket) -> None:
     """Takes over what the shim has of an agent, and tells it so; raises OSError or ValueError."""
     connection.settimeout(_REQUEST_S)
+    connection.sendall(FORKED)
     request, descriptors = _receive(connection)
     told = dict(item.partition(b"=")[::2] for item in request.split(b"\0"))
     namespaces = {name.encode(): os.readlink(f"/proc/self/ns/{name}").encode() for name in NAMESPACES}
