@@ -1,7 +1,7 @@
 """Reads for a load while lost shards are still being made again from parity, into another world size (degraded read).
 
 What is read ahead goes to this node's memory (`fetch-*`), never to a worker: if the rebuild fails it is given up, and
-the load starts from whatever is agreed then. `docs/adr/0006-parity-sums-are-gathered-where-they-are-made.md` says why.
+the load starts from whatever is agreed then. `docs/adr/0011-parity-sums-are-gathered-where-they-are-made.md` says why.
 """
 
 from __future__ import annotations
