@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _ONCE = ("workers_started", "restore", "first_step", "attempt_end")
-_NOT_COUNTED = ("preflight", "scheduler_lost")
+_NOT_COUNTED = ("preflight", "scheduler_lost", "preempted")
 
 
 class EventRules:
@@ -112,7 +112,7 @@ class EventRules:
         if event["outcome"] == "fault" and not self._faults:
             return f"attempt {event['attempt']} ends by a fault that is not recorded"
         self._runs = False
-        if event["outcome"] == "fault" and self._faults[0] != "stop":
+        if event["outcome"] == "fault" and self._faults[0] not in ("stop", "preempted"):
             self._decisive.append(self._faults[0])
         if event["outcome"] == "fault" and self._faults[0] not in _NOT_COUNTED:
             self._fruitless = self._fruitless + 1 if self._newest <= self._newest_before else 0

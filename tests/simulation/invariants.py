@@ -446,6 +446,8 @@ class Invariants:
         name, reason = world.outcome
         self._check_use()
         for job in world.boosters.jobs.values():
+            if name.startswith("slurm_"):  # the base was killed: their scripts find that out
+                break
             if job.state is not AllocationState.ENDED and not job.is_told and not world.kinds & _HIDES_BOOSTERS:
                 raise Violation("no booster outlives the job", f"{job.id} is {job.state.value} at the end")
         for driver in world.drivers:

@@ -100,7 +100,7 @@ class World:
         """
         self.start()
         how = self.clock.run(self._bound_s(), self._is_over)
-        if how == "idle" and self._is_orphaned:
+        if how != "over" and self._is_orphaned:
             return ("orphaned", "its batch host was lost before any runner was there")
         if how == "idle":
             raise Violation("liveness", "nothing is due any more, and the job has no outcome")
