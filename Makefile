@@ -1,5 +1,6 @@
 # make demo   the main job: train, lose a node, come back from memory (local cluster; pip packages only)
 # make test   installs what the tests need (as root: Slurm, munge and PMIx from Debian) and runs all but the fault suite
+# make check   the tests that start no process, in about a minute
 # make test-faults   the fault suite: breaks jobs on a real Slurm in every way of docs/faults.md; needs root
 # make provision-test   a bare Debian becomes a node, with its power cut at every step; needs root and Debian's registry
 # make test-oldest   the tests that need no Slurm, on Python 3.10 with torch 2.6 in .venv-oldest; PyPI's torch brings 6 GB
@@ -63,12 +64,7 @@ N ?= 100000
 simulate: $(VENV)/.installed-dev
 	@PYTHONPATH=tests $(BIN)/python -m simulation $(N) --seed $(or $(SEED),0)
 
-provision-# What starts no process, each test within a limit of its own.
-check: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest -q -m 'not processes and not slurm and not faults and not provision' --no-processes \
-		--timeout 10 $(PYTEST_FLAGS)
-
-test: $(VENV)/.installed-dev
+provision-test: $(VENV)/.installed-dev
 	@command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap
 	@$(BIN)/python -m pytest -m provision $(PYTEST_FLAGS) tests/lifecycle/root
 

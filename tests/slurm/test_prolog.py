@@ -242,6 +242,6 @@ class TestProlog:
 def test_the_hooks_and_the_launcher_mean_the_same_directory(job: HookJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: job.uid)
     env = {"SLURM_JOB_PARTITION": "p", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1", "SLURM_NODEID": "0"}
-    spec = SimpleNamespace(nodes=1, least_nodes=1, sizes=(1,), spares=0, slurm={})
+    spec = SimpleNamespace(name="job", nodes=1, least_nodes=1, most_boosters=0, sizes=(1,), spares=0, slurm={})
     cluster = SlurmCluster(spec, Path("/nowhere"), env=environment(job, **env))  # type: ignore[arg-type]
     assert memory_dir(cluster.run_id) == Path(job_dir(Places().memory, job))
