@@ -56,7 +56,7 @@ attempt 1
 """
     said = run_job(slurm_cluster, script, variables(), nodes=3, timeout_s=150)
     for node in slurm_cluster.nodes[:3]:
-        assert f"{node} attempt 0 step 0 of 0 ranks from none" in said
+        assert f"{node} attempt 0 step None of 0 ranks from none" in said
         assert f"{node} attempt 1 step 10 of 3 ranks from memory" in said
 
 
