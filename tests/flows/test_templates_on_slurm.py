@@ -50,7 +50,7 @@ import os, time
 from holdfast import Checkpointer
 state = {"weights": 1.0}
 with Checkpointer.from_env() as ckpt:
-    first = step = ckpt.load(state)
+    first = step = ckpt.load(state) or 0
     while os.environ["WORLD_SIZE"] != "3" or step < first + 3:
         time.sleep(0.1)
         step += 1
