@@ -30,6 +30,12 @@ def nodes(turn: Turn) -> tuple[str, ...]:
     return (*turn.attempt.nodes, *turn.state.holders)
 
 
+def concerns(turn: Turn, asked: tuple[str, ...]) -> bool:
+    """Whether a question was about its agents. Holders may have been lost since."""
+    training = turn.attempt.nodes
+    return asked[: len(training)] == training
+
+
 def is_whole(turn: Turn) -> bool:
     """Whether all agents are there, as far as is known."""
     world = turn.state.agents
@@ -104,7 +110,7 @@ def on_rejoined(turn: Turn, given: AgentsRejoined) -> None:
 
 def take_late(turn: Turn, unusable: dict[str, str], asked: tuple[str, ...]) -> None:
     """The agents were late, and the scheduler says that some nodes can be given no process."""
-    if unusable and not turn.attempt.restored and asked == nodes(turn):
+    if unusable and not turn.attempt.restored and concerns(turn, asked):
         put_unusable_out(turn, unusable)
 
 

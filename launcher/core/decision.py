@@ -117,7 +117,7 @@ def _on_unusable(turn: Turn, given: given_.UnusableAnswered) -> None:
             stages.probe(turn)
     elif given.purpose is Purpose.SCHEDULER:
         stages.on_scheduler_answered(turn, given)
-    elif state.stage is Stage.ATTEMPT and given.asked == agent_world.nodes(turn):
+    elif state.stage is Stage.ATTEMPT and agent_world.concerns(turn, given.asked):
         if given.purpose is Purpose.AGENTS_FAILED:
             attempt.on_failed_agents_explained(turn, given)
         elif turn.attempt.phase in (AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING):

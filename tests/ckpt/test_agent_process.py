@@ -252,8 +252,8 @@ _IMPATIENT = """
 import runpy, sys
 from ckpt.agent import timeouts
 given = dict(pair.split("=") for pair in sys.argv.pop(1).split(","))
-real = timeouts.Deadlines
-timeouts.Deadlines = lambda: real(**{name: float(value) for name, value in given.items()})
+real = timeouts.AgentDeadlines
+timeouts.AgentDeadlines = lambda: real(**{name: float(value) for name, value in given.items()})
 runpy.run_module("ckpt.agent", run_name="__main__")
 """
 

@@ -112,6 +112,14 @@ def caught(pid: int) -> int:
     return int(status["SigCgt"], 16)
 
 
+def answered(monitor: Monitor) -> bool:
+    """Whether the agent gives a sign of life, after what it tells of its own accord."""
+    while (event := monitor.receive(WAIT_S)) is not None:
+        if event == {"event": "pong"}:
+            return True
+    return False
+
+
 def test_a_template_has_mpi_loaded_and_no_thread_and_only_its_user_reaches_it(node: Node) -> None:
     pytest.importorskip("mpi4py")
     assert "libmpi" in Path(f"/proc/{node.template.pid}/maps").read_text()
@@ -181,7 +189,7 @@ def test_an_agent_outlives_its_template_and_the_next_starts_without_one(node: No
     node.template.wait(WAIT_S)
     with Monitor.connect(node.ram_dir, 3, WAIT_S) as monitor:
         monitor.ping()
-        assert monitor.receive(WAIT_S) == {"event": "pong"}
+        assert answered(monitor)
         assert monitor.agent_pid == pid
         monitor.shutdown()
     assert shim.wait(WAIT_S) == 0
@@ -259,7 +267,7 @@ def test_a_shim_without_an_answer_becomes_the_agent(
     node.template.send_signal(signal.SIGCONT)  # what it had yet to serve finds nobody waiting
     with Monitor.connect(node.ram_dir, 3, WAIT_S) as monitor:
         monitor.ping()
-        assert monitor.receive(WAIT_S) == {"event": "pong"} and monitor.agent_pid == started.pid
+        assert answered(monitor) and monitor.agent_pid == started.pid
 
 
 def test_a_stopped_template_does_not_hold_the_output_of_an_agent_that_has_ended(node: Node) -> None:

@@ -134,7 +134,9 @@ def test_a_lost_node_and_a_smaller_world_are_served_from_memory(nodes: Nodes) ->
         assert ckpt.load(live) == 1
         assert live["rank"] == rank and live["x"].eq(10.0 + rank).all()
     for rank, ckpt in enumerate(ckpts):
-        ckpt.save_pieces(2, [halves(2)[rank]], {"#dcp": {"objects": [["rank", rank]], "mappings": {}}})
+        ckpt._engine.save_pieces(
+            2, [halves(2)[rank]], {"#dcp": {"objects": [["rank", rank]], "mappings": {}}}, drain=False
+        )
     close_all(ckpts)
 
     # One node remains: its own half and the copy of the other's make the whole.
@@ -153,7 +155,7 @@ def test_parts_of_a_tensor_are_fetched_from_the_node_that_has_them(
     monkeypatch.setitem(SECTION, "redundancy", {"scheme": "none"})
     ckpts = nodes.start("n0", "n1")
     for rank, ckpt in enumerate(ckpts):
-        ckpt.save_pieces(1, [halves(1)[rank]], {"#dcp": {"objects": [], "mappings": {}}})
+        ckpt._engine.save_pieces(1, [halves(1)[rank]], {"#dcp": {"objects": [], "mappings": {}}}, drain=False)
     close_all(ckpts)
     ckpts = nodes.start("n1", "n0")  # the ranks have changed places
     for rank, ckpt in enumerate(ckpts):

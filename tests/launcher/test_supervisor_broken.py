@@ -16,7 +16,7 @@ class CannotStart(Talkers):
 
 
 class CannotAsk(Talkers):
-    def unusable(self, nodes: Collection[str]) -> dict[str, str]:
+    def unusable(self, nodes: Collection[str], allocations: Mapping[str, str]) -> dict[str, str]:
         raise RuntimeError("out of luck")
 
 

@@ -273,10 +273,10 @@ _AS_ROOT = """
 from pathlib import Path
 from lifecycle.provision.plan import choose
 from lifecycle.provision.site import Site
-from lifecycle.provision.step import Node, StepError
+from lifecycle.provision.step import ProvisionedNode, StepError
 from slurm.command import run
 
-node, step = Node(root=Path("/"), site=Site.from_mapping({}, "t"), run=run, fetch=None), choose(["hooks"])[0]
+node, step = ProvisionedNode(root=Path("/"), site=Site.from_mapping({}, "t"), run=run, fetch=None), choose(["hooks"])[0]
 assert not step.is_done(node)
 try:
     step.apply(node)
