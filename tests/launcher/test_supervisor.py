@@ -110,6 +110,7 @@ import json, os, sys, weakref
 import torch.distributed as dist
 sys.path.index(os.path.dirname(__file__))
 dist.init_process_group("gloo")
+dist.barrier()  # a rank that ends while another still connects to it would fail that one
 group = weakref.ref(dist.group.WORLD)
 dist.destroy_process_group()
 assert not dist.is_initialized() and group(), "a model that owned it now would block in its destructor"

@@ -75,7 +75,7 @@ FREER = """
 import sys, time
 from slurm.hooks import prolog
 from slurm.hooks.hook import Hook
-from slurm.hooks.places import Places, Settings
+from slurm.hooks.places import Places, HookSettings
 remove = prolog.remove_job_dir
 def slowly(*arguments):
     print("removing", flush=True)
@@ -83,7 +83,7 @@ def slowly(*arguments):
     remove(*arguments)
 prolog.remove_job_dir = slowly
 places = Places(root=sys.argv[1], memory=sys.argv[2])
-prolog.free_memory(Hook(places=places, settings=Settings(), env={}, deadline_s=time.monotonic() + 55), 20)
+prolog.free_memory(Hook(places=places, settings=HookSettings(), env={}, deadline_s=time.monotonic() + 55), 20)
 """
 
 
