@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from holdfast import __version__
 from slurm.command import CommandError
 from slurm.testbed import TestbedError, TestCluster
+from slurm.testbed.plan import NoSuchCluster
 
 NODES = 4
 _TESTS = Path(__file__).parent
@@ -153,4 +155,5 @@ def slurm_cluster(_idle_cluster: Callable[[], TestCluster]) -> Iterator[TestClus
 def _remove_clusters_of_dead_sessions() -> None:
     for name in TestCluster.list():
         if name.startswith(_PREFIX) and not os.path.exists(f"/proc/{name.split('-')[1]}"):
-            TestCluster.load(name).down()
+            with contextlib.suppress(NoSuchCluster):  # the other pytest-xdist workers remove them too
+                TestCluster.load(name).down()

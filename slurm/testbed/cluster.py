@@ -115,9 +115,14 @@ class TestCluster:
         return host.clusters()
 
     def down(self) -> None:
-        """Remove the cluster, however far it was built and whatever runs on it. Nothing of it is left."""
+        """Remove the cluster, however far it was built and whatever runs on it. Nothing of it is left.
+
+        One that another process has removed meanwhile is left alone: its network may be a newer cluster's by now.
+        """
         with host.lock():
-            self._remove()
+            there = load_plan(self._plan.run_dir)
+            if there is not None and there.index == self._plan.index:
+                self._remove()
 
     @property
     def name(self) -> str:

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slurm import Job, Node, Slurm
 from slurm.command import CommandError, run
-from slurm.testbed import TestbedError, TestCluster
+from slurm.testbed import TestbedError, TestCluster, namespaces
 from slurm.testbed.plan import DATA_ROOT, RUN_ROOT, ClusterPlan, load_plan
 
 pytestmark = pytest.mark.slurm
@@ -257,6 +258,14 @@ def test_down_that_was_killed_can_be_repeated(name: str, step: int) -> None:
     if name in TestCluster.list():
         TestCluster.load(name).down()
     assert left_of(plan) == []
+
+
+def test_a_down_that_comes_second_leaves_a_newer_cluster_in_the_same_network_alone(name: str) -> None:
+    cluster = TestCluster.up(name, nodes=1)
+    gone = TestCluster(replace(plan_of(name), name=f"{name}-gone"))  # its number, so its network, was given again
+    gone.down()
+    assert cluster.run_on_node("n1", ["hostname"]).stdout.strip() == "n1"
+    assert plan_of(name).link("n1") in namespaces.links(run)
 
 
 def test_an_up_that_fails_leaves_nothing_and_says_why(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
