@@ -178,13 +178,13 @@ def _tiers(folder: Path) -> set[str] | None:
 def _leave_queue(job: KnownJob) -> bool:
     """Takes a job out of the queue if it waits there; one that starts meanwhile is left to its supervisor."""
     from slurm import Slurm
-    from slurm.command import run
 
-    queued = Slurm().job(job.job_id)
+    slurm = Slurm()
+    queued = slurm.job(job.job_id)
     if queued is None or queued.state != "PENDING":
         return False
-    run(["scancel", "--state=PENDING", job.job_id])
-    queued = Slurm().job(job.job_id)
+    slurm.cancel_pending(job.job_id)
+    queued = slurm.job(job.job_id)
     return queued is None or queued.state == "CANCELLED"
 
 

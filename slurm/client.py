@@ -64,6 +64,25 @@ class Slurm:
             for number, state, reason in (row for row in rows if len(row) == 3)
         }
 
+    def states(self, job_ids: Iterable[JobId]) -> dict[str, tuple[str, str]]:
+        """Those of these jobs that Slurm knows, by id: state (see `state_below`), and its nodes as a hostlist.
+
+        Of those that have ended, the ones that Slurm has not forgotten yet.
+        """
+        ids = ",".join(map(str, job_ids))
+        argv = ["squeue", "--noheader", "--states=all", "--array", "--format=%i|%T|%N", f"--jobs={ids}"]
+        try:
+            return _states(self._run(argv, env=self._env).stdout)
+        except CommandError as error:
+            if "Invalid job id" in error.result.stderr:  # it knows none of them
+                return {}
+            raise
+
+    def recorded_states(self, job_ids: Iterable[JobId]) -> dict[str, tuple[str, str]]:
+        """`states`, of all jobs that ever were; needs Slurm's accounts (slurmdbd)."""
+        columns = ["--noheader", "--parsable2", "--allocations", "--format=JobID,State,NodeList"]
+        return _states(self._run(["sacct", *columns, "-j", ",".join(map(str, job_ids))], env=self._env).stdout)
+
     def cancel_named(self, name: str) -> None:
         """End all our jobs of this name for good; there need be none."""
         self._run(["scancel", f"--user={os.getuid()}", f"--name={name}"], env=self._env)
@@ -117,6 +136,15 @@ class Slurm:
     def cancel(self, job_id: JobId) -> None:
         """End a job for good."""
         self._run(["scancel", str(job_id)], env=self._env)
+
+    def cancel_pending(self, job_id: JobId) -> None:
+        """End a job for good if it waits in the queue; one that has started meanwhile goes on."""
+        self._run(["scancel", "--state=PENDING", str(job_id)], env=self._env)
+
+    def signal_batch(self, job_id: JobId, name: str) -> None:
+        """Send a signal (INT, say) to a running job's batch script. For a job that does not run, scancel retries for
+        minutes."""
+        self._run(["scancel", "--batch", f"--signal={name}", str(job_id)], env=self._env)
 
     def requeue(self, job_id: JobId) -> None:
         """End a job where it runs and queue it again under the same number."""
@@ -206,6 +234,14 @@ class Slurm:
 
     def _scontrol(self, *arguments: str) -> str:
         return self._run(["scontrol", *arguments], env=self._env).stdout
+
+
+def _states(text: str) -> dict[str, tuple[str, str]]:
+    """Rows of job|state|nodes."""
+    rows = (line.strip().split("|", 2) for line in text.splitlines())
+    return {  # sacct writes "CANCELLED by 1000"
+        row[0]: (state_below(row[1].split(" ")[0]), row[2]) for row in rows if len(row) == 3
+    }
 
 
 def listens(address: str, port: int) -> bool:

@@ -26,7 +26,7 @@ from launcher.jobfile import JobSpec
 from launcher.sbatch_options import check_sbatch_option
 from launcher.submission.outcome import SupervisedJob
 from launcher.submission.request import make_folder, write_request
-from slurm import state_below
+from slurm import Slurm
 from slurm.command import CommandError, run
 
 _NEXT_STEPS = {  # by words of sbatch's
@@ -64,8 +64,7 @@ class SlurmWatcher(SlurmInfoWatcher):
     """
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        state = self.get_state(job_id, mode=mode).upper().split()  # sacct says "CANCELLED by 1000"
-        return bool(state) and state[0] in _ENDED
+        return self.get_state(job_id, mode=mode) in _ENDED
 
     def update(self) -> None:
         job_ids = sorted(self._registered - self._finished)
@@ -73,30 +72,19 @@ class SlurmWatcher(SlurmInfoWatcher):
             return
         self._num_calls += 1
         self._last_status_check = time.time()
+        slurm = Slurm()
         try:
-            known = self._squeue(job_ids)
+            states = slurm.states(job_ids)
         except CommandError as error:
             _log.warning("job states are not up to date: %s", error)
             return
-        forgotten = [job_id for job_id in job_ids if job_id not in known]
-        self._info_dict.update(known | (self._sacct(forgotten) if forgotten else {}))
+        if forgotten := [job_id for job_id in job_ids if job_id not in states]:
+            states |= dict.fromkeys(forgotten, ("ENDED", ""))
+            with contextlib.suppress(CommandError):
+                states |= slurm.recorded_states(forgotten)
+        for job_id, (state, nodes) in states.items():
+            self._info_dict[job_id] = {"JobID": job_id, "State": state, "NodeList": nodes}
         self._finished.update(job_id for job_id in job_ids if self.is_done(job_id, mode="cache"))
-
-    def _squeue(self, job_ids: list[str]) -> dict[str, dict[str, str]]:
-        argv = ["squeue", "--noheader", "--states=all", "--array", "--format=%i|%T|%N", f"--jobs={','.join(job_ids)}"]
-        result = run(argv, check=False)
-        if result.returncode and "Invalid job id" not in result.stderr:  # said when it knows none of them
-            raise CommandError(result, f"exit code {result.returncode}")
-        rows = (line.strip().split("|", 2) for line in result.stdout.splitlines() if line.count("|") >= 2)
-        return {job_id: {"JobID": job_id, "State": state, "NodeList": nodes} for job_id, state, nodes in rows}
-
-    def _sacct(self, job_ids: list[str]) -> dict[str, dict[str, str]]:
-        ended = {job_id: {"JobID": job_id, "State": "ENDED", "NodeList": ""} for job_id in job_ids}
-        try:
-            result = run(["sacct", "-o", "JobID,State,NodeList", "--parsable2", "-j", ",".join(job_ids)], check=False)
-        except CommandError:
-            return ended
-        return ended | self.read_info(result.stdout) if result.returncode == 0 else ended
 
 
 class SupervisedSlurmJob(SupervisedJob, SlurmJob):
@@ -266,7 +254,7 @@ class SupervisedSlurmExecutor(SlurmExecutor):
                 write_request(job.paths.folder, spec.to_json())
         except OSError as error:
             with contextlib.suppress(CommandError):
-                run(["scancel", submitted_id])
+                Slurm().cancel(submitted_id)
             raise LauncherError(
                 f"{jobs[0].paths.folder}: cannot be written ({error}); job {submitted_id} was cancelled"
             ) from error
@@ -284,20 +272,25 @@ def cancel(job_id: str) -> None:
     Raises:
         CommandError: Slurm refuses, or cannot be asked.
     """
-    state = _state(job_id)
-    if state == "RUNNING":  # scancel would wait for minutes to signal a script that does not run
-        run(["scancel", "--batch", "--signal=INT", job_id], check=False, timeout_s=_CANCEL_DEADLINE_S)
+    slurm = Slurm()
+    state = _state(slurm, job_id)
+    if state == "RUNNING":
+        with contextlib.suppress(CommandError):
+            Slurm(timeout_s=_CANCEL_DEADLINE_S).signal_batch(job_id, "INT")
     deadline_s = time.monotonic() + _CANCEL_DEADLINE_S
     while state in ("RUNNING", "COMPLETING") and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
-        state = _state(job_id)
+        state = _state(slurm, job_id)
     if state not in _ENDED:
-        run(["scancel", job_id])
+        slurm.cancel(job_id)
 
 
-def _state(job_id: str) -> str:
-    said = run(["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job_id}"], check=False).stdout
-    return state_below(said.strip())
+def _state(slurm: Slurm, job_id: str) -> str:
+    """ "" if Slurm does not know the job, or does not answer."""
+    try:
+        return slurm.states([job_id]).get(job_id, ("", ""))[0]
+    except CommandError:
+        return ""
 
 
 def _refusal(error: CommandError) -> str:

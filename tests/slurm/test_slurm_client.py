@@ -103,6 +103,54 @@ def test_what_people_write_blinds_nobody(slurm_cluster: TestCluster) -> None:
     assert (job.state, job.user, job.nodes) == ("PENDING", slurm_cluster.user, ())
 
 
+def test_reads_the_states_of_jobs_from_the_queue_and_from_the_accounts() -> None:
+    run = Answers((RECORDED / "squeue_states.txt").read_text())
+    assert Slurm(run=run).states(["1", "2_0", "9"]) == {
+        "1": ("RUNNING", "n1"),
+        "2_0": ("CANCELLED", ""),
+        "2_1": ("PENDING", ""),
+        "3": ("RUNNING", "n[2-3]"),  # being preempted: its processes still run
+    }
+    assert "--jobs=1,2_0,9" in run.asked[0]
+    run = Answers((RECORDED / "sacct_states.txt").read_text())
+    assert Slurm(run=run).recorded_states([1, 2]) == {"1": ("COMPLETED", "n1"), "2_0": ("CANCELLED", "None assigned")}
+
+
+def test_where_the_queue_knows_none_of_the_jobs_there_are_no_states() -> None:
+    assert Slurm(run=Answers(stderr="slurm_load_jobs error: Invalid job id specified")).states(["42"]) == {}
+
+
+def test_a_queue_that_does_not_answer_is_an_error_and_not_a_job_that_has_ended() -> None:
+    with pytest.raises(CommandError, match="Unable to contact"):
+        Slurm(run=Answers(stderr="slurm_load_jobs error: Unable to contact slurm controller")).states(["42"])
+    with pytest.raises(CommandError, match="accounting storage is disabled"):
+        Slurm(run=Answers(stderr="Slurm accounting storage is disabled")).recorded_states(["42"])
+
+
+@pytest.mark.slurm
+def test_a_job_that_waits_is_cancelled_and_one_that_runs_gets_a_signal(slurm_cluster: TestCluster) -> None:
+    slurm = Slurm(env=os.environ | slurm_cluster.env)
+
+    def submit(*options: str) -> str:
+        wait = "trap 'exit 0' INT; while :; do sleep 0.1; done"
+        argv = ["sbatch", "--parsable", "-N1", "-o", "/dev/null", *options, "--wrap", wait]
+        return slurm_cluster.run_as_user(argv).stdout.strip()
+
+    running, held, array = submit(), submit("--hold"), submit("--hold", "--array=0-1")
+    until(lambda: slurm.states([running])[running][0] == "RUNNING", "the job's start")
+    known = slurm.states([running, held, array, "999999"])
+    assert set(known) == {running, held, f"{array}_0", f"{array}_1"}
+    assert [known[job][0] for job in (running, held, f"{array}_0")] == ["RUNNING", "PENDING", "PENDING"]
+    assert known[running][1]
+    for job in (running, held, array):
+        slurm.cancel_pending(job)
+    until(lambda: slurm.states([held])[held][0] == "CANCELLED", "the end of the job that waited")
+    assert slurm.states([running])[running][0] == "RUNNING"
+    slurm.signal_batch(running, "INT")
+    until(lambda: slurm.states([running])[running][0] in ("COMPLETED", "COMPLETING"), "the end by the signal")
+    assert slurm.states(["999999"]) == {}
+
+
 @pytest.mark.slurm
 def test_srun_says_whether_it_knows_pmix(slurm_cluster: TestCluster, tmp_path: Path) -> None:
     assert "pmix" in Slurm(env=os.environ | slurm_cluster.env).mpi_types()
@@ -121,11 +169,15 @@ def test_asks_slurm_to_cancel_requeue_and_drain() -> None:
     run = Answers()
     slurm = Slurm(run=run)
     slurm.cancel(7)
+    slurm.cancel_pending("7_1")
+    slurm.signal_batch(7, "INT")
     slurm.requeue(7)
     slurm.exclude(7, ["n1", "n2", "n4"])
     slurm.drain("n3", "holdfast: gpu 3 lost")
     assert run.asked == [
         ("scancel", "7"),
+        ("scancel", "--state=PENDING", "7_1"),
+        ("scancel", "--batch", "--signal=INT", "7"),
         ("scontrol", "requeue", "7"),
         ("scontrol", "update", "JobId=7", "ExcNodeList=n[1-2,4]"),
         ("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=holdfast: gpu 3 lost"),
