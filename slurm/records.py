@@ -194,7 +194,12 @@ class Node:
     @property
     def responds(self) -> bool:
         """Whether its slurmd answers, as far as the controller knows."""
-        return self.state not in ("DOWN", "UNKNOWN", "FUTURE") and "NOT_RESPONDING" not in self.flags
+        return not self.is_down and "NOT_RESPONDING" not in self.flags
+
+    @property
+    def is_down(self) -> bool:
+        """Whether Slurm has given it up, or has never seen it."""
+        return self.state in ("DOWN", "UNKNOWN", "FUTURE")
 
     @classmethod
     def parse(cls, line: str) -> Node:

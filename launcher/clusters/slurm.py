@@ -215,9 +215,12 @@ class SlurmCluster:
         known = [node for node in self._slurm.nodes() if node.name in nodes]
         port = self._slurm.slurmd_port()
 
+        # NOT_RESPONDING alone is no reason: a slurmd on a busy machine that is late once is called so until the next
+        # look, minutes later. We look ourselves.
         def why(node: Node) -> str | None:
-            if node.name not in there or not node.responds:
-                return f"Slurm finds it {node.state}: {node.reason or 'no reason given'}"
+            if node.name not in there or node.is_down:
+                state = "+".join((node.state, *sorted(node.flags)))
+                return f"Slurm finds it {state}: {node.reason or 'no reason given'}"
             if not listens(node.address, node.port or port):
                 return f"its slurmd does not answer at {node.address}:{node.port or port}; see its log there"
             return None

@@ -48,6 +48,7 @@ async def newest(root: Path, nodes: list[str], holders: list[str], scheme: str) 
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(600)  # some hundred runs
 @pytest.mark.parametrize("scheme", ["partner", "xor", "rs"])
 def test_killed_anywhere_in_a_shrink_no_committed_step_is_lost(tmp_path: Path, scheme: str) -> None:
     """Until the holders are let go they come back with the others; afterwards a node that trains is lost as well."""

@@ -213,7 +213,7 @@ async def drained(tier: str, attempt: int, steps: tuple[int, ...], root: Path, f
                 fuse.tell(step)
             await world.flush()
             await until(lambda: len(steps_in(root, tier)) <= KEEP)
-        return int(plan["step"])
+        return int(plan["step"] or 0)
 
 
 def steps_in(root: Path, tier: str) -> set[int]:

@@ -279,12 +279,12 @@ def test_nodes_that_can_be_given_nothing_are_told_by_what_slurm_and_they_themsel
     with socket.create_server(("127.0.0.1", 0)) as slurmd, socket.create_server(("127.0.0.1", 0)) as gone:
         up, closed = slurmd.getsockname()[1], gone.getsockname()[1]
         gone.close()
-        nodes = [("n1", "MIXED", up), ("n2", "MIXED", closed), ("n3", "DOWN*", up), ("n4", "MIXED", up)]
+        nodes = [("n1", "MIXED*", up), ("n2", "MIXED", closed), ("n3", "DOWN*", up), ("n4", "MIXED", up)]
         lines = "\n".join(node_line(*node) for node in nodes)
         scontrol = Scontrol(("RUNNING", 2), lines, "SlurmdPort              = 6818\n")
         found = cluster(spec, scontrol).unusable(["n1", "n2", "n3", "n4"], {})
     assert found.keys() == {"n2", "n3", "n4"}  # n4 is none of the job's any more
-    assert "slurmd does not answer" in found["n2"] and "DOWN: Not responding" in found["n3"]
+    assert "slurmd does not answer" in found["n2"] and "DOWN+NOT_RESPONDING: Not responding" in found["n3"]
 
 
 def test_a_node_that_srun_has_named_can_be_given_nothing(
