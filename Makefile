@@ -1,7 +1,7 @@
 # make demo   the main job: train, lose a node, come back from memory (local cluster; pip packages only)
 # make test   installs what the tests need (as root: Slurm, munge and PMIx from Debian) and runs all but the fault suite
 # make check   the tests that start no process, in about a minute
-# make test-faults   the fault suite: breaks jobs on a real Slurm in every way of docs/faults.md; needs root
+# make test-faults   the fault suite: breaks jobs on a real Slurm in every way of docs/internals/faults.md; needs root
 # make provision-test   a bare Debian becomes a node, with its power cut at every step; needs root and Debian's registry
 # make test-oldest   the tests that need no Slurm, on Python 3.10 with torch 2.6 in .venv-oldest; PyPI's torch brings 6 GB
 #                    of CUDA libraries. OLDEST_PYTHON=/path/to/python3.10 names the interpreter.
@@ -15,7 +15,7 @@
 # make release   the sdist and, from it, the wheel into dist/, checked; tags the commit with the version
 # make man    the pages of the manual, from the command line's own help, into build/man
 # make docs   docs/reference: every key of the job file and of the site's settings, from the models
-# make bench-faults  what each fault of docs/faults.md costs, on a real Slurm; needs root
+# make bench-faults  what each fault of docs/internals/faults.md costs, on a real Slurm; needs root
 #
 # PYTEST_FLAGS adds flags to either suite; with -m it also chooses anew what runs.
 #

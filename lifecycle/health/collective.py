@@ -28,7 +28,7 @@ CHECKED_NODE = "HOLDFAST_CHECKED_NODE"
 _ENOUGH = 0.8  # of what the site expects
 # Of what the better pairs reach, where the site expects nothing: networks that are shared differ by more than 0.8.
 _ENOUGH_BESIDE_OTHERS = 0.5
-_ENOUGH_OF_LINE_RATE = 0.5  # a warning only; docs/health.md says why just this
+_ENOUGH_OF_LINE_RATE = 0.5  # a warning only; docs/admin/health.md says why just this
 _RUN_S = 180.0  # most of it for torch, read by many nodes at once from a shared file system
 _AT_ONCE = 64  # sruns; each is a process here and a step for the controller
 _FIRST_PORT, _PORTS = 21000, 8000

@@ -2,7 +2,7 @@
 
 Standard library only, and nothing of lifecycle: what its checks found is read from the verdict file. As root, a hook
 follows no symbolic link, trusts no name, path or environment value that a user can set, and ends within its limit
-whatever hangs. What stays on the node is described in docs/on_disk.md.
+whatever hangs. What stays on the node is described in docs/internals/on_disk.md.
 
 Jobs wait for prologs and epilogs, and most find nothing to do: what only some jobs need (json, Slurm's client) is
 imported where it is needed.

@@ -13,7 +13,7 @@ from slurm.hooks.entry import DIRECTORY, scripts
 from slurm.hooks.places import Places
 from slurm.hooks.trust import check_trusted, installation
 
-_SETTINGS = "# Settings of holdfast's Slurm hooks: docs/admin.md. What is not set has its default.\n"
+_SETTINGS = "# Settings of holdfast's Slurm hooks: docs/admin/hooks.md. What is not set has its default.\n"
 
 
 class Hooks(Step):
