@@ -22,8 +22,8 @@ def requested(gpus_per_node: Any, gres: Any) -> int | str:
     Raises:
         ValueError: the problem, which begins with the key.
     """
-    of_gres = gpus_of_gres(gres)
-    value = of_gres or 0 if gpus_per_node is None else gpus_per_node
+    by_gres = of_gres(gres)
+    value = by_gres or 0 if gpus_per_node is None else gpus_per_node
     if isinstance(value, str) and value.isdecimal():  # a command line's
         value = int(value)
     found = None if isinstance(value, bool) else _GPUS.fullmatch(str(value))
@@ -31,17 +31,22 @@ def requested(gpus_per_node: Any, gres: Any) -> int | str:
         raise ValueError(
             f"{'slurm.gres' if gpus_per_node is None else 'gpus_per_node'}: got {value!r:.80}, expected {EXPECTED}"
         )
-    if of_gres not in (None, value):
+    if by_gres not in (None, value):
         raise ValueError(f"gpus_per_node: got {value}, and slurm.gres asks for {gres}; leave one of them out")
     return int(value) if isinstance(value, int) else str(value)
 
 
-def gpu_count(gpus: int | str) -> int:
+def count(gpus: int | str) -> int:
     """The number of GPUs in `gpus_per_node`: 8 of a100:8."""
     return int(str(gpus).rpartition(":")[2])
 
 
-def gpus_of_gres(gres: Any) -> int | str | None:
+def option(gpus_per_node: int | str, gres: Any) -> int | str | None:
+    """What sbatch's --gpus-per-node is to ask for; None where the job has no GPUs, or its --gres asks for them."""
+    return gpus_per_node if gpus_per_node and of_gres(gres) is None else None
+
+
+def of_gres(gres: Any) -> int | str | None:
     """What of a --gres is GPUs, as `gpus_per_node` has them; None where it asks for none.
 
     A --gres counts for each node, as `gpus_per_node` does: gpu:8, or gpu:a100:8,lustre:1.

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckpt import CheckpointConfig, CheckpointError
+from launcher import gpus
 from launcher.elastic import (
     BOOSTER_OPTIONS,
     MAX_NODES,
@@ -30,7 +31,6 @@ from launcher.elastic import (
     sizes_of,
 )
 from launcher.errors import LauncherError, UsageError
-from launcher.gpus import EXPECTED, MAX_PER_NODE, gpu_count, gpus_of_gres, requested
 from launcher.sbatch_options import OWNED_SBATCH_OPTIONS, Options, normal_options, option_problems
 from lifecycle import LifecycleError
 from lifecycle.settings.keys import key
@@ -115,7 +115,7 @@ class JobSpec:
     gpus_per_node: int | str = key(
         "GPUs of each node, of one type where it is named; 0 trains on the CPU.",
         default=0,
-        expected=EXPECTED,
+        expected=gpus.EXPECTED,
         derived="those of `slurm.gres`, else 0",
         unit="GPUs",
         example="a100:8",
@@ -124,7 +124,7 @@ class JobSpec:
         "Processes of the script on each node.",
         default=1,
         ge=1,
-        le=MAX_PER_NODE,
+        le=gpus.MAX_PER_NODE,
         derived="one for each GPU, at least 1",
         unit="processes",
         example=8,
@@ -254,11 +254,10 @@ class JobSpec:
     @property
     def booster_options(self) -> Options:
         """The sbatch options of a booster, by long name: where its nodes come from, and what each node has."""
-        gpus: Options = {}
-        if self.gpus_per_node and gpus_of_gres(self.slurm.get("gres")) is None:
-            gpus = {"gpus-per-node": str(self.gpus_per_node)}
         booster = self.elastic.booster if self.elastic else None
-        return gpus | (booster or BoosterSection()).options(self.slurm)
+        options = (booster or BoosterSection()).options(self.slurm)
+        asked = gpus.option(self.gpus_per_node, options.get("gres"))
+        return options if asked is None else {"gpus-per-node": str(asked), **options}
 
     @property
     def max_restarts(self) -> int:
@@ -357,7 +356,7 @@ def _overridden(mapping: Any, overrides: Mapping[str, Any]) -> Any:
     data, options = {**mapping, **overrides}, mapping.get("slurm") or {}
     if "slurm" in overrides and isinstance(options, Mapping):
         data["slurm"] = {**options, **overrides["slurm"]}
-        if gpus_of_gres(overrides["slurm"].get("gres")) is not None and "gpus_per_node" not in overrides:
+        if gpus.of_gres(overrides["slurm"].get("gres")) is not None and "gpus_per_node" not in overrides:
             data.pop("gpus_per_node", None)
     return data
 
@@ -383,8 +382,8 @@ def _filled_in(mapping: Any, base_dir: Path) -> tuple[Any, Any]:
         data["slurm"] = normal_options(options)
     try:
         gres = data["slurm"].get("gres") if isinstance(options, Mapping) else None
-        data["gpus_per_node"] = requested(data.get("gpus_per_node"), gres)
-        data.setdefault("workers_per_node", max(1, gpu_count(data["gpus_per_node"])))
+        data["gpus_per_node"] = gpus.requested(data.get("gpus_per_node"), gres)
+        data.setdefault("workers_per_node", max(1, gpus.count(data["gpus_per_node"])))
     except ValueError as error:
         where, _, problem = str(error).partition(": ")
         found[tuple(where.split("."))] = problem
@@ -395,6 +394,11 @@ def _filled_in(mapping: Any, base_dir: Path) -> tuple[Any, Any]:
             problems = option_problems(options, 1, OWNED_SBATCH_OPTIONS | BOOSTER_OPTIONS)
             found |= {("elastic", "booster", "slurm", name): problem for name, problem in problems}
             booster["slurm"] = normal_options(options)
+            asked, expected = gpus.of_gres(options.get("gres")), data.get("gpus_per_node")
+            if None not in (asked, expected) and asked != expected:
+                found["elastic", "booster", "slurm", "gres"] = (
+                    f"got {options['gres']}, expected the GPUs of the job's other nodes, gpus_per_node: {expected}"
+                )
         data["elastic"] = {**elastic, "booster": booster}
     if isinstance(checkpoint := data.get("checkpoint"), Mapping):
         name = str(data["name"])

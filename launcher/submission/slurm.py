@@ -18,10 +18,10 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
 
 from ckpt import durable_write
 from ckpt.agent.process.launch import PYTHON
+from launcher import gpus
 from launcher.boosters import require_booster
 from launcher.containers import of_the_batch
 from launcher.errors import LauncherError, UsageError
-from launcher.gpus import gpus_of_gres
 from launcher.jobfile import JobSpec
 from launcher.sbatch_options import check_sbatch_option
 from launcher.submission.outcome import SupervisedJob
@@ -165,8 +165,8 @@ class SupervisedSlurmExecutor(SlurmExecutor):
             parameters["time"] = spec.time  # None leaves the limit to the partition
         if "gres" in spec.slurm:
             parameters.pop("gres", None)
-        if spec.gpus_per_node and gpus_of_gres(spec.slurm.get("gres")) is None:
-            parameters["gpus_per_node"] = spec.gpus_per_node
+        if (asked := gpus.option(spec.gpus_per_node, spec.slurm.get("gres"))) is not None:
+            parameters["gpus_per_node"] = asked
         self.parameters = parameters | {
             "additional_parameters": {
                 "no-kill": True,

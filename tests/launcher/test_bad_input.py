@@ -138,6 +138,10 @@ BAD_JOBS = [
         "elastic.booster.slurm.requeue: not an option to pass on; a booster that ends is submitted again",
     ),
     (
+        {"gpus_per_node": 8, "elastic": {"min_nodes": 1, "booster": {"slurm": {"gres": "gpu:4"}}}},
+        "elastic.booster.slurm.gres: got gpu:4, expected the GPUs of the job's other nodes, gpus_per_node: 8",
+    ),
+    (
         {"elastic": {"min_nodes": 1, "booster": {"slurm": {"nodes": 2}}}},
         "elastic.booster.slurm.nodes: not an option to pass on; `elastic` decides the size of a booster",
     ),
