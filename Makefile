@@ -115,6 +115,7 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python benchmarks/recovery_phases.py --nodes 3 4
 	@$(BIN)/python benchmarks/redundancy.py
 	@$(BIN)/python benchmarks/reshard.py
+	@$(BIN)/python benchmarks/resize.py
 	@$(BIN)/python benchmarks/supervisor.py
 	@if [ "$$(id -u)" = 0 ] && command -v slurmctld >/dev/null; then $(BIN)/python benchmarks/hooks.py; \
 	else echo "bench: what the hooks cost was not measured: needs root and Slurm"; fi

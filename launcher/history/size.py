@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from launcher.history.resize import TrainingStop
+
 Event = Mapping[str, Any]
 
 
@@ -104,6 +106,7 @@ class LostTime:
         self._since_s: float | None = None
         self._is_training = False
         self._lost: dict[str, float] = {}
+        self._stop_of_attempt = TrainingStop()
 
     def add(self, event: Event) -> None:
         name, time_s = event.get("event"), event["time"]
@@ -115,10 +118,12 @@ class LostTime:
         elif name == "fault":
             self._stop(str(event.get("kind")), time_s - (event.get("detect") or 0.0))
         elif name == "attempt_end" and event.get("outcome") != "fault":
-            self._stop("resize" if event.get("outcome") == "resized" else str(event.get("outcome")), time_s)
+            kind = "resize" if event.get("outcome") == "resized" else str(event.get("outcome"))
+            self._stop(kind, self._stop_of_attempt.at_s(event))
         elif name == "first_step" and self._since_s is not None:
             self._lost[self._kind] = round(self._lost.get(self._kind, 0.0) + max(0.0, time_s - self._since_s), 3)
             self._is_training = True
+        self._stop_of_attempt.add(event)
 
     def _stop(self, kind: str, time_s: float) -> None:
         """Training stops; what follows before it goes on has the same cause."""

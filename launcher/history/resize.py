@@ -1,0 +1,115 @@
+"""What each change of the job's size cost: computed from the events alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resize:
+    """One change of the size. Times are in seconds since the epoch; None where an event is missing.
+
+    Attributes:
+        attempt: the first attempt of the new size.
+        rung: grow or shrink.
+        size, to: nodes before and after.
+        stopped_s: training stopped: the step that all ranks agreed on was finished, or a node was lost.
+        ended_s: all processes of the former attempt had ended.
+        met_s: the new attempt's agents had met.
+        planned_s: they had agreed on a step and where its shards come from.
+        started_s: the new attempt's workers had started.
+        trained_s: the first step of the new size was finished.
+    """
+
+    attempt: int
+    rung: str
+    size: int
+    to: int
+    stopped_s: float
+    ended_s: float
+    met_s: float | None = None
+    planned_s: float | None = None
+    started_s: float | None = None
+    trained_s: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """Without training; None before the first step of the new size."""
+        return None if self.trained_s is None else max(0.0, self.trained_s - self.stopped_s)
+
+
+class TrainingStop:
+    """When an attempt stopped training, which is before its end."""
+
+    def __init__(self) -> None:
+        self._saved: tuple[int, float] | None = None  # the newest step in memory, and when its save began
+        self._fault_s: float | None = None
+
+    def add(self, event: Event) -> None:
+        name = event.get("event")
+        if name == "attempt_start":
+            self._saved = self._fault_s = None
+        elif name == "commit" and event.get("tier") == "memory" and isinstance(event.get("step"), int):
+            self._saved = (event["step"], event["time"] - (event.get("seconds") or 0.0))
+        elif name == "fault" and self._fault_s is None:
+            self._fault_s = event["time"] - (event.get("detect") or 0.0)
+
+    def at_s(self, end: Event) -> float:
+        """By the event of the attempt's end, when its last step was finished or its fault came.
+
+        The save of the agreed step begins as the step ends. Without such a save it is the attempt's end.
+        """
+        time_s: float = end["time"]
+        if end.get("outcome") == "fault" and self._fault_s is not None:
+            return min(time_s, self._fault_s)
+        if self._saved is not None and self._saved[0] == end.get("step"):
+            return min(time_s, self._saved[1])
+        return time_s
+
+
+def resizes(events: Iterable[Event]) -> list[Resize]:
+    """The job's resizes, oldest first. One that a fault interrupts goes on in the next attempt of the same size."""
+    found: list[Resize] = []
+    stop, nodes = TrainingStop(), 0
+    stopped_s: float | None = None
+    ended_s = started_s = 0.0
+    for event in events:
+        name = event["event"]
+        if name == "attempt_end":
+            ended_s = event["time"]
+            stopped_s = stop.at_s(event) if stopped_s is None else stopped_s
+        elif name == "attempt_start":
+            started_s = event["time"]
+            if event["rung"] in ("grow", "shrink") and stopped_s is not None and len(event["nodes"]) != nodes:
+                found.append(
+                    Resize(
+                        attempt=event.get("attempt") or 0, rung=event["rung"], size=nodes, to=len(event["nodes"]),
+                        stopped_s=stopped_s, ended_s=ended_s,
+                    )
+                )  # fmt: skip
+            elif found and found[-1].trained_s is None:
+                found[-1] = replace(found[-1], attempt=event.get("attempt") or 0, ended_s=ended_s)
+            nodes = len(event["nodes"])
+        elif name == "first_step":
+            stopped_s = None
+        if found and found[-1].trained_s is None:
+            found[-1] = _with(found[-1], event, started_s)
+        stop.add(event)
+    return found
+
+
+def _with(resize: Resize, event: Event, started_s: float) -> Resize:
+    time_s, seconds = event["time"], event.get("seconds") or 0.0
+    match event["event"]:
+        case "restore":
+            return replace(resize, met_s=time_s - seconds, planned_s=time_s)
+        case "workers_started":
+            return replace(resize, started_s=started_s + seconds)
+        case "first_step":
+            return replace(resize, trained_s=started_s + seconds)
+        case _:
+            return resize
