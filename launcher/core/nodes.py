@@ -140,6 +140,7 @@ def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:
         hang=state.hang.pause(given.seconds),
         stage_s=state.stage_s + given.seconds,
         deadline_s=later(state.deadline_s),
+        full_s=later(state.full_s),
         roll_call_s=later(state.roll_call_s),
     )
     turn.set_launch(late_s=later(state.launch.late_s))

@@ -23,7 +23,10 @@ from launcher.core.state import Launch, RequeuePhase, Sigterm, Stage
 from launcher.core.turn import Turn
 
 NODE_START_TIMEOUT_S = 120.0
-ALL_NODES_GRACE_S = 3.0  # once as many nodes have come as train, how long to wait for the others before choosing
+# Once as many nodes have come as train, how long to wait for the others before choosing: longer for a node that trained
+# before, as it may hold a step that is nowhere else.
+ALL_NODES_GRACE_S = 3.0
+TRAINED_GRACE_S = 10.0
 FOLDER_AGAIN_S = 0.5
 SCHEDULER_TIMEOUT_S = 1800.0  # a controller is restarted, or its backup takes over
 SCHEDULER_AGAIN_S = 1.0
@@ -156,14 +159,15 @@ def gathering(turn: Turn) -> None:
     members, job = state.members, state.job
     is_full = members.usable >= job.base_size
     if members.joining_count and members.usable + members.joining_count >= job.sizes[-1]:
-        if is_full and state.full_s is None:
-            turn.set(full_s=turn.now_s)
-            grace_s = ALL_NODES_GRACE_S if state.is_patient else 0.0
-            turn.set(deadline_s=turn.now_s + grace_s)
-        elif not is_full and state.full_s is not None:
-            turn.set(full_s=None, deadline_s=state.stage_s + NODE_START_TIMEOUT_S)
-        deadline_s = turn.state.deadline_s
-        if deadline_s is not None and turn.now_s < deadline_s:
+        full_s: float | None = None
+        until_s = state.stage_s + NODE_START_TIMEOUT_S
+        if is_full:
+            full_s = turn.now_s if state.full_s is None else state.full_s
+            until_s = full_s + _grace_s(turn)
+        deadline_s = until_s if turn.now_s < until_s else None
+        if (full_s, deadline_s) != (state.full_s, state.deadline_s):
+            turn.set(full_s=full_s, deadline_s=deadline_s)
+        if deadline_s is not None:
             return
         if not is_full:
             for node in launch.joining(turn):
@@ -179,6 +183,16 @@ def gathering(turn: Turn) -> None:
             turn.set(again_s=until_s)
         return
     _begin_attempt(turn)
+
+
+def _grace_s(turn: Turn) -> float:
+    """How long to wait for runners that are to come, though enough nodes are there."""
+    state = turn.state
+    if not state.is_patient:
+        return 0.0
+    there = [state.members[node] for node in state.positions if node in state.members]
+    has_trained = any(member.phase is Phase.JOINING for member in there)
+    return TRAINED_GRACE_S if has_trained and state.job.has_checkpoint else ALL_NODES_GRACE_S
 
 
 def _begin_attempt(turn: Turn) -> None:

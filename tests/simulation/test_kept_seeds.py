@@ -52,6 +52,10 @@ KEPT = {
     "runners that are started again train where the newest step is": Schedule(
         Setup(seed=116138, nodes=1, least=1), (Fault("links_break", at_s=0.001, after="Committed", flag=1),)
     ),
+    "after a take-over a node that trained before is waited for until it is given up": Schedule(
+        Setup(seed=62760, nodes=1, least=1, limit_s=120.0),
+        (Fault("node_freezes", after="StartWorkers", nth=2), Fault("partition", lasts_s=1.0)),
+    ),
 }
 
 

@@ -18,6 +18,7 @@ from launcher.core.stages import (
     FOLDER_AGAIN_S,
     NODE_START_TIMEOUT_S,
     SCHEDULER_TIMEOUT_S,
+    TRAINED_GRACE_S,
 )
 from launcher.core.state import RestartLimits, Stage
 from launcher.history.status import status_of
@@ -104,6 +105,27 @@ def test_before_the_first_attempt_all_nodes_are_awaited_for_a_moment() -> None:
     late.come("n3", "n1")
     late.passes(ALL_NODES_GRACE_S)
     assert late.attempt.nodes == ("n1", "n3")
+
+
+def test_a_node_that_trained_before_is_awaited_longer_for_the_steps_that_it_holds() -> None:
+    past = [
+        {"event": "job_start"},
+        {"event": "attempt_start", "attempt": 0, "nodes": ["n1", "n2"], "rung": "start"},
+        {"event": "attempt_end", "attempt": 0, "outcome": "stopped"},
+    ]
+    for waits_s, has_checkpoint, nodes in (
+        (ALL_NODES_GRACE_S, True, None),
+        (TRAINED_GRACE_S, True, ("n1", "n3")),
+        (ALL_NODES_GRACE_S, False, ("n1", "n3")),
+    ):
+        play = Play(make_job(3, train=2, has_checkpoint=has_checkpoint), past)
+        play.begin()
+        play.come("n3", "n1")
+        play.passes(waits_s)
+        if nodes is None:
+            assert play.state.stage is Stage.GATHERING
+            play.come("n2")
+        assert play.attempt.nodes == (nodes or ("n1", "n2"))
 
 
 def test_too_few_runners_in_time_hand_the_job_back() -> None:
