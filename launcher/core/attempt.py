@@ -165,14 +165,17 @@ def on_isolation_ended(turn: Turn) -> None:
 
 
 def on_workers_started(turn: Turn, given: WorkersStarted) -> None:
-    turn.set_attempt(started=turn.attempt.started.insert(given.node))
+    started = turn.attempt.started
+    if given.node not in started:
+        turn.set_attempt(started=started.insert(given.node))
 
 
 def on_workers_ended(turn: Turn, given: WorkersEnded) -> None:
     turn.see_step(given.step)
     attempt = turn.attempt
     if given.ok:
-        turn.set_attempt(ended=attempt.ended.insert(given.node))
+        if given.node not in attempt.ended:
+            turn.set_attempt(ended=attempt.ended.insert(given.node))
         return
     fault_s = turn.now_s if attempt.fault_s is None else attempt.fault_s
     turn.set_attempt(failures=(*attempt.failures, *given.failures), fault_s=fault_s)
@@ -185,9 +188,9 @@ def on_workers_killed(turn: Turn, given: WorkersKilled) -> None:
         left = list(given.left)
         turn.put_out(given.node, f"processes {left} do not end (uninterruptible sleep); reboot the node")
     turn.see_step(given.step)
-    if given.node in turn.state.holders:
-        return
-    turn.set_attempt(killed=turn.attempt.killed.insert(given.node))
+    killed = turn.attempt.killed
+    if given.node not in turn.state.holders and given.node not in killed:
+        turn.set_attempt(killed=killed.insert(given.node))
 
 
 def on_progress(turn: Turn, given: Progress) -> None:

@@ -221,7 +221,7 @@ def advance(turn: Turn) -> None:
     for booster in turn.state.boosters:
         if booster.phase is BoosterPhase.LEAVING:
             _let_go(turn, booster)
-        elif _may_dismiss(turn):
+        elif booster.phase is BoosterPhase.RUNNING and _may_dismiss(turn):
             _look_after(turn, booster)
 
 
@@ -270,8 +270,6 @@ def _is_in_use(turn: Turn, node: str) -> bool:
 
 def _look_after(turn: Turn, booster: Booster) -> None:
     """A booster that runs and cannot be used leaves: another is to come in its place."""
-    if booster.phase is not BoosterPhase.RUNNING:
-        return
     size = turn.state.job.booster_nodes
     is_late = booster.running_s is not None and turn.now_s >= booster.running_s + LATE_S
     if len(booster.nodes) < size and is_late:

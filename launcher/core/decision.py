@@ -71,6 +71,8 @@ def decide(state: State, given: Input, now_s: float) -> tuple[State, tuple[Comma
         pass
     elif state.attempt is not None and state.attempt.number == number and state.attempt.is_running:
         _TAKE[type(given)](turn, given)
+    if turn.state is state and not turn.commands and (state.timer_s is None or now_s < state.timer_s):
+        return state, ()  # nothing is due: the timer is set for the first thing that will be
     return _finished(turn)
 
 
@@ -97,12 +99,14 @@ def _finished(turn: Turn) -> tuple[State, tuple[Command, ...]]:
 def _next_s(turn: Turn) -> float | None:
     state = turn.state
     found = [state.deadline_s, state.again_s, state.launch.late_s, *requests.next_s(turn)]
-    found += [*boosters.next_s(turn), *resize.next_s(turn)]
+    if state.boosters:
+        found += boosters.next_s(turn)
     if state.roll_call_s is not None and not state.is_isolated:
         found.append(state.roll_call_s)
     if state.stage is Stage.ATTEMPT:
+        found += resize.next_s(turn)
         found += attempt.next_s(turn)
-    return min((at_s for at_s in found if at_s is not None), default=None)
+    return min([at_s for at_s in found if at_s is not None], default=None)
 
 
 def _on_unusable(turn: Turn, given: given_.UnusableAnswered) -> None:

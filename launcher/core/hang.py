@@ -32,6 +32,8 @@ FLOOR_S = 300.0
 STEPS_FACTOR = 20.0
 REPEAT_FACTOR = 4.0
 
+_LONGEST = "({allowed:.0f} s allowed, the longest step took {longest:.1f} s)"
+_TIMEOUT = "(restart.hang_timeout_s: {allowed:g})"
 _SHOWN_RANKS = 4
 _COLLECTIVE_FILE = re.compile(r"/torch/distributed/")
 _COLLECTIVE_FUNCTIONS = ("_engine_run_backward", "synchronize")  # DDP waits in backward; a device, for its kernels
@@ -103,8 +105,8 @@ class Hang:
         """For so long nothing could be noted."""
         return replace(self, step_s=self.step_s + seconds, active_s=self.active_s + seconds)
 
-    def limits(self, hangs: int, *, tells_steps: bool) -> Iterator[Limit]:
-        """By when the workers must have done what.
+    def limits(self, hangs: int, *, tells_steps: bool) -> Iterator[tuple[float, float, str]]:
+        """By when the workers must have done what: since when, for how long, and the reason if they do not.
 
         Args:
             hangs: hangs of the job since the last new step.
@@ -116,56 +118,43 @@ class Hang:
             allowed_s = max(ENDED_S, self.timeout_s or 0.0) * REPEAT_FACTOR**hangs
             since_s = max(self.step_s, self.active_s)
             text = "a rank has ended, and no other did anything for {quiet:.1f} s ({allowed:g} s allowed)"
-            yield Limit(since_s, allowed_s, text)
+            yield since_s, allowed_s, text
         if self.is_over:
             return
         if self.step is not None:
-            text = f"no step after step {self.step} for {{quiet:.1f}} s ({self._limit_text(hangs)})"
-            yield Limit(self.step_s, self.allowance_s(hangs), text)
+            text = "no step after step {step} for {quiet:.1f} s " + (_LONGEST if self.timeout_s is None else _TIMEOUT)
+            yield self.step_s, self.allowance_s(hangs), text
         elif self.has_checkpoint:  # a script that is known to tell steps is late; another is only seen to be silent
             start_s = max(self.start_s, self.timeout_s or 0.0)
             sign = "" if tells_steps else ", no output and no CPU time used"
             since_s = self.step_s if tells_steps else max(self.step_s, self.active_s)
-            yield Limit(since_s, start_s, f"no first step{sign} for {{quiet:.0f}} s ({{allowed:g}} s allowed)")
+            yield since_s, start_s, "no first step" + sign + " for {quiet:.0f} s ({allowed:g} s allowed)"
         elif self.timeout_s is not None:
             text = (
                 "no output and no CPU time of any worker for {quiet:.1f} s "
                 "(restart.hang_timeout_s: {allowed:g}; weaker evidence than steps: this job tells none)"
             )
-            yield Limit(self.active_s, self.timeout_s, text)
+            yield self.active_s, self.timeout_s, text
 
     def check(self, now_s: float, hangs: int, *, tells_steps: bool) -> Stall | None:
         """Whether the workers hang. None while all is well, or nothing can be told."""
-        for limit in self.limits(hangs, tells_steps=tells_steps):
-            quiet_s = now_s - limit.since_s
-            if now_s >= limit.since_s + limit.allowed_s:
-                return Stall(quiet_s=quiet_s, reason=limit.text.format(quiet=quiet_s, allowed=limit.allowed_s))
+        for since_s, allowed_s, text in self.limits(hangs, tells_steps=tells_steps):
+            if now_s >= since_s + allowed_s:
+                quiet_s = now_s - since_s
+                reason = text.format(quiet=quiet_s, allowed=allowed_s, step=self.step, longest=self.longest_s)
+                return Stall(quiet_s=quiet_s, reason=reason)
         return None
 
     def due_s(self, hangs: int, *, tells_steps: bool) -> float | None:
         """When to check next; None for never."""
         limits = self.limits(hangs, tells_steps=tells_steps)
-        return min((limit.since_s + limit.allowed_s for limit in limits), default=None)
+        return min([since_s + allowed_s for since_s, allowed_s, _ in limits], default=None)
 
     def allowance_s(self, hangs: int) -> float:
         """How long the next step may take."""
         if self.timeout_s is not None:
             return self.timeout_s
         return max(FLOOR_S, STEPS_FACTOR * self.longest_s) * REPEAT_FACTOR**hangs
-
-    def _limit_text(self, hangs: int) -> str:
-        if self.timeout_s is not None:
-            return f"restart.hang_timeout_s: {self.timeout_s:g}"
-        return f"{self.allowance_s(hangs):.0f} s allowed, the longest step took {self.longest_s:.1f} s"
-
-
-@dataclass(frozen=True)
-class Limit:
-    """Something that workers must do within `allowed_s` of `since_s`; `text` is the reason if they do not."""
-
-    since_s: float
-    allowed_s: float
-    text: str
 
 
 @dataclass(frozen=True, kw_only=True)

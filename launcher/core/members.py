@@ -15,6 +15,8 @@ from launcher.core.frozen import replace
 class Phase(Enum):
     """Where a member stands. Exactly one at any time."""
 
+    __hash__ = object.__hash__  # Enum hashes the name, in Python: tables by phase are read in every decision
+
     JOINING = "joining"  # its runner is to come
     READY = "ready"  # its runner is there, and the node does not train
     TRAINING = "training"  # it belongs to the attempt

@@ -62,7 +62,8 @@ def advance(turn: Turn) -> None:
     if attempt.phase is not AttemptPhase.TRAINING or attempt.is_decisive or may_be_asked(state.requests):
         _leave_at_work(turn)
         return
-    _release(turn)
+    if state.holders:
+        _release(turn)
     if _is_elastic(turn):
         _tend_boosters(turn)
         _leave_at_work(turn)
@@ -73,10 +74,11 @@ def next_s(turn: Turn) -> list[float | None]:
     """When advance() has something to do."""
     state = turn.state
     attempt = state.attempt
-    is_training = attempt is not None and attempt.phase is AttemptPhase.TRAINING and not attempt.is_decisive
-    if state.stage is not Stage.ATTEMPT or not is_training or may_be_asked(state.requests):
+    if attempt is None or state.stage is not Stage.ATTEMPT or not (_is_elastic(turn) or state.holders):
         return []
-    found: list[float | None] = [_release_s(turn)]
+    if attempt.phase is not AttemptPhase.TRAINING or attempt.is_decisive or may_be_asked(state.requests):
+        return []
+    found: list[float | None] = [_release_s(turn)] if state.holders else []
     if not _is_elastic(turn):
         return found
     if not state.asking.is_asked and _missing(turn) > 0:
@@ -162,8 +164,9 @@ def _settle(turn: Turn) -> None:
     state, attempt = turn.state, turn.attempt
     if state.requests.stop is not None:
         return
-    size, now = _look(turn).size, len(attempt.nodes)
-    if 0 < size < now and choice.wanted(turn) < now:
+    look, now = _look(turn), len(attempt.nodes)
+    size = look.size
+    if 0 < size < now and look.wanted < now:
         _ask(turn, boosters.SCALED_DOWN, to=size)
         return
     seen = (size, state.members.usable)

@@ -182,6 +182,8 @@ class Look:
 class AttemptPhase(Enum):
     """How far an attempt is; they follow each other in this order, but for JUDGING, and any may be passed over."""
 
+    __hash__ = object.__hash__  # Enum hashes the name, in Python: tables by phase are read in every decision
+
     RECORDING = "recording"  # until its start is on disk: its number must not be given twice
     RETURNING = "returning"  # after a take-over: until its runners have found this supervisor
     STARTING = "starting"  # until workers run on all nodes
@@ -379,6 +381,8 @@ class TimeLimit:
 
 class Stage(Enum):
     """What the job as a whole waits for."""
+
+    __hash__ = object.__hash__  # Enum hashes the name, in Python: tables by phase are read in every decision
 
     ASKING = "asking"  # which nodes can be given a process
     PROBING = "probing"  # a folder that can be written

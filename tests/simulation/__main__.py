@@ -6,16 +6,14 @@ import argparse
 import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from simulation.campaign import Tally, explain, run_one, run_seeds
+from simulation.campaign import Tally, explain, run_on_all_cores, run_one
 from simulation.schedule import draw
 
-BATCH = 500
 SHOWN = 3  # failures of each rule
 
 
@@ -38,7 +36,6 @@ def main() -> int:
 
 def _run(count: int, seed: int, jobs: int) -> Tally:
     tally, begun_s = Tally(), time.monotonic()
-    batches = [range(at, min(at + BATCH, seed + count)) for at in range(seed, seed + count, BATCH)]
     console = Console(stderr=True)
     columns = (
         TextColumn("schedules"),
@@ -47,9 +44,9 @@ def _run(count: int, seed: int, jobs: int) -> Tally:
         TimeRemainingColumn(),
         TextColumn("{task.fields[found]}"),
     )
-    with ProcessPoolExecutor(jobs) as pool, Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=count, found="nothing found")
-        for done in pool.map(run_seeds, batches):
+        for done in run_on_all_cores(count, seed, jobs):
             tally.add(done)
             found = f"{len(tally.failures)} failed" if tally.failures else "nothing found"
             progress.update(task, completed=tally.schedules, found=found)

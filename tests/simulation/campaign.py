@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 import traceback
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +18,7 @@ from simulation.shrink import shrink
 from simulation.trace import Trace
 from simulation.world import World
 
+BATCH = 500
 LONGEST_S = 20.0  # CPU seconds of one schedule, 5,000 times the usual: then a decision does not end
 
 
@@ -101,6 +106,20 @@ def run_seeds(seeds: range, **core: Any) -> Tally:
     for seed in seeds:
         run_one(draw(seed), tally, seed, **core)
     return tally
+
+
+def run_on_all_cores(count: int, first_seed: int, jobs: int | None = None) -> Iterator[Tally]:
+    """Runs the schedules of `count` seeds in processes; gives the tally of each batch, in the order of the seeds."""
+    end = first_seed + count
+    batches = [range(at, min(at + BATCH, end)) for at in range(first_seed, end, BATCH)]
+    with ProcessPoolExecutor(jobs or os.cpu_count(), initializer=_begin_process) as pool:
+        yield from pool.map(run_seeds, batches)
+
+
+def _begin_process() -> None:
+    """A schedule makes many objects that die with it: the collector has little to find."""
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 def explain(failure: Failure, **core: Any) -> str:

@@ -9,7 +9,7 @@ from launcher.core.commands import EndAllocation, EndJob, Order, Record, Requeue
 from launcher.core.inputs import AllocationState, CancelAsked, Requeued, TerminationExplained, TimerFired
 from launcher.core.members import Phase
 from launcher.core.replay import History, apply
-from launcher.core.state import AttemptPhase, BoosterPhase, Requests, Stage
+from launcher.core.state import AttemptPhase, BoosterPhase, Requests, Stage, State
 from simulation.event_rules import EventRules
 from simulation.training import CHUNK_STEPS
 
@@ -181,14 +181,14 @@ class Invariants:
             if before.stage not in (Stage.CLOSING, Stage.REQUEUEING, Stage.ENDED) and not is_done:
                 self._cancel_s.setdefault(driver.term, now_s)
         if self._world.setup.boosters:
-            self._check_boosters(driver)
+            self._check_boosters(driver, before)
         if type(message) is TimerFired and state.timer_s is not None and not todo and state == before:
             raise Violation("no lost timer", f"the timer fired, and none is set before {state.timer_s}")
         is_unset = state.timer_s is None and before.timer_s is not None and type(message) is not TimerFired
         if is_unset and not any(type(command) is SetTimer for command in todo):
             raise Violation("no lost timer", "the state's timer differs from the driver's")
 
-    def _check_boosters(self, driver: Driver) -> None:
+    def _check_boosters(self, driver: Driver, before: State) -> None:
         """As many as are wanted are there, in the queue, asked for, or about to be."""
         state, setup, now_s = driver.state, self._world.setup, driver.now_s
         known = [each for each in state.boosters if each.phase is not BoosterPhase.LEAVING]
@@ -197,18 +197,20 @@ class Invariants:
         attempt = state.attempt
         is_quiet = attempt is not None and attempt.phase is AttemptPhase.TRAINING and not attempt.is_decisive
         if (
-            is_quiet
+            len(known) < setup.boosters
+            and is_quiet
             and state.stage is Stage.ATTEMPT
-            and state.requests == Requests()
-            and state.history.scale is None
-            and not (setup.is_local or state.time_limit.is_ending)
-            and len(known) < setup.boosters
             and not state.asking.is_asked
             and now_s > state.asking.ask_s + 1.0
+            and state.history.scale is None
+            and not (setup.is_local or state.time_limit.is_ending)
+            and state.requests == Requests()
         ):
             raise Violation(
                 "as many boosters as are wanted", f"{len(known)} of {setup.boosters}, and none is asked for"
             )
+        if state.boosters is before.boosters and state.members is before.members:
+            return
         for booster in state.boosters:
             for node in booster.nodes:
                 if node not in state.members or state.members[node].allocation != booster.allocation:
@@ -237,9 +239,9 @@ class Invariants:
                     self._check_out(command.fields["node"], command.fields.get("reason") or "")
                 elif command.event == "fault":
                     self._check_fault(driver, command.fields)
-        self._history[driver.term] = history
         if history != driver.state.history:
             raise Violation("replay gives the state", f"{history} differs from {driver.state.history}")
+        self._history[driver.term] = driver.state.history  # equal: what does not change is the same object next time
 
     def _check_out(self, node: str, reason: str) -> None:
         world = self._world

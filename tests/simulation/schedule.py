@@ -217,7 +217,7 @@ def _draw_boosters(rng: random.Random, setup: Setup) -> Setup:
         skips=boosters == 3 and rng.random() < 0.5,
         settle_s=rng.choice((0.5, 3.0, 10.0, 30.0)),
         snooze_s=rng.choice((1.0, 15.0, 60.0)),
-        chunks=rng.choice((3, 5, 8, 12)),
+        chunks=rng.choice((3, 4, 6, 8)),
     )
 
 
