@@ -32,8 +32,8 @@ from rich.table import Table
 from launcher import Executor
 from launcher.history.recovery import cold_start_s
 from launcher.history.resize import Resize, resizes
-from launcher.operate import scale_job, stop_job
 from launcher.registry import find_job
+from launcher.submission.job_control import scale_job, stop_job
 
 PHASES = {
     "stop": "from the last step, or the fault, until the attempt's processes have ended everywhere",

@@ -1,25 +1,26 @@
 """Submits a job, supervises it, recovers it. Importing it needs neither torch nor MPI.
 
     cli/           the `holdfast` command; progress.py is its live view
-    executor       submitit's way in
-    submission/    handing a job to Slurm or to the local cluster; or running it inside the job that we are in
-    supervisor/    decides: one per job
-    clusters/      starts runners and agents, on Slurm or on this machine
-    standby        takes over from a supervisor that is lost
-    terms          who supervises a job: terms and the lease
+    executor       submitit's executor
+    submission/    hands a job to Slurm or to the local cluster, or runs it inside the job that we are in
+    supervisor/    drives the decision core: one per job
+    core/          decides: state and input in, state and commands out
+    leadership/    who supervises a job: terms and the lease
+    connections/   authenticated connections between the hosts of a job
+    scheduler/     starts runners and agents, on Slurm or on this machine
     runner/        one per node: heartbeat, warm process, workers
     history/       events.jsonl, the single record, and its readers
-    registry       where this user's jobs are; operate.py asks how they stand and ends them; stop_request.py: the file
-                   that has one save and end
-    logs           what ranks and nodes wrote; tail.py reads what others append to; plain_file.py, a stranger's files
-    jobfile        what to run; checkpoint_plan.py says what its checkpoints will take
-    module_names   a script's own modules win over Holdfast's of the same name
-    channel        authenticated frames between supervisor and runners; half_open.py and listener.py bound strangers
-    job_socket     a socket that only the job's hosts reach; host_addresses.py: which these are
+    env/           the environment of a job's processes: lint, fabric, containers, failure domains
     doctor/        whether a job will run here
-    fabric         NCCL over EFA: what to set, what its log says; environment.py and node_env.py lint what is set
-    domains        which switch each node hangs on
-    containers     which options of a job belong to its steps
+    jobfile        what to run; elastic.py: its sizes, sbatch_options.py, gpus.py; checkpoint_plan.py: what its
+                   checkpoints take; boosters.py: whether Slurm can give an elastic job its boosters
+    registry       where this user's jobs are; logs.py: what ranks and nodes wrote
+    outcome        how a job ends, and its exit codes
+    stop_request   the file that asks for a save and the end; scale_request.py: for another size
+    run_id         the identity of a run; run_liveness.py: whether another run has ended
+    supervisor_process  the process of a job on the local cluster; processes.py finds and ends processes
+    plain_file     reads files of other users safely; tail.py: files that grow; disk_read.py: with a deadline
+    module_names   a script's own modules win over Holdfast's of the same name
     errors
 
 Public names:

@@ -27,7 +27,7 @@ from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
 from launcher.module_names import check_modules
 from launcher.registry import KnownJob, remember
-from launcher.submission.inside import run_here
+from launcher.submission.in_allocation import run_here
 from launcher.submission.local import SupervisedLocalExecutor
 from launcher.submission.request import make_folder
 from launcher.submission.slurm import SupervisedSlurmExecutor
@@ -49,7 +49,7 @@ class Torchrun:
     """A training script to run on every node under torch elastic, as torchrun would.
 
     `Executor.submit` takes one. Called instead, inside a job that any other executor submitted or on a laptop, it runs
-    there and returns the outcome: see `launcher.submission.inside`.
+    there and returns the outcome: see `launcher.submission.in_allocation`.
 
     Args:
         script: path of the script; relative to the working directory at submission.

@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.errors import UsageError
 from launcher.history.events import read_events
 from launcher.history.status import JobStatus, status_of
-from launcher.operate import OUTCOMES
+from launcher.submission.job_control import OUTCOMES
 from launcher.tail import Tail
 
 _POLL_S = 0.3

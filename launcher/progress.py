@@ -16,10 +16,10 @@ from rich.text import Text
 from launcher.errors import LauncherError
 from launcher.history.status import Event, JobStatus, StatusFold
 from launcher.history.view import duration, event_line, plural, state_style
-from launcher.operate import last_words
 from launcher.outcome import Outcome
 from launcher.registry import KnownJob
-from launcher.submission.process import Process
+from launcher.submission.job_control import last_words
+from launcher.supervisor_process import Process
 from launcher.tail import Tail
 
 _POLL_S = 0.1

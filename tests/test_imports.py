@@ -55,6 +55,12 @@ def imported(path: Path) -> set[str]:
     return names
 
 
+def imported_modules(path: Path) -> set[str]:
+    """As `imported`; of a `from launcher import gpus`, launcher.gpus."""
+    nodes = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom))
+    return imported(path) | {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+
+
 def test_packages_import_one_way() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
@@ -80,6 +86,18 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     """Imports inside functions and for type checkers count too."""
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for _, path in modules()}
     graph = {name: imported(path) & names.keys() for name, path in names.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names them
+
+
+def test_rooms_of_the_launcher_import_one_way() -> None:
+    """A room is a folder, or a module beside the folders. The package's face names modules and is of no room."""
+    graph: dict[str, set[str]] = {}
+    for package, path in modules():
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if package != "launcher" or parts[1].startswith("__"):
+            continue
+        rooms = {name.split(".")[1] for name in imported_modules(path) if name.startswith("launcher.")}
+        graph.setdefault(parts[1], set()).update(rooms - {parts[1]})
     TopologicalSorter(graph).prepare()  # raises CycleError, which names them
 
 
@@ -113,7 +131,7 @@ def test_importing_a_package_loads_neither_torch_nor_mpi(package: str) -> None:
 # Imported while a job starts or recovers: they take a job that was validated at its submission as it is.
 STARTS = (
     *("ckpt.config", "ckpt.agent.__main__", "ckpt.checkpointer", "launcher.jobfile", "launcher.runner.runner"),
-    *("launcher.runner.script", "launcher.standby", "launcher.supervisor.entry"),
+    *("launcher.runner.script", "launcher.supervisor.standby", "launcher.supervisor.entry"),
 )
 
 

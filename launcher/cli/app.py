@@ -55,7 +55,7 @@ class _NodeVerbs(_RoomVerbs):
     """`holdfast node`."""
 
     def _verbs(self) -> Any:
-        from launcher.node_env import app as env
+        from launcher.env.node_env import app as env
         from lifecycle.cli import app as verbs
 
         group = typer.main.get_group(plain(verbs))

@@ -26,8 +26,8 @@ def status(
 
     ETTR is the share of the time since the start that was spent gaining steps that counted.
     """
-    from launcher.operate import status_now
     from launcher.registry import find_job, listed_jobs
+    from launcher.submission.job_control import status_now
 
     if job is None:
         return _print_jobs(listed_jobs(), as_json)
@@ -54,8 +54,8 @@ def logs(
     """Print what a job's workers wrote: rank 0 of the newest attempt, unless told otherwise."""
     from launcher.errors import UsageError
     from launcher.logs import Selection, follow_logs, print_logs
-    from launcher.operate import status_now
     from launcher.registry import find_job
+    from launcher.submission.job_control import status_now
 
     if lines is not None and lines < 0:
         raise UsageError(f"--lines: got {lines}, expected 0 or more")
@@ -81,8 +81,8 @@ def scale(
     It grows as soon as it has the nodes: on Slurm when its boosters start, on the local cluster at once. It shrinks at
     a step that all ranks agree on. Its state goes from memory to memory. Asking again replaces the earlier wish.
     """
-    from launcher.operate import scale_job
     from launcher.registry import find_job
+    from launcher.submission.job_control import scale_job
 
     found = find_job(job)
     told = scale_job(found, nodes)
@@ -104,8 +104,8 @@ def stop(
     below memory. A job that waits in Slurm's queue leaves it, unless --at-step or --after is given.
     Asking again replaces the earlier request.
     """
-    from launcher.operate import stop_job
     from launcher.registry import find_job
+    from launcher.submission.job_control import stop_job
 
     at_s = None if after is None else time.time() + _seconds(after)
     typer.echo(stop_job(find_job(job), at_step, at_s))
@@ -113,8 +113,8 @@ def stop(
 
 def cancel(job: JobName) -> None:
     """End a job for good, at once and without a last checkpoint. Its folder and its checkpoints stay."""
-    from launcher.operate import cancel_job
     from launcher.registry import find_job
+    from launcher.submission.job_control import cancel_job
 
     typer.echo(cancel_job(find_job(job)))
 
@@ -129,7 +129,7 @@ def _seconds(text: str) -> float:
 
 
 def _print_jobs(jobs: list[KnownJob], as_json: bool) -> None:
-    from launcher.operate import status_now
+    from launcher.submission.job_control import status_now
 
     states = [(job, status_now(job)) for job in jobs]
     if as_json:

@@ -41,7 +41,7 @@ class NodeOut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PastBooster:
+class RecordedBooster:
     """A booster by the events.
 
     Attributes:
@@ -162,7 +162,7 @@ class History:
     stop: str | None = None
     is_halt: bool = False
     is_cancelled: bool = False
-    boosters: tuple[PastBooster, ...] = ()
+    boosters: tuple[RecordedBooster, ...] = ()
     holders: tuple[str, ...] = ()
     scale: int | None = None
 
@@ -221,7 +221,7 @@ def _of_booster(history: History, event: Event, **changes: Any) -> History:
 
 
 def _booster_asked(history: History, event: Event) -> History:
-    return replace(history, boosters=(*history.boosters, PastBooster(allocation=event["allocation"])))
+    return replace(history, boosters=(*history.boosters, RecordedBooster(allocation=event["allocation"])))
 
 
 def _node_leaving(history: History, event: Event) -> History:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ckpt import CheckpointConfig, CheckpointError
 from ckpt.cli.app import probe_bucket
-from launcher.job_socket import filter_refused
+from launcher.connections.job_socket import filter_refused
 from lifecycle import Finding, Status
 from slurm.command import CommandError, run
 

@@ -3,8 +3,7 @@
     runner.py      the process `python -m launcher.runner`: connection to the supervisor, heartbeat, fencing
     attempt.py     what the node has of the attempt that runs, from its start to its end
     config.py      what it needs to know
-    succession.py  which supervisor rules; starts a standby when there is none
-    memo.py        what a supervisor that takes over has to be told again
+    report_log.py  the messages of the attempt that a new supervisor has to get again
     watch.py       one attempt as seen on this node: the workers' board, the ckpt agent's events
     variables.py   what workers and agents find in their environment
     port.py        for the workers' next rendezvous
@@ -19,9 +18,8 @@
     network.py     which network NCCL uses in the workers
     activity.py    whether the workers do anything that can be seen from outside
     stacks.py      stack dumps of workers that hang
-    processes.py   finding and ending processes
 
-Messages (JSON objects on launcher.channel), runner -> supervisor:
+Messages (JSON objects on launcher.connections.channel), runner -> supervisor:
     hello {node, pid, restart_count, allocation, addresses, attempt, warm, port, problem}    first; restart_count: of
         the job when this runner was started; allocation: the Slurm job that the node belongs to, or "local"; addresses:
         of this host, IPv4; attempt: what runs here, or null; problem: why this node cannot train, or null. Then once

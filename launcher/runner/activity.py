@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from launcher.runner.processes import cpu_ticks
+from launcher.processes import cpu_ticks
 
 # What threads that only wait still use (NCCL's watchdog, a heartbeat): well below; a worker that computes: far above.
 BUSY_SHARE = 0.05

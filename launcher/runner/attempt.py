@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.agent.process.launch import PID_FILE
-from launcher.channel import Message
-from launcher.fabric import fabric_environment
+from launcher.connections.channel import Message
+from launcher.env.fabric import fabric_environment
 from launcher.jobfile import JobSpec
+from launcher.processes import end_all, environment_of, handles
 from launcher.runner.activity import Activity
 from launcher.runner.agent_template import AgentTemplate
 from launcher.runner.config import RunnerConfig
 from launcher.runner.network import NetworkWatch, nccl_log_pattern
 from launcher.runner.port import free_port
-from launcher.runner.processes import end_all, environment_of, handles
 from launcher.runner.stacks import Worker, dump
 from launcher.runner.variables import worker_environment
 from launcher.runner.watch import Patience, Watch

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher import domains
+from launcher.env import failure_domains
 from launcher.errors import UsageError
 from launcher.runner.memory import memory_of
 
@@ -64,5 +64,5 @@ class RunnerConfig:
             restart_count=int(env["HOLDFAST_RESTART_COUNT"]),
             allocation=booster or env.get("SLURM_JOB_ID") or "local",
             is_booster=booster is not None,
-            switches=domains.from_environment(env),
+            switches=failure_domains.from_environment(env),
         )

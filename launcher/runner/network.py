@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from launcher.fabric import read_nccl_log, wrong
+from launcher.env.fabric import read_nccl_log, wrong
 from lifecycle import Expected
 
 _READ_BYTES = 1 << 20  # INIT and NET of one process are tens of kB

@@ -15,7 +15,7 @@ from torch.distributed import Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from launcher.job_socket import bound_socket, keep_out_others
+from launcher.connections.job_socket import bound_socket, keep_out_others
 
 log = logging.getLogger(__name__)
 

@@ -1,10 +1,10 @@
 """The runner of a node: `python -m launcher.runner`.
 
 Connects to the supervisor, says twice a second that it lives, starts and ends what the supervisor asks for. Without a
-supervisor it looks for the next one, or starts it when its turn has come (succession.py). It ends its workers after
-FENCE_S, so that a node that is cut off cannot go on writing, and hands the job back to Slurm after LEAVE_S; already
-after FENCE_S where Slurm has sent it a SIGTERM: the job is being ended then, and has KillWait left. The messages are
-listed in the package's docstring.
+supervisor it looks for the next one, or starts it when its turn has come (leadership/succession.py). It ends its
+workers after FENCE_S, so that a node that is cut off cannot go on writing, and hands the job back to Slurm after
+LEAVE_S; already after FENCE_S where Slurm has sent it a SIGTERM: the job is being ended then, and has KillWait left.
+The messages are listed in the package's docstring.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ import sys
 import time
 from collections.abc import Coroutine
 
-from launcher.channel import Channel, ChannelError, Message, connect
-from launcher.clusters.ended import verdict
+from launcher.connections.channel import Channel, ChannelError, Message, connect
+from launcher.connections.host_addresses import own_addresses
 from launcher.disk_read import DiskRead
 from launcher.errors import LauncherError, UsageError
-from launcher.host_addresses import own_addresses
 from launcher.jobfile import JobSpec, read_job
+from launcher.leadership.succession import Succession
+from launcher.leadership.terms import SUSPECT_S
+from launcher.processes import die_with_parent
+from launcher.run_liveness import verdict
 from launcher.runner.attempt import NodeAttempt
 from launcher.runner.config import RunnerConfig
-from launcher.runner.memo import Memo
 from launcher.runner.memory import (
     MEMORY_ROOT,
     hold_memory_dir,
@@ -34,11 +36,9 @@ from launcher.runner.memory import (
     remove_ended,
     remove_memory_dir,
 )
-from launcher.runner.processes import die_with_parent
+from launcher.runner.report_log import ReportLog
 from launcher.runner.step_signals import WARNINGS
-from launcher.runner.succession import Succession
 from launcher.runner.watch import LOOK_S
-from launcher.terms import SUSPECT_S
 from lifecycle import Status, preflight
 from slurm import Slurm
 
@@ -64,7 +64,7 @@ class Runner:
         secret = config.job_dir / "secret"
         self._secret_file = DiskRead(lambda: bytes.fromhex(secret.read_text()), secret)
         self._secret: bytes | None = None  # read once: a connection may break while the file system hangs
-        self._memo = Memo()
+        self._report_log = ReportLog()
         self._attempt = NodeAttempt(config, self._send, self._beat)
         self._channel: Channel | None = None
         self._spec: JobSpec | None = None
@@ -152,7 +152,7 @@ class Runner:
         if self._broken is not None:
             self._send(self._broken)
         self._tell_of_sigterm()  # before the ends of workers that it has stopped
-        for told in self._memo.messages():
+        for told in self._report_log.messages():
             self._send(told)
         beat = asyncio.create_task(self._heartbeat())
         try:
@@ -243,7 +243,7 @@ class Runner:
         op, attempt = message["op"], self._attempt
         if op == "start":
             await attempt.end(next_attempt=message["attempt"])
-            self._memo.clear()
+            self._report_log.clear()
             if self._spec is None:
                 raise RuntimeError(f"{self._config.node}: start of an attempt on a node that failed its preflight")
             attempt.start(self._spec, message)
@@ -259,7 +259,7 @@ class Runner:
                 remove_memory_dir(ram_dir)  # the run goes on without a booster, and has what it held
         elif op == "hold":
             await attempt.end(next_attempt=message["attempt"], generation=message["generation"])
-            self._memo.clear()
+            self._report_log.clear()
         elif message.get("attempt") != attempt.number:
             return  # of one that is over
         elif op == "stop":
@@ -287,7 +287,7 @@ class Runner:
         if message["op"] == "broken":
             self._broken = message
         if self._attempt.number is not None and message.get("attempt") == self._attempt.number:
-            self._memo.note(message)
+            self._report_log.note(message)
         if self._channel is not None:
             try:
                 self._channel.send(message)

@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from launcher.module_names import give_back
+from launcher.processes import die_with_parent
 from launcher.runner.last_words import LastWords
-from launcher.runner.processes import die_with_parent
 from launcher.runner.stacks import answer_stack_requests
 from launcher.runner.step_signals import leave_signals_to_the_rank
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.runner.processes import handles, state_of, status_of
+from launcher.processes import handles, state_of, status_of
 from slurm import SlurmError
 from slurm.command import run
 

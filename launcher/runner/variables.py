@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from launcher import domains
+from launcher.env import failure_domains
 from launcher.jobfile import JobSpec
 from launcher.runner.config import RunnerConfig
 
@@ -34,4 +34,4 @@ def attempt_environment(
         environment["HOLDFAST_CHECKPOINT"] = json.dumps(asdict(spec.checkpoint))
     if spec.elastic is not None and (recipe := spec.elastic.scale.get(str(len(nodes)))):
         environment["HOLDFAST_SCALE"] = json.dumps(dict(recipe))
-    return environment | domains.for_ckpt(spec.checkpoint, nodes, switches)
+    return environment | failure_domains.for_ckpt(spec.checkpoint, nodes, switches)

@@ -37,9 +37,9 @@ except (ImportError, OSError) as error:  # a library of CUDA's that is missing i
         print(json.dumps({"event": "unfit", "reason": told}), flush=True)
     raise
 
+from launcher.processes import adopt_orphans, die_with_parent
 from launcher.runner.last_words import LastWords
 from launcher.runner.process_groups import keep_process_groups
-from launcher.runner.processes import adopt_orphans, die_with_parent
 from launcher.runner.script import ENDING_SIGNALS, run_script, script_traceback
 from launcher.runner.step_signals import WARNINGS
 

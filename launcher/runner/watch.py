@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt import Board, CheckpointError, Monitor
-from launcher.runner.processes import environment_of, state_of
+from launcher.processes import environment_of, state_of
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ckpt.agent.process.launch import PYTHON
-from launcher.runner.processes import descendants, end_all, session_pids
+from launcher.processes import descendants, end_all, session_pids
 from launcher.runner.script import ENDING_SIGNALS
 
 log = logging.getLogger(__name__)

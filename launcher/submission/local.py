@@ -16,12 +16,12 @@ from submitit.core.utils import JobPaths
 from submitit.local.local import LocalExecutor, LocalJob
 
 from ckpt.agent.process.launch import PYTHON
-from launcher.clusters.local import require_mpirun
 from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec
+from launcher.scheduler.local import require_mpirun
 from launcher.submission.outcome import SupervisedJob
-from launcher.submission.process import Process
 from launcher.submission.request import make_folder, write_request
+from launcher.supervisor_process import Process
 
 
 class SupervisedLocalJob(SupervisedJob, LocalJob):

@@ -20,7 +20,7 @@ from ckpt import durable_write
 from ckpt.agent.process.launch import PYTHON
 from launcher import gpus
 from launcher.boosters import require_booster
-from launcher.containers import of_the_batch
+from launcher.env.containers import of_the_batch
 from launcher.errors import LauncherError, UsageError
 from launcher.jobfile import JobSpec
 from launcher.sbatch_options import check_sbatch_option

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from launcher.clusters.cluster import Cluster
 from launcher.core.commands import AskAllocation, EndAllocation
 from launcher.core.inputs import AllocationAsked, AllocationsSeen, AllocationState, Input
 from launcher.errors import LauncherError
+from launcher.scheduler.cluster import Cluster
 from slurm import SlurmError
 
 log = logging.getLogger(__name__)

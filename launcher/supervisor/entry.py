@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from launcher.clusters import open_cluster
 from launcher.history.events import EventLog
 from launcher.jobfile import JobSpec
 from launcher.outcome import Outcome
+from launcher.scheduler import open_cluster
+from launcher.supervisor.batch_process import BatchProcess
 from launcher.supervisor.folder import log_to, make_folders, prepare
-from launcher.supervisor.keeper import Keeper
 from launcher.supervisor.supervisor import Supervisor
 
 
@@ -35,7 +35,7 @@ def supervise(spec: JobSpec, job_dir: Path, cluster: str) -> Outcome:
     make_folders(job_dir)
     if cluster != "slurm":
         return supervise_here(spec, job_dir, cluster)
-    return Keeper(lambda after: supervise_here(spec, job_dir, cluster, take_over=after), job_dir).run()
+    return BatchProcess(lambda after: supervise_here(spec, job_dir, cluster, take_over=after), job_dir).run()
 
 
 def supervise_here(

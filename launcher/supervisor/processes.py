@@ -8,14 +8,14 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 
-from launcher import domains
-from launcher.clusters.cluster import AgentsHandle, Cluster
 from launcher.core.commands import AdoptAgents, StartAgents
 from launcher.core.inputs import AgentsEnded, Input, LaunchEnded
 from launcher.disk_read import DiskRead
+from launcher.env import failure_domains
 from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec
 from launcher.runner.variables import attempt_environment
+from launcher.scheduler.cluster import AgentsHandle, Cluster
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Processes:
     def start_agents(self, command: StartAgents) -> None:
         async def work() -> None:
             number, nodes = command.attempt, list(command.nodes)
-            switches = domains.switches_of(self._cluster.topology, nodes)
+            switches = failure_domains.switches_of(self._cluster.topology, nodes)
             own = attempt_environment(self._spec, self._cluster.run_id, self._job_dir, number, nodes, switches)
             environment = {**self._spec.env, **own}  # credentials, proxies: agents use storage as workers do
             environment |= {"HOLDFAST_ROLE": "agent", "HOLDFAST_RESTART_COUNT": str(self._cluster.restart_count)}

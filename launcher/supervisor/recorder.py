@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher.history.events import Event, EventLog
-from launcher.supervisor.office import FolderRemovedError, Superseded
+from launcher.leadership.lease import FolderRemovedError, Superseded
 
 
 class Recorder:

@@ -16,31 +16,31 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher import domains
-from launcher.clusters.cluster import Cluster
+from launcher.connections.host_addresses import ranges
+from launcher.connections.links import Links
 from launcher.core import begin, decide, inputs
 from launcher.core import commands as do
 from launcher.core.commands import Command
 from launcher.core.inputs import Input
 from launcher.core.requests import is_asked
 from launcher.core.state import ElasticLimits, JobFacts, RestartLimits, State
+from launcher.env import failure_domains
 from launcher.errors import LauncherError
 from launcher.history.events import Event, EventLog, read_events
 from launcher.history.status import StatusFold
-from launcher.host_addresses import ranges
 from launcher.jobfile import JobSpec
+from launcher.leadership.lease import FolderRemovedError, Leadership, Superseded
+from launcher.leadership.terms import newest
 from launcher.outcome import EXIT_CODES, Outcome, kept, unsaved
 from launcher.runner.step_signals import WARNINGS
 from launcher.scale_request import ScaleRequest
+from launcher.scheduler.cluster import Cluster
 from launcher.stop_request import StopRequest
 from launcher.supervisor.allocations import Allocations, recorded
 from launcher.supervisor.folder import probe, read_secret, until_written
-from launcher.supervisor.links import Links
-from launcher.supervisor.office import FolderRemovedError, Office, Superseded
 from launcher.supervisor.own_checkpoints import OwnCheckpoints
 from launcher.supervisor.processes import Processes
 from launcher.supervisor.recorder import Recorder
-from launcher.terms import newest
 from slurm import SlurmError
 from slurm.hostlist import compress
 
@@ -83,8 +83,8 @@ class Supervisor:
         self._begun_s = time.monotonic()
         self._epoch_s = time.time() - self._begun_s  # the core's clock: from the epoch, and never jumps
         self._inbox: asyncio.Queue[Input] = asyncio.Queue()
-        self._office = Office(job_dir, cluster)
-        self._recorder = Recorder(events, self._office.check, self._on_superseded)
+        self._leadership = Leadership(job_dir, run_id=cluster.run_id, node=cluster.node, host=cluster.host)
+        self._recorder = Recorder(events, self._leadership.check, self._on_superseded)
         self._predecessor = self._node_taken_over_from()
         self._superseded = False
         self._has_request = False  # whether somebody has asked for the job's end
@@ -100,7 +100,7 @@ class Supervisor:
             cluster.allocation,
             spec.most_boosters * spec.booster_nodes,
         )
-        self._switches = domains.switches_of(cluster.topology, cluster.nodes)
+        self._switches = failure_domains.switches_of(cluster.topology, cluster.nodes)
         self._processes = Processes(spec, job_dir, cluster, self._inbox.put_nowait, self._spawn)
         self._allocations = Allocations(cluster, self._inbox.put_nowait)
         self._own_checkpoints = OwnCheckpoints(spec.progress) if spec.progress is not None else None
@@ -135,15 +135,15 @@ class Supervisor:
     async def _until_end(self) -> do.EndJob:
         """Opens the server, then decides input after input, until the core ends the job."""
         port = await self._links.open(self._cluster.listen_host)
-        self._office.take(port, self._take_over)
-        self._links.term = self._events.term = self._office.term
+        self._leadership.take(port, self._take_over)
+        self._links.term = self._events.term = self._leadership.term
         self._processes.environment = self._allocations.environment = {
             **self._spec.env,
             "HOLDFAST_RUN_ID": self._cluster.run_id,
             "HOLDFAST_JOB_DIR": str(self._job_dir),
             "HOLDFAST_RESTART_COUNT": str(self._cluster.restart_count),
             "HOLDFAST_SUPERVISOR": f"{self._cluster.host}:{port}",
-            **domains.to_environment(self._switches),
+            **failure_domains.to_environment(self._switches),
         }
         if self._take_over is not None:  # what comes behind this line from the supervisor before us does not count
             _log_event(self._events.append("takeover", node=self._cluster.node, predecessor=self._predecessor))
@@ -152,7 +152,7 @@ class Supervisor:
             self._history.add(event)
             if event["time"] > self._now_s():  # another host's clock was ahead: events are in order of time
                 self._epoch_s += event["time"] - self._now_s()
-        self._spawn(self._office.hold(lambda: not self._links.is_isolated, self._on_superseded, self._on_removed))
+        self._spawn(self._leadership.hold(lambda: not self._links.is_isolated, self._on_superseded, self._on_removed))
         self._spawn(self._look_for_requests())
         if self._spec.most_boosters:
             self._spawn(self._allocations.follow(recorded(past) if self._take_over is not None else ()))
@@ -172,7 +172,7 @@ class Supervisor:
     def _job(self) -> JobFacts:
         spec, cluster = self._spec, self._cluster
         warnings = []
-        if domains.wants_switches(spec.checkpoint) and len(self._switches) < len(cluster.nodes):
+        if failure_domains.wants_switches(spec.checkpoint) and len(self._switches) < len(cluster.nodes):
             warnings = ["failure_domain: switch, but Slurm knows no switch of every node: parity is spread over nodes"]
         restart = spec.restart
         return JobFacts(
@@ -265,13 +265,13 @@ class Supervisor:
 
     async def _probe_folder(self, command: do.ProbeFolder) -> None:
         if command.attempt is None:
-            await self._probe(self._office.confirm)
+            await self._probe(self._leadership.confirm)
         else:
             log_dir = self._log_dir(command.attempt)
             await self._probe(lambda: self._probe_logs(log_dir))
 
     def _probe_logs(self, log_dir: Path) -> None:
-        self._office.confirm()  # the folder is ours: nothing is made where somebody has removed it
+        self._leadership.confirm()  # the folder is ours: nothing is made where somebody has removed it
         probe(log_dir)
 
     async def _probe(self, write: Callable[[], None]) -> None:
@@ -425,7 +425,7 @@ class Supervisor:
         return "; ".join(filter(None, (halted, unsaved(status))))
 
     def _write_result(self, outcome: Outcome) -> None:
-        self._office.confirm()
+        self._leadership.confirm()
         outcome.write(self._job_dir, self._cluster.run_id)
         StopRequest.remove(self._job_dir)
         ScaleRequest.remove(self._job_dir)

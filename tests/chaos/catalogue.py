@@ -21,7 +21,7 @@ from typing import Any
 from broken_job import BrokenJob
 from slurm_kit import job_state
 
-from launcher.terms import newest
+from launcher.leadership.terms import newest
 from slurm import command
 
 Undo = Callable[[], object] | None

@@ -15,7 +15,7 @@ import pytest
 from waiting import until
 
 from ckpt.agent.process.launch import environment, mpirun_over_srun
-from launcher.runner.processes import descendants, state_of, status_of
+from launcher.processes import descendants, state_of, status_of
 
 MPIRUN = str(Path(sys.executable).with_name("mpirun"))
 SRUN = """#!/bin/sh

@@ -12,8 +12,8 @@ from typing import Any
 from main_job import Watch
 
 from launcher import Executor, JobSpec
-from launcher.operate import scale_job, stop_job
 from launcher.registry import find_job
+from launcher.submission.job_control import scale_job, stop_job
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "elastic_ddp" / "train.py"
 GLOBAL_BATCH, SAMPLES = 12, 250

@@ -10,7 +10,7 @@ from typing import Any
 from broken_job import BrokenJob
 from main_job import Event
 
-from launcher.terms import Term, newest
+from launcher.leadership.terms import Term, newest
 
 TAKE_OVER_S = 60.0  # longer than any take-over takes on a machine that does much else
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from main_job import Watch
 
-from launcher.terms import newest
+from launcher.leadership.terms import newest
 from slurm.command import Result, run
 
 pytestmark = pytest.mark.slurm

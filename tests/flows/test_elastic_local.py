@@ -11,11 +11,11 @@ from broken_job import SCRIPT
 from main_job import Event, Watch
 
 from launcher import Executor, JobSpec
-from launcher.clusters.local import kill_node
-from launcher.clusters.run_id import local_run_id
-from launcher.operate import cancel_job, scale_job
 from launcher.registry import find_job
+from launcher.run_id import local_run_id
 from launcher.runner.memory import memory_dir
+from launcher.scheduler.local import kill_node
+from launcher.submission.job_control import cancel_job, scale_job
 
 SIZE_S = 90.0
 

@@ -11,10 +11,10 @@ from s3_kit import KEY, SECRET, s3_server
 
 from launcher import Executor
 from launcher.cli import main
-from launcher.clusters.local import kill_node
 from launcher.history.recovery import recoveries
-from launcher.operate import cancel_job
 from launcher.registry import find_job
+from launcher.scheduler.local import kill_node
+from launcher.submission.job_control import cancel_job
 
 
 def test_a_killed_node_is_replaced_and_the_weights_are_those_of_a_run_without(

@@ -28,7 +28,7 @@ sleep 600
 """
 ABANDON = """
 import asyncio, pathlib
-from launcher.runner.succession import Succession
+from launcher.leadership.succession import Succession
 succession = Succession(pathlib.Path.cwd())
 succession.turn = 0
 asyncio.run(succession.abandon())

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.channel import Channel, ChannelError, Message, connect
-from launcher.clusters.local import LocalCluster
+from launcher.connections.channel import Channel, ChannelError, Message, connect
 from launcher.history.events import EventLog, read_events
 from launcher.jobfile import JobSpec
 from launcher.outcome import Outcome
+from launcher.scheduler.local import LocalCluster
 from launcher.supervisor.folder import make_folders, prepare, read_secret
 from launcher.supervisor.supervisor import Supervisor
 

@@ -12,13 +12,13 @@ import pytest
 from test_clusters_slurm import ENV, Scontrol, cluster
 
 from ckpt.agent.process.launch import JOBS, PYTHON
-from launcher.clusters import booster
-from launcher.clusters import slurm as slurm_cluster
-from launcher.clusters.boosters import SlurmBoosters
 from launcher.core.inputs import AllocationState
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
 from launcher.runner.config import RunnerConfig
+from launcher.scheduler import booster
+from launcher.scheduler import slurm as slurm_cluster
+from launcher.scheduler.boosters import SlurmBoosters
 from slurm import CommandError, JobEnvironment, Slurm
 from slurm.command import Result
 
@@ -54,7 +54,7 @@ SCRIPT = f"""#!/bin/bash
 #SBATCH --open-mode=append
 #SBATCH --output=/jobs/7/log/booster-%j.log
 trap '' USR1 USR2
-exec {shlex.join(PYTHON)} -u -m launcher.clusters.booster
+exec {shlex.join(PYTHON)} -u -m launcher.scheduler.booster
 """
 
 
@@ -183,7 +183,7 @@ def test_agents_of_several_jobs_are_one_world_by_mpirun_with_the_memory_of_each(
         async def start(cls, argv: list[str], environment: dict[str, str], log_path: Path, **_: Any) -> None:
             started.append((argv, environment))
 
-    monkeypatch.setattr(slurm_cluster, "Spawned", Recorded)
+    monkeypatch.setattr(slurm_cluster, "ChildProcess", Recorded)
     job = cluster(spec, Scontrol())
     allocations = {"n1": "7", "n2": "7", "n4": "8"}
     asyncio.run(job.start_agents(["n1", "n2"], {}, Path("/job/log/a.log"), allocations=allocations, holders=["n4"]))

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import channel
-from launcher.channel import Channel, ChannelError, Message, connect, serve
+from launcher.connections import channel
+from launcher.connections.channel import Channel, ChannelError, Message, connect, serve
 
 SECRET = b"s" * 32
 

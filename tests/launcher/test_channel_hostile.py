@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import channel
-from launcher.channel import Channel, ChannelError, Message, connect, serve
-from launcher.half_open import HalfOpen
-from launcher.listener import ACCEPTS_A_TURN
+from launcher.connections import channel
+from launcher.connections.channel import Channel, ChannelError, Message, connect, serve
+from launcher.connections.handshake_limit import Handshakes
+from launcher.connections.listener import ACCEPTS_A_TURN
 
 SECRET = b"s" * 32
 
@@ -217,12 +217,12 @@ def _descriptors() -> int:
 
 def test_a_server_whose_guests_come_from_many_hosts_has_no_room_for_one_more() -> None:
     """They may all be runners: none is dropped, the next waits in the kernel."""
-    half_open = HalfOpen(8)
-    numbers = [half_open.add(f"host{index}", lambda: pytest.fail("dropped")) for index in range(8)]
-    assert half_open.is_full
-    half_open.remove("host0", numbers[0])
-    assert not half_open.is_full
-    crowded = HalfOpen(8)
+    handshakes = Handshakes(8)
+    numbers = [handshakes.add(f"host{index}", lambda: pytest.fail("dropped")) for index in range(8)]
+    assert handshakes.is_full
+    handshakes.remove("host0", numbers[0])
+    assert not handshakes.is_full
+    crowded = Handshakes(8)
     for _ in range(20):
         crowded.add("crowd", lambda: None)
     assert not crowded.is_full and len(crowded) == 8
@@ -241,7 +241,7 @@ def test_refused_strangers_do_not_fill_the_log(
         assert await door.serves()
         door.close()
 
-    with caplog.at_level(logging.WARNING, logger="launcher.channel"):
+    with caplog.at_level(logging.WARNING, logger="launcher.connections.channel"):
         loop.run_until_complete(asyncio.wait_for(scenario(), 20))
     assert [record.getMessage()[:36] for record in caplog.records] == ["connection from 127.0.0.1 refused: 1"]
 
@@ -265,15 +265,15 @@ def test_a_deeply_nested_message_is_no_json_that_we_read(loop: asyncio.AbstractE
 
 def test_half_open_drops_the_oldest_of_the_host_that_has_most() -> None:
     dropped: list[str] = []
-    half_open = HalfOpen(3)
-    half_open.add("runner", lambda: dropped.append("runner"))
-    numbers = [half_open.add("crowd", lambda each=each: dropped.append(f"crowd {each}")) for each in range(4)]
-    assert dropped == ["crowd 0", "crowd 1"] and len(half_open) == 3
-    half_open.remove("crowd", numbers[0])  # dropped before: nothing happens
-    half_open.remove("crowd", numbers[2])
-    assert len(half_open) == 2
-    half_open.add("other", lambda: dropped.append("other"))
-    assert dropped == ["crowd 0", "crowd 1"] and len(half_open) == 3
+    handshakes = Handshakes(3)
+    handshakes.add("runner", lambda: dropped.append("runner"))
+    numbers = [handshakes.add("crowd", lambda each=each: dropped.append(f"crowd {each}")) for each in range(4)]
+    assert dropped == ["crowd 0", "crowd 1"] and len(handshakes) == 3
+    handshakes.remove("crowd", numbers[0])  # dropped before: nothing happens
+    handshakes.remove("crowd", numbers[2])
+    assert len(handshakes) == 2
+    handshakes.add("other", lambda: dropped.append("other"))
+    assert dropped == ["crowd 0", "crowd 1"] and len(handshakes) == 3
 
 
 async def _closed(reader: asyncio.StreamReader) -> None:

@@ -26,7 +26,7 @@ from launcher.logs import Selection, follow_logs
 from launcher.outcome import EXIT_CODES
 from launcher.progress import follow
 from launcher.registry import KnownJob, known_jobs, remember
-from launcher.submission.process import Process
+from launcher.supervisor_process import Process
 
 EVENTS = [
     {"time": 100.0, "event": "job_start", "run_id": "local-7", "nodes_requested": 2, "spares": 1, "cluster": "local"},

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from ckpt.agent.process.launch import PYTHON, command
-from launcher.clusters import ended, open_cluster
-from launcher.clusters import slurm as slurm_cluster
-from launcher.clusters.slurm import SlurmCluster
+from launcher import run_liveness
 from launcher.elastic import Elastic
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
+from launcher.scheduler import open_cluster
+from launcher.scheduler import slurm as slurm_cluster
+from launcher.scheduler.slurm import SlurmCluster
 from launcher.supervisor import supervise
 from slurm import CommandError, Slurm, SlurmError
 from slurm.command import Result
@@ -222,7 +223,7 @@ def test_steps_name_their_nodes_and_survive_the_loss_of_one(spec: JobSpec, monke
             assert outlives_us  # or the step ends with the supervisor, and nobody could take over
             started.append((argv, environment))
 
-    monkeypatch.setattr(slurm_cluster, "Spawned", Recorded)
+    monkeypatch.setattr(slurm_cluster, "ChildProcess", Recorded)
     job = cluster(spec, Scontrol(MPI_TYPES))
     asyncio.run(job.start_runners(["n1", "n2", "n3"], {"A": "1"}))
     asyncio.run(job.start_agents(["n1", "n3"], {"HOLDFAST_ATTEMPT": "1"}, Path("/job/log/agents.log"), allocations={}))
@@ -249,7 +250,7 @@ def test_steps_run_in_the_jobs_container(tmp_path: Path, monkeypatch: pytest.Mon
             assert outlives_us  # or the step ends with the supervisor, and nobody could take over
             started.append(argv)
 
-    monkeypatch.setattr(slurm_cluster, "Spawned", Recorded)
+    monkeypatch.setattr(slurm_cluster, "ChildProcess", Recorded)
     (tmp_path / "s.py").touch()
     image = {"container_image": "/images/torch.sqsh", "container_writable": True, "partition": "train"}
     spec = JobSpec.from_mapping({"script": "s.py", "nodes": 3, "slurm": image}, tmp_path)
@@ -297,7 +298,7 @@ def test_a_node_that_srun_has_named_can_be_given_nothing(
         async def start(cls, argv: list[str], environment: object, log_path: Path, *, outlives_us: bool) -> None:
             log_path.write_text("srun: error: Task launch for StepId=7.1 failed on node n2: Socket timed out\n")
 
-    monkeypatch.setattr(slurm_cluster, "Spawned", Said)
+    monkeypatch.setattr(slurm_cluster, "ChildProcess", Said)
     with socket.create_server(("127.0.0.1", 0)) as slurmd:
         lines = "\n".join(node_line(name, "MIXED", slurmd.getsockname()[1]) for name in ("n1", "n2"))
         job = cluster(spec, Scontrol(MPI_TYPES, ("RUNNING", 2), lines, "SlurmdPort              = 6818\n"))
@@ -318,7 +319,7 @@ def test_where_slurm_does_not_answer_nothing_is_known_of_the_nodes(spec: JobSpec
     ],
 )
 def test_a_run_has_ended_when_slurm_says_so_of_its_job(state: str, over: bool) -> None:
-    assert ended.verdict("slurm-big-7", Slurm(run=Scontrol((state, 0))), ENV) == (over, f"job 7 is {state}")
+    assert run_liveness.verdict("slurm-big-7", Slurm(run=Scontrol((state, 0))), ENV) == (over, f"job 7 is {state}")
 
 
 def test_a_run_whose_job_slurm_has_forgotten_has_ended() -> None:
@@ -326,15 +327,15 @@ def test_a_run_whose_job_slurm_has_forgotten_has_ended() -> None:
         stderr = "slurm_load_jobs error: Invalid job id specified"
         raise CommandError(Result(argv=tuple(argv), returncode=1, stdout="", stderr=stderr, seconds=0.0), "exit code 1")
 
-    assert ended.verdict("slurm-big-7", Slurm(run=unknown), ENV)[0]
+    assert run_liveness.verdict("slurm-big-7", Slurm(run=unknown), ENV)[0]
 
 
 @pytest.mark.parametrize("run_id", ["slurm-other-7", "slurm-big-7.1", "slurm-big--7", "slurm-big-all", "local-x-7", ""])
 def test_of_a_run_of_another_cluster_slurm_is_not_asked(run_id: str) -> None:
     run = Scontrol()
-    assert not ended.verdict(run_id, Slurm(run=run), ENV)[0]
+    assert not run_liveness.verdict(run_id, Slurm(run=run), ENV)[0]
     assert not run.asked
 
 
 def test_without_an_answer_of_slurm_no_run_has_ended() -> None:
-    assert not ended.verdict("slurm-big-7", Slurm(run=Scontrol(None)), ENV)[0]
+    assert not run_liveness.verdict("slurm-big-7", Slurm(run=Scontrol(None)), ENV)[0]

@@ -16,15 +16,15 @@ from submitit.core.utils import FailedJobError
 from waiting import until
 
 from launcher import Executor, Torchrun
-from launcher.containers import of_the_steps
+from launcher.env.containers import of_the_steps
 from launcher.errors import LauncherError, UsageError
 from launcher.jobfile import JobSpec
 from launcher.registry import find_job, known_jobs
-from launcher.submission import inside
+from launcher.submission import in_allocation
 from launcher.submission.batch import main
-from launcher.submission.process import Process
 from launcher.submission.request import write_request
 from launcher.submission.slurm import SlurmWatcher, cancel
+from launcher.supervisor_process import Process
 
 PARTITIONS = "PartitionName=train Default=YES Nodes=n[1-16] State=UP"
 
@@ -458,7 +458,7 @@ def test_a_task_beside_task_0_stays_until_it_is_done_and_gets_its_outcome(
 def test_a_task_whose_supervisor_never_comes_says_whom_it_waited_for(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inside, "START_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(in_allocation, "START_TIMEOUT_S", 0.0)
     monkeypatch.setenv("SLURM_PROCID", "1")
     with pytest.raises(LauncherError, match=r"task 0 of this job supervises, but cannot be reached"):
         Torchrun("train.py")()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.environment import remarks
-from launcher.fabric import NETWORK_NAME, efa_devices, fabric_environment, read_nccl_log, wrong
+from launcher.env.env_lint import remarks
+from launcher.env.fabric import NETWORK_NAME, efa_devices, fabric_environment, read_nccl_log, wrong
 from launcher.runner.network import NetworkWatch, nccl_log_pattern
 from lifecycle import Expected, expected
 

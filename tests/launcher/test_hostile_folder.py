@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main
-from launcher.submission.process import Process
+from launcher.supervisor_process import Process
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e\n[/red][bold]"
 RECORDS = ("events.jsonl", "job.json", "result.json", "process.json", "log/supervisor.log")

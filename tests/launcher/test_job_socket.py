@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import job_socket
-from launcher.host_addresses import own_addresses, ranges
-from launcher.job_socket import bound_socket, filter_refused, keep_out_others
+from launcher.connections import job_socket
+from launcher.connections.host_addresses import own_addresses, ranges
+from launcher.connections.job_socket import bound_socket, filter_refused, keep_out_others
 
 filters = pytest.mark.skipif(bool(filter_refused()), reason="this kernel allows this user no socket filters")
 

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from launcher.channel import Channel, ChannelError, Message, connect
+from launcher.connections import links
+from launcher.connections.channel import Channel, ChannelError, Message, connect
+from launcher.connections.links import Links
 from launcher.core.inputs import Input, IsolationChanged, NodeJoined, NodeLost, NodeWarm, Terminated
-from launcher.supervisor import links
-from launcher.supervisor.links import Links
 
 SECRET = b"secret"
 BEAT: Message = {"op": "heartbeat", "attempt": None, "warm": True, "port": 1}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from talkers import Talkers, supervised
 
-from launcher.channel import Channel
+from launcher.connections.channel import Channel
 from launcher.core import nodes
 from launcher.core.replay import History, replay
 from launcher.history.events import Event, read_events

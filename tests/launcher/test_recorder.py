@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from talkers import Talkers, supervised
 
-from launcher.channel import Channel, Message
+from launcher.connections.channel import Channel, Message
 from launcher.history import events as events_module
 from launcher.history.events import EventLog, read_events
-from launcher.supervisor.office import Superseded
+from launcher.leadership.lease import Superseded
 from launcher.supervisor.recorder import Recorder
 
 DEADLINE_S = 20.0

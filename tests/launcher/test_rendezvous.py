@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 import launcher.runner.rendezvous
-from launcher import job_socket
+from launcher.connections import job_socket
 from launcher.runner.port import free_port
 from launcher.runner.rendezvous import JobRendezvous
 

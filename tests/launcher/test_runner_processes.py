@@ -9,7 +9,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from launcher.runner.processes import (
+from launcher.processes import (
     descendants,
     end_all,
     environment_of,
@@ -56,7 +56,7 @@ def test_descendants_are_found_though_they_leave_their_session_and_lose_their_pa
     """A script's daemons, say. Others' processes cost nothing."""
     daemon = f"import os, subprocess; os.setsid(); subprocess.Popen({SLEEP!r})"
     code = (
-        "import subprocess, sys, time; from launcher.runner.processes import adopt_orphans; adopt_orphans();"
+        "import subprocess, sys, time; from launcher.processes import adopt_orphans; adopt_orphans();"
         f"p = subprocess.run([sys.executable, '-c', {daemon!r}]); print('up', flush=True); time.sleep(600)"
     )
     top = started([sys.executable, "-c", code])
@@ -74,7 +74,7 @@ def test_what_cannot_be_ended_is_named_after_the_deadline() -> None:
 
 def test_child_dies_with_its_parent(tmp_path: Path) -> None:
     child = (
-        "import os, sys; from launcher.runner.processes import die_with_parent; die_with_parent(int(sys.argv[1]));"
+        "import os, sys; from launcher.processes import die_with_parent; die_with_parent(int(sys.argv[1]));"
         "print(os.getpid(), flush=True); import time; time.sleep(600)"
     )
     code = (

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from waiting import until
 
+from launcher.processes import state_of
 from launcher.runner.activity import Activity
-from launcher.runner.processes import state_of
 from launcher.runner.stacks import STACK_SIGNAL, Worker, dump, main_thread
 
 ANSWERING = """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runner.processes import session_pids
+from launcher.processes import session_pids
 
 WAYS = ("fork", "spawn", "forkserver")
 

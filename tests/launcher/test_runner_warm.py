@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from launcher.host_addresses import ranges
+from launcher.connections.host_addresses import ranges
+from launcher.processes import children, state_of, status_of
 from launcher.runner.port import free_port
-from launcher.runner.processes import children, state_of, status_of
 from launcher.runner.workers import Workers
 
 

@@ -17,8 +17,8 @@ import pytest
 from waiting import until
 
 from ckpt.agent.process.launch import command
+from launcher.processes import state_of
 from launcher.runner import watch
-from launcher.runner.processes import state_of
 from launcher.runner.watch import (
     AGENT_RESTART_TIMEOUT_S,
     AGENT_SILENCE_S,

@@ -12,8 +12,8 @@ import pytest
 from launcher.cli import main
 from launcher.jobfile import JobSpec
 from launcher.scale_request import ScaleRequest
-from launcher.submission.process import Process
 from launcher.submission.request import write_request
+from launcher.supervisor_process import Process
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from launcher.history.events import read_events
 from launcher.jobfile import JobSpec
 from launcher.outcome import EXIT_CODES
 from launcher.stop_request import StopRequest
-from launcher.submission.process import Process
+from launcher.supervisor_process import Process
 
 # Trains until somebody stops it; each rank leaves the step at which it ended.
 SCRIPT = """

@@ -13,10 +13,10 @@ import pytest
 from talkers import Talkers, supervised
 
 from ckpt import CheckpointConfig
-from launcher.channel import Channel, Message
-from launcher.clusters.cluster import AgentsHandle
-from launcher.clusters.spawned import Adopted
+from launcher.connections.channel import Channel, Message
 from launcher.core import agent_world
+from launcher.scheduler.child_process import Adopted
+from launcher.scheduler.cluster import AgentsHandle
 
 
 class Stops(Talkers):

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.channel import Channel, Message, serve
+from launcher.connections.channel import Channel, Message, serve
+from launcher.leadership import succession as succession_module
+from launcher.leadership.succession import Succession
+from launcher.leadership.terms import Term, claim, newest, newest_number, renew
+from launcher.processes import children
 from launcher.runner import runner as runner_module
-from launcher.runner import succession as succession_module
 from launcher.runner.config import RunnerConfig
-from launcher.runner.processes import children
 from launcher.runner.runner import Runner
-from launcher.runner.succession import Succession
 from launcher.runner.workers import Workers
-from launcher.terms import Term, claim, newest, newest_number, renew
 
 SECRET = b"\0"
 DEADLINE_S = 30.0

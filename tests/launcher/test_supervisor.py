@@ -18,21 +18,21 @@ import pytest
 from waiting import until
 
 from ckpt import Board
-from launcher.clusters.local import kill_node
-from launcher.clusters.run_id import local_run_id
+from launcher.connections.links import SILENCE_S
 from launcher.core.replay import History, replay
 from launcher.errors import LauncherError
 from launcher.history.events import EventLog, parse_event, read_events
 from launcher.jobfile import JobSpec
+from launcher.leadership.lease import Leadership
+from launcher.leadership.terms import Term, claim
+from launcher.processes import pids_with_environment, state_of
+from launcher.run_id import local_run_id
 from launcher.runner.memory import memory_dir
-from launcher.runner.processes import pids_with_environment, state_of
+from launcher.scheduler.local import kill_node
 from launcher.stop_request import StopRequest
 from launcher.supervisor import Outcome, supervise
 from launcher.supervisor.entry import supervise_here
 from launcher.supervisor.folder import make_folders, prepare
-from launcher.supervisor.links import SILENCE_S
-from launcher.supervisor.office import Office
-from launcher.terms import Term, claim
 from lifecycle.heal.lemons import read_incidents
 
 # Every rank says that it runs, then waits to be let go; the names of both files hold attempt and rank.
@@ -471,13 +471,13 @@ def test_a_successor_knows_what_was_decided_until_its_own_first_line(
     prepare(job.spec, job.dir)
     before = EventLog(job.dir / "events.jsonl", lock=False)
     before.term = 1
-    take = Office.take
+    take = Leadership.take
 
-    def decided_meanwhile(office: Office, port: int, after: int | None) -> None:
-        take(office, port, after)
+    def decided_meanwhile(leadership: Leadership, port: int, after: int | None) -> None:
+        take(leadership, port, after)
         before.append("attempt_start", attempt=6, nodes=["node0", "node1"], spares=[], rung="workers")
 
-    monkeypatch.setattr(Office, "take", decided_meanwhile)
+    monkeypatch.setattr(Leadership, "take", decided_meanwhile)
     claim(job.dir, Term(number=1, run_id="run", node=None, host="127.0.0.1", port=1, pid=1))
     assert supervise_here(job.spec, job.dir, "local", take_over=1).name == "done"
     assert [event["attempt"] for event in job.events("attempt_start")] == [6, 7]

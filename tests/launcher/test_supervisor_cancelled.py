@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from talkers import Talkers, supervised
 
-from launcher.channel import Channel
+from launcher.connections.channel import Channel
 
 HANDED_BACK = "handed-back"
 

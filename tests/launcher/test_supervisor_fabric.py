@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from talkers import Talkers, supervised
 
-from launcher.channel import Channel
+from launcher.connections.channel import Channel
 
 PROBLEM = "NCCL uses network Socket, expected libfabric over EFA"
 

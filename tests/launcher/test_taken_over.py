@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from talkers import Talkers, supervised
 
-from launcher.channel import Channel
+from launcher.connections.channel import Channel
 from launcher.core import attempt as attempt_module
 from launcher.history.events import Event, EventLog, read_events
 from launcher.jobfile import JobSpec
+from launcher.leadership.terms import Term, claim, newest
 from launcher.outcome import Outcome
 from launcher.supervisor.folder import make_folders, prepare
 from launcher.supervisor.supervisor import Supervisor
-from launcher.terms import Term, claim, newest
 
 NODES = ["node0", "node1"]
 FAILED = [

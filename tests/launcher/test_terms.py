@@ -8,17 +8,16 @@ import shutil
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from launcher import standby
 from launcher.history.events import EventLog
-from launcher.standby import KEEPER_S, Absence, may_take_over
+from launcher.leadership.lease import FolderRemovedError, Leadership, Superseded
+from launcher.leadership.terms import LEASE_S, RENEW_S, LeaseWatch, Term, claim, newest, newest_number, renew
+from launcher.supervisor import standby
 from launcher.supervisor.folder import until_written
-from launcher.supervisor.office import FolderRemovedError, Office, Superseded
-from launcher.terms import LEASE_S, RENEW_S, LeaseWatch, Term, claim, newest, newest_number, renew
+from launcher.supervisor.standby import KEEPER_S, Absence, may_take_over
 
 
 def term(number: int, node: str = "n1") -> Term:
@@ -165,16 +164,16 @@ def test_a_host_that_cannot_be_reached_is_gone_unless_it_is_we_who_are_cut_off(
     assert absence.is_certain() == absence.is_silent == is_gone
 
 
-def office(job_dir: Path, node: str) -> Office:
-    return Office(job_dir, cast(Any, SimpleNamespace(run_id="run", node=node, host=node)))
+def leadership(job_dir: Path, node: str) -> Leadership:
+    return Leadership(job_dir, run_id="run", node=node, host=node)
 
 
-def test_of_successors_at_once_one_takes_office(tmp_path: Path) -> None:
+def test_of_successors_at_once_one_takes_leadership(tmp_path: Path) -> None:
     claim(tmp_path, term(1))
 
     def takes(index: int) -> bool:
         try:
-            office(tmp_path, f"n{index}").take(1, after=1)
+            leadership(tmp_path, f"n{index}").take(1, after=1)
         except Superseded:
             return False
         return True
@@ -186,7 +185,7 @@ def test_of_successors_at_once_one_takes_office(tmp_path: Path) -> None:
 
 def test_a_supervisor_that_does_not_see_the_folder_waits_before_it_ends_or_requeues_the_job(tmp_path: Path) -> None:
     """Others may see it, and have taken over."""
-    cut_off = office(tmp_path, "n1")
+    cut_off = leadership(tmp_path, "n1")
     cut_off.take(1, after=None)
     cut_off.confirm()
     (tmp_path / "terms").rename(tmp_path / "away")
@@ -199,7 +198,7 @@ def test_a_supervisor_that_does_not_see_the_folder_waits_before_it_ends_or_reque
         if len(asked) == 2:
             (tmp_path / "terms").unlink()
             (tmp_path / "away").rename(tmp_path / "terms")
-            office(tmp_path, "n2").take(2, after=1)
+            leadership(tmp_path, "n2").take(2, after=1)
         return False
 
     with pytest.raises(Superseded, match="term 2 rules, ours is 1"):
@@ -208,7 +207,7 @@ def test_a_supervisor_that_does_not_see_the_folder_waits_before_it_ends_or_reque
 
 
 def test_a_term_that_was_removed_from_the_folder_is_written_again(tmp_path: Path) -> None:
-    ruling = office(tmp_path, "n1")
+    ruling = leadership(tmp_path, "n1")
     (tmp_path / "secret").touch()
     ruling.take(1, after=None)
     shutil.rmtree(tmp_path / "terms")
@@ -219,7 +218,7 @@ def test_a_term_that_was_removed_from_the_folder_is_written_again(tmp_path: Path
 
 def test_a_folder_that_was_removed_is_an_error_at_once(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
-    ruling = office(tmp_path / "job", "n1")
+    ruling = leadership(tmp_path / "job", "n1")
     ruling.take(1, after=None)
     shutil.rmtree(tmp_path / "job")
     with pytest.raises(FolderRemovedError, match="removed while the job ran"):
@@ -234,7 +233,7 @@ def test_a_file_system_that_is_away_is_no_removed_folder(tmp_path: Path) -> None
     (tmp_path / "share" / "job").mkdir(parents=True)
     mount = tmp_path / "mount"
     mount.symlink_to(tmp_path / "share")
-    ruling = office(mount / "job", "n1")
+    ruling = leadership(mount / "job", "n1")
     ruling.take(1, after=None)
     mount.unlink()
     mount.symlink_to("/proc")
@@ -243,15 +242,15 @@ def test_a_file_system_that_is_away_is_no_removed_folder(tmp_path: Path) -> None
 
 
 def test_supervisor_that_finds_a_higher_term_is_superseded(tmp_path: Path) -> None:
-    first, second = office(tmp_path, "n1"), office(tmp_path, "n2")
+    first, second = leadership(tmp_path, "n1"), leadership(tmp_path, "n2")
     first.take(1, after=None)
     first.check()
     second.take(2, after=1)
     second.check()
-    late = office(tmp_path, "n3")
+    late = leadership(tmp_path, "n3")
     with pytest.raises(Superseded, match="term 2 was taken"):
         late.take(3, after=1)
-    frozen = office(tmp_path, "n1")  # checks at once, as one does that has been stopped for a while
+    frozen = leadership(tmp_path, "n1")  # checks at once, as one does that has been stopped for a while
     frozen.term = 1
     with pytest.raises(Superseded, match="term 2 rules, ours is 1"):
         frozen.check()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.connections.reports import Heartbeats
 from launcher.core.hang import Hang, RankStack, suspect
 from launcher.core.replay import History, replay
-from launcher.supervisor.reports import Heartbeats
 
 NODES = ("a", "b")
 GLOO = ("wait (/lib/torch/distributed/distributed_c10d.py:9)", "train (/job/train.py:30)")

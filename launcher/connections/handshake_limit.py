@@ -7,7 +7,7 @@ from collections.abc import Callable
 _FAIR = 4  # connections of one host; more of them make way for others
 
 
-class HalfOpen:
+class Handshakes:
     """Keeps at most `limit` of them; one more, and the oldest of the host that has most is dropped.
 
     So whoever opens connections and says nothing crowds out only themselves: a runner's host has one or two, for the

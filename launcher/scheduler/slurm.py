@@ -27,18 +27,18 @@ from pathlib import Path
 from typing import TypeVar
 
 import ckpt.agent.process.launch as agent_launch
-from launcher.clusters import ended
-from launcher.clusters.boosters import Seen, SlurmBoosters
-from launcher.clusters.cluster import AgentsHandle
-from launcher.clusters.launches import Launches
-from launcher.clusters.mpirun import find_mpirun
-from launcher.clusters.run_id import slurm_run_id
-from launcher.clusters.spawned import Adopted, Spawned
-from launcher.containers import of_the_steps
+from launcher import run_liveness
+from launcher.env.containers import of_the_steps
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
+from launcher.run_id import slurm_run_id
 from launcher.runner.config import ALLOCATION
 from launcher.runner.memory import memory_of
+from launcher.scheduler.boosters import Seen, SlurmBoosters
+from launcher.scheduler.child_process import Adopted, ChildProcess
+from launcher.scheduler.cluster import AgentsHandle
+from launcher.scheduler.mpirun import find_mpirun
+from launcher.scheduler.srun_log import Launches
 from slurm import JobEnvironment, Node, Slurm, SlurmError, Topology
 from slurm.client import listens
 
@@ -78,8 +78,8 @@ class SlurmCluster:
         self._slurm = slurm or Slurm()
         self._boosters = SlurmBoosters(spec, job_dir, job.job_id, self._slurm)
         self._grows = spec.most_boosters > 0
-        self._runners: Spawned | None = None
-        self._agents: Spawned | None = None
+        self._runners: ChildProcess | None = None
+        self._agents: ChildProcess | None = None
         self._launches: Launches | None = None  # of the srun that was started last
         self.run_id = slurm_run_id(job.cluster, job.job_id)
         self.allocation = str(job.job_id)
@@ -127,7 +127,7 @@ class SlurmCluster:
         argv += agent_launch.unmoved([*agent_launch.PYTHON, "-m", "launcher.runner"])
         log_path = self._job_dir / "log" / "srun-runners.log"
         self._launches = await asyncio.to_thread(Launches, log_path)
-        self._runners = await Spawned.start(argv, environment, log_path, outlives_us=True)
+        self._runners = await ChildProcess.start(argv, environment, log_path, outlives_us=True)
 
     async def runners_launched(self) -> None:
         if self._runners is not None:
@@ -159,9 +159,9 @@ class SlurmCluster:
             argv, more = agent_launch.mpirun_over_srun(find_mpirun() or "mpirun", jobs, environments, ram_dir)
             own |= more
         argv += agent_launch.command(from_template=True)
-        own["HOLDFAST_RUN_ENDED"] = json.dumps(ended.command())
+        own["HOLDFAST_RUN_ENDED"] = json.dumps(run_liveness.command())
         self._launches = await asyncio.to_thread(Launches, log_path)
-        self._agents = await Spawned.start(argv, {**environment, **own}, log_path, outlives_us=True)
+        self._agents = await ChildProcess.start(argv, {**environment, **own}, log_path, outlives_us=True)
         return self._agents
 
     async def ask_allocation(self, nodes: int, exclude: Collection[str], environment: Mapping[str, str]) -> str:

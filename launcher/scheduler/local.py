@@ -11,17 +11,17 @@ from functools import partial
 from pathlib import Path
 
 import ckpt.agent.process.launch as agent_launch
-from launcher.clusters import ended
-from launcher.clusters.cluster import AgentsHandle
-from launcher.clusters.mpirun import find_mpirun
-from launcher.clusters.run_id import local_run_id
-from launcher.clusters.spawned import Spawned
+from launcher import run_liveness
 from launcher.core.inputs import AllocationState
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
+from launcher.processes import end_all, pids_with_environment
+from launcher.run_id import local_run_id
 from launcher.runner.config import ALLOCATION
 from launcher.runner.memory import make_memory_dir, memory_dir, remove_memory_dir
-from launcher.runner.processes import end_all, pids_with_environment
+from launcher.scheduler.child_process import ChildProcess
+from launcher.scheduler.cluster import AgentsHandle
+from launcher.scheduler.mpirun import find_mpirun
 from slurm import Topology
 
 _CLOSE_TIMEOUT_S = 2.0
@@ -47,7 +47,7 @@ class LocalCluster:
         self.run_id = local_run_id(job_dir)
         self.nodes = tuple(f"node{index}" for index in range(spec.most_nodes))
         self._job_dir = job_dir
-        self._runners: dict[str, Spawned] = {}
+        self._runners: dict[str, ChildProcess] = {}
         self._boosters: dict[str, list[str]] = {}  # their nodes
         self._mpi_dir = memory_dir(self.run_id) / ".mpi"
 
@@ -85,10 +85,10 @@ class LocalCluster:
             argv += [":"] * (index > 0) + ["-n", "1", "env", *own, *agent_launch.command(from_template=True)]
         mpi = agent_launch.environment(loopback=True) | _private_mpi(self._mpi_dir)
         own_environment = mpi | {
-            "HOLDFAST_RUN_ENDED": json.dumps(ended.command()),
+            "HOLDFAST_RUN_ENDED": json.dumps(run_liveness.command()),
             "HOLDFAST_RUN_PID": str(os.getpid()),
         }
-        return await Spawned.start(argv, {**environment, **own_environment}, log_path)
+        return await ChildProcess.start(argv, {**environment, **own_environment}, log_path)
 
     async def ask_allocation(self, nodes: int, exclude: Collection[str], environment: Mapping[str, str]) -> str:
         """They are there at once. No node's name comes again: what is left of one that has ended is not another's."""
@@ -144,11 +144,11 @@ class LocalCluster:
             for node in self._runners.keys() | {*self.nodes}:
                 remove_memory_dir(memory_dir(self.run_id, node))
 
-    async def _start_runner(self, node: str, environment: Mapping[str, str]) -> Spawned:
+    async def _start_runner(self, node: str, environment: Mapping[str, str]) -> ChildProcess:
         own = self._node_environment(node) | {"HOLDFAST_SUPERVISOR_PID": str(os.getpid())}
         log_path = self._job_dir / "log" / f"runner-{node}.log"
         argv = (*agent_launch.PYTHON, "-m", "launcher.runner")
-        return await Spawned.start(argv, {**environment, **own}, log_path)
+        return await ChildProcess.start(argv, {**environment, **own}, log_path)
 
     def _pids(self, node: str) -> list[int]:
         return pids_with_environment({"HOLDFAST_RUN_ID": self.run_id, "HOLDFAST_NODE": node})

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from launcher.leadership.terms import LeaseWatch, newest_number
 from launcher.outcome import Outcome
-from launcher.runner.processes import die_with_parent
+from launcher.processes import die_with_parent
 from launcher.runner.step_signals import WARNINGS
-from launcher.terms import LeaseWatch, newest_number
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, *WARNINGS)
 Work = Callable[[int | None], Outcome]
 
 
-class Keeper:
+class BatchProcess:
     """Keeps one job supervised.
 
     Args:

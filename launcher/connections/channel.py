@@ -23,9 +23,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ckpt.timeouts import within
+from launcher.connections.handshake_limit import Handshakes
+from launcher.connections.listener import ACCEPTS_A_TURN, Listener, listen
 from launcher.errors import LauncherError
-from launcher.half_open import HalfOpen
-from launcher.listener import ACCEPTS_A_TURN, Listener, listen
 
 MAX_PAYLOAD_BYTES = 1 << 20
 HELLO_BYTES = 1 << 15  # the first frame from either side, before it has proved anything
@@ -179,14 +179,14 @@ async def serve(
         max_half_open: connections that have not proved the secret; of more, the oldest of the host that has most are
             dropped, or none is accepted where each host has few.
     """
-    half_open = HalfOpen(max_half_open)
+    handshakes = Handshakes(max_half_open)
     refusals = _Refusals()
     greeted = 0  # connections in their handshake, those that are being dropped among them
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal greeted
         peer = (writer.get_extra_info("peername") or ("unknown",))[0]
-        number = half_open.add(peer, writer.transport.abort)
+        number = handshakes.add(peer, writer.transport.abort)
         greeted += 1
         try:
             channel, hello = await within(HANDSHAKE_TIMEOUT_S, _greet(reader, writer, secret))
@@ -196,14 +196,14 @@ async def serve(
             return
         finally:
             greeted -= 1
-            half_open.remove(peer, number)
+            handshakes.remove(peer, number)
         try:
             await accept(channel, hello)
         finally:
             await channel.close()
 
     def is_full(starting: int) -> bool:
-        return half_open.is_full or greeted + starting >= max_half_open + ACCEPTS_A_TURN
+        return handshakes.is_full or greeted + starting >= max_half_open + ACCEPTS_A_TURN
 
     return listen(host, port, handle, backlog=_BACKLOG, is_full=is_full, limit=HELLO_BYTES)
 

@@ -1,4 +1,4 @@
-"""`python -m launcher.clusters.booster`: what a booster's batch script runs, to start a runner on each of its nodes.
+"""`python -m launcher.scheduler.booster`: what a booster's batch script runs, to start a runner on each of its nodes.
 
 A booster is a further Slurm job of a run, which Slurm may preempt. It lives within one start of the run's first job,
 the base: one that starts later, as it has waited in the queue, ends at once.
@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import ckpt.agent.process.launch as agent_launch
-from launcher.clusters.run_id import base_job
-from launcher.containers import of_the_steps
+from launcher.env.containers import of_the_steps
 from launcher.errors import LauncherError
 from launcher.jobfile import read_job
+from launcher.run_id import base_job
 from launcher.runner.config import ALLOCATION
 from slurm import JobEnvironment, Slurm, SlurmError
 

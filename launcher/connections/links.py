@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from launcher.channel import MAX_HALF_OPEN, Channel, ChannelError, Message, serve
+from launcher.connections.channel import MAX_HALF_OPEN, Channel, ChannelError, Message, serve
+from launcher.connections.listener import Listener
+from launcher.connections.reports import Heartbeats, to_input
 from launcher.core.inputs import Input, IsolationChanged, NodeLost, NodeWarm, StoodStill
-from launcher.listener import Listener
-from launcher.supervisor.reports import Heartbeats, to_input
-from launcher.terms import SUSPECT_S
+from launcher.leadership.terms import SUSPECT_S
 
 log = logging.getLogger(__name__)
 
@@ -110,8 +110,8 @@ class Links:
         """Starts listening; returns the port."""
         kept = len(self._nodes) + 2 * self._most_further + _OTHER_FILES  # descriptors that no stranger gets
         allowed = _allow_files(kept + MAX_HALF_OPEN)
-        half_open = max(_FEWEST_HALF_OPEN, min(MAX_HALF_OPEN, allowed - kept))
-        self._server = await serve(host, self._secret, self._accept, max_half_open=half_open)
+        handshakes = max(_FEWEST_HALF_OPEN, min(MAX_HALF_OPEN, allowed - kept))
+        self._server = await serve(host, self._secret, self._accept, max_half_open=handshakes)
         self._watching = asyncio.create_task(self._watch_silence())
         return self._server.port
 

@@ -17,8 +17,8 @@ from launcher.plain_file import open_plain, read_json
 from launcher.registry import KnownJob
 from launcher.scale_request import ScaleRequest
 from launcher.stop_request import StopRequest
-from launcher.submission.process import Process
 from launcher.submission.queue import why_it_waits
+from launcher.supervisor_process import Process
 
 if TYPE_CHECKING:
     from launcher.jobfile import JobSpec

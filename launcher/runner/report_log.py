@@ -7,7 +7,7 @@ from typing import Any
 _KEPT = frozenset(("started", "first_step", "agent_lost", "agent_ended", "ended"))
 
 
-class Memo:
+class ReportLog:
     """Keeps one attempt's messages that still mean something; of the agent's, how it restored and its last commits."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ckpt.config import Place
-from launcher import domains
+from launcher.env import failure_domains
 from launcher.jobfile import JobSpec
 from launcher.runner.variables import attempt_environment
 from slurm import Topology
@@ -32,8 +32,8 @@ def job(failure_domain: str) -> JobSpec:
 def test_ckpt_learns_each_nodes_switch_where_the_job_asks_for_it(
     failure_domain: str, topology: Topology, expected: tuple[str, ...], tmp_path: Path
 ) -> None:
-    told = domains.to_environment(domains.switches_of(topology, NODES))
-    switches = domains.from_environment(told)
+    told = failure_domains.to_environment(failure_domains.switches_of(topology, NODES))
+    switches = failure_domains.from_environment(told)
     env = attempt_environment(job(failure_domain), "run", tmp_path, 0, NODES, switches)
     place = Place.from_env(env | {"HOLDFAST_NODE": "n1", "HOLDFAST_RAM_DIR": str(tmp_path)})
     assert place.domains == expected
@@ -41,4 +41,4 @@ def test_ckpt_learns_each_nodes_switch_where_the_job_asks_for_it(
 
 def test_one_node_without_a_switch_leaves_the_domains_out() -> None:
     checkpoint = job("switch").checkpoint
-    assert domains.for_ckpt(checkpoint, [*NODES, "n9"], domains.switches_of(TOPOLOGY, NODES)) == {}
+    assert failure_domains.for_ckpt(checkpoint, [*NODES, "n9"], failure_domains.switches_of(TOPOLOGY, NODES)) == {}

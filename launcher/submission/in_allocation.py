@@ -20,12 +20,12 @@ from submitit.core.utils import JobPaths
 
 from ckpt.timeouts import within
 from launcher.boosters import require_booster
-from launcher.channel import ChannelError, connect
+from launcher.connections.channel import ChannelError, connect
 from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec
+from launcher.leadership.terms import newest
 from launcher.outcome import Outcome
 from launcher.submission.outcome import settle
-from launcher.terms import newest
 from slurm import JobEnvironment
 
 START_TIMEOUT_S = 120.0  # until task 0 supervises; and for its outcome once it has ended

@@ -1,4 +1,4 @@
-"""A supervisor's hold on its job: the term it took, the lease it renews, and whether somebody has taken over."""
+"""A supervisor's leadership of its job: its term, the lease that it renews, and whether another has taken over."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from launcher.clusters.cluster import Cluster
 from launcher.errors import LauncherError
-from launcher.terms import RENEW_S, Term, claim, newest_number, renew
+from launcher.leadership.terms import RENEW_S, Term, claim, newest_number, renew
 
 log = logging.getLogger(__name__)
 
@@ -21,24 +21,24 @@ _LOOKS = 2  # in a row that must find the folder removed, before that ends the j
 
 
 class Superseded(LauncherError):
-    """Another supervisor has a higher term: this one writes nothing more, tells nobody anything, and ends."""
+    """Another supervisor has a higher term: this one writes nothing more, gives no more orders, and ends."""
 
 
 class FolderRemovedError(LauncherError):
     """Somebody has removed the job's folder, or all that was in it. It ends the job: waiting would not help."""
 
 
-class Office:
-    """Taken once, checked before everything that is written or asked of others.
+class Leadership:
+    """One term of one supervisor. Checked before every record and every order that leaves the process.
 
     Args:
         job_dir: the job's folder.
-        cluster: where we run.
+        run_id, node, host: ours; the term names them.
     """
 
-    def __init__(self, job_dir: Path, cluster: Cluster) -> None:
+    def __init__(self, job_dir: Path, *, run_id: str, node: str | None, host: str) -> None:
         self._job_dir = job_dir
-        self._cluster = cluster
+        self._draft = partial(Term, run_id=run_id, node=node, host=host, pid=os.getpid())
         self._device = os.stat(job_dir).st_dev
         self._taken: Term | None = None
         self._checked_s = 0.0
@@ -60,15 +60,7 @@ class Office:
             number = newest_number(self._job_dir) + 1
             if after is not None and number != after + 1:
                 raise Superseded(f"term {after + 1} was taken by another supervisor")
-            cluster = self._cluster
-            term = Term(
-                number=number,
-                run_id=cluster.run_id,
-                node=cluster.node,
-                host=cluster.host,
-                port=port,
-                pid=os.getpid(),
-            )
+            term = self._draft(number=number, port=port)
             if claim(self._job_dir, term):
                 self.term, self._taken = number, term
                 renew(self._job_dir, number, 0)
@@ -78,7 +70,7 @@ class Office:
         """
         Raises:
             Superseded: there is a higher term than ours.
-            FolderRemoved: as `confirm`.
+            FolderRemovedError: as `confirm`.
         """
         now_s = time.monotonic()
         if not self.term or now_s - self._checked_s < _CHECK_S:
@@ -97,17 +89,17 @@ class Office:
         Raises:
             OSError: the terms cannot be read. Others may see them, and have taken over, while a node that is cut off
                 does not.
-            FolderRemoved: our folder, or all that was in it, is not on its file system any more.
+            FolderRemovedError: our folder, or all that was in it, is not on its file system any more.
         """
         self._compare(self._newest())
 
     async def hold(
-        self, is_heard: Callable[[], bool], lost: Callable[[], None], removed: Callable[[FolderRemovedError], None]
+        self, is_reached: Callable[[], bool], lost: Callable[[], None], removed: Callable[[FolderRemovedError], None]
     ) -> None:
-        """Renews the lease for as long as the runners hear us; returns when we are superseded, or have no folder.
+        """Renews the lease while the runners answer; returns when we are superseded, or have no folder.
 
         Args:
-            is_heard: whether most runners answer. If not we may be the one who is cut off, and let others take over.
+            is_reached: whether most runners answer. If not we may be the one who is cut off, and let others take over.
             lost: called when somebody did.
             removed: called when the folder is not there any more.
         """
@@ -115,7 +107,7 @@ class Office:
         while True:
             try:
                 await asyncio.to_thread(self.check)
-                if is_heard():
+                if is_reached():
                     self._count += 1
                     await asyncio.to_thread(renew, self._job_dir, self.term, self._count)
                 missing = 0
@@ -127,7 +119,7 @@ class Office:
                 if missing == _LOOKS:
                     removed(error)
                     return
-            except OSError as error:  # training does not depend on it, and runners that hear us look at no lease
+            except OSError as error:  # training does not depend on it, and runners that are connected look at no lease
                 log.warning("lease of %s not renewed: %s", self._job_dir, error)
             await asyncio.sleep(RENEW_S)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ckpt.agent.process.launch import PYTHON
 from launcher.disk_read import DiskRead
-from launcher.runner.processes import die_with_parent
-from launcher.terms import LEASE_S, RENEW_S, LeaseWatch, Term, newest
+from launcher.leadership.terms import LEASE_S, RENEW_S, LeaseWatch, Term, newest
+from launcher.processes import die_with_parent
 from slurm import JobEnvironment, Slurm, SlurmError
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Succession:
         me = os.getpid()
         log.info("no supervisor: standing by for term %s", missed + 1)
         self._standby = await asyncio.create_subprocess_exec(
-            *(*PYTHON, "-m", "launcher.standby", str(self._job_dir), str(missed)),
+            *(*PYTHON, "-m", "launcher.supervisor.standby", str(self._job_dir), str(missed)),
             "closed" if self._was_closed and missed == self.term else "silent",
             env={name: value for name, value in os.environ.items() if not name.startswith(_STEP_VARIABLES)},
             stdin=asyncio.subprocess.PIPE,  # closed when the supervisor is heard again

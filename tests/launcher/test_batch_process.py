@@ -13,10 +13,10 @@ from typing import Any, cast
 import pytest
 
 from launcher.core.inputs import Input, Terminated
+from launcher.leadership.terms import Term, claim
 from launcher.outcome import Outcome
-from launcher.supervisor.keeper import Keeper
+from launcher.supervisor.batch_process import BatchProcess
 from launcher.supervisor.supervisor import Supervisor
-from launcher.terms import Term, claim
 
 
 def signals_into(inbox: asyncio.Queue[Input]) -> AbstractContextManager[None]:
@@ -39,7 +39,7 @@ def test_a_sigterm_that_comes_when_the_supervisor_is_done_does_not_take_its_outc
                 os.kill(os.getpid(), number)
         return Outcome(name="stopped", step=after, exit_code=0, reason="", seconds=1.0)
 
-    assert Keeper(work, tmp_path).run().step is None
+    assert BatchProcess(work, tmp_path).run().step is None
 
 
 def test_signals_that_are_given_back_end_nothing_in_between(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckpt.timeouts import within
-from launcher.runner.processes import die_with_parent
+from launcher.processes import die_with_parent
 
 
-class Spawned:
+class ChildProcess:
     """A child in a session of its own. An AgentsHandle."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -23,7 +23,7 @@ class Spawned:
     @classmethod
     async def start(
         cls, argv: Sequence[str], environment: Mapping[str, str], log_path: Path, *, outlives_us: bool = False
-    ) -> Spawned:
+    ) -> ChildProcess:
         """Starts a program.
 
         Args:

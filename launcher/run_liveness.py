@@ -1,4 +1,4 @@
-"""`python -m launcher.clusters.ended RUN_ID`: exit code 0 when the job of that run has ended for certain.
+"""`python -m launcher.run_liveness RUN_ID`: exit code 0 when the job of that run has ended for certain.
 
 Of a job on Slurm that is Slurm's word; of one on the local cluster that its processes, of this machine, are gone.
 
@@ -21,7 +21,7 @@ _UNSURE = "NODE_FAIL"  # a node that Slurm has lost may live on, cut off
 
 def command() -> list[str]:
     """Its argv, but for the run's id."""
-    return [*PYTHON, "-m", "launcher.clusters.ended"]
+    return [*PYTHON, "-m", "launcher.run_liveness"]
 
 
 def verdict(run_id: str, slurm: Slurm, env: Mapping[str, str]) -> tuple[bool, str]:
@@ -47,10 +47,10 @@ def verdict(run_id: str, slurm: Slurm, env: Mapping[str, str]) -> tuple[bool, st
 
 def _local(run_id: str, env: Mapping[str, str]) -> tuple[bool, str]:
     """Looks among the jobs of this user, and beside the job that asks."""
-    from launcher.clusters.run_id import local_run_id
+    from launcher.processes import pids_with_environment
     from launcher.registry import listed_jobs
-    from launcher.runner.processes import pids_with_environment
-    from launcher.submission.process import Process
+    from launcher.run_id import local_run_id
+    from launcher.supervisor_process import Process
 
     beside = Path(env["HOLDFAST_JOB_DIR"]).parent if env.get("HOLDFAST_JOB_DIR") else None
     job = next((job for job in listed_jobs(beside) if local_run_id(job.folder) == run_id), None)
@@ -65,7 +65,7 @@ def _local(run_id: str, env: Mapping[str, str]) -> tuple[bool, str]:
 
 def main() -> int:
     if len(sys.argv) != 2:
-        print("launcher.clusters.ended: expected one run id", file=sys.stderr)
+        print("launcher.run_liveness: expected one run id", file=sys.stderr)
         return 2
     ended, said = verdict(sys.argv[1], Slurm(), os.environ)
     print(said)

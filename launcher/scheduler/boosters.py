@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from ckpt.agent.process.launch import PYTHON, outside_our_step
-from launcher.containers import of_the_batch
 from launcher.core.inputs import AllocationState
+from launcher.env.containers import of_the_batch
 from launcher.jobfile import JobSpec
 from slurm import Slurm
 from slurm.hostlist import compress, expand
@@ -71,7 +71,7 @@ class SlurmBoosters:
         }
         lines = [f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}")
                  for name, value in options.items() if value != ""]  # fmt: skip
-        command = shlex.join([*PYTHON, "-u", "-m", "launcher.clusters.booster"])
+        command = shlex.join([*PYTHON, "-u", "-m", "launcher.scheduler.booster"])
         return "\n".join(["#!/bin/bash", *lines, "trap '' USR1 USR2", f"exec {command}", ""])
 
     def seen(self, known: Collection[str]) -> dict[str, Seen]:

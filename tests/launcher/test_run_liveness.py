@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters import ended
-from launcher.clusters.run_id import local_run_id
-from launcher.submission.process import Process
+from launcher import run_liveness
+from launcher.run_id import local_run_id
+from launcher.supervisor_process import Process
 from slurm import Slurm
 
 
@@ -37,7 +37,7 @@ def dead() -> Process:
 
 def has_ended(folder: Path) -> bool:
     """As the next job, beside it, asks."""
-    return ended.verdict(local_run_id(folder), Slurm(), {"HOLDFAST_JOB_DIR": str(folder.with_name("two"))})[0]
+    return run_liveness.verdict(local_run_id(folder), Slurm(), {"HOLDFAST_JOB_DIR": str(folder.with_name("two"))})[0]
 
 
 def test_a_run_whose_processes_are_gone_has_ended(folder: Path, dead: Process) -> None:

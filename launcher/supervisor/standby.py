@@ -1,4 +1,4 @@
-"""Takes a job over in place: `python -m launcher.standby JOB_DIR TERM closed|silent`, started by a runner.
+"""Takes a job over in place: `python -m launcher.supervisor.standby JOB_DIR TERM closed|silent`, started by a runner.
 
 A runner that misses its supervisor starts us when its turn has come, and closes our standard input when it hears the
 supervisor again. While the lease is renewed the supervisor lives, and it is our node that is cut off: we wait. Once it
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from launcher.terms import LEASE_S, LeaseWatch, Term, newest, newest_number
+from launcher.leadership.terms import LEASE_S, LeaseWatch, Term, newest, newest_number
 from slurm import JobEnvironment
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher.environment import remarks
+from launcher.env.env_lint import remarks
+from launcher.env.fabric import MODES, efa_devices, fabric_environment, plugin_path, read_nccl_log, wrong
 from launcher.errors import UsageError
-from launcher.fabric import MODES, efa_devices, fabric_environment, plugin_path, read_nccl_log, wrong
 from lifecycle import expected, instance_type
 from lifecycle.blocks import print_json
 

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from ipaddress import IPv4Address
 
-from launcher.host_addresses import Range
+from launcher.connections.host_addresses import Range
 
 _LOOPBACK: Range = ("127.0.0.0", "127.255.255.255")
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.channel import Message
+from launcher.connections.channel import Message
 from launcher.core.faults import WorkerFailure
 from launcher.core.hang import RankStack
 from launcher.core.inputs import (
