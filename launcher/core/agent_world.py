@@ -60,6 +60,8 @@ def adopt(turn: Turn, running: Running) -> None:
     turn.set(agents=world)
     turn.do(AdoptAgents(attempt=running.number, generation=running.generation))
     if running.agents_lost:  # that supervisor may have started the next ones; ours come after those
+        reason = "none had come up in their place when the supervisor was taken over"
+        turn.record("agents_lost", attempt=running.number, generation=running.generation, reason=reason)
         _plan(turn)
 
 

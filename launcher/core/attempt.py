@@ -47,7 +47,7 @@ from launcher.core.inputs import (
 )
 from launcher.core.members import Phase
 from launcher.core.replay import Running
-from launcher.core.state import Attempt, AttemptPhase, Sigterm
+from launcher.core.state import AgentWorld, Attempt, AttemptPhase, Sigterm
 from launcher.core.turn import Turn
 
 FOLDER_TIMEOUT_S = 600.0  # a shared file system may be full, or fail over, for a while
@@ -70,7 +70,7 @@ _BEFORE_END = (AttemptPhase.RECORDING, AttemptPhase.RETURNING, *_AT_WORK, Attemp
 def begin(turn: Turn, nodes: tuple[str, ...], rung: str, spares: list[str]) -> None:
     """Begins an attempt: nothing is started before its start is on disk."""
     number = turn.state.history.next_attempt
-    turn.set(attempt=Attempt(number=number, nodes=nodes, begun_s=turn.now_s))
+    turn.set(attempt=Attempt(number=number, nodes=nodes, begun_s=turn.now_s), agents=AgentWorld())
     _enter(turn, AttemptPhase.RECORDING)
     for node in nodes:
         turn.set_member(node, phase=Phase.TRAINING)
@@ -358,6 +358,7 @@ def miss(turn: Turn, absent: dict[str, str]) -> None:
     They are lost. But where no runner at all is there, or Slurm is ending the job, it is runners that are gone and
     nothing is known of the nodes: this supervisor alone goes without those, and the job's next start has them again.
     """
+    turn.set(holders=tuple(node for node in turn.state.holders if node not in absent))
     are_lost = turn.state.members.usable > 0 and not requests.may_be_asked(turn.state.requests)
     for node, reason in absent.items():
         if are_lost:

@@ -39,7 +39,7 @@ def begin(job: JobFacts, past: Iterable[Event], now_s: float) -> tuple[State, tu
     turn = Turn(state, now_s)
     turn.set(time_limit=TimeLimit(begun_s=now_s, ask_s=now_s))
     turn.set(positions=tuple(node for node in history.positions if node in members))  # they may hold steps
-    turn.set(holders=history.holders if job.is_take_over else ())
+    turn.set(holders=tuple(node for node in history.holders if node in members) if job.is_take_over else ())
     candidates = (*job.nodes, *boosters.nodes(state))
     runners = tuple(node for node in candidates if node in history.runners) if job.is_take_over else ()
     if job.is_take_over:

@@ -204,13 +204,19 @@ def _node_ready(history: History, event: Event) -> History:
     history = replace(history, runners=history.runners.insert(node))
     if allocation is None:
         return history
-    boosters = []
+    boosters, holders = [], history.holders
     for booster in history.boosters:
+        if node in booster.nodes and booster.allocation != allocation:  # what it held ended with that allocation
+            holders = _without(holders, node)
         nodes = tuple(other for other in booster.nodes if other != node)
         if booster.allocation == allocation:
             nodes = booster.nodes if node in booster.nodes else (*nodes, node)
         boosters.append(replace(booster, nodes=nodes))
-    return replace(history, boosters=tuple(boosters))
+    return replace(history, boosters=tuple(boosters), holders=holders)
+
+
+def _without(nodes: tuple[str, ...], node: str) -> tuple[str, ...]:
+    return tuple(other for other in nodes if other != node)
 
 
 def _of_booster(history: History, event: Event, **changes: Any) -> History:
@@ -254,7 +260,7 @@ def _node_out(history: History, event: Event) -> History:
         is_lost=bool(event.get("lost")),
         is_environment=bool(event.get("environment")),
     )
-    return replace(history, out=history.out.insert(node, out))
+    return replace(history, out=history.out.insert(node, out), holders=_without(history.holders, node))
 
 
 def _node_back(history: History, event: Event) -> History:

@@ -16,6 +16,7 @@
     injection    the faults by kind
     invariants   what must be true at every step, and at the end
     event_rules  what must be true of the events in the file
+    successor    what a supervisor that took over would know
     shrink       the fewest faults that still fail
     campaign     many schedules, on all cores
     mutants      mutants of the core, and which of them the schedules kill

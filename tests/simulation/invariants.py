@@ -11,6 +11,7 @@ from launcher.core.members import Phase
 from launcher.core.replay import History, apply
 from launcher.core.state import AttemptPhase, BoosterPhase, Requests, Stage, State
 from simulation.event_rules import EventRules
+from simulation.successor import differences
 from simulation.training import CHUNK_STEPS
 
 if TYPE_CHECKING:
@@ -241,6 +242,8 @@ class Invariants:
                     self._check_fault(driver, command.fields)
         if history != driver.state.history:
             raise Violation("replay gives the state", f"{history} differs from {driver.state.history}")
+        for difference in differences(driver.state):
+            raise Violation("a successor knows the state", difference)
         self._history[driver.term] = driver.state.history  # equal: what does not change is the same object next time
 
     def _check_out(self, node: str, reason: str) -> None:
