@@ -56,6 +56,13 @@ KEPT = {
         Setup(seed=62760, nodes=1, least=1, limit_s=120.0),
         (Fault("node_freezes", after="StartWorkers", nth=2), Fault("partition", lasts_s=1.0)),
     ),
+    "a second successor gives the agents another generation than the first": Schedule(
+        Setup(seed=70717, nodes=3),
+        (Fault("agent_dies", at_s=3.86), Fault("supervisor_node_crashes", at_s=1.0, after="Restored")),
+    ),
+    "a node that comes with another booster holds nothing of the one before": Schedule(
+        Setup(seed=70886, nodes=1, least=1, chunk_s=60.0, boosters=2), (Fault("booster_ends", after="WorkersKilled"),)
+    ),
 }
 
 
