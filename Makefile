@@ -116,6 +116,7 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python benchmarks/redundancy.py
 	@$(BIN)/python benchmarks/reshard.py
 	@$(BIN)/python benchmarks/resize.py
+	@$(BIN)/python benchmarks/elastic_throughput.py
 	@$(BIN)/python benchmarks/supervisor.py
 	@if [ "$$(id -u)" = 0 ] && command -v slurmctld >/dev/null; then $(BIN)/python benchmarks/hooks.py; \
 	else echo "bench: what the hooks cost was not measured: needs root and Slurm"; fi

@@ -196,7 +196,7 @@ def run(jobs: int, nodes: int, *, urgent: int = 6, seed: int = 1, chunks: int = 
             snooze_s=30.0,
         )
         priority = rng.randrange(3)
-        worlds.append(World(Schedule(setup), clock=clock, make_booster=_maker(pool, priority)))
+        worlds.append(World(Schedule(setup), clock=clock, make_booster=pooled(pool, priority)))
         clock.at(rng.uniform(0.0, 60.0), worlds[-1].start)
     length_s = chunks * worlds[0].setup.chunk_s
     wanted = [
@@ -236,8 +236,8 @@ def run(jobs: int, nodes: int, *, urgent: int = 6, seed: int = 1, chunks: int = 
     )
 
 
-def _maker(pool: Pool, priority: int) -> type[PooledBooster]:
-    """A class of boosters for one job."""
+def pooled(pool: Pool, priority: int) -> type[PooledBooster]:
+    """The boosters of one job, as World makes them."""
 
     def make(*args: object) -> PooledBooster:
         job = PooledBooster(*args)  # type: ignore[arg-type]
