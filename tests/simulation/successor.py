@@ -51,7 +51,7 @@ def _of_boosters(state: State, history: History) -> Iterator[str]:
         there = {node for node in each.nodes if state.members[node].phase is not Phase.OUT}
         if not there <= set(of.nodes):
             yield f"booster {each.allocation} has {there}, by the events {of.nodes}"
-        gone = set(of.nodes) - set(each.nodes) - set(state.job.nodes)
+        gone = {node for node in of.nodes if node not in history.out} - {*each.nodes, *state.job.nodes}
         if gone and not is_leaving:
             yield f"booster {each.allocation} has lost {gone}"
 
