@@ -14,7 +14,7 @@ from mpi_kit import mpirun
 from transport_conformance import check
 
 from ckpt.agent.process.launch import environment
-from ckpt.agent.rpc.transport import SoloTransport, TransportError
+from ckpt.agent.rpc.transport import SoloTransport, TransportError, apart_s
 
 
 def test_the_fake_conforms():
@@ -46,3 +46,13 @@ def test_a_world_of_one_conforms_and_has_nobody_else_to_talk_to():
     with pytest.raises(TransportError, match="one node"):
         solo.receive_range(1, 1, memoryview(bytearray(1)))
     solo.close()
+
+
+@pytest.mark.parametrize(
+    ("waiting_per_cpu", "least_s", "most_s"), [(0, 0.1, 0.2), (1, 0.1, 0.2), (6, 0.5, 1), (1000, 1, 5)]
+)
+def test_the_second_of_two_agents_comes_later_on_a_busy_node(
+    waiting_per_cpu: int, least_s: float, most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (waiting_per_cpu * (os.cpu_count() or 1), 0.0, 0.0))
+    assert least_s <= apart_s() <= most_s

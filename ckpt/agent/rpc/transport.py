@@ -19,8 +19,10 @@ MAX_MESSAGE_BYTES = 64 << 20
 _MESSAGE_TAG = 1
 # Where two nodes of a step call each other at the same moment, Slurm's PMIx lets one of them connect: the one whose
 # number in the step is above the other's number in the job (pmixp_dconn.h, 22.05 to 24.11). Without the job's first
-# node in the step that is neither, and both wait for ever. Two agents do so in the ring; so one of them comes later.
+# node in the step that is neither, and both wait for ever. Two agents do so in the ring; so one of them comes later,
+# by more on a busy node, where the first call takes longer. (SLURM_PMIX_DIRECT_CONN=false: no ring ends, 22.05.)
 _APART_S = 0.15
+_FARTHEST_APART_S = 2.0
 
 
 class TransportError(AgentError):
@@ -133,6 +135,12 @@ def load_mpi() -> Any:
     return MPI
 
 
+def apart_s() -> float:
+    """How much later the second of two agents comes: longer where more processes wait for a CPU."""
+    waiting = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return min(_FARTHEST_APART_S, _APART_S * max(1.0, waiting))
+
+
 class MpiTransport:
     """A world of one MPI process per node; MPI's order of ranks does not matter."""
 
@@ -147,7 +155,7 @@ class MpiTransport:
             TransportError: the MPI world is not one process for each node.
         """
         if len(nodes) == 2 and node == nodes[1] and "SLURM_STEP_ID" in os.environ:
-            time.sleep(_APART_S)
+            time.sleep(apart_s())
         MPI = self._mpi = load_mpi()
         # By ctypes: mpi4py holds the GIL while it initialises and finalises MPI, and no deadline of ours could end it.
         self._library = ctypes.CDLL(MPI.__file__)
