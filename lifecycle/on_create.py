@@ -8,7 +8,7 @@ import typer
 
 
 def on_create() -> None:
-    """Print on_create.sh, which makes a bare node fit; it wants --source, a wheel of holdfast-hpc.
+    """Print on_create.sh, which provisions a bare node. Give the script --source, a wheel of holdfast-hpc.
 
     holdfast node on-create > on_create.sh
     """

@@ -19,21 +19,21 @@ _MAX_BYTES = 16 << 20
 
 def slurm_conf(
     lint_file: Annotated[
-        Path | None, typer.Option("--lint", help="Say what this slurm.conf lacks, and why.", metavar="FILE")
+        Path | None, typer.Option("--lint", help="Print what this slurm.conf lacks, and why.", metavar="FILE")
     ] = None,
     directory: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where the hooks' scripts are on every node.")
+        Path, typer.Option(metavar="DIR", help="The directory of the hooks' scripts on every node.")
     ] = DIRECTORY,
     elastic: Annotated[
-        bool, typer.Option("--elastic", help="The lines for elastic jobs, which grow into free nodes; not the hooks'.")
+        bool, typer.Option("--elastic", help="The lines for elastic jobs instead of those for hooks.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print the lines that slurm.conf needs for the hooks; with --lint, what a slurm.conf has against them.
+    """Print the lines that slurm.conf needs for the hooks, or with --lint what a slurm.conf lacks.
 
-    With --elastic: the lines that elastic jobs need, an example with two partitions.
+    With --elastic: the lines for elastic jobs, an example with two partitions.
 
-    Exit code 1: with --lint, a line is missing or wrong without which the hooks, or elastic jobs, do not work.
+    Exit code 1: --lint found a missing or wrong line without which the hooks, or elastic jobs, do not work.
     """
     if lint_file is None:
         lines = elastic_lines() if elastic else hook_lines(directory)

@@ -20,17 +20,19 @@ Efa = Annotated[str, typer.Option(help="Version of the EFA installer.  [default:
 
 
 def versions(
-    torch: Annotated[str, typer.Option(help="Ask for this torch instead of the one installed.", metavar="V")] = "",
-    python: Annotated[str, typer.Option(metavar="FILE", help="The interpreter whose torch is asked.")] = sys.executable,
+    torch: Annotated[str, typer.Option(help="A torch version, instead of the installed one.", metavar="V")] = "",
+    python: Annotated[
+        str, typer.Option(metavar="FILE", help="The Python interpreter whose torch is examined.")
+    ] = sys.executable,
     efa: Efa = "",
     files: Annotated[
-        bool, typer.Option("--files", help="List what provisioning fetches: name, SHA-256 or -, file, URL.")
+        bool, typer.Option("--files", help="List the files that provisioning downloads: name, SHA-256 or -, file, URL.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say which torch, NCCL, aws-ofi-nccl and EFA are here, whether they fit together, and the set that does.
+    """Print the versions of torch, NCCL, aws-ofi-nccl and EFA here, and the set of versions that belong together.
 
-    Exit code 1: they do not.
+    Exit code 1: the installed versions do not belong together.
     """
     if files:
         return _print_files(pinned_files(efa), as_json)
@@ -46,13 +48,13 @@ def versions(
 
 def image(
     kind: Annotated[str, typer.Argument(help=" or ".join(KINDS), metavar="KIND", show_default=False)],
-    torch: Annotated[str, typer.Option(help="The torch in it.", metavar="V", show_default=False)],
+    torch: Annotated[str, typer.Option(help="Version of torch in the image.", metavar="V", show_default=False)],
     wheel: Annotated[
         Path,
-        typer.Option(help="Holdfast's wheel; the recipe expects it beside itself.", metavar="FILE", show_default=False),
+        typer.Option(help="Holdfast's wheel. Put it beside the recipe.", metavar="FILE", show_default=False),
     ],
     efa: Efa = "",
-    base: Annotated[str, typer.Option(metavar="IMAGE", help="The image it starts from.")] = "ubuntu:22.04",
+    base: Annotated[str, typer.Option(metavar="IMAGE", help="The base image.")] = "ubuntu:22.04",
 ) -> None:
     """Print the recipe of a training image with EFA.
 

@@ -1,18 +1,18 @@
-"""Speaks Slurm. Standard library only; imports nothing of the other packages.
+"""Talks to Slurm. Uses only the standard library and imports none of the other packages.
 
-environment.py  what Slurm tells a process inside a job
+environment.py  the variables that Slurm sets for a process inside a job
 client.py       Slurm's commands as methods
 records.py      jobs, nodes and partitions as Slurm prints them
 qos.py          qualities of service
-preemption.py   which jobs Slurm ends for more urgent ones
-hostlist.py     n[1-4] and back
-topology.py     which nodes hang on one switch
+preemption.py   which jobs Slurm preempts for others
+hostlist.py     expands n[1-4] and compresses names
+topology.py     which nodes are on one switch
 time_limit.py   sbatch's notations of a time limit
-command.py      the one place that runs a program
-conf.py         the lines of slurm.conf that the hooks need, printed and linted
-preemption_conf.py  the lines that elastic jobs need, the same
-errors.py       the base of all errors
-hooks/          what Slurm calls on every node
+command.py      the only place that runs programs
+conf.py         prints and lints the lines of slurm.conf that the hooks need
+preemption_conf.py  prints and lints the lines that elastic jobs need
+errors.py       the base class of all errors
+hooks/          the programs that Slurm calls on every node
 testbed/        a real Slurm of several nodes on this one machine
 """
 
@@ -45,7 +45,7 @@ _HOMES = ("client", "command", "environment", "errors", "hostlist", "records", "
 
 
 def __getattr__(name: str) -> object:
-    """Imports what is asked for when it is: hooks run for every job, and need nothing of all this."""
+    """Imports a name when it is first used. Hooks run for every job and need none of them."""
     from importlib import import_module
 
     if name in __all__:

@@ -1,4 +1,4 @@
-"""Slurm's commands as methods: what the rest of this project asks of a cluster, no more."""
+"""Slurm's commands as methods, as far as the other packages need them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JobId = int | str  # a task of a job array is "42_3": its own number may be the 
 class Slurm:
     """One cluster, reached through Slurm's own commands.
 
-    Every method raises `CommandError` where Slurm does not answer or refuses, with what Slurm said.
+    Every method raises `CommandError`, with Slurm's message, when Slurm refuses or does not answer.
     """
 
     def __init__(
@@ -33,15 +33,15 @@ class Slurm:
     ) -> None:
         """
         Args:
-            run: how commands are run.
-            env: their whole environment; None passes ours on.
-            timeout_s: how long each may take, seconds.
+            run: runs a command.
+            env: the whole environment of commands; None passes on that of this process.
+            timeout_s: time limit of each command, seconds.
         """
         self._run = partial(run, timeout_s=timeout_s)
         self._env = env
 
     def job(self, job_id: JobId) -> Job | None:
-        """A job, None if Slurm does not know it, or no longer: it forgets a job MinJobAge after its end."""
+        """A job; None if Slurm does not know it. Slurm forgets a job MinJobAge after its end."""
         try:
             text = self._scontrol("show", "job", "--oneliner", str(job_id))
         except CommandError as error:
@@ -53,9 +53,9 @@ class Slurm:
         return Job.parse(next(own, text))
 
     def jobs_named(self, name: str) -> dict[str, tuple[str, str]]:
-        """Our jobs of this name, by number: state (see `state_below`), and why it is pending or has ended; "" for none.
+        """The user's jobs of this name, by number: state (see `state_below`) and Slurm's reason ("" for none).
 
-        Of those that have ended, the ones that Slurm has not forgotten yet.
+        Includes jobs that have ended, until Slurm forgets them.
         """
         argv = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--name={name}", "--format=%i|%T|%r"]
         rows = (line.strip().split("|", 2) for line in self._run(argv, env=self._env).stdout.splitlines())
@@ -65,9 +65,9 @@ class Slurm:
         }
 
     def states(self, job_ids: Iterable[JobId]) -> dict[str, tuple[str, str]]:
-        """Those of these jobs that Slurm knows, by id: state (see `state_below`), and its nodes as a hostlist.
+        """State (see `state_below`) and nodes (a hostlist) of these jobs, by id. Jobs unknown to Slurm are left out.
 
-        Of those that have ended, the ones that Slurm has not forgotten yet.
+        Includes jobs that have ended, until Slurm forgets them.
         """
         ids = ",".join(map(str, job_ids))
         argv = ["squeue", "--noheader", "--states=all", "--array", "--format=%i|%T|%N", f"--jobs={ids}"]
@@ -79,20 +79,20 @@ class Slurm:
             raise
 
     def recorded_states(self, job_ids: Iterable[JobId]) -> dict[str, tuple[str, str]]:
-        """`states`, of all jobs that ever were; needs Slurm's accounts (slurmdbd)."""
+        """Like `states`, also for jobs that Slurm has forgotten; needs accounting (slurmdbd)."""
         columns = ["--noheader", "--parsable2", "--allocations", "--format=JobID,State,NodeList"]
         return _states(self._run(["sacct", *columns, "-j", ",".join(map(str, job_ids))], env=self._env).stdout)
 
     def cancel_named(self, name: str) -> None:
-        """End all our jobs of this name for good; there need be none."""
+        """End all of the user's jobs of this name, if there are any."""
         self._run(["scancel", f"--user={os.getuid()}", f"--name={name}"], env=self._env)
 
     def nodes(self) -> tuple[Node, ...]:
-        """All nodes of the cluster, without those whose record cannot be read: these are logged."""
+        """All nodes of the cluster. Nodes whose record cannot be read are logged and left out."""
         return self._list("node", "NodeName", Node.parse)
 
     def slurmd_port(self) -> int:
-        """Where the nodes' slurmd listen, but for a node with a port of its own."""
+        """The port on which slurmd listens, on nodes without a port of their own."""
         port = self.config().get("SlurmdPort", "")
         if not port.isdecimal():
             raise SlurmError(
@@ -110,17 +110,17 @@ class Slurm:
         return Partition.parse(self._scontrol("show", "partition", "--oneliner", name))
 
     def partitions(self) -> tuple[Partition, ...]:
-        """All partitions of the cluster, as `nodes`."""
+        """All partitions of the cluster. Partitions whose record cannot be read are logged and left out."""
         return self._list("partition", "PartitionName", Partition.parse)
 
     def qos(self) -> tuple[Qos, ...]:
-        """All QOS; needs Slurm's accounts (slurmdbd)."""
+        """All QOS; needs accounting (slurmdbd)."""
         argv = ["sacctmgr", "--noheader", "--parsable2", "show", "qos", FORMAT]
         said = self._run(argv, env=self._env).stdout
         return tuple(Qos.parse(line) for line in said.splitlines() if line)
 
     def topology(self) -> Topology:
-        """The cluster's switches; none where the site has configured no topology."""
+        """The cluster's switches; none if the site has no topology configured."""
         try:
             return Topology.parse(self._scontrol("show", "topology"))
         except CommandError as error:
@@ -129,52 +129,54 @@ class Slurm:
             raise
 
     def mpi_types(self) -> tuple[str, ...]:
-        """What srun's --mpi takes here."""
+        """The values that srun's --mpi accepts."""
         said = self._run(["srun", "--mpi=list"], env=self._env)
         return tuple(re.findall(r"^\s+(\w+)\s*$", said.stdout + said.stderr, re.MULTILINE))
 
     def cancel(self, job_id: JobId) -> None:
-        """End a job for good."""
+        """End a job. It is not requeued."""
         self._run(["scancel", str(job_id)], env=self._env)
 
     def cancel_pending(self, job_id: JobId) -> None:
-        """End a job for good if it waits in the queue; one that has started meanwhile goes on."""
+        """End a job if it is still in the queue. A job that has started is not touched."""
         self._run(["scancel", "--state=PENDING", str(job_id)], env=self._env)
 
     def signal_batch(self, job_id: JobId, name: str) -> None:
-        """Send a signal (INT, say) to a running job's batch script. For a job that does not run, scancel retries for
-        minutes."""
+        """Send a signal, for example INT, to a running job's batch script.
+
+        For a job that does not run, scancel retries for minutes.
+        """
         self._run(["scancel", "--batch", f"--signal={name}", str(job_id)], env=self._env)
 
     def requeue(self, job_id: JobId) -> None:
-        """End a job where it runs and queue it again under the same number."""
+        """Requeue a job under the same number."""
         self._scontrol("requeue", str(job_id))
 
     def exclude(self, job_id: JobId, nodes: Iterable[str]) -> None:
-        """Give a pending job none of these nodes, instead of those excluded before; kept through further requeues.
+        """Set the nodes that a pending job must not get. They replace those excluded before and stay set in requeues.
 
-        Slurm refuses this for a running job ("Job is no longer pending execution"), and takes it as soon as the job is
-        requeued, while its old nodes are still completing (seen on 22.05).
+        Slurm refuses this for a running job ("Job is no longer pending execution"). It accepts it right after a
+        requeue, while the old nodes are still completing (seen on 22.05).
         """
         self._scontrol("update", f"JobId={job_id}", f"ExcNodeList={compress(nodes)}")
 
     def drain(self, node: str, reason: str) -> None:
-        """Give a node no further jobs. Needs an operator's rights.
+        """Drain a node. Needs an operator's rights.
 
         Args:
             node: its name.
-            reason: why; admins read it in `sinfo -R`.
+            reason: the reason that `sinfo -R` shows.
         """
         if not reason.strip():
             raise SlurmError(f"drain of {node}: no reason given; Slurm asks for one, admins read it in sinfo -R")
         self._scontrol("update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
 
     def fail(self, node: str, reason: str) -> None:
-        """Take a node out of service for somebody who acts on this state, as HyperPod does on "Action:Replace"."""
+        """Set a node's state to FAIL with a reason. HyperPod acts on this state, for example on "Action:Replace"."""
         self._scontrol("update", f"NodeName={node}", "State=FAIL", f"Reason={reason}")
 
     def resume(self, node: str) -> None:
-        """Give a node jobs again, whatever took it out of service."""
+        """Return a node to service, whatever took it out."""
         self._scontrol("update", f"NodeName={node}", "State=RESUME")
 
     def reboot(self, node: str, reason: str) -> None:
@@ -182,7 +184,7 @@ class Slurm:
         self._scontrol("reboot", "ASAP", "nextstate=RESUME", f"reason={reason}", node)
 
     def reserve(self, name: str, nodes: Iterable[str]) -> None:
-        """Keep nodes for root's own jobs until `release`, whatever state they are in; again: these, and no others."""
+        """Reserve nodes, in any state, for root's jobs until `release`. A second call replaces the nodes."""
         listed = f"Nodes={compress(nodes)}"
         wanted = (f"ReservationName={name}", listed, "Users=root", "StartTime=now", "Duration=UNLIMITED")
         try:
@@ -193,7 +195,7 @@ class Slurm:
             self._scontrol("update", f"ReservationName={name}", listed)
 
     def release(self, name: str) -> None:
-        """Remove a reservation; there need be none."""
+        """Remove a reservation, if there is one."""
         try:
             self._scontrol("delete", f"ReservationName={name}")
         except CommandError:
@@ -201,7 +203,7 @@ class Slurm:
                 raise
 
     def cancel_in(self, reservation: str) -> None:
-        """End all jobs in a reservation for good; there need be none."""
+        """End all jobs in a reservation, if there are any."""
         self._run(["scancel", f"--reservation={reservation}"], env=self._env)
 
     def reservations(self) -> tuple[str, ...]:
@@ -215,7 +217,7 @@ class Slurm:
         Args:
             options: of sbatch.
             script: the text.
-            env: the whole environment of sbatch, which the job has too; None passes on what the others get.
+            env: the whole environment of sbatch and so of the job; None: that of the other commands.
         """
         said = self._run(["sbatch", "--parsable", *options], env=env or self._env, input=script).stdout
         number = said.strip().partition(";")[0]
@@ -226,7 +228,7 @@ class Slurm:
     def _list(self, kind: str, first: str, parse: Callable[[str], T]) -> tuple[T, ...]:
         found, errors = read_all(self._scontrol("show", kind, "--oneliner"), first, parse)
         if errors:
-            import logging  # hooks run for every job, and seldom need it
+            import logging  # imported here: hooks run for every job and seldom need it
 
             for error in errors:
                 logging.getLogger(__name__).warning("a %s is left out: %s", kind, error)
@@ -245,7 +247,7 @@ def _states(text: str) -> dict[str, tuple[str, str]]:
 
 
 def listens(address: str, port: int) -> bool:
-    """Whether somebody accepts connections there: a slurmd that does may serve, whatever the controller knows of it."""
+    """Whether a process accepts connections there. A slurmd that does may serve, whatever the controller reports."""
     try:
         socket.create_connection((address, port), timeout=_CONNECT_TIMEOUT_S).close()
     except OSError:

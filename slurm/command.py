@@ -1,6 +1,6 @@
-"""The one place where this project runs a program: an argv list, a deadline, captured text.
+"""Runs programs: an argv list, a deadline, captured text. No other module of this project starts a program directly.
 
-Everything that runs programs takes a `CommandRunner`; tests hand in a function that answers from recorded output.
+Code that runs programs takes a `CommandRunner`. Tests pass a function that returns recorded output.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from slurm.errors import SlurmError
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a program did.
+    """The result of a program.
 
     Attributes:
         argv: the program and its arguments.
-        returncode: exit code; negative for the signal that ended it; None if it could not be started.
+        returncode: exit code; negative: the signal that ended it; None if it could not be started.
         stdout: its standard output, decoded, undecodable bytes replaced.
         stderr: its standard error, the same.
-        seconds: how long it ran, in seconds.
+        seconds: run time in seconds.
     """
 
     argv: tuple[str, ...]
@@ -41,10 +41,10 @@ class Result:
 class CommandError(SlurmError):
     """A program failed, could not be started, or did not end in time.
 
-    Catch it where the failure has a meaning (an unknown job); otherwise let it go up: its message is complete.
+    Catch it where the failure has a meaning (an unknown job). Otherwise let it propagate: its message is complete.
 
     Attributes:
-        result: what the program did up to its end.
+        result: the program's result up to its end.
         reason: "exit code 1", "signal SIGKILL", "no answer within 30 s", or why it could not be started.
     """
 
@@ -59,7 +59,7 @@ class CommandError(SlurmError):
 
 
 class CommandRunner(Protocol):
-    """How a program is run. `run` is the real one."""
+    """The signature of `run`."""
 
     def __call__(
         self,
@@ -86,8 +86,8 @@ def run(
 
     Args:
         argv: the program and its arguments; no shell is involved.
-        timeout_s: after so many seconds the program and every process of its session are killed.
-        env: the whole environment of the program; None passes ours on.
+        timeout_s: after this time, in seconds, the program and every process of its session are killed.
+        env: the whole environment of the program; None passes on that of this process.
         cwd: the directory it starts in.
         input: text for its standard input.
         check: whether an exit code other than 0 raises.
@@ -136,7 +136,7 @@ def run(
 
 
 def _left_over(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """What a killed program had written; nothing where a process that left its session still holds the pipes."""
+    """The output of a killed program; empty if a process that left its session still holds the pipes."""
     try:
         return process.communicate(timeout=2.0)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""The lines of slurm.conf that the hooks need, and what in a site's slurm.conf stands against them."""
+"""Prints the lines of slurm.conf that the hooks need, and lints a site's slurm.conf."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _ALLOC_TOO = frozenset(("contain", "nohold", "runinjob", "x11"))  # flags of Pro
 
 @dataclass(frozen=True, kw_only=True)
 class Remark:
-    """Something in a slurm.conf that should be otherwise.
+    """A line of a slurm.conf that should be changed.
 
     Attributes:
-        line: its number, from 1; 0 where the parameter is not set at all.
-        parameter: of slurm.conf.
-        got: its value; empty where it is not set.
-        expected: what it should be, as a line for the file.
-        why: what happens otherwise.
-        needed: whether the hooks do not work without; else it is advice.
+        line: its number, from 1; 0 if the parameter is not set.
+        parameter: the parameter's name.
+        got: its value; empty if it is not set.
+        expected: the line that the file should have.
+        why: what happens without the change.
+        needed: True if the hooks do not work without the change; False for advice.
     """
 
     line: int
@@ -40,7 +40,7 @@ def hook_lines(directory: Path = DIRECTORY, interval_s: int = _HEALTH_INTERVAL_S
     """The lines for slurm.conf.
 
     Args:
-        directory: where the hooks' scripts are, the same on every node.
+        directory: the directory of the hooks' scripts, the same on every node.
         interval_s: seconds between two health checks of a node.
     """
     return [
@@ -54,12 +54,12 @@ def hook_lines(directory: Path = DIRECTORY, interval_s: int = _HEALTH_INTERVAL_S
 
 
 def lint(text: str, directory: Path = DIRECTORY) -> list[Remark]:
-    """What in a slurm.conf stands against the hooks and against coming back quickly.
+    """Lists what to change in a slurm.conf for the hooks and for a quick recovery.
 
     Args:
-        text: the file's content; what it includes has to be linted by itself.
-        directory: where the hooks' scripts are. A link to one that a pattern of Prolog or Epilog finds on this machine
-            counts as the script.
+        text: the file's content. Included files have to be linted separately.
+        directory: the directory of the hooks' scripts. A link to a script, found by a pattern of Prolog or Epilog on
+            this machine, counts as the script.
     """
     found = parameters(text)
     return [remark for rule in _rules(directory) if (remark := rule(found)) is not None]
@@ -67,7 +67,7 @@ def lint(text: str, directory: Path = DIRECTORY) -> list[Remark]:
 
 @dataclass(frozen=True)
 class Setting:
-    """A parameter as the file has it, and its values in the lines before, which count for a few parameters only."""
+    """A parameter's value in the file, and its values in earlier lines, which count only for a few parameters."""
 
     line: int
     value: str
@@ -117,7 +117,7 @@ def _rules(directory: Path) -> Iterator[_Rule]:
     yield _has_word(
         "SchedulerParameters",
         "nohold_on_prolog_fail",
-        "a job that met an unfit node would be held, and wait for an admin, instead of starting elsewhere",
+        "a job that met an unhealthy node would be held for an administrator, instead of starting elsewhere",
     )
     yield _number("HealthCheckInterval", 60, 3600, _HEALTH_INTERVAL_S, needed=True, why="0 (the default) means never")
     yield _number(
@@ -125,7 +125,7 @@ def _rules(directory: Path) -> Iterator[_Rule]:
         60,
         600,
         _HOOK_TIMEOUT_S,
-        why="the hooks end by themselves within 50 s; Slurm's default is to wait for a hung one for ever",
+        why="the hooks end by themselves within 50 s; by default Slurm waits for a hung hook for ever",
     )
     yield _number(
         "SlurmdTimeout",
@@ -140,7 +140,7 @@ def _rules(directory: Path) -> Iterator[_Rule]:
         0,
         1,
         1,
-        why="with 2 a node that Slurm set down returns as soon as it registers, checked or not",
+        why="with 2, a node that Slurm set DOWN returns as soon as it registers, without a check",
     )
     yield _number(
         "ResumeTimeout",
@@ -168,8 +168,10 @@ def _is_called(parameter: str, script: str) -> _Rule:
 
 
 def _is_among(parameter: str, script: str) -> _Rule:
-    """For a parameter of several scripts: a pattern in every Slurm, lines beside each other since 24.05 (read in the
-    sources of prep/script and read_config). No Slurm knows a list in one line.
+    """Judges a parameter that names several scripts.
+
+    Every Slurm takes a pattern, Slurm since 24.05 also several lines (sources of prep/script and read_config). No
+    Slurm takes a list in one line.
     """
     pattern = f"/etc/slurm/{parameter.lower()}.d/*"
     beside = (
@@ -203,7 +205,7 @@ def _words(now: Setting | None) -> list[str]:
 
 
 def _runs_outside_the_job(found: _Found) -> Remark | None:
-    """Read in the sources of 25.05: the epilog is then one of the job's processes."""
+    """Whether the epilog runs as one of the job's processes (sources of 25.05)."""
     now = found.get("prologflags")
     words = _words(now)
     if "runinjob" not in (each.lower() for each in words):

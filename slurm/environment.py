@@ -1,4 +1,4 @@
-"""What Slurm tells a process that runs inside a job."""
+"""The environment variables that Slurm sets for a process inside a job."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from slurm.hostlist import expand
 
 
 class NotInJobError(SlurmError):
-    """The environment is not that of a Slurm job, or not a whole one.
+    """The environment is not that of a Slurm job, or is incomplete.
 
     Attributes:
         variable: the variable that is missing or wrong.
-        exit_code: of a command that was started outside a job: a wrong request.
+        exit_code: the command's exit code, that of a wrong request.
     """
 
     exit_code = 2
@@ -28,16 +28,16 @@ class NotInJobError(SlurmError):
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnvironment:
-    """The job and the place in it, as Slurm's environment variables say.
+    """The job and this process's node, from Slurm's environment variables.
 
     Attributes:
         job_id: number of the job.
-        reference: how scontrol and scancel are to call it: in an array its number may be the array's too.
+        reference: the job's name for scontrol and scancel. In an array a task's number may be that of the array.
         cluster: name of the cluster.
         partition: the partition in which the job runs.
-        nodes: the nodes the job was given. Stale once a node was cut out of the job: ask `Slurm.job` for those left.
-        restart_count: how often the job was requeued.
-        node: name of the node we are on.
+        nodes: the nodes at the job's start. `Slurm.job` has those that are left.
+        restart_count: number of requeues.
+        node: name of this node.
     """
 
     job_id: int

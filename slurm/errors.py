@@ -1,7 +1,7 @@
-"""The base class of every error this package raises on purpose."""
+"""The base class of all errors of this package."""
 
 from __future__ import annotations
 
 
 class SlurmError(Exception):
-    """Something about Slurm is not as it must be; the message is one line that says what to do next."""
+    """Slurm or its data is not as expected. The message is one line and has the next step."""

@@ -1,4 +1,4 @@
-"""Slurm's way to write many host names: `n[1-3,07],login` and back."""
+"""Expands and compresses Slurm's hostlists, for example `n[1-3,07],login`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMBERED = re.compile(rf"(.*?)({_DIGITS})")
 
 
 class HostlistError(SlurmError):
-    """A text is not a hostlist, or stands for too many hosts.
+    """A text is not a hostlist, or has too many hosts.
 
     Attributes:
         text: the text.
@@ -30,13 +30,13 @@ class HostlistError(SlurmError):
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """The host names for which a hostlist stands, in its order.
+    """The host names of a hostlist, in its order.
 
     Args:
-        text: for example `login,rack[1-2]n[08-10]`; nothing, or Slurm's `(null)`, for no host.
+        text: for example `login,rack[1-2]n[08-10]`; empty or `(null)` for no host.
 
     Raises:
-        HostlistError: it is malformed, or stands for more than 65536 hosts.
+        HostlistError: it is malformed, or has more than 65536 hosts.
     """
     if text in ("", "(null)"):
         return ()
@@ -49,7 +49,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def compress(hosts: Iterable[str]) -> str:
-    """The hostlist for host names; it expands to the same names in the same order.
+    """The hostlist of host names, in the same order.
 
     Raises:
         HostlistError: a name is empty or holds a comma, bracket or space.
@@ -77,7 +77,7 @@ def compress(hosts: Iterable[str]) -> str:
 
 
 def _words(text: str) -> list[list[Sequence[str]]]:
-    """Split at the commas outside brackets; each word is a row of choices, one for plain text, more for a bracket."""
+    """Splits at the commas outside brackets. A word is a list of alternatives: one for text, several for a bracket."""
     words: list[list[Sequence[str]]] = [[]]
     position = 0
     while position < len(text):

@@ -1,9 +1,9 @@
-"""Which jobs Slurm ends for more urgent ones.
+"""Which jobs Slurm preempts.
 
-`PreemptType` says which: those of a partition of a lower PriorityTier, or those of a QOS that is in another's Preempt
-list.
+With `PreemptType=preempt/partition_prio` these are jobs in a partition of a lower PriorityTier. With `preempt/qos` they
+are jobs of a QOS that is in another QOS's Preempt list.
 
-An elastic job's boosters have to be such jobs, and must not be more urgent than the job itself.
+An elastic job's boosters have to be preemptible, and must not preempt the job itself.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _ADVICE = "`holdfast node slurm-conf --elastic` prints what an administrator set
 
 @dataclass(frozen=True, kw_only=True)
 class Boosters:
-    """Where a job's boosters are asked for, and the job itself.
+    """Partition and QOS of a job's boosters and of the job itself.
 
     Attributes:
-        partition, qos: of the boosters; None where none is named.
-        base_partitions: the job's own: several where one of them must do.
-        base_qos: the job's own; None where it names none.
+        partition, qos: those of the boosters; None if not named.
+        base_partitions: the job's own; Slurm chooses one of them.
+        base_qos: the job's own; None if not named.
     """
 
     partition: str | None
@@ -44,10 +44,10 @@ class Preemption:
     """How a cluster preempts.
 
     Attributes:
-        type: PreemptType; "" where Slurm does not say.
-        mode: PreemptMode of the cluster, which a QOS without one of its own has.
-        partitions: all.
-        qos: all; None where the cluster keeps no accounts, or they cannot be asked.
+        type: PreemptType; "" if Slurm does not report it.
+        mode: PreemptMode of the cluster. A QOS without a mode of its own uses it.
+        partitions: all partitions.
+        qos: all QOS; None if the cluster has no accounting or it does not answer.
     """
 
     type: str
@@ -77,7 +77,7 @@ class Preemption:
         )
 
     def preemptors(self, partition: Partition) -> tuple[Partition, ...]:
-        """The partitions whose jobs preempt those of this one, by PriorityTier: they have nodes in common."""
+        """The partitions whose jobs preempt those of this one: a higher PriorityTier, and nodes in common."""
         own = {*partition.nodes}
         return tuple(p for p in self.partitions if p.priority_tier > partition.priority_tier and own & {*p.nodes})
 
@@ -90,7 +90,7 @@ class Preemption:
         return tuple(p.name for p in self.partitions if p.preempt_mode in MODES and self.preemptors(p))
 
     def problems(self, boosters: Boosters) -> Iterator[tuple[str, str]]:
-        """Why boosters cannot be there, by "partition" or "qos"."""
+        """Why boosters cannot use this partition or QOS; the keys are "partition" and "qos"."""
         known = {p.name: p for p in self.partitions}
         base = [known[name] for name in boosters.base_partitions if name in known]
         named = (boosters.partition or "").split(",") if boosters.partition else []

@@ -1,4 +1,4 @@
-"""The lines of slurm.conf that elastic jobs need, and what in a site's slurm.conf stands against them."""
+"""Prints the lines of slurm.conf that elastic jobs need, and lints a site's slurm.conf."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def elastic_lines() -> list[str]:
 
 
 def lint_elastic(text: str) -> list[Remark]:
-    """What in a slurm.conf stands against elastic jobs.
+    """Lists what to change in a slurm.conf for elastic jobs.
 
     Args:
-        text: the file's content; what it includes has to be linted by itself.
+        text: the file's content. Included files have to be linted separately.
     """
     found = parameters(text)
     kind = found["preempttype"].value.lower() if "preempttype" in found else ""

@@ -15,8 +15,8 @@ class Qos:
 
     Attributes:
         name: its name.
-        priority: what it adds to a job's priority.
-        preempts: the QOS whose jobs are preempted for its own, where PreemptType=preempt/qos.
+        priority: the value that it adds to a job's priority.
+        preempts: the QOS whose jobs its jobs preempt, with PreemptType=preempt/qos.
         preempt_mode: how its jobs are preempted, for example REQUEUE; CLUSTER for the cluster's PreemptMode.
     """
 

@@ -1,10 +1,11 @@
-"""What Slurm knows about a job, a node, a partition: read from `scontrol show ... --oneliner`.
+"""Jobs, nodes and partitions, parsed from `scontrol show ... --oneliner`.
 
-Slurm adds fields with every release and leaves out those that do not apply; only the few used here are read.
+Slurm adds fields with every release and leaves out those that do not apply. Only the few fields used here are parsed.
 
-Some fields hold what a person wrote (JobName, Comment, SubmitLine, Features, a node's Reason). It may look like other
-fields, as Slurm quotes nothing. A record is therefore read from the first to the last of the fields that Slurm itself
-writes; all of them lie between. If one stands there twice, or not in Slurm's order, the record is refused.
+Some fields have text that a person wrote (JobName, Comment, SubmitLine, Features, a node's Reason). Slurm quotes
+nothing, so such text may look like other fields. Therefore only the part of a record between the first and the last
+field that Slurm itself writes is parsed. If one of these fields is there twice, or out of Slurm's order, the record is
+refused.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _ENDED = frozenset(
 
 
 class RecordError(SlurmError):
-    """Slurm printed something that cannot be read as a record.
+    """Slurm printed something that cannot be parsed as a record.
 
     Attributes:
         text: the line.
@@ -55,19 +56,19 @@ class RecordError(SlurmError):
 
 
 def read_all(text: str, first: str, parse: Callable[[str], T]) -> tuple[tuple[T, ...], tuple[SlurmError, ...]]:
-    """Reads a listing, of which a record that cannot be read costs that record.
+    """Parses a listing. Records that cannot be parsed are left out.
 
     Args:
-        text: what `scontrol show node --oneliner` printed, say.
-        first: the field with which each record begins. Of several records with one name none is believed: the text
-            of another may have line breaks and imitate it.
-        parse: reads one record.
+        text: output of, for example, `scontrol show node --oneliner`.
+        first: the field with which each record begins. When several records have one name, all of them are refused,
+            because a person's text with line breaks may imitate a record.
+        parse: parses one record.
 
     Returns:
-        The records, and what is wrong with the others.
+        The records, and an error for each of the others.
 
     Raises:
-        SlurmError: there are records, and none can be read.
+        SlurmError: none of the records can be parsed.
     """
     records = [record for record in re.split(rf"^(?={first}=)", text, flags=re.MULTILINE) if record.strip()]
     names = [record.split(maxsplit=1)[0] for record in records]
@@ -87,7 +88,7 @@ def read_all(text: str, first: str, parse: Callable[[str], T]) -> tuple[tuple[T,
 
 
 def state_below(word: str) -> str:
-    """A job's state as Slurm prints it; RUNNING where that hides it behind something that passes."""
+    """A job's state as Slurm prints it; RUNNING if Slurm prints a short-lived flag, such as SIGNALING, in its place."""
     return "RUNNING" if word in _STILL_RUNNING else word
 
 
@@ -100,15 +101,15 @@ class Job:
         user: name of its user.
         state: Slurm's word, for example PENDING, RUNNING, COMPLETING, COMPLETED, NODE_FAIL; see `state_below`.
         reason: why it is pending or why it ended; "" for none.
-        partition: the partition it is in; several, separated by commas, while it is pending in them.
-        nodes: names of its nodes, those cut out of its allocation left out.
-        excluded: nodes that it is not to be given (sbatch --exclude, and `Slurm.exclude`).
-        time_left_s: seconds of its time limit that are left; None without a limit.
-        batch_host: the node on which its script runs, None before it starts.
-        restarts: how often it was requeued.
+        partition: its partition; several, separated by commas, while it is pending.
+        nodes: names of the nodes that are left in its allocation.
+        excluded: nodes that it must not get (sbatch --exclude, and `Slurm.exclude`).
+        time_left_s: seconds until its time limit; None without a limit.
+        batch_host: the node of its batch script; None before it starts.
+        restarts: number of requeues.
         exit_code: exit code of its script.
-        memory_per_node_bytes: memory that it is allocated on a node, on average; None where Slurm does not count it.
-        cpus_per_node: processors, the same, rounded up.
+        memory_per_node_bytes: allocated memory of a node, on average; None if Slurm does not count it.
+        cpus_per_node: allocated processors of a node, on average, rounded up; None if Slurm does not count them.
     """
 
     id: int
@@ -127,20 +128,21 @@ class Job:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is over; a job that is requeued is not."""
+        """Whether the job has ended. A job that is requeued has not."""
         return self.state in _ENDED
 
     @property
     def has_lost_its_script(self) -> bool:
-        """Whether Slurm ends it because its batch script was killed: by somebody, or by Slurm itself on a batch host
-        that was DOWN and is back, as that is not the job's any more. Its steps get a SIGTERM, and KillWait later a
-        SIGKILL; until they are gone, and after, it can be requeued (on 22.05).
+        """Whether Slurm ends the job because its batch script was killed.
+
+        Slurm itself kills the script on a batch host that was DOWN and is back. The steps get a SIGTERM and, KillWait
+        later, a SIGKILL. The job can be requeued meanwhile and afterwards (on 22.05).
         """
         return self.state in ("COMPLETING", "FAILED") and self.reason.partition(":")[0] in _SCRIPT_LOST
 
     @classmethod
     def parse(cls, line: str) -> Job:
-        """Read all of `scontrol show job --oneliner JOBID`; one line, unless the job's name has several."""
+        """Parses the output of `scontrol show job --oneliner JOBID`: one line, unless the job's name has several."""
         fields = _Fields(line, "JobId", _OF_JOB)
         share = _share_of_a_node(fields.rest)
         return cls(
@@ -166,13 +168,13 @@ class Node:
 
     Attributes:
         name: its name.
-        address: how it is reached.
+        address: its network address or host name.
         state: its base state, for example IDLE, MIXED, ALLOCATED, DOWN.
-        flags: what is said about it beside, for example DRAIN, NOT_RESPONDING, MAINTENANCE.
-        reason: why it is down or drained, with who said so and when; "" for none.
+        flags: further states, for example DRAIN, NOT_RESPONDING, MAINTENANCE.
+        reason: why it is down or drained, with user and time; "" for none.
         partitions: the partitions it is in.
         cpus: number of its CPUs.
-        port: where its slurmd listens; None for the cluster's own SlurmdPort.
+        port: the port of its slurmd; None for the cluster's SlurmdPort.
         slurmd_started: when its slurmd last started, as Slurm prints it; "" where it never registered.
     """
 
@@ -188,17 +190,17 @@ class Node:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it responds, runs nothing, and would be given a job."""
+        """Whether it responds, runs no job, and is available for one."""
         return self.state == "IDLE" and not self.flags
 
     @property
     def responds(self) -> bool:
-        """Whether its slurmd answers, as far as the controller knows."""
+        """Whether its slurmd answers, according to the controller."""
         return not self.is_down and "NOT_RESPONDING" not in self.flags
 
     @property
     def is_down(self) -> bool:
-        """Whether Slurm has given it up, or has never seen it."""
+        """Whether Slurm has set it DOWN, or it never registered."""
         return self.state in ("DOWN", "UNKNOWN", "FUTURE")
 
     @classmethod
@@ -228,11 +230,11 @@ class Partition:
     Attributes:
         name: its name.
         state: UP, DOWN, DRAIN or INACTIVE.
-        is_default: whether jobs that name none go there.
+        is_default: whether it is the default partition.
         nodes: names of its nodes.
-        priority_tier: its jobs are looked at before those of partitions of a lower one, and may preempt them.
+        priority_tier: jobs of a higher tier are scheduled first, and may preempt those of a lower tier.
         preempt_mode: how its jobs are preempted: OFF, REQUEUE, CANCEL, or others, separated by commas.
-        grace_time_s: seconds that a job which is preempted has from its SIGTERM to its end.
+        grace_time_s: seconds from the SIGTERM to the end of a preempted job.
     """
 
     name: str
@@ -271,7 +273,7 @@ class _Fields:
     """The KEY=VALUE fields of a record. A value may hold spaces: it ends where the next key begins.
 
     Attributes:
-        rest: what follows the last key of `keys`.
+        rest: the text after the last key of `keys`.
     """
 
     def __init__(self, line: str, first: str, keys: Sequence[str]) -> None:
@@ -279,7 +281,7 @@ class _Fields:
         Args:
             line: the record.
             first: the field with which it begins.
-            keys: other fields that are read: those that Slurm writes itself, in its order, the last always there.
+            keys: further fields to parse. Slurm itself writes them, in this order, and always the last one.
 
         Raises:
             RecordError: this is no such record, or a person's text in it looks like one of these fields.
@@ -319,9 +321,10 @@ class _Fields:
 
 
 def _share_of_a_node(rest: str) -> dict[str, int]:
-    """What a job has of a node, by resource, memory in bytes; from what follows NumNodes, up to Slurm's own TRES=.
+    """A job's allocated resources of one node, by name, memory in bytes.
 
-    Slurm prints no person's text between them. AllocTRES= stands in its place since 23.11.
+    They are parsed from the text between NumNodes and TRES= (AllocTRES= since 23.11), where Slurm prints no person's
+    text.
     """
     found = _TRES.search(rest)
     if found is None:
@@ -334,7 +337,7 @@ def _share_of_a_node(rest: str) -> dict[str, int]:
 
 
 def _difference_s(limit: str, spent: str) -> float | None:
-    """Of two durations; None if either is none ("UNLIMITED", say). Unlike times of day they depend on no clock here."""
+    """The difference of two durations; None if one of them is not a duration ("UNLIMITED")."""
     limit_s, spent_s = _seconds(limit), _seconds(spent)
     return None if limit_s is None or spent_s is None else limit_s - spent_s
 

@@ -1,4 +1,4 @@
-"""The network as Slurm knows it: which nodes hang on one switch, and how far apart two nodes are."""
+"""Slurm's network topology: which nodes are on one switch, and the distance between two nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Switch:
 
 
 class Topology:
-    """The switches of a cluster; without any, every node is alone and all are equally far apart."""
+    """The switches of a cluster. Without switches, all nodes have the same distance."""
 
     def __init__(self, switches: Iterable[Switch] = ()) -> None:
         self._switches = sorted(switches, key=lambda switch: switch.level)
@@ -49,7 +49,7 @@ class Topology:
         return cls(switches)
 
     def leaf(self, node: str) -> str:
-        """The switch that a node is connected to; "" where Slurm knows none."""
+        """The leaf switch of a node; "" if Slurm knows none."""
         return self._leaf.get(node, "")
 
     def distance(self, one: str, other: str) -> int:

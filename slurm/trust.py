@@ -1,4 +1,4 @@
-"""Who can change what lies at a path: its owner, its mode, and those of every directory and link on the way to it."""
+"""Checks that only trusted users can change a file: its owner and mode, and those of every directory and link to it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _MOST_LINKS = 40  # the kernel's own limit for one path
 
 
 class TrustError(SlurmError):
-    """Somebody who is not trusted could change what lies at a path."""
+    """A user who is not trusted could change the path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """Who is trusted.
+    """The trusted users and groups.
 
     Attributes:
         owners: users who may own files and links.
         directory_owners: users who may own directories.
         groups: groups that may write.
-        advice: what to do where somebody else could write; ends the message.
+        advice: the next step in the error message.
     """
 
     owners: Collection[int]
@@ -34,13 +34,13 @@ class Trust:
     _seen: set[str] = field(default_factory=set)
 
     def check_way(self, path: str) -> str:
-        """Checks every level of a path as the kernel walks it; returns where it leads.
+        """Checks every level of a path as the kernel walks it. Returns the resolved path.
 
-        A directory that others may write is accepted where its sticky bit protects the entries of their owners.
+        A directory that others may write is accepted if it has the sticky bit.
 
         Raises:
             TrustError: others can change it.
-            OSError: it is not there.
+            OSError: it does not exist.
         """
         here, names, links = "/", path.split("/")[::-1], 0
         self.check("/", os.lstat("/"))

@@ -1,20 +1,22 @@
-"""The `holdfast` command. Each verb checks its words, calls the part that does the work, and prints the result.
+"""The `holdfast` command. Each verb checks its arguments, calls the code that does the work, and prints the result.
 
     app       all verbs, and the entry point
-    init      init
-    start     run, submit
-    jobs      status, logs, stop, cancel
-    supervise the verb of that name
-    doctor    the verb of that name
-    cluster   up, down, status of a test cluster
-    options   what several verbs have in common
+    init      holdfast init
+    start     holdfast run, submit
+    jobs      holdfast status, logs, scale, stop, cancel
+    supervise holdfast supervise
+    doctor    holdfast doctor
+    cluster   holdfast cluster up, down, status
+    schema    holdfast schema
+    reference writes docs/reference
+    man       writes the manual pages
+    options   options that several verbs have
     plain_command how arguments appear in help
-    job_command   which words of a command line are sbatch's or the script's
-    schema    the verb of that name; reference.py writes docs/reference
-    man       pages of the manual
-    errors    how errors are printed
+    job_command   splits a command line between holdfast, sbatch and the script
+    job_table the table of all jobs
+    errors    prints errors
 
-`holdfast ckpt` and `holdfast node` live in their rooms: ckpt/cli/app.py and lifecycle/cli.py.
+`holdfast ckpt` is in ckpt/cli/app.py, `holdfast node` in lifecycle/cli.py.
 """
 
 from launcher.cli.app import main as main

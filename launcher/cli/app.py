@@ -26,7 +26,7 @@ from launcher.cli.supervise import supervise
 
 
 class _RoomVerbs(TyperGroup, ABC):
-    """A room's own verbs, imported when one is asked for."""
+    """The verbs of another package, imported when one of them is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self._verbs().list_commands(ctx))
@@ -36,7 +36,7 @@ class _RoomVerbs(TyperGroup, ABC):
 
     @abstractmethod
     def _verbs(self) -> Any:
-        """The group that has them."""
+        """Imports the package's group of verbs."""
 
 
 class _CheckpointVerbs(_RoomVerbs):
@@ -80,23 +80,23 @@ def _holdfast(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Keeps PyTorch training on Slurm running through the nodes it loses."""
+    """Keeps PyTorch training on Slurm running when nodes fail."""
 
 
 app.command("init", short_help="Write an example job and batch scripts to copy and edit.")(init)
 app.command("run", short_help="Run a job here, in the foreground, on the local cluster.", cls=JobCommand)(run)
 app.command("submit", short_help="Submit a job to Slurm, or to the local cluster.", cls=SubmitCommand)(submit)
-app.command("status", short_help="Show how a job stands; without JOB, all jobs.")(status)
+app.command("status", short_help="Show the state of a job, or a list of all jobs.")(status)
 app.command("logs", short_help="Print what a job's workers wrote.")(logs)
-app.command("scale", short_help="Have an elastic job train on another number of nodes.")(scale)
-app.command("stop", short_help="Have all ranks save, then end a job for good.")(stop)
-app.command("cancel", short_help="End a job for good, at once.")(cancel)
-app.command("supervise", short_help="Supervise a job inside its Slurm job: for batch scripts.")(supervise)
-app.command("doctor", short_help="Say whether a job will run here.")(doctor)
+app.command("scale", short_help="Change the number of nodes of an elastic job.")(scale)
+app.command("stop", short_help="Save, then end a job. It is not requeued.")(stop)
+app.command("cancel", short_help="End a job at once, without a save.")(cancel)
+app.command("supervise", short_help="Supervise a job inside a batch script.")(supervise)
+app.command("doctor", short_help="Check whether a job will run here.")(doctor)
 app.command("schema", short_help="Print the JSON Schema of a job file or of settings.")(schema)
 ckpt = typer.Typer(**GROUP, cls=_CheckpointVerbs, help="List, verify, rebuild, copy and plan checkpoints.")
 app.add_typer(ckpt, name="ckpt")
-node = typer.Typer(**GROUP, cls=_NodeVerbs, help="Check and provision this node; heal those of the cluster.")
+node = typer.Typer(**GROUP, cls=_NodeVerbs, help="Check and provision this node; heal the cluster's nodes.")
 app.add_typer(node, name="node")
 app.add_typer(plain(cluster.app), name="cluster")
 plain(app)

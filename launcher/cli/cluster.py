@@ -18,7 +18,7 @@ ClusterName = Annotated[str, typer.Option(help="The cluster's name.", metavar="N
 def up(
     name: ClusterName = "default", nodes: Annotated[int, typer.Option(help="Number of nodes.", metavar="N")] = 4
 ) -> None:
-    """Start a Slurm cluster whose nodes are namespaces of this machine, and say how to use it."""
+    """Start a Slurm cluster whose nodes are namespaces of this machine, and print how to use it."""
     from slurm.testbed import TestCluster
 
     cluster = TestCluster.up(name=name, nodes=nodes)
@@ -27,7 +27,7 @@ def up(
 
 @app.command("down", short_help="Remove a cluster.")
 def down(name: ClusterName = "default") -> None:
-    """Remove a cluster and all that runs on it; also one that was built half way."""
+    """Remove a cluster and all that runs on it, also one whose start was interrupted."""
     from slurm.testbed import TestCluster
 
     TestCluster.load(name).down()
@@ -39,7 +39,7 @@ def status(
     name: Annotated[str | None, typer.Option(help="The cluster's name.", metavar="NAME", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the nodes of one cluster or of all, with their state in Slurm and their link."""
+    """Show the nodes of one or all clusters: their state in Slurm and their network link."""
     from slurm.testbed import TestCluster
 
     names = list(TestCluster.list()) if name is None else [name]

@@ -14,7 +14,7 @@ from lifecycle.blocks import print_block, print_json
 
 def doctor(
     job_file: Annotated[
-        Path | None, typer.Argument(metavar="JOB.yaml", help="Judge for this job.", show_default=False)
+        Path | None, typer.Argument(metavar="JOB.yaml", help="Check for this job.", show_default=False)
     ] = None,
     cluster: Annotated[
         str | None,
@@ -23,11 +23,11 @@ def doctor(
     folder: Folder = "runs/%j",
     as_json: Json = False,
 ) -> None:
-    """Say whether a job will run here, and what to do where it will not.
+    """Check whether a job will run here. Each finding has the next step.
 
-    On Slurm it reads the configuration and runs one step of a few minutes at most on one free node. Elsewhere it looks
-    at this machine, for the local cluster. It writes small files into the folder, and an object into the job's bucket,
-    and removes them.
+    On Slurm it reads the configuration and runs one step, of a few minutes at most, on one free node. Elsewhere it
+    checks this machine, for the local cluster. It writes small files into the folder and an object into the job's
+    bucket, and removes them.
 
     Exit code 1: something is critical.
     """

@@ -1,4 +1,4 @@
-"""How errors of every verb are printed, and the exit code that goes with each."""
+"""Prints the errors of all verbs and chooses the exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Complaints:
         """Prints an error.
 
         Returns:
-            The exit code; None for an error that is a bug of ours, of which nothing is printed.
+            The exit code; None for a bug in Holdfast, for which nothing is printed.
         """
         from ckpt import CheckpointError
         from lifecycle import LifecycleError

@@ -24,7 +24,7 @@ def init(
 ) -> None:
     """Write an example job (job.yaml, train.py, job.schema.json) and the batch scripts (sbatch_templates/) into DIR.
 
-    A file that is there with another content is never overwritten.
+    A file that exists with other content is never overwritten.
     """
     refuse_url("init", directory)
     share = shipped()
@@ -47,10 +47,10 @@ def init(
 
 
 def shipped() -> Path:
-    """The folder that has examples/ and sbatch_templates/: the source tree, or what the wheel has installed.
+    """The folder of examples/ and sbatch_templates/: the source tree, or the files that the wheel installed.
 
     Raises:
-        UsageError: neither is there.
+        UsageError: neither exists.
     """
     if (_TREE / "pyproject.toml").is_file():
         return _TREE

@@ -1,6 +1,6 @@
-"""The command lines of `run` and `submit`: whose is which word, before or after JOB.yaml.
+"""Splits the command lines of `run` and `submit`. Options may stand before or after JOB.yaml.
 
-Words behind `--` go to the script. `submit` passes options that are not its own to sbatch, untouched.
+Words after `--` go to the script. `submit` passes options that are not its own to sbatch, unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class JobCommand(PlainCommand):
 
 
 class SubmitCommand(JobCommand):
-    """A verb that also takes sbatch's options; the context's `args` are those."""
+    """A verb that also takes sbatch's options, which become the context's `args`."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         own, *rest = super().collect_usage_pieces(ctx)

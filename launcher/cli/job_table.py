@@ -1,4 +1,4 @@
-"""The table of all jobs. An id is never cut: where the terminal is too narrow, the folder goes first, then the name."""
+"""The table of all jobs. A narrow terminal cuts the folder first, then the name, never the id."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def job_table(jobs: Sequence[tuple[KnownJob, JobStatus]], width: int) -> Table:
 
 
 def _place(job: KnownJob) -> str:
-    """The folder as the user would type it from here."""
+    """The folder, relative to the working directory where it lies below it."""
     return os.path.relpath(job.folder) if job.folder.is_relative_to(Path.cwd()) else str(job.folder)

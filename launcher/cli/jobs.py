@@ -1,4 +1,4 @@
-"""`holdfast status`, `logs`, `scale`, `stop` and `cancel`: what is asked of jobs that were submitted."""
+"""`holdfast status`, `logs`, `scale`, `stop` and `cancel`, for jobs that were submitted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def status(
 ) -> None:
     """Show a job's state, attempt, nodes, step, committed steps, ETTR and last events; without JOB, a list of jobs.
 
-    ETTR is the share of the time since the start that was spent gaining steps that counted.
+    ETTR (effective training time ratio) is the share of the job's time that went into steps that were kept.
     """
     from launcher.registry import find_job, listed_jobs
     from launcher.submission.job_control import status_now
@@ -49,9 +49,9 @@ def logs(
     supervisor: Annotated[bool, typer.Option("--supervisor", help="The supervisor's log instead.")] = False,
     attempt: Annotated[int | None, typer.Option(help="Default: the newest.", metavar="K")] = None,
     lines: Annotated[int | None, typer.Option("--lines", "-n", help="Only the last N lines.", metavar="N")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output until the job ends.")] = False,
 ) -> None:
-    """Print what a job's workers wrote: rank 0 of the newest attempt, unless told otherwise."""
+    """Print the output of a job's workers, by default that of rank 0 in the newest attempt."""
     from launcher.errors import UsageError
     from launcher.logs import Selection, follow_logs, print_logs
     from launcher.registry import find_job
@@ -73,13 +73,13 @@ def logs(
 
 def scale(
     job: JobName,
-    nodes: Annotated[int, typer.Argument(metavar="N", help="Nodes that are to train.", min=1, show_default=False)],
+    nodes: Annotated[int, typer.Argument(metavar="N", help="Number of nodes that train.", min=1, show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Have an elastic job train on N nodes: one of the sizes in its job file.
+    """Have an elastic job train on N nodes. N is one of the sizes in its job file.
 
-    It grows as soon as it has the nodes: on Slurm when its boosters start, on the local cluster at once. It shrinks at
-    a step that all ranks agree on. Its state goes from memory to memory. Asking again replaces the earlier wish.
+    The job grows when it has the nodes: on Slurm when its boosters start, on the local cluster at once. It shrinks at
+    a step that all ranks agree on. Its state stays in memory. A new request replaces the earlier one.
     """
     from launcher.registry import find_job
     from launcher.submission.job_control import scale_job
@@ -93,16 +93,18 @@ def scale(
 
 def stop(
     job: JobName,
-    at_step: Annotated[int | None, typer.Option("--at-step", help="Not before this step.", metavar="N", min=1)] = None,
+    at_step: Annotated[
+        int | None, typer.Option("--at-step", help="Stop at this step or later.", metavar="N", min=1)
+    ] = None,
     after: Annotated[
-        str | None, typer.Option(help="Not before this time has passed: 90s, 30m, 2h, 1d12h.", metavar="TIME")
+        str | None, typer.Option(help="Stop after this time: 90s, 30m, 2h, 1d12h.", metavar="TIME")
     ] = None,
 ) -> None:
-    """Have all ranks save at one step, then end the job for good: it is not requeued.
+    """Have all ranks save at one step, then end the job. It is not requeued.
 
-    The job's state is then `halted`, its exit code 0. It needs a checkpoint section, and keeps what reaches a tier
-    below memory. A job that waits in Slurm's queue leaves it, unless --at-step or --after is given.
-    Asking again replaces the earlier request.
+    The job's state is then `halted`, its exit code 0. The save goes to all tiers below memory; memory is freed. The
+    job file needs a checkpoint section. A job that waits in Slurm's queue leaves it, unless --at-step or --after is
+    given. A new request replaces the earlier one.
     """
     from launcher.registry import find_job
     from launcher.submission.job_control import stop_job
@@ -112,7 +114,7 @@ def stop(
 
 
 def cancel(job: JobName) -> None:
-    """End a job for good, at once and without a last checkpoint. Its folder and its checkpoints stay."""
+    """End a job at once, without a last checkpoint. Its folder and its checkpoints stay."""
     from launcher.registry import find_job
     from launcher.submission.job_control import cancel_job
 

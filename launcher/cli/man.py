@@ -1,4 +1,4 @@
-"""Writes the manual, a page for each verb, from what `--help` is made of: `python -m launcher.cli.man DIR`."""
+"""Writes a manual page for each verb, from its help: `python -m launcher.cli.man DIR`."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _roff(text: str) -> str:
-    """Text as it is, whatever roff makes of its characters."""
+    """Escapes the characters that have a meaning in roff."""
     return re.sub(r"^(?=[.'])", r"\\&", text.replace("\\", r"\e").replace("-", r"\-"))
 
 

@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs have; `GROUP` is what all groups of verbs have in common."""
+"""Arguments and options that several verbs have, and `GROUP`, the settings of every group of verbs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, name 
 Nodes = Annotated[
     int | None, typer.Option("--nodes", "-N", help="Nodes that train, instead of the job file's.", metavar="N")
 ]
-Spares = Annotated[int | None, typer.Option(help="Warm nodes beside them, instead of the job file's.", metavar="N")]
+Spares = Annotated[int | None, typer.Option(help="Spare nodes, instead of the job file's.", metavar="N")]
 GpusPerNode = Annotated[
     str | None,
     typer.Option("--gpus-per-node", help="GPUs on each node, instead of the job file's.", metavar="[TYPE:]N"),
@@ -34,7 +34,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def refuse_url(what: str, directory: Path | str) -> None:
-    """Makes sure that a directory is asked for, and no bucket: a folder `gs:` would be made.
+    """Refuses a bucket's URL where a directory is expected. Otherwise a folder `gs:` would be made.
 
     Args:
         what: how to name it in the error.

@@ -34,7 +34,7 @@ class _PlainArgument(TyperArgument):
 
 
 def plain(app: typer.Typer) -> typer.Typer:
-    """Has all commands of an app appear so. Commands that name a class of their own keep it."""
+    """Gives all commands of an app this class, except those that name one of their own."""
     for info in app.registered_commands:
         if info.cls is TyperCommand:
             info.cls = PlainCommand

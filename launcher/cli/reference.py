@@ -40,7 +40,7 @@ def _section(model: Any, path: str) -> Iterator[str]:
 
 
 def _anchor(key: Key, path: str) -> str:
-    """GitHub's, of a section's heading."""
+    """The anchor that GitHub gives a section's heading."""
     return "".join(letter for letter in path.lower() if letter.isalnum() or letter in "_-")
 
 

@@ -1,4 +1,4 @@
-"""`holdfast schema`: what a file may hold, as JSON Schema."""
+"""`holdfast schema`: JSON Schema of the job file and of the settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class File(str, Enum):
 
 def schema(
     of: Annotated[
-        File, typer.Option("--of", metavar="|".join(TITLES), help="Which file: the job file, or one of /etc/holdfast.")
+        File, typer.Option("--of", metavar="|".join(TITLES), help="The job file, or a file of /etc/holdfast.")
     ] = File.JOB,
 ) -> None:
     """Print the JSON Schema of a file.

@@ -27,11 +27,11 @@ def run(
 ) -> None:
     """Run a job on the local cluster and follow it to its end.
 
-    Nodes are groups of processes on this machine. Ctrl-C cancels the job. Words behind -- replace the job file's args:
+    Nodes are groups of processes on this machine. Ctrl-C cancels the job. Words after -- replace the job file's args:
 
         holdfast run job.yaml -N 2 -- --steps 10
 
-    Exit codes: 0 done, 1 internal error, 10 the same error in the script twice,
+    Exit codes: 0 done, 1 internal error, 10 the script failed twice with the same error,
     11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires.
     """
     from launcher.executor import Executor
@@ -59,20 +59,20 @@ def submit(
     spares: Spares = None,
     gpus_per_node: GpusPerNode = None,
     folder: Folder = "runs/%j",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what sbatch would get; submit nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the sbatch script; submit nothing.")] = False,
     test_only: Annotated[
-        bool, typer.Option("--test-only", help="Ask Slurm when the job would start; submit nothing.")
+        bool, typer.Option("--test-only", help="Ask Slurm when and where the job would start; submit nothing.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Submit a job.
 
-    Any other option goes to sbatch as it stands, before or after JOB.yaml. Words behind -- replace the job file's args:
+    Other options, before or after JOB.yaml, go to sbatch unchanged. Words after -- replace the job file's args:
 
         holdfast submit -p train -t 1-0 -A team job.yaml -- --lr 3e-4
 
     The job's own exit code, as sacct shows it:
-    0 done, 1 internal error, 10 the same error in the script twice,
+    0 done, 1 internal error, 10 the script failed twice with the same error,
     11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires.
     """
     from launcher.errors import UsageError
@@ -95,7 +95,7 @@ def submit(
 
 
 def _load(job_file: Path, flags: Sequence[str] = (), **changes: Any) -> JobSpec:
-    """The job file with what the command line gives in place of its own keys, sizes of sbatch's --gres among them."""
+    """Reads the job file and applies the command line to it, including the GPUs of sbatch's --gres."""
     from launcher.jobfile import load_job
 
     given = {name: value for name, value in changes.items() if value is not None}
@@ -113,7 +113,7 @@ def _gres(flags: Sequence[str]) -> str | None:
 
 
 def _preview(spec: JobSpec, cluster: str, folder: str, flags: list[str], *, ask: bool) -> None:
-    """Prints the sbatch script, or what Slurm says of it."""
+    """Prints the sbatch script, or Slurm's answer to --test-only."""
     import shlex
 
     from launcher.errors import UsageError

@@ -1,4 +1,4 @@
-"""`holdfast supervise`: what a batch script runs."""
+"""`holdfast supervise`, for batch scripts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def supervise(
         ),
     ] = None,
 ) -> None:  # fmt: skip
-    """Supervise a job to its end, inside its Slurm job. For batch scripts: `holdfast submit` needs none.
+    """Supervise a job to its end, inside its Slurm job. It is for batch scripts; `holdfast submit` does not need it.
 
-    The script is to `exec` it, so that Slurm's signals reach it; see sbatch_templates/, which `holdfast init` writes.
+    The script has to `exec` this command, so that Slurm's signals reach it. `holdfast init` writes examples into
+    sbatch_templates/.
     """
     from launcher.boosters import require_booster
     from launcher.jobfile import load_job

@@ -1,8 +1,8 @@
-"""`holdfast doctor`: whether a job will run here, as findings with the next step.
+"""`holdfast doctor`: checks whether a job will run here. Each finding has the next step.
 
-examination     all findings: of Slurm, of one node, of the job's storage
-slurm_settings  what Slurm's configuration means for a job
-boosters        what partitions and QOS mean for elastic jobs
-node            what is looked at on a node, in one step; `python -m launcher.doctor.node`
-page            the findings for people
+examination     all findings: about Slurm, one node, and the job's storage
+slurm_settings  judges Slurm's configuration
+boosters        judges partitions and QOS for elastic jobs
+node            runs on one node, in one step: `python -m launcher.doctor.node`
+page            prints the findings
 """

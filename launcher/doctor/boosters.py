@@ -1,4 +1,4 @@
-"""What Slurm's partitions and QOS mean for elastic jobs, which grow by boosters."""
+"""Judges Slurm's partitions and QOS for elastic jobs and their boosters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINT = "`holdfast node slurm-conf --elastic --lint slurm.conf` says what to cha
 
 
 def judge_boosters(spec: JobSpec | None, slurm: Slurm) -> Iterator[Finding]:
-    """Findings on boosters, and on the job's own partition.
+    """Findings about boosters and about the job's own partition.
 
     Args:
         spec: the job; None for any.
@@ -55,7 +55,7 @@ def judge_boosters(spec: JobSpec | None, slurm: Slurm) -> Iterator[Finding]:
 
 
 def _possible(preemption: Preemption) -> Finding:
-    """Whether an elastic job could grow here."""
+    """A finding: whether an elastic job could grow here."""
     expected = "a partition or QOS that Slurm preempts, for elastic jobs"
     names = preemption.preemptible()
     row = Finding(check="boosters", status=Status.OK, measured=", ".join(names), expected=expected)
@@ -69,7 +69,7 @@ def _possible(preemption: Preemption) -> Finding:
 
 
 def _grace(preemption: Preemption, names: str | None) -> Iterator[Finding]:
-    """Whether a booster that is preempted can stop at an agreed step."""
+    """A finding: whether a preempted booster has time to stop at an agreed step."""
     for each in preemption.partitions:
         if each.name not in partition_names(preemption, names):
             continue
@@ -87,7 +87,7 @@ def _grace(preemption: Preemption, names: str | None) -> Iterator[Finding]:
 
 
 def _base(preemption: Preemption, names: str | None) -> Iterator[Finding]:
-    """Whether the job itself may be preempted, and all its boosters with it."""
+    """A finding: whether the job itself may be preempted, which ends all its boosters."""
     for each in preemption.partitions:
         if each.name not in partition_names(preemption, names):
             continue

@@ -1,4 +1,4 @@
-"""All findings of `holdfast doctor`: of Slurm, of one node in one step, and of what the job needs."""
+"""All findings of `holdfast doctor`: about Slurm, about one node (in one step), and about the job's needs."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ Request = dict[str, Any]
 
 
 def examine(spec: JobSpec | None, folder: Path, *, on_slurm: bool, runner: CommandRunner = run) -> list[Finding]:
-    """Looks at everything that a job needs.
+    """Checks everything that a job needs.
 
     Args:
-        spec: the job to judge; None for any.
-        folder: where jobs keep their folders.
+        spec: the job; None for no particular one.
+        folder: the folder in which jobs have theirs.
         on_slurm: whether jobs run on Slurm; else on the local cluster, and this machine is the node.
         runner: starts programs.
     """
@@ -67,7 +67,7 @@ def examine(spec: JobSpec | None, folder: Path, *, on_slurm: bool, runner: Comma
             try:
                 markers[name] = stack.enter_context(_marker(place))
             except OSError as error:
-                advice = "choose another folder (--folder), or have it made"
+                advice = "choose another folder (--folder), or create it"
                 findings.append(_bad(name, f"{place}: {error.strerror}", "writable from here", advice))
         request["markers"] = [str(marker) for marker in markers.values()]
         has_pmix = on_slurm and any(row.check == "pmix" and row.status is Status.OK for row in findings)
@@ -81,7 +81,7 @@ def _slurm(spec: JobSpec | None, runner: CommandRunner) -> Iterator[Finding]:
     try:
         config = Slurm(run=runner).config()
     except SlurmError as error:
-        advice = "SLURM_CONF names the cluster's slurm.conf; is munge up? --cluster local judges this machine alone"
+        advice = "set SLURM_CONF to the cluster's slurm.conf and check munge; --cluster local checks only this machine"
         yield _bad("slurm", str(error), "an answer to scontrol show config", advice)
         return
     yield from judge_settings(config)
@@ -92,7 +92,7 @@ def _slurm(spec: JobSpec | None, runner: CommandRunner) -> Iterator[Finding]:
     if any(word.startswith("pmix") for word in listed):
         yield Finding(check="pmix", status=Status.OK, measured="srun --mpi=list has pmix", expected="pmix")
     else:
-        advice = "install Slurm's pmix plugin: srun starts checkpoint agents, which are one MPI world, by it"
+        advice = "install Slurm's pmix plugin: srun starts the checkpoint agents by it"
         row = _bad("pmix", f"srun --mpi=list: {' '.join(listed)[:200]}", "pmix", advice)
         if (mpirun := find_mpirun()) is not None:
             row = replace(row, status=Status.WARNING, advice=f"{advice}; without it {mpirun} does, in no container")
@@ -110,7 +110,7 @@ def _hooks(config: Mapping[str, str]) -> Iterator[Finding]:
     needed = [remark.parameter for remark in remarks if remark.needed]
     row = Finding(check="hooks", status=Status.OK, measured=f"{path} calls them", expected="Holdfast's hooks")
     if needed:
-        advice = f"holdfast node slurm-conf --lint {path}; without hooks jobs run, but nothing looks after the nodes"
+        advice = f"holdfast node slurm-conf --lint {path}; jobs run without hooks, but failed nodes stay in service"
         row = replace(row, status=Status.WARNING, measured=f"{path} lacks {', '.join(needed)}", advice=advice)
     yield row
 
@@ -180,7 +180,7 @@ def _on_node(
 
 def _rendezvous(host: str, refused: str) -> Finding:
     """Whether hosts beside a job's own reach torch's store on this node; this host stands for them."""
-    expected = "only a job's own hosts reach torch's rendezvous"
+    expected = "only the job's own hosts reach torch's rendezvous"
     row = Finding(check="rendezvous", status=Status.OK, measured=f"{host}: a socket filter", expected=expected)
     if not refused:
         return row
@@ -200,7 +200,7 @@ def _rendezvous(host: str, refused: str) -> Finding:
 
 @contextmanager
 def _marker(folder: Path) -> Iterator[Path]:
-    """A file in a folder, or in the nearest one above it that is there; it goes at the end, and the answer to it."""
+    """A file in a folder, or in its nearest existing parent. It is removed at the end, and so is the answer to it."""
     nearest = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
     marker = nearest / f".holdfast-doctor-{secrets.token_hex(8)}.asked"
     marker.touch(mode=0o600, exist_ok=False)

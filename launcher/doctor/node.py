@@ -1,6 +1,6 @@
-"""What `holdfast doctor` looks at on a node, in one step: `python -m launcher.doctor.node REQUEST`.
+"""The part of `holdfast doctor` that runs on a node, in one step: `python -m launcher.doctor.node REQUEST`.
 
-The health check, the versions and the environment are asked of `holdfast node`, as a user would.
+It runs `holdfast node check`, `versions` and `env`, as a user would.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def look(request: Mapping[str, Any]) -> dict[str, Any]:
     """Looks at this node.
 
     Args:
-        request: `markers`: files to read, and to answer beside; `checkpoint`: the job's section, or null.
+        request: `markers`: files to read, each answered by a file beside it; `checkpoint`: the job's section, or null.
 
     Returns:
-        The node's name, its time, the markers that it has read, why it refuses socket filters ("" where it does not),
-        and its findings, as JSON data.
+        JSON data: the node's name, its time, the markers that it has read, the reason why it refuses socket filters
+        ("" if it does not), and its findings.
     """
     seen = [marker for marker in request["markers"] if _answer(Path(marker))]
     findings = [*_health(), *_versions(), *_environment(), *_bucket(request["checkpoint"])]
@@ -74,7 +74,7 @@ def _health() -> Iterator[Finding]:
         if finding.status is not Status.SKIPPED and (finding.check in _SHOWN or finding.status is not Status.OK):
             yield finding
     ok, skipped = (sum(finding.status is status for finding in findings) for status in (Status.OK, Status.SKIPPED))
-    measured = f"{len(findings)} checks: {ok} ok, {skipped} skipped, as the node has nothing of the kind"
+    measured = f"{len(findings)} checks: {ok} ok, {skipped} skipped, because the node has no such part"
     yield Finding(check="node_check", status=Status.OK, measured=measured)
 
 
@@ -122,7 +122,7 @@ def _bucket(section: Mapping[str, Any] | None) -> Iterator[Finding]:
 
 
 def _verb(name: str, *words: str) -> Any:
-    """What a verb prints with --json; or a finding that it did not."""
+    """The output of a verb with --json; or a finding that it failed."""
     try:
         done = run([sys.executable, "-m", "launcher", *words], timeout_s=_VERB_S, check=False)
         return json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""The findings of `holdfast doctor` on one page: what is wrong first, each with the next step."""
+"""Prints the findings of `holdfast doctor`, the worst first, each with the next step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ORDER = (Status.CRITICAL, Status.WARNING, Status.UNKNOWN, Status.OK, Status.SKI
 
 
 def page(findings: Sequence[Finding]) -> RenderableType:
-    """A row for each finding, and one line that sums them up."""
+    """A row for each finding, and one line with their number by status."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -36,5 +36,5 @@ def page(findings: Sequence[Finding]) -> RenderableType:
 
 
 def verdict(findings: Sequence[Finding]) -> Status:
-    """The worst of them: critical, then warning, then unknown."""
+    """The worst status: critical, then warning, then unknown, then ok."""
     return next((status for status in _ORDER if any(finding.status is status for finding in findings)), Status.OK)

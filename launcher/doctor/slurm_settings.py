@@ -1,4 +1,4 @@
-"""What Slurm's configuration, as `scontrol show config` prints it, means for a supervised job. Pure."""
+"""Judges Slurm's configuration, as `scontrol show config` prints it, for a supervised job. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from lifecycle import Finding, Status
 
 OLDEST = (22, 5)
-KILL_WAIT_S = 30  # the ranks of a job that is preempted stop and save within that
+KILL_WAIT_S = 30  # in which the ranks of a preempted job stop and save
 LONGEST_SILENCE_S = 600
 
 Config = Mapping[str, str]
@@ -42,7 +42,9 @@ def _version(config: Config) -> Iterator[Finding]:
         yield Finding(check="slurm_version", status=Status.UNKNOWN, measured=value or "not said", expected=expected)
     else:
         is_old = (int(found[1]), int(found[2])) < OLDEST
-        yield _finding("slurm_version", value, expected, "upgrade Slurm: older ones are not tried" if is_old else "")
+        yield _finding(
+            "slurm_version", value, expected, "upgrade Slurm: older versions were not tried" if is_old else ""
+        )
 
 
 def _kill_wait(config: Config) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""`holdfast node env`: what a job's workers would find in their environment here, and what is wrong with it."""
+"""`holdfast node env`: the environment that a job's workers would have here, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lifecycle.blocks import print_json
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-# What is shown beside the remarks: the settings of the libraries that training rests on.
+# Variables with these prefixes are printed beside the remarks.
 _SHOWN = (
     "NCCL_",
     "FI_",
@@ -46,7 +46,7 @@ def env(
 ) -> None:
     """Print and lint the environment for NCCL and the fabric.
 
-    Exit code 1: something set does harm, or (with --fabric require) a log says that the fabric is not used.
+    Exit code 1: a setting is harmful, or (with --fabric require) a log shows that the fabric is not used.
     """
     if fabric not in MODES:
         raise UsageError(f"--fabric: got {fabric!r}, expected one of {', '.join(MODES)}")
@@ -90,4 +90,4 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     lines += [f"the launcher adds: {name}={value}" for name, value in facts["launcher_sets"].items()]
     lines += [f"{r['severity'].upper()}: {r['variable']}={r['value']}: {r['reason']}" for r in facts["remarks"]]
     lines += [f"{log['log']}: {log['wrong'] or 'network ' + log['network']}" for log in facts["logs"]]
-    return [*lines, "nothing harmful is set"] if not facts["remarks"] else lines
+    return [*lines, "no harmful settings"] if not facts["remarks"] else lines

@@ -24,21 +24,21 @@ from slurm.hooks.places import Places
 _DAY_S = 86400.0
 _LOOK_S = 1.0
 
-Config = Annotated[Path, typer.Option(help="What healing may do.", metavar="FILE")]
-State = Annotated[Path, typer.Option(help="What was done so far.", metavar="FILE")]
+Config = Annotated[Path, typer.Option(help="Settings of healing.", metavar="FILE")]
+State = Annotated[Path, typer.Option(help="The state of healing.", metavar="FILE")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def heal(
-    once: Annotated[bool, typer.Option("--once", help="One look at all nodes; the default.")] = False,
-    every_s: Annotated[float | None, typer.Option("--every", help="Look again and again.", metavar="SECONDS")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Look at all nodes once; the default.")] = False,
+    every_s: Annotated[float | None, typer.Option("--every", help="Repeat after this time.", metavar="SECONDS")] = None,
     config: Config = SETTINGS_FILE,
     state: State = HISTORY_FILE,
     as_json: Json = False,
 ) -> None:
-    """Heal the nodes that holdfast's health hook has drained: reboot or replace, check, return.
+    """Heal the nodes that Holdfast's hooks have drained: reboot or replace, check, return.
 
-    Without `heal: on` in its settings it prints what it would do and changes nothing.
+    Without `heal: on` in its settings it only prints what it would do.
     Nodes that somebody else has drained are never touched.
     """
     if once and every_s is not None:
@@ -63,9 +63,9 @@ def return_(
     state: State = HISTORY_FILE,
     as_json: Json = False,
 ) -> None:
-    """Return a node that was repaired: it is checked first, with no jobs on it. Only what holdfast has drained.
+    """Check a repaired node, without jobs on it, and return it to service. Holdfast must have drained it.
 
-    Exit code 1: it was drained by somebody else, or did not pass its check and stays drained.
+    Exit code 1: somebody else has drained it, or it failed its check and stays drained.
     """
     told = ""
 
@@ -83,7 +83,7 @@ def return_(
 
 
 def lemons(
-    days: Annotated[float, typer.Option(help="How far to look back.", metavar="DAYS", min=0, max=36500)] = 90.0,
+    days: Annotated[float, typer.Option(help="Days to look back.", metavar="DAYS", min=0, max=36500)] = 90.0,
     incidents: Annotated[
         list[Path] | None,
         typer.Option(
@@ -95,7 +95,7 @@ def lemons(
     state: State = HISTORY_FILE,
     as_json: Json = False,
 ) -> None:
-    """List the nodes that fail again and again: lemons first."""
+    """List the nodes that fail again and again, lemons (given up by healing) first."""
     own = Path(Places().incidents)
     here = [own] if own.exists() else []
     told = [incident for path in (incidents or here) for incident in _read(path)]

@@ -31,31 +31,31 @@ def check(
     level: Annotated[str, typer.Option(help=f"How thorough: {_LEVELS}.", metavar="LEVEL")] = Level.QUICK.word,
     only: Annotated[list[str] | None, typer.Option(help="Only this check; may be repeated.", metavar="NAME")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    brief: Annotated[bool, typer.Option("--brief", help="Only what is not ok, and the sum in one line.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="List the checks, run none.")] = False,
+    brief: Annotated[bool, typer.Option("--brief", help="Only what is not ok, and a summary line.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the checks; run none.")] = False,
     config: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help=f"The site's settings.  [default: {SETTINGS_FILE}]", show_default=False),
     ] = None,
     within: Annotated[
-        float | None, typer.Option(help="Seconds for all checks, less than the level's.", metavar="S", min=1.0)
+        float | None, typer.Option(help="Time limit in seconds, shorter than the level's.", metavar="S", min=1.0)
     ] = None,
     verdict: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help=f"Where the verdict goes.  [default, as root: {VERDICT_FILE}]", show_default=False
+            metavar="FILE", help=f"File for the verdict.  [default, as root: {VERDICT_FILE}]", show_default=False
         ),
     ] = None,
 ) -> None:
-    """Say whether this node is fit for training: what was measured, what was expected, what to do.
+    """Check this node's health. Each check prints what was measured, what was expected, and what to do.
 
-    prolog: under 2 s, from what the last run left and cheap probes.
+    prolog: under 2 s; uses the last verdict and cheap probes.
     quick: under 60 s.
-    deep: minutes (it begins with how many at most), it loads the node; run it under a maintenance reservation.
+    deep: minutes (it first prints how many); loads the node. Run it under a maintenance reservation.
 
-    Run by root, and without --only, it leaves its verdict for the prolog and Slurm's hooks.
+    Run by root and without --only, it writes its verdict for Slurm's hooks.
 
-    Exit code 0: nothing critical (skipped and unknown are neither healthy nor failed). 1: something is critical.
+    Exit code 0: nothing is critical (skipped and unknown are neither healthy nor failed). 1: something is critical.
     """
     chosen_level = _level(level)
     settings = _settings(config)

@@ -1,30 +1,30 @@
-"""What Slurm calls: on every node as root (prolog, epilog, health check, reboot), and in every task as its user.
+"""The programs that Slurm calls: prolog, epilog, health check and reboot as root, the task prolog as the job's user.
 
-Standard library only, and nothing of lifecycle: what its checks found is read from the verdict file. As root, a hook
-follows no symbolic link, trusts no name, path or environment value that a user can set, and ends within its limit
-whatever hangs. What stays on the node is described in docs/internals/on_disk.md.
+They use only the standard library and nothing of lifecycle; they read the result of its checks from the verdict file.
+As root, a hook follows no symbolic link, trusts no name, path or environment value that a user can set, and ends within
+its limit even if something hangs. docs/internals/on_disk.md lists the files that hooks keep on a node.
 
-Jobs wait for prologs and epilogs, and most find nothing to do: what only some jobs need (json, Slurm's client) is
-imported where it is needed.
+Jobs wait for prologs and epilogs. So modules that only some jobs need (json, Slurm's client) are imported where they
+are used.
 
-hook.py          the frame: limit, environment
-log.py           what people read of them
-prolog.py        before a job: is the node fit? memory and disk directories for the job, and what tasks are told
-epilog.py        after it: strays, memory kept for a requeue, the kernel's complaints
-health.py        HealthCheckProgram: looks again, drains where the admin allows it
-departures.py    what follows a job's departure, also where Slurm called no epilog of ours
+hook.py          the frame of every hook: time limit, log, environment
+log.py           hooks.log
+prolog.py        before a job: checks the verdict, makes the job's directories, writes messages for its tasks
+epilog.py        after a job: kills leftover processes, keeps its memory for a requeue, records kernel messages
+health.py        HealthCheckProgram: runs the checks, drains a failed node if the administrator allows it
+departures.py    the work after a job has left, also when Slurm did not call our epilog
 reboot.py        RebootProgram
-drains.py        which drains are ours, and how many there may be
-verdict.py       what the checks last said of this node
-directories.py   a job's directories, made and removed as its user
+drains.py        recognises drains of Holdfast, and limits their number
+verdict.py       the last verdict on this node
+directories.py   makes and removes a job's directories, as its user
 ledger.py        which jobs have memory on this node, and until when
-removal.py       removes trees of any depth and size, in small pieces
-usage.py         whose files fill the memory
-flush.py         memory of an ended job to its lower tiers, by a process of its user that the hook does not wait for
-scope.py         the control group of what runs after a job; devices.py: its devices, with version 2
-strays.py        processes that outlived their job
-incidents.py     what the kernel said while a job ran
-places.py        where all of this is; the site's settings
-entry.py         the scripts named in slurm.conf
-trust.py         whether only root can change what they run
+removal.py       removes directory trees of any depth and size, in small pieces
+usage.py         which users' files fill the memory
+flush.py         writes an ended job's memory to its lower tiers, in a process of its user
+scope.py         the control group of that process; devices.py withholds devices from it (version 2)
+strays.py        kills processes that outlived their job
+incidents.py     records kernel messages about GPUs and EFA
+places.py        paths, and the site's settings
+entry.py         the scripts that slurm.conf names
+trust.py         checks that only root can change what the hooks run
 """

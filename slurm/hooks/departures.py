@@ -1,7 +1,7 @@
-"""What follows a job's departure from this node: in its epilog, or in a health check where Slurm called none of ours.
+"""The work after a job has left this node: in its epilog, or in a health check if Slurm did not call our epilog.
 
-Slurm calls no further epilog after one that failed: a site's own that comes before ours has ours left out. The job's
-processes and memory would stay for good.
+After an epilog that failed, Slurm calls no further one. Without the health check, the job's processes and memory would
+then stay for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DRIVERS = ("/sys/module/nvidia", "/sys/module/efa")
 
 
 def see_off(hook: Hook, job: HookJob) -> list[int]:
-    """Ends what the job left running, keeps its memory for a requeue, has it flushed, notes the kernel's complaints.
+    """Kills the job's leftover processes, keeps its memory for a requeue, starts its flush, records kernel messages.
 
     Returns:
         Its processes that cannot be killed.
@@ -58,8 +58,8 @@ def see_off(hook: Hook, job: HookJob) -> list[int]:
 def see_off_forgotten(hook: Hook, slurm: Slurm) -> None:
     """Does the same for jobs that have left without our epilog.
 
-    One that may come back, as it waits or runs elsewhere, only has the time begin for which its memory is kept: a
-    prolog of it may run at this moment, and who comes back kills what was left running.
+    For a job that may come back, because it waits or runs elsewhere, only the time for which its memory is kept begins.
+    Its prolog may run at this moment, and that kills the leftover processes.
 
     Raises:
         CommandError: Slurm does not answer.

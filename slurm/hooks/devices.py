@@ -1,7 +1,7 @@
-"""Withholds devices from a control group of version 2, which has no file for that: by a small program of the kernel's.
+"""Withholds devices from a control group of version 2, by a small eBPF program (BPF_PROG_TYPE_CGROUP_DEVICE).
 
-The kernel asks it at each open of a device file of any process in the group (BPF_PROG_TYPE_CGROUP_DEVICE). It goes with
-the group.
+Version 2 has no file for devices. The kernel runs the program whenever a process of the group opens a device file. The
+program disappears with the group.
 """
 
 from __future__ import annotations

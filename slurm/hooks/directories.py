@@ -1,4 +1,4 @@
-"""A job's directories on its node: its memory, and its user's place on the local disk.
+"""A job's directories on its node: its memory directory, and its user's directory on the local disk.
 
 `<memory>/holdfast-<uid>/slurm-<cluster>-<job id>`; with a local disk, `<disk>/holdfast-<uid>`.
 
@@ -35,19 +35,19 @@ class DirectoryError(SlurmError):
 
 
 def user_dir_name(uid: int) -> str:
-    """Name of a user's directory, as the launcher and ckpt have it."""
+    """Name of a user's directory. The launcher and ckpt use the same name."""
     return f"holdfast-{uid}"
 
 
 def job_dir(memory: str, job: HookJob) -> str:
-    """Where the job's memory is."""
+    """The job's memory directory."""
     return f"{memory}/{user_dir_name(job.uid)}/{job.run}"
 
 
 def make_user_dir(parent: str, job: HookJob) -> str:
-    """Makes a user's own directory, 0700, in one that belongs to root; returns it.
+    """Makes a user's own directory (0700) in a directory of root's, and returns its path.
 
-    What another user planted under that name is moved away, and stays for the admin to look at.
+    A file that another user put there under that name is renamed and kept for the administrator.
 
     Raises:
         DirectoryError: the parent is not root's, or the directory cannot be made.
@@ -83,7 +83,7 @@ def make_user_dir(parent: str, job: HookJob) -> str:
 
 
 def make_job_dir(memory: str, job: HookJob) -> str:
-    """Makes the job's memory directory, as its user, and returns it; one that is there stays (the job was requeued).
+    """Makes the job's memory directory, as its user, and returns it. After a requeue the existing directory stays.
 
     Raises:
         DirectoryError: it cannot be made.
@@ -109,7 +109,7 @@ def remove_job_dir(memory: str, job: HookJob, limit_s: float) -> bool:
     """Removes the job's memory directory, as its user, and the user's if that leaves it empty.
 
     Returns:
-        Whether it is gone; False where it has more than can be removed now.
+        Whether it is gone; False if it has more files than can be removed in one call.
 
     Raises:
         DirectoryError: something in it cannot be removed.
@@ -148,13 +148,13 @@ def holds_memory(memory: str, job: HookJob) -> bool:
 
 
 def as_user(job: HookJob, act: Callable[[], bool | None], limit_s: float, what: str) -> bool:
-    """Does something in a child that has given up root for good, within a limit.
+    """Runs a function in a child process that has given up root, within a time limit.
 
     The user can neither stop nor trace the child: its real and saved user ids, which count for that (kill(2),
-    ptrace(2)), are those of no account.
+    ptrace(2)), belong to no account.
 
     Returns:
-        False where that is what it returned.
+        False if the function returned False, else True.
 
     Raises:
         DirectoryError: it failed or did not end; a child that cannot be killed is left behind.
@@ -187,9 +187,9 @@ def as_user(job: HookJob, act: Callable[[], bool | None], limit_s: float, what: 
 
 
 class _Rights:
-    """This process has the rights of a job's user until `back`: without a child, for a call or two that take no time.
+    """Gives this process the rights of a job's user until `back`, without a child process, for a few short calls.
 
-    The user can neither signal nor trace it meanwhile: the ids that count for that, the real and the saved ones, stay
+    The user can neither signal nor trace it meanwhile, because the real and saved user ids, which count for that, stay
     root's (kill(2), ptrace(2)).
     """
 
@@ -208,7 +208,7 @@ class _Rights:
 
 
 def _make(name: str, above: int, job: HookJob) -> None:
-    """Makes it under a name nobody can know, so that it has its owner before it has its name."""
+    """Makes the directory under a random name and sets its owner, then renames it."""
     fresh = f".holdfast-new-{os.urandom(8).hex()}"
     os.mkdir(fresh, 0o700, dir_fd=above)
     try:
@@ -237,7 +237,7 @@ def _is_there(name: str, above: int) -> bool:
 
 
 def _is_private(name: str, above: int, uid: int) -> bool:
-    """Whether it is the user's own directory that nobody else can enter; too wide a mode is mended."""
+    """Whether it is the user's own directory that nobody else can enter. Corrects a mode that is too wide."""
     try:
         descriptor = os.open(name, _DIRECTORY, dir_fd=above)
     except OSError:

@@ -1,4 +1,4 @@
-"""Drains of ours: told from an admin's by their reason and by who gave it. How many there may be at once."""
+"""Drains by Holdfast, recognised by their reason and user, and the limit on their number."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from slurm.hooks.log import log
 from slurm.hooks.places import read_of_root
 from slurm.records import Node
 
-TAG = "holdfast:"  # begins the reason of every drain of ours: who may undo it sees whose it was
+TAG = "holdfast:"  # the prefix of the reason of every drain by Holdfast
 OUT = frozenset(("DRAIN", "FAIL"))  # a node with one of these flags gets no jobs
 
-_OURS = frozenset(("root", "slurm"))  # for whom our hooks and the healing run; an admin drains in his own name
+_OURS = frozenset(("root", "slurm"))  # hooks and healing run as these users; administrators drain in their own name
 _WHOLE = re.compile(r"(?P<text>.*?)\s*\[(?P<who>[^\s@\]]+)@[^\]]*\]", re.DOTALL)
 _AMOUNT = re.compile(r"([0-9]{1,6})(%?)")
 _MAX_REASON = 250
 
 
 def is_ours(node: Node) -> bool:
-    """Whether a node is drained, and it was we who did it."""
+    """Whether Holdfast has drained the node."""
     found = _WHOLE.fullmatch(node.reason)
     return bool(node.flags & OUT) and found is not None and found["who"] in _OURS and found["text"].startswith(TAG)
 
 
 def why(node: Node) -> str:
-    """The reason without its tag, and without who gave it and when."""
+    """The reason without Holdfast's prefix, user and time."""
     found = _WHOLE.fullmatch(node.reason)
     return _untagged(found["text"] if found else node.reason)
 
@@ -41,22 +41,22 @@ def _untagged(reason: str) -> str:
 
 
 def whose(node: Node) -> str:
-    """Who drained a node; "somebody" where Slurm does not say."""
+    """The user who drained a node; "somebody" if Slurm does not report it."""
     found = _WHOLE.fullmatch(node.reason)
     return found["who"] if found else "somebody"
 
 
 def reason(text: str) -> str:
-    """A reason of ours, in one line that Slurm takes whole."""
+    """A drain reason with Holdfast's prefix, in one line that Slurm does not cut."""
     return f"{TAG} {' '.join(text.split())}"[:_MAX_REASON]
 
 
 def drain_node(slurm: Slurm, name: str, text: str, most: str, draining: str) -> str:
-    """Drains a node, unless so many are drained that it is rather the check that is wrong, or the whole site.
+    """Drains a node, unless too many nodes are drained already: then the check itself is probably wrong.
 
-    Nodes that fail at the same moment do not see each other's drain yet: each looks again, and takes its own back where
-    there are too many. One that is out already stays as it is. A hook that is ended before it has looked again leaves
-    the reason in `draining`: `settle_drain` looks in its place.
+    Nodes that fail at the same moment do not see each other's drain. So each looks a second time, and takes its own
+    drain back if there are too many. A node that is already out of service is not changed. A hook that is killed before
+    its second look leaves the reason in `draining`, and `settle_drain` looks in its place.
 
     Args:
         slurm: the cluster.
@@ -81,17 +81,17 @@ def drain_node(slurm: Slurm, name: str, text: str, most: str, draining: str) -> 
 
 
 def settle_drain(slurm: Slurm, name: str, most: str, draining: str, is_unfit: Callable[[str], bool]) -> str:
-    """Looks again at this node's drain, if the hook that gave it was ended before it could. Again does no harm.
+    """Takes the second look at this node's drain, if its hook was killed before it. Further calls change nothing.
 
     Args:
         slurm: the cluster.
         name: the node.
         most: max_drained.
-        draining: the file that tells of the drain.
-        is_unfit: whether anything speaks against the node now, if it was drained for this.
+        draining: the file that records the drain.
+        is_unfit: whether the node still fails its checks, if it was drained for them.
 
     Returns:
-        Why the drain was taken back; empty when there is none to look at, or it stays.
+        Why the drain was taken back; empty if it stays, or there was none.
     """
     try:
         told = _untagged(read_of_root(draining, _MAX_REASON * 4))
@@ -115,7 +115,7 @@ def settle_drain(slurm: Slurm, name: str, most: str, draining: str, is_unfit: Ca
 
 @contextmanager
 def _told(draining: str, text: str) -> Iterator[None]:
-    """Leaves word of a drain until that and the look after it are done."""
+    """Records a drain in the file until the drain and the second look are done."""
     begun = -1
     try:
         os.makedirs(os.path.dirname(draining), 0o755, exist_ok=True)
@@ -135,14 +135,14 @@ def _told(draining: str, text: str) -> Iterator[None]:
 
 
 def _too_many(nodes: Sequence[Node], name: str, most: str) -> str:
-    """Why no node may be drained beside the others; empty when one may."""
+    """Why no further node may be drained; empty if one may."""
     others = sum(is_ours(node) for node in nodes if node.name != name)
     allowed = at_most(most, len(nodes))
     return f"{others} others are drained, max_drained is {most} of {len(nodes)}" if others >= allowed else ""
 
 
 def at_most(amount: str, nodes: int) -> int:
-    """How many nodes a limit allows: "4", or "10%" of all, one at least.
+    """The number of nodes that a limit allows: "4", or "10%" of all nodes, at least one.
 
     Raises:
         SlurmError: it is neither.

@@ -4,8 +4,9 @@
 exec /opt/holdfast/bin/python -ISc '... from slurm.hooks.__main__ import main ...' /opt/holdfast/lib/... prolog
 exit 0
 
-Python starts without its site module, in less than half the time, and ends without tidying up: jobs wait for hooks.
-An installation that is gone, or half replaced, drains no node: Slurm does that for every exit code but 0.
+Python starts without its site module, which takes less than half the time, and exits without cleanup, because jobs wait
+for hooks. If the installation is missing or half replaced, the script exits with 0, because Slurm drains a node for any
+other exit code.
 """
 
 from __future__ import annotations

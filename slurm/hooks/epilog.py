@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 _FREE_S = 5.0  # for the memory of other jobs: the next one waits
 HUNG = "processes of job"
-"""How the reason of an epilog's drain begins: nothing but a reboot ends them."""
+"""The beginning of the reason of an epilog's drain. Only a reboot ends such processes."""
 
 
 def epilog(hook: Hook, slurm: Slurm | None = None) -> int:
-    """Sees the job off, and frees the memory of those before it.
+    """Does the work after the job's end, and frees the memory of earlier jobs.
 
     Args:
         hook: this call.
         slurm: the cluster; None for the one of this node.
 
     Returns:
-        UNFIT where processes of the job cannot be killed: they hang in the kernel and hold memory and GPUs. As for
-        prologs, only where the admin allows draining, within max_drained.
+        UNFIT if processes of the job cannot be killed: they hang in the kernel and hold memory and GPUs. As in the
+        prolog, only if the administrator allows draining, and within max_drained.
     """
     left = see_off(hook, hook.job)
     free_memory(hook, _FREE_S)

@@ -1,9 +1,9 @@
-"""What an ended job has only in this node's memory goes to its lower tiers, where the job asked for it.
+"""Flushes an ended job's memory on this node to its lower tiers, if the job asked for that.
 
-Root starts that and does nothing of it: a process of the job's user does, with the Python of this installation, an
-environment of our own and no descriptor of ours, in a control group of its own with the job's limits (scope.py). No
-hook waits for it. It ends by itself. The job's prolog, should the job come back, and whoever frees its memory end its
-scope; where a node has no control groups they know it by SLURM_JOB_ID (strays.py).
+Root only starts a process of the job's user. The process has the Python of this installation, an environment of three
+variables, no inherited descriptor, and a control group of its own with the job's limits (scope.py). No hook waits for
+it, and it ends by itself. If the job comes back, its prolog kills the control group, and so does the hook that frees
+the memory. On a node without control groups they find the process by SLURM_JOB_ID (strays.py).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _LAST_WORDS_S = 10  # for the process to say that it is late, before it is ended
 
 
 def start_flush(memory: str, job: HookJob, within_s: float, limit_s: float) -> bool:
-    """Starts it, unless the job left no word that it wants this.
+    """Starts the flush, if the job left a request for it.
 
     Args:
-        memory: where nodes keep training state in memory.
+        memory: the directory in which nodes keep training state in memory.
         job: the job, which has left the node.
-        within_s: seconds that the process may take.
-        limit_s: seconds that finding out may take.
+        within_s: time limit of the process, seconds.
+        limit_s: time limit for reading the request, seconds.
 
     Returns:
-        Whether it was started.
+        Whether the flush was started.
     """
     path = Path(job_dir(memory, job))
 
@@ -64,9 +64,9 @@ def start_flush(memory: str, job: HookJob, within_s: float, limit_s: float) -> b
 
 
 def _detach(job: HookJob, argv: list[str], within_s: float) -> None:
-    """Runs a program as the job's user, in a scope of its own that a process of root's ends with it.
+    """Runs a program as the job's user, in a scope of its own, watched by a detached process of root's.
 
-    That process is nobody's child and holds nothing of slurmd's: no hook waits for it.
+    The watching process holds none of slurmd's descriptors, so no hook waits for it.
     """
     between = os.fork()
     if between == 0:
@@ -80,7 +80,7 @@ def _detach(job: HookJob, argv: list[str], within_s: float) -> None:
 
 
 def _watch(job: HookJob, argv: list[str], within_s: float) -> None:
-    """Starts the program, and ends what it has left in its scope when it is done or its time is over."""
+    """Starts the program. When it ends or its time is over, kills what is left in its scope."""
     scope = Scope(job)
     scope.end(_END_S)  # of an earlier flush of this job
     limits = _limits(job)
@@ -99,9 +99,9 @@ def _watch(job: HookJob, argv: list[str], within_s: float) -> None:
 
 
 def _limits(job: HookJob) -> FlushLimits:
-    """The job's own limits, as the controller has them: the job's control group has gone by now.
+    """The job's limits according to the controller, because the job's own control group is gone by now.
 
-    No hook waits for the answer. A user has no say in it: it is what Slurm has allocated.
+    No hook waits for the answer. Users cannot influence it: it is the allocation.
     """
     from slurm.client import Slurm  # for this rare case alone
 
@@ -116,7 +116,7 @@ def _limits(job: HookJob) -> FlushLimits:
 
 
 def _let_go() -> None:
-    """Lets go of every descriptor of slurmd's and of the hook's, but for the hooks' log."""
+    """Closes all inherited descriptors except that of the hooks' log."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(null, descriptor)
@@ -127,7 +127,7 @@ def _let_go() -> None:
 
 
 def _become(job: HookJob, within_s: float) -> None:
-    """Gives up root for good."""
+    """Gives up root irrevocably."""
     signal.alarm(int(within_s) + _LAST_WORDS_S)  # outlives the exec: a directory service may hang
     os.chdir("/")
     os.umask(0o077)

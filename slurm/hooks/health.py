@@ -1,6 +1,6 @@
-"""HealthCheckProgram: looks at the node again, and drains it where the admin allows it.
+"""HealthCheckProgram: checks the node, and drains it if it failed and the administrator allows draining.
 
-It runs `holdfast node check` as a program, so that nothing a check imports or does can harm the hook.
+It runs `holdfast node check` as a program, so that a check cannot harm the hook.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
 
 
 def health(hook: Hook, slurm: Slurm | None = None) -> int:
-    """Frees what dead jobs kept in memory, checks, drains a node that failed. Slurm ignores the exit code.
+    """Frees the memory of dead jobs, runs the checks, drains a node that failed. Slurm ignores the exit code.
 
     Args:
         hook: this call.
@@ -65,7 +65,7 @@ def health(hook: Hook, slurm: Slurm | None = None) -> int:
 
 
 def _look(hook: Hook, level: str) -> None:
-    """Has the checks leave their verdict, all of it before the hook's own limit."""
+    """Runs the checks, which write their verdict, within the hook's time limit."""
     left_s = max(1.0, hook.left_s - _RESERVE_S)
     argv = [sys.executable, "-I", "-m", "launcher", "node", "check", "--level", level]
     argv += ["--verdict", hook.places.verdict, "--within", f"{max(1.0, left_s - _START_S):.1f}"]

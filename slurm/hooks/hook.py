@@ -1,7 +1,7 @@
-"""The frame around every hook that runs as root: a limit on its time, a log, an environment that is not believed.
+"""The frame around every hook that runs as root: a time limit, a log, and a validated environment.
 
-The body runs in a child. If it hangs (a dead mount, a stuck kernel) the child is killed where that is possible, left
-behind where it is not, and the hook ends with the exit code that does no harm.
+The body runs in a child process. If the body hangs (a dead mount, a stuck kernel), the child is killed, or abandoned if
+it cannot be killed. The hook then ends with the exit code that drains no node.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _ALONE_S = 1.0  # beyond the limit: for a body whose parent slurmd has killed, a
 
 
 class EnvironmentRefused(SlurmError):
-    """A value that Slurm hands to a hook is not what it can be; nothing is done with it."""
+    """A value in a hook's environment is not valid and is not used."""
 
 
 class HookJob:
-    """The job a hook is called for.
+    """The job for which a hook is called.
 
     Attributes:
-        job_id: its number; of an array or heterogeneous job the part's own.
+        job_id: its number; in an array or heterogeneous job, that of the part.
         uid: its user.
         gid: the user's group.
         cluster: Slurm's name of the cluster.
@@ -47,12 +47,12 @@ class HookJob:
 
     @property
     def run(self) -> str:
-        """The job's name among its user's directories, as the launcher has it: the same through all requeues."""
+        """The name of the job's directory, the same in all requeues. The launcher uses the same name."""
         return f"slurm-{self.cluster}-{self.job_id}"
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> HookJob:
-        """Reads what slurmd sets. Names, comments and paths, which users choose, are not read at all.
+        """Reads the variables that slurmd sets. Names, comments and paths, which users choose, are not read.
 
         Raises:
             EnvironmentRefused: a number or the cluster's name is missing or cannot be one.
@@ -69,13 +69,13 @@ class HookJob:
 
 
 class Hook:
-    """What the body of a hook is given.
+    """The argument of a hook's body.
 
     Attributes:
-        places: where its files are.
-        settings: what the site set.
+        places: paths of the hooks' files.
+        settings: the site's settings.
         env: Slurm's environment; read it through `job` and `node`.
-        deadline_s: on the monotonic clock: when the hook is ended.
+        deadline_s: end of the hook's time, on the monotonic clock.
     """
 
     def __init__(self, *, places: Places, settings: HookSettings, env: Mapping[str, str], deadline_s: float) -> None:
@@ -105,14 +105,14 @@ def run_hook(name: str, body: Callable[[Hook], int], *, places: Places, env: Map
     """Runs a hook's body to its end or to its limit.
 
     Args:
-        name: as the log has it.
-        body: what to do; returns FIT or UNFIT.
-        places: where its files are.
-        env: what Slurm set.
-        limit_s: seconds; below Slurm's own limit for this hook.
+        name: the hook's name in the log.
+        body: the function to run; returns FIT or UNFIT.
+        places: paths of the hooks' files.
+        env: Slurm's environment.
+        limit_s: time limit in seconds, below Slurm's own limit for this hook.
 
     Returns:
-        What the body returned; FIT where it failed or did not end: what could not be observed drains no node.
+        The body's result; FIT if it failed or did not end, so that no node is drained for that.
     """
     deadline_s = time.monotonic() + limit_s
     said, says = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -143,7 +143,7 @@ def run_hook(name: str, body: Callable[[Hook], int], *, places: Places, env: Map
 
 
 def _hold_only(says: int) -> None:
-    """Lets go of slurmd's pipes: it would wait for a child that is left behind."""
+    """Closes slurmd's pipes; otherwise slurmd would wait for an abandoned child."""
     null = os.open("/dev/null", os.O_RDONLY)
     for descriptor, source in ((0, null), (1, says), (2, says)):
         os.dup2(source, descriptor)

@@ -1,4 +1,4 @@
-"""What the kernel said of GPUs and EFA while a job ran, kept against the node: `/var/lib/holdfast/incidents.jsonl`."""
+"""Records kernel messages about GPUs and EFA during a job in `/var/lib/holdfast/incidents.jsonl`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SPEAKS_OF = (  # from the beginning: further on there may be names that users g
 
 
 def record_incidents(path: str, node: str, job: HookJob, since_s: float, kmsg: str = _KMSG) -> list[str]:
-    """Appends what the kernel said since a job began.
+    """Appends the kernel's messages since a job began.
 
     Args:
         path: the file, one JSON object a line: time_s, node, job, uid, what.
         node: this node.
-        job: whose time it was.
+        job: the job that ran at that time.
         since_s: when the job began, seconds since boot.
         kmsg: the kernel's log; records as Documentation/ABI/testing/dev-kmsg has them.
 

@@ -25,7 +25,7 @@ _LOCK_POLL_S = 0.01
 
 
 class LedgerBusy(SlurmError):
-    """Another process has held the ledger for longer than any hook needs; nothing of the job was written."""
+    """Another process has held the ledger for longer than any hook needs. Nothing was written for the job."""
 
 
 class Entry:
@@ -55,10 +55,10 @@ class Ledger:
         self._directory = directory
 
     def begin(self, job: HookJob, limit_s: float = _LOCK_S) -> None:
-        """The job runs here, for the first time or again. Who frees its memory at this moment is waited for.
+        """Records that the job runs here. Waits for a process that frees the job's memory at this moment.
 
         Raises:
-            LedgerBusy: another process does not let go of the ledger, or of this job's entry within `limit_s` seconds.
+            LedgerBusy: another process does not release the ledger, or this job's entry, within `limit_s` seconds.
         """
         free = _locked(self._path(job.job_id), limit_s)
         try:
@@ -73,10 +73,10 @@ class Ledger:
                 os.close(free)
 
     def end(self, entry: Entry, keep_s: float) -> None:
-        """The job has left the node; its memory stays for a while. Not if it is back since the entry was read.
+        """Records that the job has left, and how long its memory stays. Does nothing if the job has come back since.
 
         Raises:
-            LedgerBusy: another process does not let go of the ledger.
+            LedgerBusy: another process does not release the ledger.
         """
         lock = self._lock()
         if lock is None:
@@ -89,7 +89,7 @@ class Ledger:
             os.close(lock)
 
     def due(self, entry: Entry) -> int | None:
-        """Holds an entry whose memory may go, until `release`; None if it may not, or another process is at it."""
+        """Locks an entry whose memory may be freed, until `release`; None if it may not, or another process has it."""
         try:
             held = _locked(self._path(entry.job.job_id), 0)
         except LedgerBusy:
@@ -103,19 +103,19 @@ class Ledger:
         return None
 
     def release(self, held: int) -> None:
-        """Lets go of an entry, also where a child that hangs in the kernel was left behind with it."""
+        """Unlocks an entry, also if an abandoned child process inherited the lock."""
         fcntl.flock(held, fcntl.LOCK_UN)
         os.close(held)
 
     def forget(self, entry: Entry) -> None:
-        """Nothing of the job is left."""
+        """Removes the entry of a job of which nothing is left."""
         try:
             os.unlink(self._path(entry.job.job_id))
         except FileNotFoundError:
             pass
 
     def entry(self, job: HookJob) -> Entry | None:
-        """The job's entry; None where its prolog did not run, or for another user."""
+        """The job's entry; None if its prolog did not run, or ran for another user."""
         found = self._read(job.job_id)
         return found if found is not None and found.job.uid == job.uid else None
 
@@ -156,10 +156,10 @@ class Ledger:
 
 
 def _locked(path: str, limit_s: float, flags: int = 0) -> int | None:
-    """A lock on what is there; None where nothing is.
+    """Locks an existing file; None if there is none.
 
     Raises:
-        LedgerBusy: another process has it and does not let go of it.
+        LedgerBusy: another process does not release it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags)
@@ -181,7 +181,7 @@ def _locked(path: str, limit_s: float, flags: int = 0) -> int | None:
 
 
 def _holder(descriptor: int) -> str:
-    """The process that has a file locked, in words; as proc(5) has /proc/locks."""
+    """A description of the process that has a file locked, from /proc/locks (proc(5))."""
     facts = os.fstat(descriptor)
     file = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
     with open("/proc/locks") as locks:

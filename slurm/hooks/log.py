@@ -1,6 +1,6 @@
-"""The hooks' log: a line to hooks.log, and the same to stderr, which slurmd logs.
+"""Writes each line to hooks.log and to stderr, which slurmd logs.
 
-Not `logging`: importing that takes longer than all of a prolog.
+It does not use `logging`, whose import takes longer than a whole prolog.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ _MOST_BYTES = 4 << 20
 
 
 class HookLog:
-    """What a hook did and what is wrong, for people; it never fails."""
+    """The log of a hook. Its methods never raise."""
 
     def __init__(self) -> None:
         self._name = "hooks"
         self._file = -1
 
     def open(self, path: str, name: str) -> None:
-        """From now on to this file too; where it cannot be written, that is said on stderr.
+        """Opens the log file. If it cannot be written, prints that to stderr.
 
         Args:
-            path: the file; what is too long becomes `<path>.1`.
-            name: the hook's.
+            path: the file; a file that is too long is renamed to `<path>.1`.
+            name: the hook's name.
         """
         self._name = name
         try:
@@ -77,4 +77,4 @@ def _appended(path: str) -> int:
 
 
 log = HookLog()
-"""The one of this process."""
+"""The log of this process."""

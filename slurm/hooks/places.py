@@ -1,4 +1,4 @@
-"""Where the hooks find and leave their files, and what the site set."""
+"""Paths of the hooks' files, and the site's settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_SETTINGS_BYTES = 1 << 16
 
 
 class SettingsError(SlurmError):
-    """A settings file cannot be trusted or understood; the hook goes on with the defaults and says so."""
+    """A settings file cannot be trusted or parsed. The hook logs that and uses the defaults."""
 
 
 class HookSettings:
@@ -24,13 +24,12 @@ class HookSettings:
 
     Attributes:
         drain: whether a node that fails its checks is drained ("on"), or this is only logged ("off").
-        keep_memory_s: how long the memory of an ended job stays for its requeue, seconds.
-        flush_memory_s: how long the memory of an ended job may take to its lower tiers, where the job asked for that,
-            seconds; 0 is never.
-        verdict_age_s: how old a verdict may be to keep a job away, seconds.
+        keep_memory_s: time for which the memory of an ended job waits for its requeue, seconds.
+        flush_memory_s: time limit of the flush of an ended job's memory, seconds; 0: no flush.
+        verdict_age_s: an older verdict keeps no job away, seconds.
         local_disk: mount point of the node's own disk; a directory for each user is made there. Empty: none.
-        reboot: an admin's own program that reboots this node; empty: the init system's.
-        max_drained: how many of the cluster's nodes the health hook may drain: a number, or a share such as "10%".
+        reboot: the administrator's program that reboots this node; empty: the init system's.
+        max_drained: how many of the cluster's nodes hooks may drain: a number, or a share such as "10%".
         check: level of `holdfast node check` that the health hook runs on an idle node; a busy one gets "prolog".
     """
 
@@ -62,8 +61,8 @@ class Places:
     def __init__(self, root: str | PathLike[str] = "/", memory: str | PathLike[str] = "/dev/shm") -> None:
         """
         Args:
-            root: everything but the memory lies below it. "/", but on a test cluster, whose nodes share one disk.
-            memory: where nodes keep training state in memory.
+            root: the root of all paths but the memory: "/", or a folder on a test cluster, whose nodes share one disk.
+            memory: the directory in which nodes keep training state in memory.
         """
         self.root = os.fspath(root)
         self._top = self.root.rstrip("/")
@@ -75,12 +74,12 @@ class Places:
 
     @property
     def verdict_read(self) -> str:
-        """What the hooks made of the verdict, where that is nothing against the node; goes with a reboot."""
+        """The cached result of a verdict without failures; removed by a reboot."""
         return f"{self._top}/run/holdfast/verdict-read"
 
     @property
     def draining(self) -> str:
-        """The reason of a drain, while its hook has not looked whether it may stay."""
+        """The reason of a drain, until its hook has taken the second look."""
         return f"{self._top}/var/lib/holdfast/draining"
 
     @property
@@ -89,12 +88,12 @@ class Places:
 
     @property
     def ledger(self) -> str:
-        """On a file system that a reboot empties, as it does the memory."""
+        """The ledger's directory, on a file system that a reboot empties, like the memory."""
         return f"{self._top}/run/holdfast/jobs"
 
     @property
     def tasks(self) -> str:
-        """What TaskProlog prints, a file for each job of the node."""
+        """The output of TaskProlog, a file for each job of the node."""
         return f"{self._top}/run/holdfast/tasks"
 
     @property
@@ -111,10 +110,10 @@ class Places:
         return f"{self._top}/etc/holdfast/health.yaml"
 
     def settings(self) -> HookSettings:
-        """What the site set.
+        """The site's settings.
 
         Raises:
-            SettingsError: others than root could have written the file, or a line of it is not understood.
+            SettingsError: users other than root could have written the file, or a line cannot be parsed.
         """
         try:
             text = read_of_root(self.settings_file, _MAX_SETTINGS_BYTES)
@@ -138,11 +137,11 @@ class Places:
 
 
 def read_of_root(path: str | PathLike[str], max_bytes: int) -> str:
-    """Text of a file that only root (or we) can have written.
+    """The text of a file that only root, or the user of this process, can have written.
 
     Raises:
-        FileNotFoundError: there is none.
-        SettingsError: it is a link, no regular file, somebody else's, or others can write it.
+        FileNotFoundError: it does not exist.
+        SettingsError: it is a link, not a regular file, owned by another user, or writable by others.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -165,7 +164,7 @@ def read_of_root(path: str | PathLike[str], max_bytes: int) -> str:
 
 
 def write_of_root(path: str, text: str, mode: int, directory_mode: int = 0o755) -> None:
-    """Leaves a file that is there whole or not at all; makes its directory if there is none."""
+    """Writes a file atomically; makes its directory if it is missing."""
     fresh = f"{path}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

@@ -1,4 +1,4 @@
-"""Prolog: before a job begins on this node. Only one that is to be kept away has Slurm asked anything."""
+"""Prolog: runs before a job begins on this node. It calls Slurm only when it is about to refuse the job."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _LEAST_FREE = 0.02  # of the memory file system
 
 
 def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
-    """Keeps the job away from a node that failed its checks; else makes its directories.
+    """Refuses the job on a node that failed its checks; otherwise makes the job's directories.
 
     Args:
         hook: this call.
         slurm: the cluster; None for the one of this node.
 
     Returns:
-        UNFIT where a check that is recent enough failed, or the local disk cannot be used, and the admin allows
-        draining, and so many as max_drained; else this is logged alone. Jobs of root are let in: the check before a
-        return. What users did, as to fill the memory, keeps no job away: it is told to the job.
+        UNFIT if a recent check failed or the local disk cannot be used, and draining is allowed within max_drained.
+        Otherwise FIT, and the failure is only logged. Jobs of root always start, because the check before a node's
+        return is one. What users cause, such as full memory, refuses no job; the job gets a message.
     """
     job = hook.job
     reason = against(hook)
@@ -65,7 +65,7 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
 
 
 def _prepare(hook: Hook, job: HookJob) -> list[str]:
-    """Makes the job's directories and the file for TaskProlog, which has Slurm print what is wrong; returns that."""
+    """Makes the job's directories and the file that TaskProlog prints. Returns what is wrong."""
     memory, disk = hook.places.memory, hook.settings.local_disk
     exports, wrong = [], []
     try:
@@ -88,10 +88,10 @@ def _prepare(hook: Hook, job: HookJob) -> list[str]:
 
 
 def may_not_drain(hook: Hook, why: str, slurm: Slurm | None) -> str:
-    """Drains the node with the reason, before Slurm does with its own, which healing takes for an admin's.
+    """Drains the node with our reason, before Slurm drains it with its own, which healing would leave alone.
 
     Returns:
-        Why not: the admin does not allow it, or max_drained; empty when it is drained.
+        Why the node may not be drained (`drain: off`, or max_drained); empty if it was drained.
     """
     if hook.settings.drain != "on":
         return f"`drain: on` in {hook.places.settings_file} keeps jobs away"
@@ -108,12 +108,12 @@ def may_not_drain(hook: Hook, why: str, slurm: Slurm | None) -> str:
 def free_memory(hook: Hook, limit_s: float) -> None:
     """Removes the memory of jobs that left the node and were not requeued onto it in time.
 
-    Users shape what they leave: one whose memory takes long to remove holds up no other, as each call begins with
-    another job and spends at most half of what is left of its time on it.
+    A user whose files take long to remove does not delay the others: each call begins with another job, and spends at
+    most half of its remaining time on one job.
 
     Args:
         hook: this call.
-        limit_s: seconds; what is left by then is removed by later hooks.
+        limit_s: time limit in seconds; later hooks remove the rest.
     """
     end_s = time.monotonic() + min(limit_s, hook.left_s / 2)
     ledger = Ledger(hook.places.ledger)
@@ -142,7 +142,7 @@ def free_memory(hook: Hook, limit_s: float) -> None:
 
 
 def against(hook: Hook) -> str:
-    """What speaks against this node; empty when nothing that could be observed does. Users bring about none of it."""
+    """Why this node should get no job; empty if no failure was observed. Users cannot cause such a failure."""
     verdict = read_verdict(hook.places)
     if verdict.status == "critical" and verdict.age_s <= hook.settings.verdict_age_s:
         return verdict.reason

@@ -17,7 +17,7 @@ WAYS: Sequence[Sequence[str]] = (
 
 
 def reboot(hook: Hook) -> int:
-    """Reboots: by the admin's program if there is one, else asks the init system, then the kernel."""
+    """Reboots by the administrator's program; without one, by the init system, then by the kernel."""
     log.info("rebooting node %s", hook.node)
     for argv in [(hook.settings.reboot,)] if hook.settings.reboot else WAYS:
         if not os.access(argv[0], os.X_OK):

@@ -1,4 +1,4 @@
-"""Removes a directory tree that its user shaped: of any depth, with any number of entries, in small pieces."""
+"""Removes a user's directory tree of any depth and size, in small pieces."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(path: str, *, most: int, end_s: float) -> bool:
-    """Removes what lies at a path, with the rights that this process has. Follows no link.
+    """Removes a path with the rights of this process. Follows no link.
 
-    Nothing here recurses, and two directories are open at most: a directory that is not empty is moved up to the top
-    of the tree before its own entries are looked at.
+    It does not recurse, and has at most two directories open: a directory that is not empty is first moved to the top
+    of the tree.
 
     Args:
-        path: a directory, or anything else.
-        most: entries to look at before it gives up.
-        end_s: when it gives up, on the monotonic clock.
+        path: a directory or file.
+        most: the largest number of entries to visit.
+        end_s: the deadline, on the monotonic clock.
 
     Returns:
-        Whether nothing is left; False: another call goes on with what is left.
+        Whether nothing is left. After False, call it again.
 
     Raises:
         OSError: what is left cannot be removed.
@@ -45,7 +45,7 @@ def remove_tree(path: str, *, most: int, end_s: float) -> bool:
 
 
 class _Tree:
-    """The tree below a directory that is open."""
+    """The tree below an open directory."""
 
     def __init__(self, top: int, most: int, end_s: float) -> None:
         self._top = top
@@ -55,7 +55,7 @@ class _Tree:
         self._prefix = f".removed-{os.urandom(8).hex()}-"
 
     def empty(self) -> bool:
-        """Whether nothing is left. Each pass removes also what the one before it moved up."""
+        """Empties the tree; whether nothing is left. Each pass also removes what the previous one moved up."""
         while True:
             left, changes = self._left, self._changes
             error = self._pass(self._top)

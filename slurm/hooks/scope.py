@@ -1,7 +1,7 @@
-"""A control group for what runs on a node after a job: bounded, and ended as a whole.
+"""A control group for the processes of a flush: limited, and killed as a whole.
 
-A process can drop its environment, its session and its parent, but leaves no control group of root's. Version 2 kills
-a group at once (`cgroup.kill`), also where version 1 has the controllers; version 1 alone is frozen and then killed.
+A process can drop its environment, session and parent, but cannot leave a control group of root's. Version 2 kills a
+group at once (`cgroup.kill`), also if version 1 has the controllers. A group of version 1 alone is frozen, then killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _POLL_S = 0.02
 
 
 class FlushLimits:
-    """What a flush may use: the job's own share of the node, and no more than the ceilings above.
+    """The limits of a flush: the job's own share of the node, and at most the ceilings above.
 
     Attributes:
         memory_bytes: of memory.
@@ -34,14 +34,14 @@ class FlushLimits:
     def __init__(self, *, memory_bytes: int | None, cpus: int | None) -> None:
         """
         Args:
-            memory_bytes, cpus: the job's; None where they are not known: the ceiling, and one processor.
+            memory_bytes, cpus: those of the job; None if unknown: then the ceiling and one processor.
         """
         self.memory_bytes = min(memory_bytes or MOST_MEMORY_BYTES, MOST_MEMORY_BYTES)
         self.cpus = max(1, cpus or 1)
 
     @property
     def files(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """What is written, by kind: file -> values. Of each kind a version of control groups has its own files."""
+        """The limits by kind: file -> values. Each version of control groups has its own files for a kind."""
         memory, quota_us = str(self.memory_bytes), self.cpus * _PERIOD_US
         return {
             "pids": {"pids.max": (str(MOST_PROCESSES),)},
@@ -65,7 +65,7 @@ class Scope:
         return [*filter(None, [self._v2]), *self._v1]
 
     def enter(self, limits: FlushLimits) -> bool:
-        """Puts this process into the scope; whether that makes its processes known and killable as a whole."""
+        """Puts this process into the scope; whether its processes can then be killed as a whole."""
         unbounded = set(limits.files)
         for group in self._groups:
             try:
@@ -86,7 +86,7 @@ class Scope:
         return is_held
 
     def end(self, limit_s: float) -> bool:
-        """Kills all that is in the scope and removes it; whether nothing is left."""
+        """Kills all processes in the scope and removes it; whether nothing is left."""
         end_s = time.monotonic() + limit_s
         while any(self._members(group) for group in self._groups):
             self._kill()
@@ -118,7 +118,7 @@ class Scope:
 
     @staticmethod
     def _limit(path: str, values: tuple[str, ...]) -> bool:
-        """Whether there is such a file, and it has taken the values."""
+        """Writes a limit; whether the file exists and accepted the values."""
         if not os.path.exists(path):
             return False
         for value in values:

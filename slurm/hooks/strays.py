@@ -1,4 +1,4 @@
-"""Processes that outlived their job: of its user, with its number in their environment."""
+"""Kills processes that outlived their job: processes of its user with its number in their environment."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _EMPTY_SCANS = 5  # one may miss a process that forks and ends while it is read
 
 
 def kill_strays(job: HookJob, limit_s: float) -> list[int]:
-    """Kills every process that the job left behind, and those that these start meanwhile.
+    """Kills every process that the job left behind, and processes that these start meanwhile.
 
-    A process is one of them if all its user ids are the job's user and SLURM_JOB_ID in the environment it was started
-    with is the job: a user can so bring about the end of processes of his own, and of no others. Root's stay.
+    A process belongs to the job if all its user ids are the job's user and its initial environment has the job's
+    SLURM_JOB_ID. So users can only cause the end of their own processes. Processes of root stay.
 
     Returns:
-        Those that still live after `limit_s` seconds: they hang in the kernel, only a reboot ends them.
+        Processes that still live after `limit_s` seconds: they hang in the kernel, and only a reboot ends them.
     """
     if job.uid == 0:
         return []
@@ -103,7 +103,7 @@ def _belongs(pid: int, job: HookJob) -> bool:
 
 
 def _kill(pid: int, job: HookJob) -> int | None:
-    """Kills the process if it is still the one we mean; its descriptor, readable once it has ended."""
+    """Kills the process if it is still the same one. Returns its descriptor, which is readable once it has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
@@ -120,9 +120,9 @@ def _kill(pid: int, job: HookJob) -> int | None:
 
 
 def _kill_groups(pids: Iterable[int], job: HookJob) -> None:
-    """Kills the process groups of these: in one go, so that a process that forks all the time does not get away.
+    """Kills the process groups of these processes at once, so that a process that keeps forking does not escape.
 
-    As the user: a group number that now means something else is out of reach.
+    It runs with the user's rights, so a group number that was reused for another user's processes is not killed.
     """
     groups = set()
     for pid in pids:
@@ -147,7 +147,7 @@ def _kill_groups(pids: Iterable[int], job: HookJob) -> None:
 
 
 def _ended(descriptors: Iterable[int], wait_s: float) -> set[int]:
-    """Those whose processes have ended, as soon as there is one, at most `wait_s` seconds later."""
+    """Waits at most `wait_s` seconds for a process to end, and returns all that have ended."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)

@@ -1,4 +1,4 @@
-"""Whether only root can change what Slurm runs as root: the files, and every directory and link on the way to them."""
+"""Checks that only root can change what Slurm runs as root: the files, and every directory and link to them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _ADVICE = (
 
 
 def installation(interpreter: Path, package: Path) -> list[Path]:
-    """What the hooks run: Python, its modules, this project's packages.
+    """The paths that the hooks run: Python, its modules, this project's packages.
 
     Args:
-        interpreter: the one that the scripts name.
-        package: the directory of one of the project's packages; the others lie beside it.
+        interpreter: the Python that the scripts name.
+        package: the directory of one of the project's packages; the others are beside it.
     """
     modules = {Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")}
     packages = [init.parent for init in package.parent.glob("*/__init__.py")]
@@ -28,13 +28,13 @@ def installation(interpreter: Path, package: Path) -> list[Path]:
 
 
 def check_trusted(*paths: Path) -> None:
-    """Root will run what lies there: only root may be able to change it.
+    """Checks that only root can change these paths, because root will run them.
 
-    Looks at each file, at all that is below a directory, and at every directory and link on the way from `/`. Slurm's
-    own user, which owns slurm.conf at many sites, may own directories.
+    It checks each file, everything below a directory, and every directory and link on the way from `/`. Slurm's own
+    user, which owns slurm.conf at many sites, may own directories.
 
     Raises:
-        TrustError: others can change it, or it is not there.
+        TrustError: other users can change a path, or it does not exist.
     """
     trust = Trust(owners=(0,), directory_owners=(0, _slurm_user()), advice=_ADVICE)
     for path in paths:

@@ -1,4 +1,4 @@
-"""Whose files fill the memory file system: for the admin, where next to nothing is free."""
+"""Which users' files fill the memory file system: logged for the administrator when little is free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def usage(memory: str) -> str:
-    """What each user's files take, most first, in words. No link is followed, and nothing is opened but directories."""
+    """A text with the size of each user's files, largest first. Follows no link and opens only directories."""
     used: dict[int, int] = {}
     seen, is_whole = 0, True
     levels = [os.open(memory, _DIRECTORY)]

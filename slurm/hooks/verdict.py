@@ -1,4 +1,4 @@
-"""What the health checks last said of this node: the file that `holdfast node check` writes as root."""
+"""The last verdict of the health checks on this node, from the file that `holdfast node check` writes as root."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _HARMLESS = ("ok", "warning")
 
 
 class HookVerdict:
-    """The part of the file that hooks act on.
+    """The part of the verdict that hooks use.
 
     Attributes:
-        status: "ok", "warning", "critical", or "unknown": nothing is done about a node for the last.
+        status: "ok", "warning", "critical", or "unknown"; hooks take no action for "unknown".
         age_s: seconds since the last check ended.
-        reason: the failed checks, or why nothing is known; one line.
+        reason: the failed checks, or why the status is unknown; one line.
     """
 
     def __init__(self, *, status: str, age_s: float, reason: str) -> None:
@@ -29,10 +29,10 @@ class HookVerdict:
 
 
 def read_verdict(places: Places) -> HookVerdict:
-    """The verdict of this boot; "unknown" where there is none that can be trusted.
+    """The verdict of this boot; "unknown" if there is none that can be trusted.
 
-    One with nothing against the node is read once: what was made of it is kept, with the marks of the very file it was
-    made of, for the hooks that follow. They need no JSON, whose import takes as long as the rest of a prolog.
+    A verdict without failures is parsed once. Its result is cached with the identity of the file, so that later hooks
+    need not import json, which takes as long as the rest of a prolog.
     """
     try:
         marks = _marks(places.verdict)
@@ -68,13 +68,13 @@ def _parse(text: str, places: Places) -> HookVerdict:
 
 
 def _marks(path: str) -> str:
-    """What tells a file from every other, and from itself before anything was written to it or its owner changed."""
+    """The identity of a file's content: device, inode, size, and times of modification and change."""
     facts = os.lstat(path)
     return f"{facts.st_dev}:{facts.st_ino}:{facts.st_size}:{facts.st_mtime_ns}:{facts.st_ctime_ns}"
 
 
 def _known(places: Places, marks: str) -> HookVerdict | None:
-    """What was made of this very file before; None if nothing was, or there is no telling."""
+    """The cached result for this very file; None if there is none."""
     try:
         found, status, time_s = read_of_root(places.verdict_read, 1 << 10).split()
         known = HookVerdict(status=status, age_s=time.time() - float(time_s), reason="")
