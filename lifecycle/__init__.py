@@ -1,17 +1,18 @@
-"""Makes a bare node fit for training and says whether it still is.
+"""Provisions nodes, checks their health, and heals nodes that were drained.
 
-cli       `holdfast node`: the group that the verbs below join
-health/   checks, one subject a module: what was measured, what was expected, what to do
-heal/     nodes that were drained: rebooted or replaced, checked, returned
-provision/ steps that make a bare node fit; on_create.sh begins with it
-versions  which torch, NCCL and EFA belong together (versions.yaml); inventory: what is here; software: its verbs
-image     recipes of training images
-slurm_conf the lines of slurm.conf for the hooks and for elastic jobs, printed and linted
-instance  what a machine of this type should have
-blocks    tables for people
-files     what root publishes for all to read
-settings/  reads and validates what people write: the site's settings, and the launcher's job files
-errors
+cli        `holdfast node`: the group of all verbs about nodes
+health/    checks, one subject a module
+heal/      reboots or replaces drained nodes, checks and returns them
+provision/ the steps that provision a bare node; on_create.sh starts them
+versions   which versions of torch, NCCL and EFA belong together (versions.yaml)
+inventory  the versions that are installed; software: `node versions` and `node image`
+image      recipes of training images
+slurm_conf prints and lints the lines of slurm.conf for hooks and elastic jobs
+instance   the hardware that a machine of this type should have
+blocks     prints tables
+files      writes files that all users may read
+settings/  parses and validates settings, and the launcher's job files
+errors     the errors of this package
 """
 
 from lifecycle.errors import LifecycleError

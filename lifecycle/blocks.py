@@ -1,6 +1,6 @@
-"""Tables and lines for people: as wide as the terminal; elsewhere one line each, without blanks at their ends.
+"""Prints tables and lines: as wide as the terminal; to a file or pipe one line a row, without trailing blanks.
 
-Names and reasons may be a stranger's. No markup in them is followed, and what a terminal obeys is shown as an escape.
+Names and reasons may come from other users. Markup in them is not interpreted, and control characters are escaped.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _WIDE = 10_000  # a file or a pipe has no lines to break
 
 
 def print_block(block: RenderableType, out: IO[str] | None = None) -> None:
-    """Prints it.
+    """Prints a block.
 
     Args:
-        block: what rich can print.
-        out: where to; None is standard output.
+        block: an object that rich can print.
+        out: the stream; None is stdout.
     """
     out = out or sys.stdout
     if out.isatty():
@@ -36,25 +36,25 @@ def print_block(block: RenderableType, out: IO[str] | None = None) -> None:
 
 
 def print_json(facts: Any) -> None:
-    """Prints facts as JSON: keys as the code spells them, two blanks for each level."""
+    """Prints data as JSON, with an indent of two spaces."""
     print(json.dumps(facts, indent=2, default=str))
 
 
 def console_on(out: IO[str]) -> Console:
-    """Colours on a terminal; elsewhere plain lines, wide enough not to be folded. No markup."""
+    """A rich console: colours on a terminal, plain lines without wrapping elsewhere; no markup."""
     from rich.console import Console
 
     return Console(file=out, width=None if out.isatty() else _WIDE, markup=False, emoji=False, highlight=False)
 
 
 def printable(text: str) -> str:
-    """Text on one line, with an escape for each character that a terminal would obey."""
+    """Text on one line, with control characters escaped."""
     return text if text.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 @dataclass(frozen=True)
 class _Escaped:
-    """A block whose text is made printable once it is laid out."""
+    """A block whose text is escaped after its layout."""
 
     block: RenderableType
 

@@ -1,4 +1,4 @@
-"""Files that root publishes for everybody to read: a reader sees the old one or the new one, never a part."""
+"""Writes files atomically for all users to read: a reader sees the old file or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 def publish(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Writes a file through a temporary name, fsync, rename and fsync of the directory.
 
-    What a writer that was killed has left of this file is removed.
+    Temporary files of killed writers are removed.
 
     Args:
         path: the final name; its directory is made (0755, whatever the umask) where it is missing.
@@ -47,7 +47,7 @@ def publish(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 def _draft(name: str, directory: int) -> tuple[int, str]:
-    """A new file, locked as long as its writer lives, and its name."""
+    """A new temporary file, locked while its writer lives, and its name."""
     while True:
         draft = f".{name}.{secrets.token_hex(4)}.tmp"
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=directory)
@@ -57,7 +57,7 @@ def _draft(name: str, directory: int) -> tuple[int, str]:
 
 
 def _remove_orphans(name: str, directory: int) -> None:
-    """Removes drafts of this file whose writers are dead: their locks went with them."""
+    """Removes temporary files of this file whose writers are dead, so that their locks are gone."""
     is_draft = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{8}}\.tmp").fullmatch
     with os.scandir(directory) as entries:
         drafts = [entry.name for entry in entries if is_draft(entry.name) and entry.is_file(follow_symlinks=False)]
@@ -72,7 +72,7 @@ def _remove_orphans(name: str, directory: int) -> None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Whether it is locked now; False where somebody else has it, None where the file system knows no locks."""
+    """Locks a file; False if another process has it, None if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -22,14 +22,14 @@ _WHEEL_NAME = re.compile(r"holdfast_hpc-[0-9][A-Za-z0-9.+]*-py3-none-any\.whl")
 
 @dataclass(frozen=True, kw_only=True)
 class Wheel:
-    """The Holdfast that an image gets: the name of a wheel, which has the version, and its checksum."""
+    """The wheel of Holdfast in an image: its file name, which has the version, and its checksum."""
 
     name: str
     sha256: str
 
     @classmethod
     def of(cls, path: Path) -> Wheel:
-        """The wheel in a file.
+        """Reads the wheel in a file.
 
         Raises:
             UsageError: the file cannot be read, or its name is not that of a wheel of Holdfast.
@@ -46,12 +46,12 @@ class Wheel:
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """What a training image has.
+    """The contents of a training image.
 
     Attributes:
-        base: the image it starts from; Debian or Ubuntu with CUDA's runtime is not needed: torch's wheels bring it.
+        base: the base image, Debian or Ubuntu. It needs no CUDA runtime, because torch's wheels have it.
         pinned: the versions.
-        wheel: the Holdfast in it.
+        wheel: the wheel of Holdfast.
     """
 
     base: str

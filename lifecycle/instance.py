@@ -1,4 +1,4 @@
-"""What a machine of this type should have. On a type that is not in the table nothing is expected, only compared."""
+"""The hardware that a machine of this type should have. For a type that is not in the table, nothing is expected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PRODUCT = "sys/class/dmi/id/product_name"  # on EC2's Nitro machines this is th
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """The hardware of one instance type, as its vendor publishes it; None where nothing is published.
+    """The hardware of one instance type, as its vendor publishes it; None for unpublished values.
 
     Attributes:
         instance: the type's name, such as p5.48xlarge.
@@ -40,13 +40,13 @@ class Expected:
 
 
 def expected(instance: str | None) -> Expected | None:
-    """What the table says of an instance type; None for an unknown one."""
+    """The table's row of an instance type; None for an unknown one."""
     row = _instances().get(instance or "")
     return None if row is None else _row(str(instance), row)
 
 
 def instance_type(root: Path = Path("/")) -> str | None:
-    """The EC2 instance type that the firmware tells, without asking the network; None elsewhere."""
+    """The EC2 instance type from the firmware, without network access; None on other machines."""
     try:
         vendor = (root / _VENDOR).read_text(errors="replace").strip()
         product = (root / _PRODUCT).read_text(errors="replace").strip()
@@ -61,6 +61,6 @@ def _instances() -> dict[str, dict[str, Any]]:
 
 
 def _row(instance: str, row: dict[str, Any]) -> Expected:
-    """The table may say more of a type than a check expects."""
+    """The values of a row that checks use; a row may have more."""
     known = {field.name for field in fields(Expected)}
     return Expected(instance=instance, **{key: value for key, value in row.items() if key in known})

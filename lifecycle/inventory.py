@@ -1,4 +1,4 @@
-"""What is installed here of torch, NCCL, aws-ofi-nccl, EFA and libfabric."""
+"""The installed versions of torch, NCCL, aws-ofi-nccl, EFA and libfabric."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TORCH_S = 120.0  # a cold import from a shared file system
 
 
 def installed(run: CommandRunner, python: str = sys.executable, root: Path = Path("/")) -> Installed:
-    """What is there; "" for each part that is not.
+    """The installed versions; "" for each part that is missing.
 
     Args:
         run: runs a program.
-        python: the interpreter whose torch is asked; torch is loaded there, not here.
-        root: "/" but in tests.
+        python: the interpreter whose torch is examined; torch is loaded there, not here.
+        root: "/"; another directory in tests.
     """
     torch, nccl = _torch(run, python)
     return Installed(
@@ -61,7 +61,7 @@ def _loader(run: CommandRunner, library: str) -> str:
 
 
 def _plugin(root: Path) -> str:
-    """The version stands in the library: it is what NCCL_DEBUG=INFO shows as "Initializing aws-ofi-nccl 1.15.0"."""
+    """The plugin's version, a string in the library that NCCL_DEBUG=INFO logs ("Initializing aws-ofi-nccl 1.15.0")."""
     for library in sorted((root / "opt/amazon/ofi-nccl").glob("lib*/**/libnccl-net*.so")):
         found = re.search(rb"aws-ofi-nccl[ -](\d+\.\d+\.\d+)", library.read_bytes())
         if found:

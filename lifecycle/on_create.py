@@ -1,4 +1,4 @@
-"""`holdfast node on-create`: the script that makes a bare node fit, from an installation without the source tree."""
+"""`holdfast node on-create`: prints on_create.sh where only the package is installed, without the source tree."""
 
 from __future__ import annotations
 

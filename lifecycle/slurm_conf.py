@@ -1,4 +1,4 @@
-"""`holdfast node slurm-conf`: the lines of slurm.conf that the hooks or elastic jobs need, or what one lacks."""
+"""`holdfast node slurm-conf`: prints or lints the lines of slurm.conf that the hooks or elastic jobs need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast node versions` and `holdfast node image`: which software belongs together, here and in an image."""
+"""`holdfast node versions` and `holdfast node image`: versions that belong together, here and in an image."""
 
 from __future__ import annotations
 

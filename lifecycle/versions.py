@@ -1,4 +1,4 @@
-"""Which torch, NCCL, aws-ofi-nccl, EFA installer and libfabric belong together; facts are in versions.yaml."""
+"""Which versions of torch, NCCL, aws-ofi-nccl, EFA installer and libfabric belong together (versions.yaml)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _DEB_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class VersionError(NodeUsageError):
-    """The table has no set for what was asked, or what is named in it is malformed."""
+    """The table has no set for the requested version, or a version is malformed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Installed:
-    """What is on a node or in an image; "" for what is not there or not known.
+    """The versions on a node or in an image; "" for a missing or unknown part.
 
     Attributes:
-        torch: as `torch.__version__` says, a local part such as +cu128 included.
-        torch_nccl: as `torch.cuda.nccl.version()` says.
-        system_nccl: of a libnccl outside torch's wheel that the loader would find first.
-        plugin: of aws-ofi-nccl.
-        libfabric: as `fi_info --version` says.
-        efa: of the EFA installer (/opt/amazon/efa_installed_packages).
+        torch: `torch.__version__`, with a local part such as +cu128.
+        torch_nccl: `torch.cuda.nccl.version()`.
+        system_nccl: version of a libnccl outside torch's wheel that the loader would find first.
+        plugin: version of aws-ofi-nccl.
+        libfabric: version that `fi_info --version` prints.
+        efa: version of the EFA installer (/opt/amazon/efa_installed_packages).
     """
 
     torch: str = ""
@@ -47,13 +47,13 @@ class Pinned:
     """A set that belongs together.
 
     Attributes:
-        torch: "" where torch was not named.
-        cuda: of that torch's wheel from PyPI; "" without torch.
-        nccl: of that torch.
+        torch: "" if no torch was named.
+        cuda: CUDA version of that torch's wheel from PyPI; "" without torch.
+        nccl: NCCL version of that torch.
         efa: version of the EFA installer.
         plugin: aws-ofi-nccl's version in that installer.
         libfabric: libfabric's version in that installer.
-        efa_sha256: of the installer's file; "" where the table has none and the site has to name it.
+        efa_sha256: checksum of the installer's file; "" if the table has none and the site has to name it.
     """
 
     torch: str
@@ -71,8 +71,8 @@ class PinnedFile:
 
     Attributes:
         artifact: its name in the table, and under `sha256` in node.yaml.
-        url: where its publisher has it; a mirror has it by the last part of this.
-        sha256: "" where the table has none and the site has to name it.
+        url: the publisher's URL; a mirror has the file under the last part of it.
+        sha256: checksum; "" if the table has none and the site has to name it.
     """
 
     artifact: str
@@ -86,7 +86,7 @@ class PinnedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class VersionsVerdict:
-    """What the resolver says: the set to have, and why what is there does not work (empty: it does)."""
+    """The set of versions to have, and why the installed ones do not work together (empty: they do)."""
 
     pinned: Pinned
     conflicts: tuple[str, ...]
@@ -98,7 +98,7 @@ def table() -> dict[str, Any]:
 
 
 def ordered(version: str) -> tuple[int, ...]:
-    """A version as numbers to compare: "2.1.0amzn5.0" and "2.9.1+cu128" count by what stands before the letters.
+    """A version as numbers to compare. Of "2.1.0amzn5.0" and "2.9.1+cu128", the part before the letters counts.
 
     Raises:
         VersionError: it does not begin with a number.
@@ -116,11 +116,11 @@ def pin(torch: str = "", efa: str = "") -> Pinned:
     """The set to install.
 
     Args:
-        torch: its version; "" leaves NCCL to what is there.
-        efa: an installer's version; "" takes the newest whose checksum is known.
+        torch: its version; "" keeps the installed NCCL.
+        efa: an installer's version; "" takes the newest with a known checksum.
 
     Raises:
-        VersionError: the table does not have them; the message names what it has.
+        VersionError: the table does not have them; the message lists those that it has.
     """
     built = _of_torch(torch) if torch else {"cuda": "", "nccl": ""}
     installers: Mapping[str, Mapping[str, str]] = table()["efa"]
@@ -154,7 +154,7 @@ def pinned_file(artifact: str, version: str = "", sha256: str = "") -> PinnedFil
 
 
 def pinned_files(efa: str = "") -> list[PinnedFile]:
-    """All files that provisioning may fetch, with this EFA installer; "" takes the newest whose checksum is known.
+    """All files that provisioning may download, with this EFA installer; "" takes the newest with a known checksum.
 
     Raises:
         VersionError: the table has no such installer.
@@ -167,10 +167,10 @@ def pinned_files(efa: str = "") -> list[PinnedFile]:
 
 
 def resolve(installed: Installed, efa: str = "") -> VersionsVerdict:
-    """Whether what is installed fits together, and the set that does.
+    """Whether the installed versions belong together, and the set that does.
 
     Raises:
-        VersionError: torch is one that the table does not know and its NCCL was not measured either.
+        VersionError: the table does not have this torch, and its NCCL is unknown.
     """
     known = installed.torch.partition("+")[0] in table()["torch"]
     if installed.torch and not known and not installed.torch_nccl:

@@ -1,8 +1,8 @@
-"""A node being healed: reserved, started anew, checked in the reservation, alone and with neighbours, and only then
-given jobs again.
+"""A node that is being healed: reserved, rebooted or replaced, checked alone and with neighbours, then returned.
 
-The reservation (MAINT, root's jobs alone) is what keeps others away from the moment Slurm resumes a rebooted node until
-its check has passed: Slurm runs no job at all on a drained node, a check neither. It outlives a healer that dies.
+The reservation (MAINT, only root's jobs) keeps other jobs away between the reboot and the end of the check. The node
+cannot stay drained for that, because Slurm runs no job on a drained node, not even a check. The reservation survives
+the death of the healer.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _REBOOTS = frozenset(("REBOOT_REQUESTED", "REBOOT_ISSUED"))
 
 @dataclass(frozen=True, kw_only=True)
 class HealOutcome:
-    """What became of a node in one look at it.
+    """The result of one look at a node.
 
     Attributes:
         node: its name.
         what: a word of history.py, WAITS or CHECKING.
-        why: in words.
+        why: the reason.
     """
 
     node: str
@@ -57,7 +57,7 @@ class HealOutcome:
 
 
 class Cases:
-    """Opens cases and takes each one step further, in steps that a dead healer's successor can repeat."""
+    """Opens cases and advances them. A healer that follows a dead one can repeat each step."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class Cases:
         """
         Args:
             slurm: the cluster.
-            settings: what is allowed.
-            history: where cases and events are kept.
-            now_s: the time, Unix seconds.
-            run: how sbatch and the admin's command are run.
+            settings: the settings of healing.
+            history: the stored cases and events.
+            now_s: returns the time, Unix seconds.
+            run: runs sbatch and the administrator's command.
         """
         self._slurm = slurm
         self._settings = settings
@@ -82,17 +82,17 @@ class Cases:
         self._run = run
 
     def begin(self, node: Node, action: str, cause: str) -> HealOutcome:
-        """Opens a case: reserves the node, then asks for its reboot or replacement; BY_HAND checks it as it is.
+        """Opens a case: reserves the node, then requests its reboot or replacement. BY_HAND only checks the node.
 
         Raises:
-            LifecycleError: the history could not be written; the node is as it was.
+            LifecycleError: the history could not be written; the node is unchanged.
         """
         case = Case(node=node.name, action=action, why=cause, since_s=self._now_s(), slurmd_started=node.slurmd_started)
         self._note(case, action, cause, case)
         return self._ask(case, node)
 
     def go_on(self, case: Case, nodes: Sequence[Node]) -> HealOutcome:
-        """Takes a case further; closes it where the node returned, failed, or is an admin's now."""
+        """Advances a case. Closes it when the node returned, failed, or was taken over by an administrator."""
         node = next((node for node in nodes if node.name == case.node), None)
         if node is None:
             return self._told(case, WAITS, "Slurm does not know it at the moment")
@@ -105,7 +105,7 @@ class Cases:
         return self._starts(case, node) if case.job is None else self._is_checked(case, node, case.job)
 
     def strays(self) -> list[str]:
-        """Reservations of ours without a case: their healer died, or their check was still ending."""
+        """Reservations of healing without a case: their healer died, or their check was still ending."""
         return [
             name
             for name in self._slurm.reservations()
@@ -113,13 +113,13 @@ class Cases:
         ]
 
     def release_strays(self) -> None:
-        """Removes them, as far as Slurm lets go of them yet."""
+        """Removes these reservations, except those that Slurm still uses."""
         for name in self.strays():
             with contextlib.suppress(SlurmError):
                 self._slurm.release(name)
 
     def _ask(self, case: Case, node: Node, *, again: bool = False) -> HealOutcome:
-        """Asks for what a case is about. `again`: a healer died here, and may have asked already."""
+        """Requests the reboot or replacement. `again`: a healer died here and may have requested it already."""
         try:
             self._slurm.reserve(RESERVATION + node.name, [node.name])
             if case.action != BY_HAND and node.slurmd_started == case.slurmd_started:
@@ -156,7 +156,7 @@ class Cases:
         return self._told(case, WAITS, f"starts anew ({case.action})")
 
     def _is_lost(self, case: Case, node: Node) -> bool:
-        """Whether Slurm has lost a reboot: it waits for a node whose slurmd has been up at every look for long.
+        """Whether Slurm has lost a reboot: it waits for a node whose slurmd has answered all along.
 
         slurmctld may die before it has told the node; and 22.05 may not notice a node that is back within seconds.
         """
@@ -170,7 +170,7 @@ class Cases:
         return lost
 
     def _check(self, case: Case, node: Node) -> HealOutcome:
-        """Has the node run its check, in the reservation; the exit code is the answer."""
+        """Runs the node's check in the reservation. Its exit code is the result."""
         if node.flags & OUT or node.state == "DOWN":
             self._slurm.resume(node.name)
         job = self._submit(case, [node.name], f"exec {shlex.join(self._settings.check)}")
@@ -197,7 +197,7 @@ class Cases:
         return self._told(case, CHECKING, f"job {job_id}: {job.state}")
 
     def _is_compared(self, case: Case, node: Node, nodes: Sequence[Node], since_s: float) -> HealOutcome:
-        """The check between nodes: with neighbours that are idle, so that nobody waits, and only for so long."""
+        """Runs the check between nodes with idle neighbours, within its time limit."""
         if is_ours(node):
             return self._fail(case, node, why(node))
         job = None if case.job is None else self._slurm.job(case.job)
@@ -220,7 +220,7 @@ class Cases:
         return self._told(case, CHECKING, f"job {number}, with {', '.join(others)}")
 
     def _submit(self, case: Case, nodes: Sequence[str], script: str) -> int:
-        """A job of root's in the reservation; one that a healer left there, which died at this point, goes first."""
+        """Submits a job of root's in the reservation. First ends one that a dead healer left there."""
         reservation = RESERVATION + case.node
         self._slurm.cancel_in(reservation)
         options = {
@@ -243,7 +243,7 @@ class Cases:
         return min(fitting, key=lambda each: not each.is_default).name
 
     def _fail(self, case: Case, node: Node, said: str) -> HealOutcome:
-        """Drains it again before it can be given a job."""
+        """Drains the node again before it can get a job."""
         self._slurm.drain(node.name, reason(said))
         return self._close(case, FAILED, said)
 

@@ -1,4 +1,4 @@
-"""The check between nodes: with which neighbours a node is compared, by which script, and what speaks against it."""
+"""The check between nodes: its neighbours, its script, and how its result is judged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurm.records import Job, Node
 from slurm.topology import Topology
 
 PAIRS_LOG = Path("/var/log/holdfast/heal-pairs.log")
-"""What the check said, on the first node of its job."""
+"""Output of the check, on the first node of its job."""
 
 _NEIGHBOURS = 2
 _IS_UNFIT = 9
@@ -28,12 +28,12 @@ exit $code"""
 
 
 def neighbours(node: Node, nodes: Sequence[Node], topology: Topology) -> list[str]:
-    """Idle nodes of the same kind, the nearest; two, so that of a slow pair the third tells whose fault it is.
+    """The nearest idle nodes of the same kind, at most two: with three nodes, pairs show which node is slow.
 
     Args:
-        node: the one that is to be compared.
-        nodes: all of the cluster.
-        topology: what is near.
+        node: the node to compare.
+        nodes: all nodes of the cluster.
+        topology: gives the distances.
     """
     alike = [
         other.name
@@ -46,7 +46,7 @@ def neighbours(node: Node, nodes: Sequence[Node], topology: Topology) -> list[st
 
 
 def script(node: str, check: Sequence[str]) -> str:
-    """Runs the check of these nodes for one of them; the exit code is for `is_unfit`."""
+    """The script that runs the check between these nodes for one of them. `is_unfit` judges its exit code."""
     return _SCRIPT.format(
         variable=CHECKED_NODE,
         node=node,
@@ -58,5 +58,5 @@ def script(node: str, check: Sequence[str]) -> str:
 
 
 def is_unfit(job: Job) -> bool:
-    """Whether the job has found that it is the node's own fault; every other end of it says nothing."""
+    """Whether the job found that the node itself is at fault. Any other result counts as no finding."""
     return job.state == "FAILED" and job.exit_code == _IS_UNFIT

@@ -1,4 +1,4 @@
-"""One pass over all nodes: those that we have drained are healed, or, unless healing is on, spoken of."""
+"""One pass over all nodes. Nodes that Holdfast has drained are healed; with `heal: off` they are only listed."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Healer:
         """
         Args:
             slurm: the cluster.
-            settings: what is allowed.
-            history: what was done so far; `only_one` holds it.
-            run: how the admin's command is run.
-            now_s: the time, Unix seconds.
+            settings: the settings of healing.
+            history: past actions and open cases; locked by `only_one`.
+            run: runs the administrator's command.
+            now_s: returns the time, Unix seconds.
         """
         self._slurm = slurm
         self._settings = settings
@@ -49,7 +49,7 @@ class Healer:
         self._cases = Cases(slurm, settings, history, now_s, run)
 
     def look(self) -> list[HealOutcome]:
-        """One pass. A node that cannot be healed for an error of Slurm's holds up no other.
+        """One pass. An error of Slurm's about one node does not delay the others.
 
         Raises:
             SlurmError: Slurm does not answer.
@@ -71,14 +71,14 @@ class Healer:
         return found
 
     def bring_back(self, name: str, wait: Callable[[HealOutcome], None]) -> HealOutcome:
-        """Returns a node that an admin has repaired, if it passes the check; goes on where a call was cut short.
+        """Returns a repaired node to service if it passes the check. Continues an interrupted call.
 
         Args:
             name: the node.
-            wait: called between two looks at it, with what is waited for.
+            wait: called between two looks at the node, with a text about what it waits for.
 
         Raises:
-            LifecycleError: it is not ours to return, or did not pass.
+            LifecycleError: Holdfast has not drained the node, or the node failed the check.
         """
         node = self._node(name)
         self._cases.release_strays()  # of a call that was cut short after the check: the node is back but for that
@@ -111,7 +111,7 @@ class Healer:
         return self._cases.begin(node, BY_HAND, why(node).removeprefix(_LEMON))
 
     def _take(self, node: Node, nodes: Sequence[Node]) -> HealOutcome:
-        """A node that our hooks have drained and nobody has looked after yet."""
+        """Starts healing a node that our hooks have drained."""
         cause, now_s = why(node), self._now_s()
         action, said = next_action(self._history.of(node.name), self._settings, now_s)
         if action == LEMON:

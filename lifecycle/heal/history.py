@@ -1,6 +1,6 @@
-"""What healing did to which node, and what it is doing: `/var/lib/holdfast/heal.json`, on the controller.
+"""Past actions of healing and open cases: `/var/lib/holdfast/heal.json`, on the controller.
 
-Written before an action, so that a healer that dies in the middle is followed by one that knows.
+It is written before each action, so that the next healer can continue after a healer has died.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _KEEP_EVENTS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class HealEvent:
-    """One thing that was done to a node or happened to it.
+    """An action on a node, or an event of it.
 
     Attributes:
         time_s: Unix seconds.
         node: its name in Slurm.
         what: one of the words above.
-        why: the reason, in words.
+        why: the reason.
     """
 
     time_s: float
@@ -50,18 +50,19 @@ class HealEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A node that is being healed: it is reserved and has no jobs until this ends.
+    """A node that is being healed. It is reserved and gets no jobs until the case is closed.
 
     Attributes:
         node: its name in Slurm.
         action: REBOOT, REPLACE or BY_HAND.
-        why: what was wrong.
-        since_s: Unix seconds: when it began to start, or its check was submitted.
-        slurmd_started: what Slurm said before the action; it says otherwise once the node has started anew.
-        asked: whether the action was asked for, and the node is reserved.
+        why: why it was drained.
+        since_s: when it began to start, or its check was submitted, Unix seconds.
+        slurmd_started: start time of its slurmd before the action. It changes when the node has started again.
+        asked: whether the action was requested and the node is reserved.
         job: the check's job; None before.
-        passed_s: Unix seconds: when it passed its own check, and the one between nodes began; None before.
-        up_since_s: Unix seconds: since when its slurmd answers while Slurm waits for its reboot; None if it does not.
+        passed_s: when it passed its own check and the one between nodes began, Unix seconds; None before.
+        up_since_s: since when its slurmd answers although Slurm waits for its reboot, Unix seconds; None if it does
+            not answer.
     """
 
     node: str
@@ -90,11 +91,11 @@ class HealHistory:
 
     @classmethod
     def read(cls, path: Path) -> HealHistory:
-        """What was done so far; empty where there is no file.
+        """Reads the history; empty if there is no file.
 
         Raises:
-            LifecycleError: it is there and cannot be trusted or read. To go on as if nothing had been done could
-                reboot a node for ever.
+            LifecycleError: the file cannot be trusted or read. An empty history in its place could lead to endless
+                reboots.
         """
         try:
             found = json.loads(read_of_root(path, _MAX_BYTES))
@@ -117,16 +118,16 @@ class HealHistory:
         return [event for event in self.events if event.node == node]
 
     def note(self, event: HealEvent, case: Case | None) -> None:
-        """Adds an event and opens, changes or (None) closes the node's case; on disk when this returns.
+        """Adds an event and opens, changes or (None) closes the node's case. It is on disk when this returns.
 
         Raises:
-            LifecycleError: it could not be written; nothing may be done then.
+            LifecycleError: it could not be written. Then no action may follow.
         """
         self.events = [*self.events, event][-_KEEP_EVENTS:]
         self.keep(event.node, case)
 
     def keep(self, node: str, case: Case | None) -> None:
-        """As `note`, without an event."""
+        """Changes the node's case like `note`, without an event."""
         self.cases.pop(node, None)
         if case is not None:
             self.cases[node] = case

@@ -1,4 +1,4 @@
-"""Lemons: nodes that fail again and again. Told from what healing did, and from what the kernel said on them."""
+"""Lemons: nodes that fail again and again, found from the actions of healing and from kernel messages."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from lifecycle.heal.history import FAILED, LEMON, REBOOT, REPLACE, HealEvent
 
 @dataclass(frozen=True, kw_only=True)
 class Offender:
-    """A node and its troubles in the time looked at.
+    """A node and its failures in a period.
 
     Attributes:
         node: its name.
-        reboots, replacements: how often it was.
-        failed: how often it did not come back fit.
-        incidents: messages of the kernel about its GPUs and EFA while jobs ran.
-        last_s: Unix seconds of the last of all these.
-        last: what that was.
+        reboots, replacements: number of them.
+        failed: how often it failed its check after one of them.
+        incidents: number of kernel messages about its GPUs and EFA during jobs.
+        last_s: time of the last failure, Unix seconds.
+        last: the last failure.
         is_lemon: whether healing has given it up.
     """
 
@@ -49,7 +49,7 @@ class Incident:
 
 
 def offenders(events: Iterable[HealEvent], incidents: Iterable[Incident], since_s: float) -> list[Offender]:
-    """Nodes with troubles since then: lemons first, then the most troubled."""
+    """Nodes with failures since a time: lemons first, then those with most failures."""
     lately: dict[str, list[HealEvent]] = {}
     for event in events:
         if event.time_s >= since_s:
@@ -63,10 +63,10 @@ def offenders(events: Iterable[HealEvent], incidents: Iterable[Incident], since_
 
 
 def read_incidents(path: Path) -> list[Incident]:
-    """What speaks against nodes in an incidents.jsonl, also of several nodes' put together, or a job's events.jsonl.
+    """Reads failures of nodes from an incidents.jsonl, also of several nodes, or from a job's events.jsonl.
 
-    Of a job's events it is those that put a node out: what a user's program does wrong never does, and a Python that
-    does not load there is the user's. A torn line is left out.
+    Of a job's events, only those count that put a node out. Faults of a user's program do not, and neither does a
+    Python that does not load there. A torn line is skipped.
     """
     found = []
     for line in path.read_text(errors="replace").splitlines():

@@ -1,4 +1,4 @@
-"""Reboot, replace, or leave it: decided from what was done to the node before. Pure functions."""
+"""Decides from a node's history whether to reboot it, replace it, or leave it drained. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _HOUR_S = 3600.0
 
 
 def next_action(events: Sequence[HealEvent], settings: HealSettings, now_s: float) -> tuple[str, str]:
-    """What to do with a node that we have drained, and why just this.
+    """The next action on a drained node, and its reason.
 
-    A reboot first. A node that did not come back fit after so many of them, or failed again soon after it had returned,
-    is replaced, once. After that it is a lemon.
+    The node is rebooted first. After `reboots` reboots without success, or a new failure soon after its return, it is
+    replaced, once. After that it is a lemon.
 
     Args:
-        events: the node's, oldest first.
-        settings: what is allowed.
+        events: the node's events, oldest first.
+        settings: the settings of healing.
         now_s: Unix seconds.
 
     Returns:
@@ -39,7 +39,7 @@ def next_action(events: Sequence[HealEvent], settings: HealSettings, now_s: floa
 
 
 def held_back(history: HealHistory, settings: HealSettings, nodes: int, now_s: float) -> str:
-    """Which limit forbids another reboot or replacement now; empty when none does.
+    """The limit that forbids another reboot or replacement now; empty if none does.
 
     Args:
         history: all nodes' cases and events.
@@ -57,7 +57,7 @@ def held_back(history: HealHistory, settings: HealSettings, nodes: int, now_s: f
 
 
 def _of_this_trouble(events: Sequence[HealEvent], flap_s: float, now_s: float) -> list[HealEvent]:
-    """The last events, back to where the node was well: repaired by hand, or returned and fit for long enough."""
+    """The events since the node was last healthy: repaired by hand, or returned and healthy for long enough."""
     found: list[HealEvent] = []
     next_s = now_s
     for event in reversed(events):

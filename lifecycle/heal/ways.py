@@ -1,4 +1,4 @@
-"""How a node is rebooted or replaced. Each way only asks for it: that it happened is seen from the node's new start."""
+"""Ways to reboot or replace a node. Each only requests it; the new start of its slurmd shows that it happened."""
 
 from __future__ import annotations
 

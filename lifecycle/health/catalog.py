@@ -1,4 +1,4 @@
-"""Every health check there is, in the order of the table. A new check is wired here."""
+"""All health checks, in the order of the table. Add a new check here."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def select(level: Level, only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Check]:
-    """The checks of a level, or those named whatever their level.
+    """The checks of a level, or the named checks of any level.
 
     Raises:
         UsageError: no check has such a name.

@@ -6,10 +6,10 @@ A check is a function from a `CheckedNode` to a `Finding`, made a `Check` by the
     def zombies(node: Node) -> Finding:
         \"\"\"Few processes that ended and were never waited for.\"\"\"
 
-It looks at the node through `CheckedNode` alone, so a test hands in recorded output and a directory. It returns `fit`,
-`weak` or `unfit`; it raises `NotHere` for what the node does not have and `CannotObserve` for what could not be looked
-at. It may hang: the runner ends it at its `limit_s`. Checks of one module run one after another in one process and
-share what `CheckedNode.once` has read; modules run side by side.
+It reads the node only through `CheckedNode`, so a test passes recorded output and a directory. It returns `ok`,
+`warning` or `critical`. It raises `NotHere` for a part that the node does not have, and `CannotObserve` when it could
+not look. It may hang: the runner ends it after its `limit_s`. Checks of one module run one after another in one process
+and share the results of `CheckedNode.once`; modules run side by side.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 Fact = TypeVar("Fact")
 
 VERDICT_FILE = Path("/var/lib/holdfast/verdict.json")
-"""What the checks last said of this node; see verdict.py."""
+"""The last verdict on this node; see verdict.py."""
 
 
 class Level(enum.IntEnum):
-    """How thorough a run is: each level runs its own checks and those below it, within `budget_s` seconds."""
+    """How thorough a run is. Each level runs its own checks and those of lower levels, within `budget_s` seconds."""
 
     PROLOG = 0
     QUICK = 1
@@ -49,16 +49,16 @@ class Level(enum.IntEnum):
 
     @property
     def budget_s(self) -> float:
-        """Seconds for all checks together. Prolog: 2 s less the start of Python; quick: Slurm's 60 s less the same."""
+        """Seconds for all checks. Prolog: 2 s less the start of Python; quick: Slurm's 60 s less that start."""
         return {Level.PROLOG: 1.2, Level.QUICK: 55.0, Level.DEEP: 2400.0}[self]
 
 
 class NotHere(Exception):
-    """The node does not have what the check is about; it is skipped."""
+    """The node does not have the part that the check examines; the check is skipped."""
 
 
 class CannotObserve(Exception):
-    """The check could not look; nothing is known."""
+    """The check could not look; its result is UNKNOWN."""
 
 
 def _import_nvml() -> Any:
@@ -71,19 +71,19 @@ def _import_nvml() -> Any:
 
 @dataclass(kw_only=True)
 class CheckedNode:
-    """What a check may look at.
+    """The node, as checks may read it.
 
     Attributes:
         run: runs programs; prefer `command`, which keeps the check's deadline.
         nvml: the module of NVIDIA's management library.
-        root: the file system's root; another one in tests.
-        settings: what the site configured.
-        expected: what this machine type should have; None when unknown.
-        now_s: wall clock, Unix seconds.
-        wait: lets seconds pass.
-        environment: of this process; Slurm's variables are in it.
-        verdict: where the verdict of earlier runs stands.
-        deadline_s: on the monotonic clock, when the running check has to be done.
+        root: the file system's root; another directory in tests.
+        settings: the site's settings.
+        expected: the hardware of this machine type; None if unknown.
+        now_s: returns the wall-clock time, Unix seconds.
+        wait: sleeps for seconds.
+        environment: environment of this process, with Slurm's variables.
+        verdict: the file of the verdict of earlier runs.
+        deadline_s: deadline of the running check, on the monotonic clock.
     """
 
     run: CommandRunner = run
@@ -99,14 +99,14 @@ class CheckedNode:
     _known: dict[Callable[..., Any], Any] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
-        """A file of the node, named as on the node."""
+        """The path of a node's file below `root`."""
         return self.root / name.lstrip("/")
 
     def read(self, name: str) -> str:
-        """Text of a file of the node.
+        """The text of a file of the node.
 
         Raises:
-            OSError: it is not there or cannot be read.
+            OSError: it does not exist or cannot be read.
         """
         return self.path(name).read_text(errors="replace")
 
@@ -134,7 +134,7 @@ class CheckedNode:
             raise CannotObserve(str(error)) from None
 
     def once(self, look: Callable[[CheckedNode], Fact]) -> Fact:
-        """What `look` says of this node, asked once for all checks of a module; its exception likewise."""
+        """The result of `look` on this node. It is called once for all checks of a module; an exception is kept too."""
         if look not in self._known:
             try:
                 self._known[look] = (look(self), None)
@@ -147,7 +147,7 @@ class CheckedNode:
 
 
 class Judge(Protocol):
-    """What a check is made of."""
+    """The signature of a check's function."""
 
     __name__: str
     __module__: str
@@ -162,11 +162,11 @@ class Check:
 
     Attributes:
         name: unique, as `--only` takes it.
-        judge: the function that looks and decides.
+        judge: the check's function.
         levels: the levels that run it.
-        limit_s: seconds after which it is ended and its finding is UNKNOWN.
-        alone: whether it measures speed, and so runs when no other check does.
-        where: whether a node has what it is about, told at once; for checks that may take minutes.
+        limit_s: time limit in seconds; after it the result is UNKNOWN.
+        alone: whether it measures speed and therefore runs alone.
+        where: tells quickly whether a node has the part that it examines; for checks that may take minutes.
     """
 
     name: str
@@ -178,7 +178,7 @@ class Check:
 
     @property
     def promise(self) -> str:
-        """What holds when it is OK: the first line of the function's docstring."""
+        """What holds when the check is ok: the first line of the function's docstring."""
         return (self.judge.__doc__ or "").strip().splitlines()[0]
 
     @property
@@ -187,7 +187,7 @@ class Check:
         return self.name if self.alone else self.judge.__module__
 
     def run(self, node: CheckedNode) -> Finding:
-        """Looks and decides; raises nothing: what goes wrong in a check is UNKNOWN."""
+        """Runs the check. Raises nothing: an exception in a check becomes UNKNOWN."""
         start_s = time.monotonic()
         node.deadline_s = start_s + self.limit_s
         try:
@@ -202,7 +202,7 @@ class Check:
         return dataclasses.replace(finding, check=self.name, seconds=time.monotonic() - start_s)
 
     def unknown(self, measured: str, seconds: float = 0.0) -> Finding:
-        """Its finding when it could not look."""
+        """The finding when it could not look."""
         return Finding(
             check=self.name, status=Status.UNKNOWN, measured=measured, expected=self.promise, seconds=seconds
         )
@@ -225,7 +225,7 @@ def check(
         limit_s: seconds it may take; at level prolog at most one.
         alone: whether it measures speed and must not be disturbed.
         until: the most thorough level that runs it.
-        where: whether a node has what it is about; elsewhere its limit does not count in what a run may take.
+        where: whether a node has the part that it examines; on other nodes its limit does not count in a run's length.
     """
     levels = tuple(each for each in Level if level <= each <= until)
     return lambda judge: Check(name=name, judge=judge, levels=levels, limit_s=limit_s, alone=alone, where=where)

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
-from lifecycle.health.finding import Finding, fit, unfit, weak
+from lifecycle.health.finding import Finding, critical, ok, warning
 
 MAX_OFFSET_S = 0.5  # munge refuses credentials of other nodes at 300 s; logs of two nodes are of no use much earlier
 _COLUMNS = 14  # of chronyc tracking, since chrony 2
@@ -17,12 +17,12 @@ _UNSYNCHRONISED = 0x0040  # STA_UNSYNC, linux/timex.h
 
 @dataclass(frozen=True, kw_only=True)
 class ClockState:
-    """What the clock's keeper says.
+    """The state of the clock.
 
     Attributes:
-        offset_s: estimated distance from true time, seconds.
-        synchronised: whether anybody keeps it.
-        keeper: who says so.
+        offset_s: estimated difference from true time, seconds.
+        synchronised: whether a time daemon adjusts it.
+        keeper: the source of this information: chrony or the kernel.
     """
 
     offset_s: float
@@ -45,10 +45,10 @@ def judge_clock(state: ClockState) -> Finding:
     expected = f"synchronised, within {MAX_OFFSET_S:g} s"
     measured = f"{abs(state.offset_s) * 1e3:.3f} ms off by {state.keeper}"
     if not state.synchronised:
-        return weak(f"not synchronised ({state.keeper})", expected, "systemctl enable --now chrony")
+        return warning(f"not synchronised ({state.keeper})", expected, "systemctl enable --now chrony")
     if abs(state.offset_s) > MAX_OFFSET_S:
-        return unfit(measured, expected, "chronyc makestep; see chronyc sources")
-    return fit(measured, expected)
+        return critical(measured, expected, "chronyc makestep; see chronyc sources")
+    return ok(measured, expected)
 
 
 def _from_chrony(text: str) -> ClockState:
@@ -76,7 +76,7 @@ class _Timex(ctypes.Structure):
 
 
 def _from_kernel() -> ClockState:
-    """The kernel's own opinion; it knows whether any daemon keeps the clock, and the estimated error."""
+    """The kernel's state: whether a daemon adjusts the clock, and the estimated error."""
     state = _Timex()
     if ctypes.CDLL(None).adjtimex(ctypes.byref(state)) < 0:
         raise CannotObserve("adjtimex failed")

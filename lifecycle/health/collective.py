@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 from lifecycle.health import allreduce as program
 from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
-from lifecycle.health.finding import Finding, fit, unfit, weak
+from lifecycle.health.finding import Finding, critical, ok, warning
 from lifecycle.instance import Expected
 from slurm.command import CommandError
 from slurm.hostlist import expand
 
 CHECKED_NODE = "HOLDFAST_CHECKED_NODE"
-"""In the environment: the Slurm node that the pairs are to speak of; the others are there for comparison."""
+"""Environment variable: the Slurm node to judge; the other nodes are only for comparison."""
 
 _ENOUGH = 0.8  # of what the site expects
 # Of what the better pairs reach, where the site expects nothing: networks that are shared differ by more than 0.8.
@@ -47,7 +47,7 @@ class Measured:
         bus_gb_s: bus bandwidth as nccl-tests defines it, GB/s.
         network: what carried it between nodes, by NCCL's log; empty with gloo.
         interfaces: EFA interfaces that NCCL found; None where its log does not say.
-        right: whether every element of the sum is.
+        right: whether every element of the sum is correct.
     """
 
     ranks: int
@@ -82,7 +82,7 @@ def judge_node(measured: Measured, wanted: float | None, machine: Expected | Non
     """
     told = f"{measured.bus_gb_s:.2f} GB/s, {measured.ranks} ranks, {measured.backend}"
     if not measured.right:
-        return unfit(
+        return critical(
             f"a wrong sum, {told}", "the right sum", "silent data corruption: drain, run deep, replace the node"
         )
     if measured.ranks < 2:
@@ -93,11 +93,13 @@ def judge_node(measured: Measured, wanted: float | None, machine: Expected | Non
     if wanted is not None:
         expected = f"at least {wanted * _ENOUGH:.0f} GB/s, {_ENOUGH:g} of the site's {wanted:g}"
         slow = measured.bus_gb_s < wanted * _ENOUGH
-        return unfit(told, expected, f"{advice}; then replace the node") if slow else fit(told, expected)
+        return critical(told, expected, f"{advice}; then replace the node") if slow else ok(told, expected)
     if machine is None or machine.nvlink_gb_s is None:
-        return fit(told)
+        return ok(told)
     least, expected = _of_line_rate(machine.nvlink_gb_s / 2, machine)  # published of both directions
-    return weak(told, expected, f"{advice}, `holdfast node env`") if measured.bus_gb_s < least else fit(told, expected)
+    return (
+        warning(told, expected, f"{advice}, `holdfast node env`") if measured.bus_gb_s < least else ok(told, expected)
+    )
 
 
 def _has_pairs(node: CheckedNode) -> bool:
@@ -172,11 +174,11 @@ def judge_pairs(
     suspects = _in_all(list(bad))
     checked = node.environment.get(CHECKED_NODE)
     if checked and suspects != [checked]:
-        return weak(told, expected, f"{checked} alone does not explain it: run the check with other neighbours")
+        return warning(told, expected, f"{checked} alone does not explain it: run the check with other neighbours")
     here = checked or node.environment.get("SLURMD_NODENAME") or os.uname().nodename
     if suspects and here not in suspects:
-        return weak(told, expected, f"drain {' or '.join(suspects)} and run the check there")
-    return unfit(told, expected, "run the check with other neighbours; then replace the node")
+        return warning(told, expected, f"drain {' or '.join(suspects)} and run the check there")
+    return critical(told, expected, "run the check with other neighbours; then replace the node")
 
 
 def _judge_alike(
@@ -191,11 +193,11 @@ def _judge_alike(
     told = f"{len(results)} pairs, slowest {'-'.join(pair)}: {slowest.bus_gb_s:.2f} GB/s {by}"
     machine = node.expected
     if node.settings.pair_allreduce_gb_s is not None or machine is None or machine.network_gbit_s is None:
-        return fit(told, expected)
+        return ok(told, expected)
     lowest, published = _of_line_rate(machine.network_gbit_s / 8, machine)
     if slowest.bus_gb_s < lowest:
-        return weak(told, published, "one placement group? `holdfast node env`; or set pair_allreduce_gb_s")
-    return fit(told, published if lowest > least else expected)
+        return warning(told, published, "one placement group? `holdfast node env`; or set pair_allreduce_gb_s")
+    return ok(told, published if lowest > least else expected)
 
 
 def _least(speeds: Sequence[float], wanted: float | None) -> tuple[float, str]:

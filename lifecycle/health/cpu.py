@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from lifecycle.health.check import CheckedNode, Level, NotHere, check
-from lifecycle.health.finding import Finding, fit, unfit, weak
+from lifecycle.health.finding import Finding, critical, ok, warning
 
 _TRIAD_BYTES = 64 << 20  # of each of the three arrays, over all cores: beyond any cache
 _TRIAD_ROUNDS = 5
@@ -25,8 +25,8 @@ def cpus(node: CheckedNode) -> Finding:
     except OSError as error:
         raise NotHere(f"/sys/devices/system/cpu: {error.strerror}") from None
     if online < there:
-        return weak(f"{online} of {there} online", f"{there}", "were they taken offline on purpose? dmesg")
-    return fit(f"{online} online", f"{there}")
+        return warning(f"{online} of {there} online", f"{there}", "were they taken offline on purpose? dmesg")
+    return ok(f"{online} online", f"{there}")
 
 
 @check("memory_errors", Level.PROLOG, limit_s=1.0)
@@ -38,8 +38,8 @@ def memory_errors(node: CheckedNode) -> Finding:
     bad, mended = (sum(int(path.with_name(name).read_text()) for path in counters) for name in ("ue_count", "ce_count"))
     measured = f"{bad} uncorrectable, {mended} corrected"
     if bad:
-        return unfit(measured, "0 uncorrectable", "replace the memory module or the node")
-    return fit(measured, "0 uncorrectable")
+        return critical(measured, "0 uncorrectable", "replace the memory module or the node")
+    return ok(measured, "0 uncorrectable")
 
 
 @check("cpu_speed", Level.QUICK, limit_s=30.0, alone=True)
@@ -57,8 +57,8 @@ def cpu_speed(node: CheckedNode) -> Finding:
     measured = f"{len(allowed)} cores, slowest {worst:.0%} of the median"
     if slow:
         told = ", ".join(map(str, slow[:8]))
-        return weak(f"{measured}: {told}", expected, "is a job running there? thermal throttling? replace the node")
-    return fit(measured, expected)
+        return warning(f"{measured}: {told}", expected, "is a job running there? thermal throttling? replace the node")
+    return ok(measured, expected)
 
 
 @check("memory_bandwidth", Level.QUICK, limit_s=30.0, alone=True)
@@ -82,7 +82,7 @@ def memory_bandwidth(node: CheckedNode) -> Finding:
             list(pool.map(triad, parts))
             best_s = min(best_s, time.monotonic() - start_s)
     moved = 5 * 8 * length * cores  # multiply reads one array and writes one, add reads two and writes one
-    return fit(f"{moved / best_s / 1e9:.1f} GB/s by {cores} cores")
+    return ok(f"{moved / best_s / 1e9:.1f} GB/s by {cores} cores")
 
 
 def _time_core(core: int) -> float:

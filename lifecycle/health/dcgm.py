@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
-from lifecycle.health.finding import Finding, fit, unfit, weak
+from lifecycle.health.finding import Finding, critical, ok, warning
 from lifecycle.health.pci import nvidia_gpus
 
 _ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # since DCGM 4, and before
@@ -32,10 +32,10 @@ def _diagnose(node: CheckedNode, level: int) -> Finding:
     done = node.tool("dcgmi", "diag", "-r", str(level), "-j", timeout_s=1490.0, check=False)
     passed, failed, mild = _read(done.stdout)
     if failed:
-        return unfit("; ".join(failed[:4]), "all pass", "drain; what DCGM names; replace the node if it fails again")
+        return critical("; ".join(failed[:4]), "all pass", "drain; what DCGM names; replace the node if it fails again")
     if mild:
-        return weak("; ".join(mild[:4]), "all pass", "what DCGM names")
-    return fit(f"{passed} tests passed", "all pass")
+        return warning("; ".join(mild[:4]), "all pass", "what DCGM names")
+    return ok(f"{passed} tests passed", "all pass")
 
 
 def _read(text: str) -> tuple[int, list[str], list[str]]:

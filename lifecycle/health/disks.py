@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from lifecycle.health.check import CheckedNode, Level, NotHere, check
-from lifecycle.health.finding import Finding, fit, unfit, weak
+from lifecycle.health.finding import Finding, critical, ok, warning
 from lifecycle.health.mounts import read_mounts
 
 _SYSTEM = ("/", "/tmp", "/var", "/var/log", "/var/spool/slurmd")
@@ -40,8 +40,8 @@ def disk_space(node: CheckedNode) -> Finding:
     expected, advice = f"under {_NEARLY_FULL:.0%}", "remove old logs and what dead jobs left"
     is_unfit, used = worst
     if is_unfit:
-        return unfit(where, expected, advice)
-    return weak(where, expected, advice) if used >= _NEARLY_FULL else fit(where, expected)
+        return critical(where, expected, advice)
+    return warning(where, expected, advice) if used >= _NEARLY_FULL else ok(where, expected)
 
 
 @check("shm_speed", Level.QUICK, limit_s=15.0, alone=True)
@@ -52,13 +52,13 @@ def shm_speed(node: CheckedNode) -> Finding:
     room = facts.f_bavail * facts.f_frsize
     sample = min(_SAMPLE_BYTES, room // 4)
     if sample < _PIECE_BYTES:
-        return weak(f"{room >> 20} MiB free", "room for a sample", "remove what dead jobs left in /dev/shm")
+        return warning(f"{room >> 20} MiB free", "room for a sample", "remove what dead jobs left in /dev/shm")
     speed = _write(directory, sample, sync=False)
     size = facts.f_blocks * facts.f_frsize >> 30
     measured, expected = f"{speed:.0f} MB/s, {size} GiB", f"at least {_SHM_MIN_MB_S:.0f} MB/s"
     if speed < _SHM_MIN_MB_S:
-        return weak(measured, expected, "is the node swapping, or busy with another job?")
-    return fit(measured, expected)
+        return warning(measured, expected, "is the node swapping, or busy with another job?")
+    return ok(measured, expected)
 
 
 @check("nvme_speed", Level.QUICK, limit_s=30.0, alone=True)
@@ -72,13 +72,13 @@ def nvme_speed(node: CheckedNode) -> Finding:
     for place in places:
         facts = os.statvfs(node.path(place))
         if facts.f_bavail * facts.f_frsize < 2 * _SAMPLE_BYTES:
-            return weak(f"{place}: {facts.f_bavail * facts.f_frsize >> 20} MiB free", expected, "make room there")
+            return warning(f"{place}: {facts.f_bavail * facts.f_frsize >> 20} MiB free", expected, "make room there")
         speed = _write(node.path(place), _SAMPLE_BYTES, sync=True)
         slow |= speed < _NVME_MIN_MB_S
         told.append(f"{place}: {speed:.0f} MB/s, {facts.f_blocks * facts.f_frsize >> 30} GiB")
     if slow:
-        return weak("; ".join(told), expected, "is a job writing? nvme smart-log; replace the node")
-    return fit("; ".join(told), expected)
+        return warning("; ".join(told), expected, "is a job writing? nvme smart-log; replace the node")
+    return ok("; ".join(told), expected)
 
 
 @check("nvme_disks", Level.PROLOG, limit_s=1.0)
@@ -91,8 +91,8 @@ def nvme_disks(node: CheckedNode) -> Finding:
         raise NotHere("machine type unknown: nothing says how many local disks there should be")
     measured = f"{len(local)} of {len(models)} NVMe disks are the instance's own"
     if len(local) == wanted:
-        return fit(measured, f"{wanted}")
-    return unfit(measured, f"{wanted}", "stop and start the instance, or replace the node")
+        return ok(measured, f"{wanted}")
+    return critical(measured, f"{wanted}", "stop and start the instance, or replace the node")
 
 
 def _local_disks(node: CheckedNode) -> list[str]:

@@ -6,7 +6,7 @@ import re
 import resource
 
 from lifecycle.health.check import CheckedNode, Level, NotHere, check
-from lifecycle.health.finding import Finding, fit, unfit, weak
+from lifecycle.health.finding import Finding, critical, ok, warning
 from lifecycle.health.pci import efa_interfaces, nvidia_gpus
 
 _RDMA = "/sys/class/infiniband"
@@ -26,12 +26,12 @@ def efa_devices(node: CheckedNode) -> Finding:
     down = [name for name, state in driven.items() if "ACTIVE" not in state]
     measured = f"{len(plugged)} on the PCI bus, {len(driven)} with the driver"
     if down:
-        return unfit(f"{measured}, not active: {', '.join(down)}", f"{wanted}", "reboot; then replace the node")
+        return critical(f"{measured}, not active: {', '.join(down)}", f"{wanted}", "reboot; then replace the node")
     if wanted == len(plugged) == len(driven):
-        return fit(measured, f"{wanted}")
+        return ok(measured, f"{wanted}")
     if not driven:
-        return unfit(measured, f"{wanted}", "modprobe efa, or run the EFA installer (holdfast node provision)")
-    return unfit(measured, f"{wanted}", "attach the missing interfaces (launch template), or replace the node")
+        return critical(measured, f"{wanted}", "modprobe efa, or run the EFA installer (holdfast node provision)")
+    return critical(measured, f"{wanted}", "attach the missing interfaces (launch template), or replace the node")
 
 
 @check("efa_modules", Level.QUICK, limit_s=2.0)
@@ -42,12 +42,12 @@ def efa_modules(node: CheckedNode) -> Finding:
     loaded = {path.name for path in node.path("/sys/module").glob("*")}
     missing = {"efa", "ib_uverbs"} - loaded
     if missing:
-        return unfit(f"not loaded: {', '.join(sorted(missing))}", "efa, ib_uverbs", "run the EFA installer")
+        return critical(f"not loaded: {', '.join(sorted(missing))}", "efa, ib_uverbs", "run the EFA installer")
     peer = loaded & {"nvidia_peermem", "efa_nv_peermem"}
     if nvidia_gpus(node) and not peer and not _has_dmabuf(node):
         advice = "modprobe efa_nv_peermem, or a driver and kernel with dma-buf"
-        return weak("no GPU memory module", "efa_nv_peermem, nvidia_peermem or dma-buf", advice)
-    return fit(", ".join(sorted(loaded & {"efa", "ib_uverbs", "gdrdrv"} | peer)), "efa, ib_uverbs")
+        return warning("no GPU memory module", "efa_nv_peermem, nvidia_peermem or dma-buf", advice)
+    return ok(", ".join(sorted(loaded & {"efa", "ib_uverbs", "gdrdrv"} | peer)), "efa, ib_uverbs")
 
 
 @check("gdrcopy", Level.QUICK, limit_s=2.0)
@@ -56,10 +56,12 @@ def gdrcopy(node: CheckedNode) -> Finding:
     if not nvidia_gpus(node):
         raise NotHere("no NVIDIA GPU")
     if node.path("/dev/gdrdrv").exists():
-        return fit("/dev/gdrdrv", "/dev/gdrdrv")
+        return ok("/dev/gdrdrv", "/dev/gdrdrv")
     if not any(node.path(name).exists() for name in _GDRCOPY):
         raise NotHere("GDRCopy is not installed")
-    return weak("installed, no /dev/gdrdrv", "/dev/gdrdrv", "modprobe gdrdrv; rebuild it after a new kernel or driver")
+    return warning(
+        "installed, no /dev/gdrdrv", "/dev/gdrdrv", "modprobe gdrdrv; rebuild it after a new kernel or driver"
+    )
 
 
 @check("locked_memory", Level.QUICK, limit_s=2.0)
@@ -67,13 +69,13 @@ def locked_memory(node: CheckedNode) -> Finding:
     """Jobs may lock all memory, which RDMA needs."""
     measured = _locked_memory(node)
     if "unlimited" in measured:
-        return fit(measured, "unlimited")
+        return ok(measured, "unlimited")
     if _devices(node) or efa_interfaces(node):
         advice = (
             "memlock unlimited in limits.conf, LimitMEMLOCK=infinity for slurmd, PropagateResourceLimitsExcept=MEMLOCK"
         )
-        return unfit(measured, "unlimited", advice)
-    return fit(measured, "any: no RDMA here")
+        return critical(measured, "unlimited", advice)
+    return ok(measured, "any: no RDMA here")
 
 
 @check("huge_pages", Level.QUICK, limit_s=2.0)
@@ -84,8 +86,10 @@ def huge_pages(node: CheckedNode) -> Finding:
     pages = {name: int(count) for name, count in _HUGE.findall(node.read("/proc/meminfo"))}
     measured = f"{pages.get('Free', 0)} of {pages.get('Total', 0)} free"
     if pages.get("Free"):
-        return fit(measured, "some free")
-    return weak(measured, "some free", "vm.nr_hugepages = 5128 (what the EFA installer sets), or end what holds them")
+        return ok(measured, "some free")
+    return warning(
+        measured, "some free", "vm.nr_hugepages = 5128 (what the EFA installer sets), or end what holds them"
+    )
 
 
 def _devices(node: CheckedNode) -> dict[str, str]:

@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Status(enum.IntEnum):
-    """The exit codes of Nagios plugins, and SKIPPED for what this node does not have.
+    """The exit codes of Nagios plugins, and SKIPPED for parts that this node does not have.
 
-    UNKNOWN is "could not observe". Neither it nor SKIPPED is healthy or failed: nothing is ever done about a node for
-    them.
+    UNKNOWN means that the check could not look. UNKNOWN and SKIPPED are neither healthy nor failed, and no action is
+    ever taken for them.
     """
 
     OK = 0
@@ -23,17 +23,17 @@ class Status(enum.IntEnum):
 
     @property
     def word(self) -> str:
-        """As people, JSON and the verdict file have it."""
+        """The word in tables, in JSON and in the verdict file."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one check measured, what it expected, and what to do about a difference.
+    """The result of one check: what it measured, what it expected, and what to do about a difference.
 
     Attributes:
         check: the check's name.
-        seconds: how long it took.
+        seconds: run time in seconds.
     """
 
     status: Status
@@ -59,22 +59,22 @@ class Finding:
         }
 
 
-def fit(measured: str, expected: str = "") -> Finding:
-    """The check has nothing to complain of."""
+def ok(measured: str, expected: str = "") -> Finding:
+    """A result as expected."""
     return Finding(status=Status.OK, measured=measured, expected=expected)
 
 
-def weak(measured: str, expected: str, advice: str) -> Finding:
+def warning(measured: str, expected: str, advice: str) -> Finding:
     """Jobs can run; somebody should look."""
     return Finding(status=Status.WARNING, measured=measured, expected=expected, advice=advice)
 
 
-def unfit(measured: str, expected: str, advice: str) -> Finding:
+def critical(measured: str, expected: str, advice: str) -> Finding:
     """A job on this node would fail, hang or crawl."""
     return Finding(status=Status.CRITICAL, measured=measured, expected=expected, advice=advice)
 
 
 def overall(statuses: Iterable[Status]) -> Status:
-    """One status for many: the worst that was observed; UNKNOWN only where nothing was."""
+    """The worst observed status of several; UNKNOWN only if none was observed."""
     observed = [status for status in statuses if status in (Status.OK, Status.WARNING, Status.CRITICAL)]
     return max(observed, default=Status.UNKNOWN)

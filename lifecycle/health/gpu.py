@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 
 from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
-from lifecycle.health.finding import Finding, fit, unfit, weak
+from lifecycle.health.finding import Finding, critical, ok, warning
 from lifecycle.health.pci import nvidia_gpus
 
 _ASK = ("nvidia-smi", "-q", "-x")
@@ -57,9 +57,9 @@ def gpu_devices(node: CheckedNode) -> Finding:
     driven = len(list(node.path("/proc/driver/nvidia/gpus").glob("*")))
     measured, expected = f"{len(plugged)} on the PCI bus, {driven} with the driver", f"{wanted}"
     if wanted == len(plugged) == driven:
-        return fit(measured, expected)
+        return ok(measured, expected)
     advice = "load the nvidia driver" if driven == 0 else "reboot; if one stays away, replace the node"
-    return unfit(measured, expected, advice)
+    return critical(measured, expected, advice)
 
 
 @check("gpu_count", Level.QUICK, limit_s=25.0)
@@ -69,8 +69,8 @@ def gpu_count(node: CheckedNode) -> Finding:
     seen = node.once(read_gpus)
     measured = f"{len(seen)} {' '.join(sorted({gpu.text('product_name') for gpu in seen}))}"
     if len(seen) == wanted:
-        return fit(measured, f"{wanted}")
-    return unfit(measured, f"{wanted}", "look for Xid 79 in the kernel log; reboot, then replace the node")
+        return ok(measured, f"{wanted}")
+    return critical(measured, f"{wanted}", "look for Xid 79 in the kernel log; reboot, then replace the node")
 
 
 @check("gpu_driver", Level.QUICK, limit_s=25.0)
@@ -83,11 +83,11 @@ def gpu_driver(node: CheckedNode) -> Finding:
     try:
         running = node.read("/sys/module/nvidia/version").strip()
     except OSError:
-        return unfit(f"nvidia-smi {installed}, no kernel module", "both", "load the nvidia module, or reboot")
+        return critical(f"nvidia-smi {installed}, no kernel module", "both", "load the nvidia module, or reboot")
     measured = f"driver {running}, CUDA {node.once(_log).findtext('cuda_version', 'N/A').strip()}"
     if running == installed:
-        return fit(measured, f"{installed}")
-    return unfit(measured, f"{installed}, as installed", "reboot: the driver was updated under a running kernel")
+        return ok(measured, f"{installed}")
+    return critical(measured, f"{installed}, as installed", "reboot: the driver was updated under a running kernel")
 
 
 @check("gpu_memory", Level.QUICK, limit_s=25.0)
@@ -101,8 +101,10 @@ def gpu_memory(node: CheckedNode) -> Finding:
     small = [bus for bus, size in sizes.items() if size < wanted * (1 - _MEMORY_TOLERANCE)]
     measured, expected = f"{min(sizes.values()) // _MIB} MiB", f"{wanted // _MIB} MiB each"
     if not small:
-        return fit(measured, expected)
-    return unfit(f"{measured} on {', '.join(small)}", expected, "reset the GPU (nvidia-smi -r); then replace the node")
+        return ok(measured, expected)
+    return critical(
+        f"{measured} on {', '.join(small)}", expected, "reset the GPU (nvidia-smi -r); then replace the node"
+    )
 
 
 @check("gpu_ecc", Level.QUICK, limit_s=25.0)
@@ -114,14 +116,16 @@ def gpu_ecc(node: CheckedNode) -> Finding:
     worn = _told(node, lambda gpu: "SRAM" if gpu.text("ecc_errors/aggregate/sram_threshold_exceeded") == "Yes" else "")
     old = _told(node, lambda gpu: _count(gpu.sum("ecc_errors/aggregate", "uncorrectable")))
     if fresh:
-        return unfit(f"uncorrectable since driver load: {fresh}", expected, "drain, reset the GPU or reboot, run deep")
+        return critical(
+            f"uncorrectable since driver load: {fresh}", expected, "drain, reset the GPU or reboot, run deep"
+        )
     if worn:
-        return unfit(f"SRAM error threshold exceeded: {worn}", expected, "replace the node")
+        return critical(f"SRAM error threshold exceeded: {worn}", expected, "replace the node")
     if off:
-        return weak(f"ECC off on {', '.join(off)}", expected, "nvidia-smi -e 1, then reboot")
+        return warning(f"ECC off on {', '.join(off)}", expected, "nvidia-smi -e 1, then reboot")
     if old:
-        return weak(f"uncorrectable in its life: {old}", expected, "watch it; replace the node if the number grows")
-    return fit("0 uncorrectable", expected)
+        return warning(f"uncorrectable in its life: {old}", expected, "watch it; replace the node if the number grows")
+    return ok("0 uncorrectable", expected)
 
 
 @check("gpu_row_remap", Level.QUICK, limit_s=25.0)
@@ -134,11 +138,11 @@ def gpu_row_remap(node: CheckedNode) -> Finding:
         lambda gpu: _yes(gpu, "remapped_rows/remapped_row_pending") or _yes(gpu, "retired_pages/pending_retirement"),
     )
     if failed:
-        return unfit(f"failed: {failed}", expected, "replace the node: the GPU has no spare rows left")
+        return critical(f"failed: {failed}", expected, "replace the node: the GPU has no spare rows left")
     if pending:
-        return unfit(f"pending: {pending}", expected, "drain, then reset the GPU (nvidia-smi -r) or reboot")
+        return critical(f"pending: {pending}", expected, "drain, then reset the GPU (nvidia-smi -r) or reboot")
     rows = _told(node, lambda gpu: _count(gpu.number("remapped_rows/remapped_row_unc")))
-    return fit(f"remapped: {rows}" if rows else "0 remapped", expected)
+    return ok(f"remapped: {rows}" if rows else "0 remapped", expected)
 
 
 @check("gpu_recovery", Level.QUICK, limit_s=25.0)
@@ -152,8 +156,8 @@ def gpu_recovery(node: CheckedNode) -> Finding:
         ),
     )
     if asked:
-        return unfit(f"asked for: {asked}", "none", "drain and do what it asks")
-    return fit("none asked for", "none")
+        return critical(f"asked for: {asked}", "none", "drain and do what it asks")
+    return ok("none asked for", "none")
 
 
 @check("gpu_throttle", Level.QUICK, limit_s=25.0)
@@ -163,10 +167,10 @@ def gpu_throttle(node: CheckedNode) -> Finding:
     soft = _told(node, lambda gpu: " ".join(reason for reason in _slowed(gpu) if reason.startswith("sw_thermal")))
     hottest = max((gpu.number("temperature/gpu_temp") or 0 for gpu in _gpus(node)), default=0)
     if hard:
-        return unfit(f"{hard}, {hottest} C", "no slowdown", "check cooling and power supplies; replace the node")
+        return critical(f"{hard}, {hottest} C", "no slowdown", "check cooling and power supplies; replace the node")
     if soft:
-        return weak(f"{soft}, {hottest} C", "no slowdown", "check cooling")
-    return fit(f"none, {hottest} C at most", "no slowdown")
+        return warning(f"{soft}, {hottest} C", "no slowdown", "check cooling")
+    return ok(f"none, {hottest} C at most", "no slowdown")
 
 
 @check("gpu_persistence", Level.QUICK, limit_s=25.0)
@@ -174,8 +178,8 @@ def gpu_persistence(node: CheckedNode) -> Finding:
     """Persistence mode is on: the driver stays loaded between jobs."""
     off = [gpu.bus for gpu in _gpus(node) if gpu.text("persistence_mode") == "Disabled"]
     if off:
-        return weak(f"off on {len(off)} of {len(_gpus(node))}", "on", "systemctl enable --now nvidia-persistenced")
-    return fit("on", "on")
+        return warning(f"off on {len(off)} of {len(_gpus(node))}", "on", "systemctl enable --now nvidia-persistenced")
+    return ok("on", "on")
 
 
 @check("gpu_pcie", Level.QUICK, limit_s=25.0)
@@ -190,8 +194,8 @@ def gpu_pcie(node: CheckedNode) -> Finding:
     widest = max(known.values())
     narrow = [f"{bus} {width}x" for bus, width in known.items() if width < widest]
     if narrow:
-        return unfit(", ".join(narrow), f"{widest}x", "reboot; if it stays, reseat the GPU or replace the node")
-    return fit(f"{widest}x", "the same on all")
+        return critical(", ".join(narrow), f"{widest}x", "reboot; if it stays, reseat the GPU or replace the node")
+    return ok(f"{widest}x", "the same on all")
 
 
 def read_gpus(node: CheckedNode) -> list[Gpu]:

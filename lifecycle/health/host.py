@@ -1,4 +1,4 @@
-"""Checks of the host itself that cost next to nothing: can this node hold checkpoints in memory and run workers?"""
+"""Cheap checks of the host: can this node hold checkpoints in memory and run workers?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
-from lifecycle.health.finding import Finding, fit, unfit, weak
+from lifecycle.health.finding import Finding, critical, ok, warning
 
 MIN_FREE_BYTES = 256 << 20
 MIN_OPEN_FILES = 1024
@@ -19,7 +19,7 @@ _FIX = "as root: holdfast node provision --only logind, which sets RemoveIPC=no"
 @check("memory_file_system", Level.PROLOG, limit_s=1.0)
 def memory_file_system(node: CheckedNode) -> Finding:
     """/dev/shm can be written and has room for checkpoints."""
-    return judge_memory(node.path("/dev/shm"), in_use=weak)  # by jobs: no fault of the node
+    return judge_memory(node.path("/dev/shm"), in_use=warning)  # by jobs: no fault of the node
 
 
 @check("open_files", Level.PROLOG, limit_s=1.0)
@@ -36,17 +36,17 @@ def remove_ipc(node: CheckedNode) -> Finding:
     answer = node.tool("busctl", "get-property", *_LOGIND, "RemoveIPC", timeout_s=5.0).stdout.strip()
     expected = "RemoveIPC=no"
     if answer == "b false":
-        return fit("RemoveIPC=no", expected)
+        return ok("RemoveIPC=no", expected)
     if answer == "b true":
         # logind.conf(5): at the end of a user's last session. A job of Slurm is no session of logind's.
-        return weak("RemoveIPC=yes: a user's logout removes what jobs hold in memory", expected, _FIX)
+        return warning("RemoveIPC=yes: a user's logout removes what jobs hold in memory", expected, _FIX)
     raise CannotObserve(f"busctl: got {answer!r:.40}, expected b true or b false")
 
 
 def judge_memory(
     directory: Path,
     statvfs: Callable[[Path], os.statvfs_result] = os.statvfs,
-    in_use: Callable[[str, str, str], Finding] = unfit,
+    in_use: Callable[[str, str, str], Finding] = critical,
 ) -> Finding:
     """Whether the file system that holds checkpoints in memory can be written and has room.
 
@@ -59,20 +59,20 @@ def judge_memory(
     try:
         facts = statvfs(directory)
     except OSError as error:
-        return unfit(f"{directory}: {error.strerror}", expected, "mount a tmpfs there")
+        return critical(f"{directory}: {error.strerror}", expected, "mount a tmpfs there")
     free = facts.f_bavail * facts.f_frsize
     read_only = bool(facts.f_flag & os.ST_RDONLY) or not os.access(directory, os.W_OK)
     measured = f"{directory}: {'read-only' if read_only else 'writable'}, {free >> 20} MiB free"
     if read_only or facts.f_blocks * facts.f_frsize < MIN_FREE_BYTES:
-        return unfit(measured, expected, "mount a larger tmpfs there, read-write")
+        return critical(measured, expected, "mount a larger tmpfs there, read-write")
     if free < MIN_FREE_BYTES:
         return in_use(measured, expected, "remove what dead jobs left there, or enlarge the tmpfs")
-    return fit(measured, expected)
+    return ok(measured, expected)
 
 
 def judge_open_files(soft: int) -> Finding:
     """Whether a soft limit of file descriptors is enough."""
     expected = f"at least {MIN_OPEN_FILES}"
     if soft == resource.RLIM_INFINITY or soft >= MIN_OPEN_FILES:
-        return fit(f"nofile {soft}", expected)
-    return unfit(f"nofile {soft}", expected, "raise nofile for slurmd (LimitNOFILE in its unit, limits.conf)")
+        return ok(f"nofile {soft}", expected)
+    return critical(f"nofile {soft}", expected, "raise nofile for slurmd (LimitNOFILE in its unit, limits.conf)")

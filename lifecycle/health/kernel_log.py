@@ -1,9 +1,10 @@
-"""What the kernel has complained of since boot: GPUs (Xid), NVSwitches (SXid), memory, disks.
+"""Kernel messages since boot about GPUs (Xid), NVSwitches (SXid), memory and disks.
 
-Xid numbers are NVIDIA's (docs.nvidia.com/deploy/xid-errors). Those that a program can cause never speak against a node.
+Xid numbers are NVIDIA's (docs.nvidia.com/deploy/xid-errors). Those that a program can cause are never held against a
+node.
 
-Users put words into the kernel's messages: names of their processes at the beginning ("NAME[123]: segfault at"), names
-of their files further on. So messages about processes are left out, and what is critical is known by its beginning.
+Users can put text into kernel messages: names of their processes at the beginning ("NAME[123]: segfault at"), names of
+their files further on. So messages about processes are ignored, and critical messages are matched at their beginning.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lifecycle.health.check import CannotObserve, CheckedNode, Level, check
-from lifecycle.health.finding import Finding, fit, unfit, weak
+from lifecycle.health.finding import Finding, critical, ok, warning
 
 _KMSG = "/dev/kmsg"
 _MAX_BYTES = 64 << 20
@@ -81,10 +82,10 @@ def gpu_xid(node: CheckedNode) -> Finding:
             (bad if hit[3].lower() == "fatal" else odd).append(f"SXid {hit[2]} on {hit[1]}")
     expected = "no hardware Xid or fatal SXid"
     if bad:
-        return unfit(_counted(bad), expected, "drain, reboot, run deep; replace the node if it comes back")
+        return critical(_counted(bad), expected, "drain, reboot, run deep; replace the node if it comes back")
     if odd:
-        return weak(_counted(odd), expected, "see NVIDIA's Xid list; run deep")
-    return fit((f"only of programs: {_counted(harmless)}" if harmless else "none") + log.reach, expected)
+        return warning(_counted(odd), expected, "see NVIDIA's Xid list; run deep")
+    return ok((f"only of programs: {_counted(harmless)}" if harmless else "none") + log.reach, expected)
 
 
 @check("kernel_errors", Level.PROLOG, limit_s=1.0)
@@ -93,12 +94,12 @@ def kernel_errors(node: CheckedNode) -> Finding:
     log = node.once(read_kernel_log)
     expected = "none"
     if broken := list(_matching(log, _BROKEN)):
-        return unfit(
+        return critical(
             _counted(broken), expected, "drain; dmesg has the lines; reboot, then replace the part or the node"
         )
     if suspicious := list(_matching(log, _SUSPICIOUS)):
-        return weak(_counted(suspicious), expected, "dmesg has the lines; run deep")
-    return fit(f"none in {len(log.lines)} messages{log.reach}", expected)
+        return warning(_counted(suspicious), expected, "dmesg has the lines; run deep")
+    return ok(f"none in {len(log.lines)} messages{log.reach}", expected)
 
 
 @check("out_of_memory", Level.QUICK, limit_s=2.0)
@@ -109,8 +110,8 @@ def out_of_memory(node: CheckedNode) -> Finding:
     of_jobs = sum(1 for line in log.lines if _OOM_JOB.match(line))
     measured = f"{of_node} of the node, {of_jobs} at a job's limit{log.reach}"
     if of_node:
-        return weak(measured, "0 of the node", "look at what was killed (dmesg); reboot if it was a daemon")
-    return fit(measured, "0 of the node")
+        return warning(measured, "0 of the node", "look at what was killed (dmesg); reboot if it was a daemon")
+    return ok(measured, "0 of the node")
 
 
 def read_kernel_log(node: CheckedNode) -> KernelLog:

@@ -1,9 +1,9 @@
-"""What the last run of the checks said, for a prolog that has no time to ask again."""
+"""The result of the last run, for the prolog level, which has no time to run the checks again."""
 
 from __future__ import annotations
 
 from lifecycle.health.check import CannotObserve, CheckedNode, Level, check
-from lifecycle.health.finding import Finding, Status, fit, unfit, weak
+from lifecycle.health.finding import Finding, Status, critical, ok, warning
 from lifecycle.health.verdict import boot_id, read_verdict
 
 MAX_AGE_S = 24 * 3600.0
@@ -26,7 +26,7 @@ def last_verdict(node: CheckedNode) -> Finding:
     failed = [row for row in verdict.checks if row["status"] == Status.CRITICAL.word]
     measured, expected = f"{verdict.status.word} {age_s / 60:.0f} min ago", "nothing critical"
     if failed:
-        return unfit(f"{measured}: {', '.join(row['name'] for row in failed)}", expected, str(failed[0]["advice"]))
+        return critical(f"{measured}: {', '.join(row['name'] for row in failed)}", expected, str(failed[0]["advice"]))
     if age_s > MAX_AGE_S:
-        return weak(measured, f"at most {MAX_AGE_S / 3600:.0f} h old", "does Slurm's HealthCheckProgram run?")
-    return fit(measured, expected)
+        return warning(measured, f"at most {MAX_AGE_S / 3600:.0f} h old", "does Slurm's HealthCheckProgram run?")
+    return ok(measured, expected)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
-from lifecycle.health.finding import Finding, fit, unfit
+from lifecycle.health.finding import Finding, critical, ok
 from lifecycle.health.pci import efa_interfaces
 from slurm.command import CommandError
 
@@ -32,7 +32,7 @@ class _Unread(CannotObserve):
 def tcp_loopback(node: CheckedNode) -> Finding:
     """libfabric carries messages over TCP to this node itself."""
     speed = _pingpong(node, ("-p", "tcp", "-e", "msg"), {}, _TCP_PATIENCE_S)
-    return fit(f"{speed} MB/s at {_SIZE_BYTES >> 10} KiB", "messages come back")
+    return ok(f"{speed} MB/s at {_SIZE_BYTES >> 10} KiB", "messages come back")
 
 
 @check("efa_loopback", Level.QUICK, limit_s=50.0)
@@ -60,12 +60,12 @@ def efa_loopback(node: CheckedNode) -> Finding:
             failed[domain] = str(error)
     measured = f"{tried - len(failed)} of {tried} domains" + (" that were tried" if tried < len(domains) else "")
     if not failed:
-        return fit(measured, "all")
+        return ok(measured, "all")
     if len(failed) == tried:
         advice = "allow all traffic within the security group; reinstall EFA"
     else:
         advice = "reboot; then replace the node"
-    return unfit(f"{measured}; {' '.join(failed)} failed: {next(iter(failed.values()))}", "all", advice)
+    return critical(f"{measured}; {' '.join(failed)} failed: {next(iter(failed.values()))}", "all", advice)
 
 
 def _pingpong(node: CheckedNode, options: tuple[str, ...], extra: dict[str, str], patience_s: float) -> str:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
-from lifecycle.health.finding import Finding, fit, unfit
+from lifecycle.health.finding import Finding, critical, ok
 from slurm.command import CommandError
 
 _NETWORK = re.compile(r"^(nfs4?|lustre|cifs|smb3|ceph|gpfs|beegfs|glusterfs|fuse(\..+)?|fuseblk)$")
@@ -32,8 +32,8 @@ def root_writable(node: CheckedNode) -> Finding:
     if not roots:
         raise CannotObserve("/proc/mounts names no root")
     if "ro" in roots[-1].options:
-        return unfit(f"{roots[-1].source} read-only", "read-write", "dmesg says why; reboot, then replace the disk")
-    return fit(f"{roots[-1].source} ({roots[-1].kind}) read-write", "read-write")
+        return critical(f"{roots[-1].source} read-only", "read-write", "dmesg says why; reboot, then replace the disk")
+    return ok(f"{roots[-1].source} ({roots[-1].kind}) read-write", "read-write")
 
 
 @check("network_mounts", Level.QUICK, limit_s=30.0)
@@ -51,10 +51,10 @@ def network_mounts(node: CheckedNode) -> Finding:
         except CommandError as error:
             silent.append(f"{mount.at} ({mount.kind}): {error.reason}")
     if silent:
-        return unfit(
+        return critical(
             "; ".join(silent), f"an answer within {_ANSWER_S:g} s", "is the server up? umount -l, mount again, reboot"
         )
-    return fit(", ".join(f"{mount.at} ({mount.kind})" for mount in found[:6]), f"an answer within {_ANSWER_S:g} s")
+    return ok(", ".join(f"{mount.at} ({mount.kind})" for mount in found[:6]), f"an answer within {_ANSWER_S:g} s")
 
 
 @check("fstab", Level.QUICK, limit_s=5.0)
@@ -70,8 +70,8 @@ def fstab(node: CheckedNode) -> Finding:
     places = {mount.at: mount.at.rstrip("/") or "/" for mount in promised}
     missing = [at for at, place in places.items() if not {place, _resolved(node, place)} & mounted]
     if missing:
-        return unfit(f"not mounted: {', '.join(missing)}", f"{len(promised)} mounts", f"mount {missing[0]}")
-    return fit(f"{len(promised)} mounted", f"{len(promised)} mounts")
+        return critical(f"not mounted: {', '.join(missing)}", f"{len(promised)} mounts", f"mount {missing[0]}")
+    return ok(f"{len(promised)} mounted", f"{len(promised)} mounts")
 
 
 def read_mounts(text: str) -> list[Mount]:

@@ -6,7 +6,7 @@ import os
 import re
 
 from lifecycle.health.check import CheckedNode, Level, check
-from lifecycle.health.finding import Finding, fit, unfit, weak
+from lifecycle.health.finding import Finding, critical, ok, warning
 from slurm.command import CommandError
 
 _CONTROLLER = re.compile(r"^\s*SlurmctldHost\s*=\s*([^\s(#]+)", re.MULTILINE | re.IGNORECASE)
@@ -29,10 +29,10 @@ def names(node: CheckedNode) -> Finding:
             slow.append(f"{name} took {done.seconds:.1f} s")
     expected = f"an address within {_SLOW_S:g} s"
     if missing:
-        return unfit(", ".join(missing), expected, "look at /etc/hosts, /etc/resolv.conf and the DNS server")
+        return critical(", ".join(missing), expected, "look at /etc/hosts, /etc/resolv.conf and the DNS server")
     if slow:
-        return weak(", ".join(slow), expected, "a DNS server does not answer: see resolvectl or /etc/resolv.conf")
-    return fit(", ".join(dict.fromkeys(asked)), expected)
+        return warning(", ".join(slow), expected, "a DNS server does not answer: see resolvectl or /etc/resolv.conf")
+    return ok(", ".join(dict.fromkeys(asked)), expected)
 
 
 def _controllers(node: CheckedNode) -> list[str]:

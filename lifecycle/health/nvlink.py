@@ -6,7 +6,7 @@ import itertools
 import re
 
 from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
-from lifecycle.health.finding import Finding, fit, unfit, weak
+from lifecycle.health.finding import Finding, critical, ok, warning
 from lifecycle.health.pci import nvidia_gpus
 
 _GPU = re.compile(r"^GPU (\d+):")
@@ -38,11 +38,11 @@ def nvlink_state(node: CheckedNode) -> Finding:
     if most == 0 and not (node.expected and node.expected.nvlinks):
         raise NotHere("no NVLink is connected")
     if down:
-        return unfit(
+        return critical(
             ", ".join(down) + " up", f"{wanted} each", "check the fabric manager; reboot, then replace the node"
         )
     speeds = sorted({speed for found in links.values() for _, speed in found if speed})
-    return fit(f"{most} on each GPU, {', '.join(speeds)} GB/s a link", f"{wanted} each")
+    return ok(f"{most} on each GPU, {', '.join(speeds)} GB/s a link", f"{wanted} each")
 
 
 @check("nvlink_errors", Level.QUICK, limit_s=15.0)
@@ -54,8 +54,8 @@ def nvlink_errors(node: CheckedNode) -> Finding:
     bad = [f"GPU {gpu} link {link}: {count} {kind}" for gpu, link, kind, count in counts if count]
     if bad:
         more = f" and {len(bad) - 4} more" if len(bad) > 4 else ""
-        return weak(", ".join(bad[:4]) + more, "0", "run the check again under load; replace the node if they grow")
-    return fit("0", "0")
+        return warning(", ".join(bad[:4]) + more, "0", "run the check again under load; replace the node if they grow")
+    return ok("0", "0")
 
 
 @check("fabric_manager", Level.QUICK, limit_s=10.0)
@@ -67,8 +67,8 @@ def fabric_manager(node: CheckedNode) -> Finding:
     if not said:
         raise CannotObserve("systemctl said nothing")
     if said == "active":
-        return fit(said, "active")
-    return unfit(said, "active", f"systemctl restart {_FABRIC_MANAGER}; its version must equal the driver's")
+        return ok(said, "active")
+    return critical(said, "active", f"systemctl restart {_FABRIC_MANAGER}; its version must equal the driver's")
 
 
 def _ask(node: CheckedNode, option: str) -> str:

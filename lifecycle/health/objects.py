@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from lifecycle.health.check import CheckedNode, Level, NotHere, check
-from lifecycle.health.finding import Finding, fit, unfit, weak
+from lifecycle.health.finding import Finding, critical, ok, warning
 
 _SLOW_S = 2.0
 
@@ -35,14 +35,14 @@ def s3(node: CheckedNode) -> Finding:
         client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "?")
-        return unfit(
+        return critical(
             f"{bucket}: {code}", expected, "the bucket's name, region and this node's credentials (instance role)"
         )
     except BotoCoreError as error:
-        return unfit(
+        return critical(
             f"{bucket}: {' '.join(str(error).split())}", expected, "route, VPC endpoint and DNS to S3; credentials"
         )
     took_s = time.monotonic() - start_s
     if took_s > _SLOW_S:
-        return weak(f"{bucket}: {took_s:.1f} s", expected, "see the route to S3 (VPC endpoint) and its errors")
-    return fit(f"{bucket}: {took_s * 1e3:.0f} ms", expected)
+        return warning(f"{bucket}: {took_s:.1f} s", expected, "see the route to S3 (VPC endpoint) and its errors")
+    return ok(f"{bucket}: {took_s * 1e3:.0f} ms", expected)

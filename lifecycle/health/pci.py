@@ -1,4 +1,4 @@
-"""What is plugged in, by the PCI bus: it knows of devices whose driver does not."""
+"""Devices on the PCI bus, which lists them even if their driver does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a runner asks of its node before the node joins a job: in its own process, in milliseconds."""
+"""The checks of a runner before its node joins a job. They run in its own process and take milliseconds."""
 
 from __future__ import annotations
 

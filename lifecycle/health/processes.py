@@ -1,4 +1,4 @@
-"""Processes that ought not to be: never reaped, or stuck in the kernel."""
+"""Zombie processes, and processes stuck in the kernel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from lifecycle.health.check import CheckedNode, Level, check
-from lifecycle.health.finding import Finding, fit, weak
+from lifecycle.health.finding import Finding, ok, warning
 
 _STAT = re.compile(r"^(\d+) \((.*)\) (\S)", re.DOTALL)
 _MANY_ZOMBIES = 100
@@ -29,8 +29,8 @@ def zombies(node: CheckedNode) -> Finding:
     dead = [process for process in read_processes(node) if process.state == "Z"]
     expected = f"at most {_MANY_ZOMBIES}"
     if len(dead) > _MANY_ZOMBIES:
-        return weak(f"{len(dead)}, such as {dead[0].name}", expected, "end or restart their parent (ps -o ppid=)")
-    return fit(f"{len(dead)}", expected)
+        return warning(f"{len(dead)}, such as {dead[0].name}", expected, "end or restart their parent (ps -o ppid=)")
+    return ok(f"{len(dead)}", expected)
 
 
 @check("stuck_processes", Level.QUICK, limit_s=8.0)
@@ -45,8 +45,8 @@ def stuck_processes(node: CheckedNode) -> Finding:
     if stuck:
         told = ", ".join(f"{process.name} ({process.pid})" for process in sorted(stuck, key=lambda each: each.pid)[:5])
         advice = "cat /proc/PID/stack: a dead disk or mount? they end at a reboot only"
-        return weak(f"{len(stuck)}: {told}", "none", advice)
-    return fit("none", "none")
+        return warning(f"{len(stuck)}: {told}", "none", advice)
+    return ok("none", "none")
 
 
 def read_processes(node: CheckedNode) -> list[ProcessLine]:

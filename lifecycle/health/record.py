@@ -1,6 +1,6 @@
-"""Records what this machine's tools say, as data for tests: `python -m lifecycle.health.record DIRECTORY`.
+"""Records the output of this machine's tools as data for tests: `python -m lifecycle.health.record DIRECTORY`.
 
-Serial numbers and UUIDs are made unrecognisable; nothing else is changed.
+Serial numbers and UUIDs are replaced; nothing else is changed.
 """
 
 from __future__ import annotations

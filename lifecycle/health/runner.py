@@ -1,8 +1,8 @@
 """Runs checks so that none of them can hang the run.
 
-Every family of checks runs in a child process, side by side with the others. A check that outlives its limit costs its
-child: killed where it can be, left behind where it cannot (uninterruptible sleep on a dead mount), not waited for.
-The rest of its family goes on in a new child. Checks that measure speed run last, one at a time.
+Every family of checks runs in a child process, side by side with the others. When a check exceeds its limit, its child
+is killed, or abandoned if it cannot be killed (uninterruptible sleep on a dead mount). The rest of its family continues
+in a new child. Checks that measure speed run last, one at a time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def run_checks(checks: Sequence[Check], node: CheckedNode, budget_s: float) -> l
     """Runs all checks and returns their findings in the same order.
 
     Args:
-        checks: what to run.
-        node: what they look at.
-        budget_s: seconds for all of them; what has not run by then is UNKNOWN.
+        checks: the checks.
+        node: the node that they examine.
+        budget_s: time limit for all of them, seconds; checks that have not run by then are UNKNOWN.
     """
     end_s = time.monotonic() + budget_s
     findings: dict[str, Finding] = {}
@@ -39,7 +39,7 @@ def run_checks(checks: Sequence[Check], node: CheckedNode, budget_s: float) -> l
 
 
 def longest_s(checks: Sequence[Check], node: CheckedNode, budget_s: float) -> float:
-    """Seconds that `run_checks` takes at most: every check that this node has something for uses up its limit."""
+    """The longest time of `run_checks`, seconds: every check that applies to this node uses its whole limit."""
     here = _rounds([check for check in checks if check.where(node)])
     return min(
         budget_s,
@@ -137,7 +137,7 @@ class _Round:
             self._give_up(child, "the check's process ended without an answer")
 
     def _give_up(self, child: _Child, why: str) -> None:
-        """The check that runs is UNKNOWN; the others of its family get a new process."""
+        """Makes the running check UNKNOWN and starts a new process for the others of its family."""
         self._drop(child)
         check = child.waiting[0]
         self._take(check.unknown(why, time.monotonic() - child.since_s))
@@ -156,7 +156,7 @@ class _Round:
 
 
 def _be_child(checks: Sequence[Check], node: CheckedNode, writer: int) -> None:
-    """Runs the checks, tells each finding, and never returns."""
+    """Runs the checks, writes each finding to the pipe, and never returns."""
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
@@ -172,7 +172,7 @@ def _be_child(checks: Sequence[Check], node: CheckedNode, writer: int) -> None:
 
 
 def _reap(pid: int) -> None:
-    """Waits for a killed child a moment; one in uninterruptible sleep is left to init."""
+    """Waits a moment for a killed child. A child in uninterruptible sleep is left to init."""
     deadline_s = time.monotonic() + _REAP_S
     while time.monotonic() < deadline_s:
         with contextlib.suppress(ChildProcessError):

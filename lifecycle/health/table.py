@@ -1,4 +1,4 @@
-"""Findings and the list of checks, as a table that a person can read."""
+"""Prints findings, and the list of checks, as tables."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _STYLES = {"ok": "green", "warning": "yellow", "critical": "bold red", "unknown"
 
 
 def print_findings(verdict: Verdict, expected: Expected | None, out: IO[str], brief: bool = False) -> None:
-    """One row a check, what was skipped by its reason, and one line that sums them up.
+    """Prints a row for each check, the skipped checks by reason, and a summary line.
 
     Args:
-        verdict: of this run.
-        expected: what was expected of the machine's type.
-        out: where it is printed.
-        brief: whether only what is neither ok nor skipped has a row, for one table of many nodes.
+        verdict: the verdict of this run.
+        expected: the hardware of the machine's type.
+        out: the stream.
+        brief: whether to leave out checks that are ok or skipped, for one table of many nodes.
     """
     table = Table("check", "status", "measured", "expected", "advice", box=None, pad_edge=False)
     skipped: dict[str, list[str]] = {}
@@ -49,7 +49,7 @@ def print_findings(verdict: Verdict, expected: Expected | None, out: IO[str], br
 
 
 def print_catalog(checks: Sequence[Check], as_json: bool) -> None:
-    """Every check, the levels that run it, and what it promises."""
+    """Prints every check, the levels that run it, and what holds when it is ok."""
     rows = [
         {
             "name": check.name,

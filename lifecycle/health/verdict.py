@@ -1,7 +1,7 @@
-"""The verdict: what the checks last said of this node, in a file that root writes and Slurm's hooks read.
+"""The verdict: the last results of the checks on this node, in a file that root writes and Slurm's hooks read.
 
-The file outlives runs of different depth: a run replaces what it looked at; what it did not look at stays until the
-next reboot. A failure is replaced by what was observed later, never by a check that could not look.
+A run replaces the results of the checks that it ran. Other results stay until the next reboot. A failure is replaced
+only by a later observation, never by a check that could not look.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _FAILED = (Status.WARNING.word, Status.CRITICAL.word)
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the checks said.
+    """The results of the checks.
 
     Attributes:
         node: the host's name.
-        time_s: when the last whole run ended, Unix seconds.
-        boot_id: the kernel's random name of this boot.
-        level: of the last whole run; "prolog" when there was none.
+        time_s: end of the last whole run, Unix seconds.
+        boot_id: the kernel's random id of this boot.
+        level: level of the last whole run; "prolog" if there was none.
         checks: one mapping a check: name, status, measured, expected, advice, seconds, time_s, level.
     """
 
@@ -55,11 +55,11 @@ class Verdict:
         return overall(Status[row["status"].upper()] for row in self.checks)
 
     def after(self, older: Verdict, whole: bool) -> Verdict:
-        """This verdict, with what the older one says beyond it.
+        """This verdict, completed by results of an older one.
 
         Args:
-            older: of the same boot.
-            whole: whether this was a whole run; the verdict of a part keeps the older one's age and level.
+            older: a verdict of the same boot.
+            whole: whether this was a whole run; otherwise the older verdict's time and level are kept.
         """
         before = {row["name"]: row for row in older.checks}
         rows = []
@@ -82,14 +82,14 @@ class Verdict:
         }
 
     def write(self, path: Path, whole: bool = True) -> None:
-        """Publishes it, merged with what stands there from this boot.
+        """Writes the file, merged with its older content from this boot.
 
         Args:
             path: the file.
-            whole: whether all checks of level quick or deep were run, not a few.
+            whole: whether all checks of level quick or deep were run.
 
         Raises:
-            OSError: it could not be written; the older one is untouched.
+            OSError: it could not be written; the older file is unchanged.
         """
         verdict = self
         with contextlib.suppress(OSError, ValueError):  # none, or none that can be trusted
@@ -100,10 +100,10 @@ class Verdict:
 
 
 def read_verdict(path: Path) -> Verdict:
-    """The verdict that stands in a file.
+    """Reads the verdict of a file.
 
     Raises:
-        OSError: it is not there or cannot be read.
+        OSError: it does not exist or cannot be read.
         ValueError: it is not a verdict that root or this user wrote.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -16,7 +16,7 @@ from waiting import until
 
 from lifecycle.health.catalog import CHECKS, select
 from lifecycle.health.check import CannotObserve, Check, CheckedNode, Level, NotHere, check
-from lifecycle.health.finding import Finding, Status, fit, overall
+from lifecycle.health.finding import Finding, Status, ok, overall
 from lifecycle.health.runner import longest_s, run_checks
 
 BUDGET_S = 30.0
@@ -32,16 +32,16 @@ def made(name: str, judge: object, limit_s: float = 10.0, alone: bool = False) -
 
 def hang(node: CheckedNode) -> Finding:
     threading.Event().wait()
-    return fit("never")
+    return ok("never")
 
 
 def well(node: CheckedNode) -> Finding:
-    return fit("well")
+    return ok("well")
 
 
 def die(node: CheckedNode) -> Finding:
     os.kill(os.getpid(), signal.SIGKILL)
-    return fit("never")
+    return ok("never")
 
 
 def raising(error: Exception) -> object:
@@ -65,7 +65,7 @@ def test_the_tool_of_a_check_that_is_given_up_ends_too(tmp_path: Path) -> None:
 
     def ask(node: CheckedNode) -> Finding:
         node.run(["sh", "-c", f"sleep 600 & echo $$ $! >{said}; wait"], timeout_s=600)
-        return fit("never")
+        return ok("never")
 
     (finding,) = run_checks([made("asks", ask)], CheckedNode(), 1.0)
     assert finding.status is Status.UNKNOWN
@@ -129,7 +129,7 @@ def test_a_check_that_measures_speed_runs_when_no_other_does(tmp_path: Path) -> 
             while time.monotonic() < deadline_s:  # long enough to be met
                 pass
             mark.unlink()
-            return fit(",".join(sorted(path.stem for path in others)))
+            return ok(",".join(sorted(path.stem for path in others)))
 
         return judge
 
