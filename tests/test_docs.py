@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from ckpt import Checkpointer
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "tests/README.md"])
@@ -68,6 +71,11 @@ def test_prose_lines_and_table_cells_of_the_docs_are_short() -> None:
             if is_wide:
                 wide.append(f"{page.relative_to(ROOT)}:{number}")
     assert wide == []
+
+
+def test_the_keywords_of_save_that_pages_name_exist() -> None:
+    named = {word for page in PAGES for word in re.findall(r"\.save\(step, state, (\w+)=", page.read_text())}
+    assert named and named <= set(inspect.signature(Checkpointer.save).parameters)
 
 
 def _anchors(page: Path) -> set[str]:

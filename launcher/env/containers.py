@@ -1,8 +1,8 @@
-"""Containers through pyxis, NVIDIA's plugin for Slurm: its options belong to the steps that run the job's processes.
+"""Containers by pyxis, NVIDIA's plugin for Slurm. Its options belong to the steps that run the job's processes.
 
-On the batch script they would do nothing (pyxis acts on steps), or put the supervisor, which calls Slurm, into the
-container. The steps call the supervisor's Python by its path, so the image or a mount has to have it there. Slurm's own
-`container` (an OCI bundle) is an sbatch option like any other.
+On the batch script they would have no effect, because pyxis acts on steps, or would put the supervisor, which calls
+Slurm, into the container. The steps call the supervisor's Python by its path, so the image or a mount needs it there.
+Slurm's own `container` (an OCI bundle) is an sbatch option like any other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def of_the_batch(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_the_steps(options: Mapping[str, Any], job_dir: Path) -> list[str]:
-    """The srun options among them; with an image, the job's folder is mounted too.
+    """The srun options among a job's `slurm` section. With an image, the job's folder is mounted too.
 
     Args:
         options: the `slurm` section, long names with dashes; True stands for a flag.

@@ -13,13 +13,13 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class VariableRemark:
-    """One variable that should not be set, or not so.
+    """A variable that should not be set, or not to this value.
 
     Attributes:
         variable: its name.
         value: its value.
-        severity: "harmful" breaks or slows down training; "stale" was good advice once and does nothing useful now.
-        reason: why, and what to do.
+        severity: "harmful": breaks or slows down training; "stale": useful with older versions, useless now.
+        reason: why, and the next step.
     """
 
     variable: str
@@ -30,7 +30,7 @@ class VariableRemark:
 
 @dataclass(frozen=True, kw_only=True)
 class _Rule:
-    """One line of the table: `name` and `value` are patterns for the whole text, without regard to case."""
+    """A row of the table. `name` and `value` are patterns that match the whole text and ignore case."""
 
     name: str
     severity: Literal["harmful", "stale"]
@@ -79,11 +79,11 @@ _RULES = (
 
 
 def remarks(environment: Mapping[str, str], *, has_efa: bool) -> list[VariableRemark]:
-    """What is to be said of an environment, the harmful first.
+    """The remarks about an environment, harmful ones first.
 
     Args:
         environment: the variables.
-        has_efa: whether the node has EFA devices; some settings do harm only there.
+        has_efa: whether the node has EFA devices; some settings are harmful only there.
     """
     found = [
         VariableRemark(variable=name, value=value, severity=rule.severity, reason=rule.reason)

@@ -1,7 +1,7 @@
-"""NCCL over the node's fabric: what to set so that it is used, and what NCCL's own log says was used.
+"""NCCL over EFA: sets the variables that it needs, and reads from NCCL's log which network it used.
 
-NCCL falls back to TCP sockets without an error, twenty times slower. On a node with EFA this sets the little that is
-still needed (libfabric 1.18, aws-ofi-nccl 1.7 and newer) and nothing on any other node.
+NCCL falls back to TCP sockets, about twenty times slower, without an error. On a node with EFA this sets the few
+variables that are still needed (libfabric 1.18, aws-ofi-nccl 1.7 and newer). On other nodes it sets nothing.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _COMPLAINT = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """What one process' NCCL says of its network.
+    """The network of one process, from NCCL's log.
 
     Attributes:
-        network: the transport it uses, such as "AWS Libfabric", "Socket" or "IB"; None while it has not said.
-        provider: libfabric's provider; None where libfabric is not used.
-        nics: network cards that the provider found; None where it does not say.
+        network: the transport, such as "AWS Libfabric", "Socket" or "IB"; None if not logged yet.
+        provider: libfabric's provider; None if libfabric is not used.
+        nics: number of network cards that the provider found; None if not logged.
         plugin: version of aws-ofi-nccl.
-        complaints: what it said of a plugin or provider that does not work, in its words.
+        complaints: messages about a plugin or provider that does not work.
     """
 
     network: str | None = None
@@ -66,7 +66,7 @@ class Observed:
 
 
 def read_nccl_log(text: str) -> Observed:
-    """Reads what a process logged with NCCL_DEBUG=INFO (subsystems INIT and NET)."""
+    """Parses a process's log with NCCL_DEBUG=INFO (subsystems INIT and NET)."""
     networks = [found["network"] or found["assigned"] for found in _NETWORK.finditer(text)]
     providers = list(_PROVIDER.finditer(text))
     plugin = _PLUGIN_VERSION.search(text)
@@ -81,11 +81,11 @@ def read_nccl_log(text: str) -> Observed:
 
 
 def wrong(observed: Observed, expected: Expected | None) -> str | None:
-    """What is wrong with the network that a process on a node with EFA uses; None when nothing is.
+    """What is wrong with the network of a process on a node with EFA; None if nothing is.
 
     Args:
-        observed: from its log, with the network said.
-        expected: what the instance type should have; None where it is not known, then any number of cards will do.
+        observed: the result of its log, with a network.
+        expected: the hardware of the instance type; None if unknown: then any number of cards is accepted.
     """
     because = f": {observed.complaints[0]}" if observed.complaints else ""
     advice = "the EFA installer's libfabric and aws-ofi-nccl have to fit this NCCL; in a container, /dev/infiniband too"
@@ -112,13 +112,13 @@ def efa_devices(root: Path = Path("/")) -> tuple[str, ...]:
 def fabric_environment(
     mode: str, environment: Mapping[str, str], log_pattern: str, root: Path = Path("/")
 ) -> dict[str, str]:
-    """What workers with GPUs on this node are to have in their environment beside `environment`, whose values win.
+    """Further variables for workers with GPUs on this node. Values in `environment` are kept.
 
     Args:
-        mode: of the job file: `require` also makes NCCL fail instead of falling back; `any` sets nothing.
-        environment: what they have already.
-        log_pattern: where each process is to write NCCL's log; %p stands for its pid.
-        root: of the file system that is looked at.
+        mode: the job file's `fabric`: `require` also makes NCCL fail instead of falling back; `any` sets nothing.
+        environment: the workers' variables so far.
+        log_pattern: the path of each process's NCCL log; %p stands for its pid.
+        root: the root of the file system.
     """
     if mode == "any" or not efa_devices(root):
         return {}
@@ -131,7 +131,7 @@ def fabric_environment(
 
 
 def plugin_path(environment: Mapping[str, str], root: Path = Path("/")) -> Path | None:
-    """The aws-ofi-nccl library that goes by the name `ofi`; None where there is none, or an older one."""
+    """The path of the aws-ofi-nccl library that NCCL finds as `ofi`; None if there is none, or only an older one."""
     folders = [root / folder for folder in _PLUGIN_DIRS]
     folders += [root / folder.lstrip("/") for folder in _library_path(environment)]
     return next((folder / _PLUGIN for folder in folders if (folder / _PLUGIN).exists()), None)

@@ -1,4 +1,4 @@
-"""Failure domains: which switch each node hangs on, told by the supervisor to the runners, and by both to ckpt."""
+"""Failure domains: the leaf switch of each node. The supervisor passes it to the runners, and both pass it to ckpt."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ VARIABLE = "HOLDFAST_SWITCHES"
 
 
 def switches_of(topology: Topology, nodes: Iterable[str]) -> dict[str, str]:
-    """Node -> its leaf switch, of the nodes for which Slurm knows one."""
+    """Node -> leaf switch, for the nodes whose switch Slurm knows."""
     return {node: leaf for node in nodes if (leaf := topology.leaf(node))}
 
 
 def to_environment(switches: Mapping[str, str]) -> dict[str, str]:
-    """The runners' variable: JSON, switch -> hostlist; none where there are no switches."""
+    """The runners' variable: JSON, switch -> hostlist; no variable without switches."""
     below: dict[str, list[str]] = {}
     for node, switch in switches.items():
         below.setdefault(switch, []).append(node)
@@ -26,18 +26,18 @@ def to_environment(switches: Mapping[str, str]) -> dict[str, str]:
 
 
 def from_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Node -> switch, from the runners' variable."""
+    """Node -> leaf switch, from the runners' variable."""
     below: dict[str, str] = json.loads(env.get(VARIABLE, "{}"))
     return {node: switch for switch, hostlist in below.items() for node in expand(hostlist)}
 
 
 def for_ckpt(checkpoint: CheckpointConfig | None, nodes: Sequence[str], switches: Mapping[str, str]) -> dict[str, str]:
-    """ckpt's variable, where the job wants sets across switches and every node's is known."""
+    """ckpt's variable, if the job wants sets across switches and the switch of every node is known."""
     if not wants_switches(checkpoint) or not all(node in switches for node in nodes):
         return {}
     return {"HOLDFAST_DOMAINS": ",".join(switches[node] for node in nodes)}
 
 
 def wants_switches(checkpoint: CheckpointConfig | None) -> bool:
-    """Whether the job's redundancy is to survive the loss of a switch."""
+    """Whether the job asks for redundancy that survives the loss of a switch."""
     return checkpoint is not None and checkpoint.redundancy.failure_domain == "switch"
