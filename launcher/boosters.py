@@ -25,7 +25,7 @@ def require_booster(spec: JobSpec) -> None:
 
 
 def check_boosters(spec: JobSpec, partition: str | None, qos: str | None) -> None:
-    """Makes sure that Slurm can take the job's boosters back. Where Slurm does not tell, nothing is refused.
+    """Makes sure that Slurm can take the job's boosters back. Where Slurm does not answer, nothing is refused.
 
     Args:
         spec: the job.

@@ -201,7 +201,7 @@ def sbatch_test(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[s
 
 
 def check_partition(names: str | None, spec: JobSpec) -> None:
-    """Compares the job's size with its partition's. Where Slurm does not tell, sbatch is left to judge.
+    """Compares the job's size with its partition's. Where Slurm does not answer, sbatch is left to judge.
 
     Args:
         names: the partition asked for, or several of which one must do; None is the site's default.

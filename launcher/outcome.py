@@ -75,9 +75,9 @@ def kept(status: JobStatus, why_unsaved: str) -> str:
 
 def unsaved(status: JobStatus) -> str:
     """What a job that is done has not saved: nobody looks for a failed save in what ended well."""
-    told = []
+    lost = []
     for tier, why in status.unsaved.items():
         newest = status.committed.get(tier)
         there = "no step is there" if newest is None else f"the newest step there is {newest}"
-        told.append(f"not saved in {tier}: {there} ({why})")
-    return "; ".join(told)
+        lost.append(f"not saved in {tier}: {there} ({why})")
+    return "; ".join(lost)

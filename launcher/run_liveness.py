@@ -67,8 +67,8 @@ def main() -> int:
     if len(sys.argv) != 2:
         print("launcher.run_liveness: expected one run id", file=sys.stderr)
         return 2
-    ended, said = verdict(sys.argv[1], Slurm(), os.environ)
-    print(said)
+    ended, reason = verdict(sys.argv[1], Slurm(), os.environ)
+    print(reason)
     return 0 if ended else 1
 
 

@@ -68,7 +68,7 @@ class Process:
 
 
 def _pid_namespace() -> str:
-    """Empty where the kernel does not tell."""
+    """Empty where the kernel does not say."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot_id} {os.readlink('/proc/self/ns/pid')}"

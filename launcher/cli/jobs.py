@@ -85,10 +85,10 @@ def scale(
     from launcher.submission.job_control import scale_job
 
     found = find_job(job)
-    told = scale_job(found, nodes)
+    message = scale_job(found, nodes)
     if as_json:
         return print_json({"job_id": found.job_id, "nodes": nodes})
-    return typer.echo(told)
+    return typer.echo(message)
 
 
 def stop(

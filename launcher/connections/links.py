@@ -56,7 +56,7 @@ class Links:
     """Serves the runners of the base's nodes, and of the boosters'. All that they say goes into `inbox`, in order.
 
     Slurm may give a booster a node that an earlier one is just leaving. Then the runners of both are connected: the
-    core hears of the second one too, and nothing more of it until the first has gone.
+    core gets the second one too, and nothing more of it until the first has gone.
 
     Args:
         nodes: the nodes of the base.
@@ -133,7 +133,7 @@ class Links:
         return (*sorted(self._nodes), *sorted((self._links.keys() | self._seconds.keys()) - self._nodes))
 
     def state(self, node: str) -> Message:
-        """What the node's runner said in its last heartbeat; of one that has just gone, nothing of use."""
+        """The last heartbeat of the node's runner; of one that has just gone, nothing of use."""
         link = self._last(node)
         return link.state if link is not None else {"warm": False, "port": 0}
 
@@ -143,7 +143,7 @@ class Links:
         return link.channel.peer_host if link is not None else node
 
     def addresses(self, node: str) -> list[str]:
-        """The addresses that the node's runner told when it came, and the one from which it came."""
+        """The addresses in the hello of the node's runner, and the one from which it connected."""
         link = self._last(node)
         return [*link.addresses, link.channel.peer_host] if link is not None else []
 
@@ -153,7 +153,7 @@ class Links:
         self._awaited_s = time.monotonic()
 
     def dismiss(self, node: str, *, forget: bool, allocation: str = "") -> None:
-        """Tells a node's runner to leave, now or when it comes back; nothing more is heard of it.
+        """Tells a node's runner to leave, now or when it comes back; its messages are ignored from then on.
 
         Args:
             node: the node.
@@ -178,7 +178,7 @@ class Links:
         return self._isolated_s is not None
 
     def abort(self) -> None:
-        """Drops every connection and tells nobody anything."""
+        """Drops every connection without a message."""
         self._is_closed = True
         if self._watching is not None:
             self._watching.cancel()
@@ -226,7 +226,7 @@ class Links:
         self._put(to_input(node, hello))
         try:
             while True:
-                self._hear(node, link, await channel.receive())
+                self._receive(node, link, await channel.receive())
         except ChannelError:
             self._close(node, link)
 
@@ -240,7 +240,7 @@ class Links:
         further = (self._links.keys() | self._broken.keys() | {node}) - self._nodes
         return allocation != self._allocation and len(further) <= self._most_further
 
-    def _hear(self, node: str, link: _Link, message: Message) -> None:
+    def _receive(self, node: str, link: _Link, message: Message) -> None:
         link.heard_s = time.monotonic()
         if message["op"] == "heartbeat":
             link.state = message

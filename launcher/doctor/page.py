@@ -23,10 +23,10 @@ def page(findings: Sequence[Finding]) -> RenderableType:
     table.add_column(overflow="fold")
     for finding in sorted(findings, key=lambda finding: _ORDER.index(finding.status)):
         word = finding.status.word
-        said = finding.measured
+        line = finding.measured
         if finding.status is not Status.OK and finding.expected:
-            said += f"; expected {finding.expected}"
-        text = Text(said)
+            line += f"; expected {finding.expected}"
+        text = Text(line)
         if finding.advice:
             text.append(f"\nnext: {finding.advice}", style="bold")
         table.add_row(Text(word, style=_STYLES[word]), Text(finding.check), text)

@@ -13,7 +13,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class _Booster:
-    """A booster as its events tell.
+    """A booster by its events.
 
     Attributes:
         waits: why it waits in the queue.

@@ -23,8 +23,8 @@ class JobStatus:
     """One job's state.
 
     Attributes:
-        state: "pending", "starting", "running" (the workers run and have told no step yet), "training", "recovering",
-            "resizing", "stopping", "requeued", or once ended the outcome: "done", "halted", "user_error",
+        state: "pending", "starting", "running" (the workers run and have reported no step yet), "training",
+            "recovering", "resizing", "stopping", "requeued", or once ended the outcome: "done", "halted", "user_error",
             "no_progress", "too_few_nodes", "cancelled", "fabric", "internal".
         reason: the cause, where the state has one.
         stop: when a user wants the job to save and end; None if nobody has asked.
@@ -37,7 +37,7 @@ class JobStatus:
         size: why the job has its size, and what it waits for; None for a job that has a fixed size.
         faults: how many faults so far; a booster that was preempted is none.
         step: newest step known to have been reached; 0 before the first.
-        steps_per_s: speed over the last few reports; None when it cannot be told.
+        steps_per_s: speed over the last few reports; None when it is not known.
         committed: newest committed step per tier.
         failed_saves: how often a save did not reach a tier it was meant for, memory included.
         unsaved: why the newest save that was meant for a tier is not there, by tier; without those that have it.
@@ -99,7 +99,7 @@ class StatusFold:
         self._training = False
         self._size = Size()
         self._lost_time = LostTime()
-        self._failed_saves: set[tuple[Any, ...]] = set()  # several nodes may tell of one
+        self._failed_saves: set[tuple[Any, ...]] = set()  # several nodes may report one
         self._missing: dict[str, int] = {}  # tier -> the newest step that did not get there
         self._recent: deque[Event] = deque(maxlen=_LAST_EVENTS)
         self._speed: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
@@ -147,7 +147,7 @@ class StatusFold:
         self._status = replace(self._status, **changes)
 
     def _reached(self, event: Event) -> None:
-        """Notes the step that an event of a training attempt tells."""
+        """Notes the step of an event of a training attempt."""
         step = event.get("step")
         if not isinstance(step, int) or not self._training:
             return

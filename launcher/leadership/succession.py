@@ -51,11 +51,11 @@ class Succession:
             log.warning("supervisor of term %s refused: we obey term %s", term, self.term)
             return False
         self.term, self.turn = term, turn
-        self.heard()
+        self.answered()
         return True
 
-    def heard(self) -> None:
-        """The supervisor has said something: nobody needs to stand by."""
+    def answered(self) -> None:
+        """The supervisor has sent a message: nobody needs to stand by."""
         self._lost_s, self._was_closed = None, False
         if self._standby is not None and self._standby.stdin is not None:
             self._standby.stdin.close()
@@ -101,7 +101,7 @@ class Succession:
             *(*PYTHON, "-m", "launcher.supervisor.standby", str(self._job_dir), str(missed)),
             "closed" if self._was_closed and missed == self.term else "silent",
             env={name: value for name, value in os.environ.items() if not name.startswith(_STEP_VARIABLES)},
-            stdin=asyncio.subprocess.PIPE,  # closed when the supervisor is heard again
+            stdin=asyncio.subprocess.PIPE,  # closed when the supervisor answers again
             start_new_session=True,
             preexec_fn=lambda: _outlive_signals(me),
         )
@@ -125,7 +125,7 @@ class Succession:
 
     async def close(self) -> None:
         """Waits for the supervisor that we started, which ends with us; a standby leaves."""
-        self.heard()
+        self.answered()
         if self._standby is not None:
             await self._standby.wait()
 
@@ -160,7 +160,7 @@ def _outlive_signals(parent_pid: int) -> None:
     """Slurm may be ending the step: a standby that is coming up has to stop and save what runs.
 
     `scancel --signal=INT` signals every process of a step. A SIGINT cancels the job at the batch script's supervisor
-    alone: one that has taken over never hears it.
+    alone: one that has taken over never gets it.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -2,7 +2,7 @@
 
 `terms/<number>.json` is made by link(2), which one process alone can do, on NFS too: a number has one holder for ever,
 and the highest number rules. A supervisor that finds a higher one stops. The lease is a count that grows while
-the holder of the newest term lives and is heard by its runners; how old it is each reader measures by its own clock.
+the holder of the newest term lives and its runners answer; how old it is each reader measures by its own clock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 RENEW_S = 0.5
 LEASE_S = 1.5  # a lease that has not changed for so long has run out
-SUSPECT_S = 1.25  # a supervisor or a runner not heard for so long, over two heartbeats and more, may be lost
+SUSPECT_S = 1.25  # a supervisor or a runner that is silent for so long, over two heartbeats, may be lost
 
 _LONGEST_LOOK_S = 0.5  # what passes between two looks counts as no more: we, or the file system, may have stood still
 

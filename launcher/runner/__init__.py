@@ -23,7 +23,7 @@ Messages (JSON objects on launcher.connections.channel), runner -> supervisor:
     hello {node, pid, restart_count, allocation, addresses, attempt, warm, port, problem}    first; restart_count: of
         the job when this runner was started; allocation: the Slurm job that the node belongs to, or "local"; addresses:
         of this host, IPv4; attempt: what runs here, or null; problem: why this node cannot train, or null. Then once
-        more what it has told of the attempt: another supervisor may have heard that
+        more its messages of the attempt: an earlier supervisor may have got them
     heartbeat {attempt, step, slowest, activity, rank_ended, warm, port}    twice a second and on change; step: the
         furthest of the node's ranks; slowest: of those still training; activity: grows while they do anything that can
         be seen; rank_ended: whether one of them has ended; port: free for the next rendezvous
@@ -31,7 +31,7 @@ Messages (JSON objects on launcher.connections.channel), runner -> supervisor:
     problem {attempt, what}                  for people
     started {attempt, pids}                  the workers run
     first_step {attempt, step, time}         the first step boundary beyond the restored step
-    monitor {attempt, event}                 what the ckpt agent told
+    monitor {attempt, event}                 an event of the ckpt agent
     agent_lost {attempt, generation, reason} the ckpt agent did not come up, or went away
     agent_ended {attempt}                    the ckpt agent has ended after it was released
     stopping {attempt, handled}              answers stop where no agent is: whether a worker handles SIGTERM, and ends
@@ -40,7 +40,7 @@ Messages (JSON objects on launcher.connections.channel), runner -> supervisor:
         reason}
     killed {attempt, step, left}             nothing of the attempt runs here any more, but for the pids in left
     stacks {attempt, ranks: [{rank, state, boundary, frames}]}    where each worker is; the files are written
-    signal {name}                            the runner got this signal; told again to each supervisor, before the ends
+    signal {name}                            the runner got this signal; sent again to each supervisor, before the ends
     broken {reason, environment}             this node cannot start workers at all; is it the job's Python?
 supervisor -> runner:
     welcome {term, turn}                     answers hello; turn: the node's place in the succession, or null

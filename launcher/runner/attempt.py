@@ -38,8 +38,8 @@ class NodeAttempt:
 
     Args:
         config: the runner's.
-        send: takes what the supervisor is to hear.
-        beat: called when a heartbeat would tell something new.
+        send: sends a message to the supervisor.
+        beat: called when a heartbeat has something new.
 
     Attributes:
         number: of the attempt that runs here; None where none does.
@@ -179,13 +179,13 @@ class NodeAttempt:
             self._rejoining = asyncio.create_task(self._make_way(self._watch, generation))
 
     async def dump(self, attempt: int) -> None:
-        """Writes where each worker is, and tells it."""
+        """Writes where each worker is, and reports it."""
         boundaries = self._watch.boundaries() if self._watch is not None else {}
         workers = [Worker(rank=rank, pid=pid, boundary=boundaries.get(rank)) for rank, pid in self._pids.items()]
         self._send({"op": "stacks", "attempt": attempt, "ranks": await dump(workers, self._log_dir(attempt))})
 
     async def kill(self, attempt: int) -> None:
-        """Ends an attempt, if it runs here, and tells that nothing of it is left."""
+        """Ends an attempt, if it runs here, and reports that nothing of it is left."""
         is_current = attempt == self.number
         left = await self.end() if is_current else []
         step = self.final_step if is_current else None

@@ -17,7 +17,7 @@ def nccl_log_pattern(log_dir: Path, node: str) -> str:
 
 
 class NetworkWatch:
-    """Looks at the NCCL logs of an attempt's workers until each has said which network it uses.
+    """Looks at the NCCL logs of an attempt's workers until each names the network it uses.
 
     A worker that never says (it uses no NCCL, or its script sets NCCL_DEBUG itself) is looked at to the attempt's end;
     that costs one stat.

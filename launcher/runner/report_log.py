@@ -1,4 +1,4 @@
-"""What a runner has told of its attempt, for a supervisor that was not there to hear it."""
+"""The messages of a runner about its attempt, for a supervisor that takes over."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ class ReportLog:
             self._messages[(op, event["event"], str(event.get("tier")))] = message
 
     def messages(self) -> list[dict[str, Any]]:
-        """In the order in which they were first told; the end last."""
+        """In the order in which they were first sent; the end last."""
         return sorted(self._messages.values(), key=lambda message: message["op"] == "ended")

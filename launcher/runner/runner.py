@@ -111,7 +111,7 @@ class Runner:
             await self._succession.close()
 
     def _preflight(self) -> None:
-        """Finds out whether this node can train; the supervisor hears of a problem in the first message."""
+        """Finds out whether this node can train; the first message to the supervisor has a problem."""
         try:
             sick = [finding for finding in preflight(MEMORY_ROOT) if finding.status is Status.CRITICAL]
             if sick:
@@ -151,9 +151,9 @@ class Runner:
         self._channel = channel
         if self._broken is not None:
             self._send(self._broken)
-        self._tell_of_sigterm()  # before the ends of workers that it has stopped
-        for told in self._report_log.messages():
-            self._send(told)
+        self._report_sigterm()  # before the ends of workers that it has stopped
+        for report in self._report_log.messages():
+            self._send(report)
         beat = asyncio.create_task(self._heartbeat())
         try:
             message: Message = answer
@@ -161,10 +161,10 @@ class Runner:
                 await self._obey(message)
                 if self._leaving:
                     break
-                heard = await self._hear(channel)
-                if heard is None:
+                received = await self._receive(channel)
+                if received is None:
                     break
-                message = heard
+                message = received
         except ChannelError as error:
             log.warning("supervisor lost: %s", error)
             self._succession.closed()
@@ -174,7 +174,7 @@ class Runner:
             await channel.close()
         return True
 
-    async def _hear(self, channel: Channel) -> Message | None:
+    async def _receive(self, channel: Channel) -> Message | None:
         """The supervisor's next message; None when it has been silent for too long, or another rules meanwhile.
 
         One that has been silent may be one that was frozen: it is obeyed again only if nobody has followed it.
@@ -190,7 +190,7 @@ class Runner:
                     message = receiving.result()
                     if silent_s and await self._succession.is_superseded():
                         break
-                    self._succession.heard()
+                    self._succession.answered()
                     return message
                 if await self._succession.is_superseded():
                     break
@@ -274,12 +274,12 @@ class Runner:
     def _on_sigterm(self) -> None:
         """Slurm is about to end the step (requeue, preemption): all ranks stop at one boundary and save."""
         self._is_terminated = True
-        self._tell_of_sigterm()
+        self._report_sigterm()
         self._attempt.look_at_handlers()
         if self._channel is None:
             self._attempt.stop(terminated=True)
 
-    def _tell_of_sigterm(self) -> None:
+    def _report_sigterm(self) -> None:
         if self._is_terminated:
             self._send({"op": "signal", "name": "SIGTERM"})
 

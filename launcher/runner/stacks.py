@@ -158,8 +158,8 @@ def _head(worker: Worker, state: str) -> str:
 
 def _kernel_view(pid: int) -> str:
     """What the kernel says of each thread, as far as we may know."""
-    said = status_of(pid)
-    lines = [f"--- kernel: {', '.join(f'{field} {said[field]}' for field in _STATUS if field in said)}"]
+    status = status_of(pid)
+    lines = [f"--- kernel: {', '.join(f'{field} {status[field]}' for field in _STATUS if field in status)}"]
     with contextlib.suppress(OSError):
         for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
             task = Path(f"/proc/{pid}/task/{thread}")

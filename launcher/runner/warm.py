@@ -33,8 +33,8 @@ try:
     from launcher.runner.rendezvous import JobRendezvous
 except (ImportError, OSError) as error:  # a library of CUDA's that is missing is an OSError
     if __name__ == "__main__":
-        told = f"{sys.executable} cannot load torch: {type(error).__name__}: {error}"
-        print(json.dumps({"event": "unfit", "reason": told}), flush=True)
+        reason = f"{sys.executable} cannot load torch: {type(error).__name__}: {error}"
+        print(json.dumps({"event": "unfit", "reason": reason}), flush=True)
     raise
 
 from launcher.processes import adopt_orphans, die_with_parent
@@ -74,8 +74,8 @@ def main() -> None:
         try:
             importlib.import_module(module)
         except (ImportError, OSError) as error:
-            told = f"{sys.executable} cannot load {module}: {type(error).__name__}: {error}"
-            _write_line(reports, {"event": "unfit", "reason": told})
+            problem = f"{sys.executable} cannot load {module}: {type(error).__name__}: {error}"
+            _write_line(reports, {"event": "unfit", "reason": problem})
             raise
     if reason := _preload(*sys.argv[1:]):
         _write_line(reports, {"event": "unfit", "reason": reason})
@@ -225,7 +225,7 @@ class _Agent(LocalElasticAgent):
     def __init__(self, task: dict[str, Any], report: Report) -> None:
         self.failures: list[dict[str, Any]] = []
         self._task = task
-        self._tell = report
+        self._report = report
         self._pids: dict[int, int] = {}
         self._errors = _ErrorFiles(task)
         self._last_words = [LastWords() for _ in range(task["workers"])]
@@ -244,12 +244,12 @@ class _Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._pids = super()._start_workers(worker_group)
-        self._tell({"event": "started", "pids": list(self._pids.values())})
+        self._report({"event": "started", "pids": list(self._pids.values())})
         return self._pids
 
     def _exit_barrier(self) -> None:
         """Reports that this node's workers have ended well; then waits: the first agent holds the store of all."""
-        self._tell({"event": "ended", "ok": True, "failures": [], "reason": None})
+        self._report({"event": "ended", "ok": True, "failures": [], "reason": None})
         super()._exit_barrier()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

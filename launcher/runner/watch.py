@@ -1,4 +1,4 @@
-"""One attempt as seen on this node: what the ckpt agent tells, and how far the workers' board says they are."""
+"""One attempt as seen on this node: the events of the ckpt agent, and the steps on the workers' board."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AGENT_SILENCE_S = 60.0  # it may be making room for a large shard
 _CONNECT_POLL_S = 0.05
 _BOARD_POLL_S = 0.05
 
-# Every agent tells these; the supervisor needs them once.
+# Every agent reports these; the supervisor needs them once.
 _TOLD_BY_NODE_RANK_0 = ("restore_plan", "rejoined", "commit", "stop_agreed")
 
 Send = Callable[[dict[str, Any]], None]
@@ -133,14 +133,14 @@ class Watch:
         return max((row.step for row in board.rows() if row.attempt == self.attempt), default=None)
 
     def slowest(self) -> int | None:
-        """The step of the worker that is furthest behind, of those that have told one and are still to tell another."""
+        """The step of the worker furthest behind, of those that have reported one and are to report another."""
         if (board := self._followed()) is None:
             return None
         rows = (row for row in board.rows() if row.attempt == self.attempt and not row.left)
         return min((row.step for row in rows if state_of(row.pid) not in ("", "Z", "X")), default=None)
 
     def boundaries(self) -> dict[int, int]:
-        """Step boundaries passed in this attempt, by rank, as far as the workers have told any."""
+        """Step boundaries passed in this attempt, by rank, as far as the workers have reported any."""
         rows = board.rows() if (board := self._followed()) is not None else []
         return {row.rank: row.boundary for row in rows if row.attempt == self.attempt}
 

@@ -171,7 +171,7 @@ class Cluster(Protocol):
         """
 
     def adopt_agents(self) -> AgentsHandle:
-        """The agents that an earlier supervisor started; they are told to end, and killed, through their runners."""
+        """The agents that an earlier supervisor started; their runners ask them to end, and kill them."""
 
     def let_go(self) -> None:
         """Others may have taken over: what was started here must not act on their nodes any more; runners go on."""

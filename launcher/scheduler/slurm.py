@@ -90,7 +90,7 @@ class SlurmCluster:
 
     @cached_property
     def topology(self) -> Topology:
-        """Which nodes hang on one switch; none where Slurm does not tell."""
+        """Which nodes hang on one switch; none where Slurm does not answer."""
         try:
             return self._slurm.topology()
         except SlurmError as error:
@@ -99,7 +99,7 @@ class SlurmCluster:
 
     @cached_property
     def _mpi_types(self) -> tuple[str, ...]:
-        """What srun starts MPI programs by; pmix alone where Slurm does not tell."""
+        """What srun starts MPI programs by; pmix alone where Slurm does not answer."""
         try:
             return self._slurm.mpi_types()
         except SlurmError as error:  # the runners' srun will fail likewise, and say of which node
@@ -202,7 +202,7 @@ class SlurmCluster:
                     return
                 time.sleep(_ASK_AGAIN_S)
         except SlurmError as error:
-            log.error("job %s has ended but Slurm could not be told: %s; scancel it", self._job_id, error)
+            log.error("job %s has ended, but Slurm still has it: %s; scancel it", self._job_id, error)
 
     def unusable(self, nodes: Collection[str], allocations: Mapping[str, str]) -> dict[str, str]:
         job = self._slurm.job(self._job_id)

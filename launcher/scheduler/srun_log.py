@@ -33,8 +33,8 @@ class Launches:
         try:
             with self._path.open("rb") as log:
                 log.seek(self._begins_at)
-                said = log.read().decode(errors="replace")
+                text = log.read().decode(errors="replace")
         except OSError:
             return {}
-        named = dict(_FAILED.findall(said))
+        named = dict(_FAILED.findall(text))
         return {node: f"srun could start no process there: {named[node]}" for node in nodes if node in named}

@@ -221,12 +221,12 @@ def _in_queue(job: KnownJob, status: JobStatus) -> JobStatus:
         queued = slurm.job(job.job_id)
         waits = why_it_waits(queued, slurm.nodes) if queued is not None and queued.state == "PENDING" else None
     except SlurmError as error:
-        return replace(status, reason=f"Slurm does not tell: {error}")
+        return replace(status, reason=f"Slurm does not answer: {error}")
     if queued is not None and queued.state == "CANCELLED":
         return replace(status, state="cancelled", reason=None)
     if queued is None or queued.has_ended:
-        said = "no longer knows it" if queued is None else f"says {queued.state}"
-        return replace(status, state="lost", reason=f"it left no outcome and Slurm {said}; {last_words(job)}")
+        answer = "no longer knows it" if queued is None else f"says {queued.state}"
+        return replace(status, state="lost", reason=f"it left no outcome and Slurm {answer}; {last_words(job)}")
     if waits is not None:
         return replace(status, state="requeued" if status.attempt is not None else "pending", reason=waits)
     return replace(status, state="starting") if status.state == "pending" else status

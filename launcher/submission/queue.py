@@ -24,16 +24,16 @@ def why_it_waits(job: Job, nodes: Callable[[], Iterable[Node]]) -> str:
     """
     kind, colon, names = job.reason.partition(":")
     reason = f"{kind.replace('_', ' ')}{colon}{names}" or "no reason given"
-    told = f"waits in the queue: {reason}"
+    text = f"waits in the queue: {reason}"
     if "held" in reason.lower():  # JobHeldAdmin, launch_failed_requeued_held: a Prolog failed, say
-        told += f"; Slurm holds it until somebody releases it: sinfo -R names sick nodes, scontrol release {job.id}"
+        text += f"; Slurm holds it until somebody releases it: sinfo -R names sick nodes, scontrol release {job.id}"
     if kind == "BeginTime" and job.restarts:
-        told += "; Slurm delays a requeued job, by 120 s where the site has not set AuthInfo=cred_expire"
+        text += "; Slurm delays a requeued job, by 120 s where the site has not set AuthInfo=cred_expire"
     if any(word in reason for word in _FOR_NODES):
         sick = [node for node in nodes() if _is_out(node) and {*job.partition.split(",")} & {*node.partitions}]
-        told += "".join(f"; {node.name}: {node.reason or node.state}" for node in sick[:_NAMED])
-        told += f"; and {len(sick) - _NAMED} more: sinfo -R" if len(sick) > _NAMED else ""
-    return told
+        text += "".join(f"; {node.name}: {node.reason or node.state}" for node in sick[:_NAMED])
+        text += f"; and {len(sick) - _NAMED} more: sinfo -R" if len(sick) > _NAMED else ""
+    return text
 
 
 def _is_out(node: Node) -> bool:

@@ -213,10 +213,10 @@ class SupervisedSlurmExecutor(SlurmExecutor):
             script.flush()
             try:
                 command, *words = self.sbatch_command(script.name)
-                said = run([command, "--test-only", *words], timeout_s=_SBATCH_TIMEOUT_S)
+                done = run([command, "--test-only", *words], timeout_s=_SBATCH_TIMEOUT_S)
             except CommandError as error:
                 raise LauncherError(f"sbatch would refuse the job: {_refusal(error)}") from error
-        return " ".join(line.removeprefix("sbatch: ") for line in (said.stdout + said.stderr).splitlines())
+        return " ".join(line.removeprefix("sbatch: ") for line in (done.stdout + done.stderr).splitlines())
 
     def _num_tasks(self) -> int:
         return 1  # what submitit runs is the supervisor, on the batch host alone
@@ -235,8 +235,8 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         draft, script = folder / f".{uuid.uuid4().hex}.sh", self.script(len(specs)).encode()
         try:
             durable_write(draft, script)
-            said = run(self.sbatch_command(draft), timeout_s=_SBATCH_TIMEOUT_S).stdout
-            return self._settle(self._get_job_id_from_submission_command(said), script, specs)
+            stdout = run(self.sbatch_command(draft), timeout_s=_SBATCH_TIMEOUT_S).stdout
+            return self._settle(self._get_job_id_from_submission_command(stdout), script, specs)
         except CommandError as error:
             raise LauncherError(f"sbatch refused the job: {_refusal(error)}; nothing was submitted") from error
         finally:
@@ -295,12 +295,12 @@ def _state(slurm: Slurm, job_id: str) -> str:
 
 def _refusal(error: CommandError) -> str:
     lines = (line.removeprefix("sbatch: ").removeprefix("error: ") for line in error.result.stderr.splitlines())
-    said = "; ".join(line.strip() for line in lines if line.strip()) or error.reason
-    return said + "".join(f" ({step})" for words, step in _NEXT_STEPS.items() if words in said)
+    message = "; ".join(line.strip() for line in lines if line.strip()) or error.reason
+    return message + "".join(f" ({step})" for words, step in _NEXT_STEPS.items() if words in message)
 
 
 def flag_values(flags: Sequence[str]) -> dict[str, str]:
-    """Long option name -> value, as far as it can be told without sbatch's own table of options."""
+    """Long option name -> value, as far as it is known without sbatch's own table of options."""
     values = {}
     for flag, following in zip(flags, [*flags, ""][1:], strict=True):
         if flag.startswith("--"):

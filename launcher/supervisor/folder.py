@@ -67,7 +67,7 @@ async def until_written(write: Callable[[], None], *, timeout_s: float, give_up:
     """Repeats a write until it succeeds. The file system may be slow to answer: it is asked in a thread.
 
     Returns:
-        None when it is written; else what stood against it when `timeout_s` had passed, or `give_up` said so.
+        None when it is written; else what stood against it when `timeout_s` had passed, or `give_up` returned True.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:

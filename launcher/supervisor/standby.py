@@ -1,6 +1,6 @@
 """Takes a job over in place: `python -m launcher.supervisor.standby JOB_DIR TERM closed|silent`, started by a runner.
 
-A runner that misses its supervisor starts us when its turn has come, and closes our standard input when it hears the
+A runner that misses its supervisor starts us when its turn has come, and closes our standard input when it reaches the
 supervisor again. While the lease is renewed the supervisor lives, and it is our node that is cut off: we wait. Once it
 has run out, or the connection was closed and nobody is reached at that address any more, we take the next term, and
 what was decided so far is read from the job's folder. Should that be wrong it does no harm: a supervisor that finds a
@@ -36,23 +36,23 @@ def may_take_over(
     term: int,
     lease: LeaseWatch,
     is_gone: Callable[[], bool] = lambda: False,
-    is_heard: Callable[[], bool] = lambda: False,
+    is_reached: Callable[[], bool] = lambda: False,
     is_out: Callable[[], bool] = lambda: False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Waits until the supervisor is gone; False if it is heard, or somebody has taken over, or the job has ended.
+    """Waits until the supervisor is gone; False if it answers, or somebody has taken over, or the job has ended.
 
     Args:
         job_dir: the job's folder.
         term: the term that would be taken over.
         lease: made when the supervisor was missed.
         is_gone: whether that is certain before the lease has run out.
-        is_heard: whether our runner hears it again.
+        is_reached: whether our runner reaches it again.
         is_out: whether our node is out of the job: the others decide then, and a job without others goes back to Slurm.
         sleep: seconds.
     """
     out = False
-    while newest_number(job_dir) == term and not (job_dir / "result.json").exists() and not is_heard():
+    while newest_number(job_dir) == term and not (job_dir / "result.json").exists() and not is_reached():
         if not out and (lease.quiet_s() >= LEASE_S or is_gone()):
             out = is_out()
             if not out:
@@ -117,8 +117,8 @@ def main() -> int:
     if absence is not None:
         threading.Thread(target=absence.keep_looking, args=(decided,), daemon=True).start()
     is_gone = absence.is_certain if absence is not None and was_closed else lambda: False
-    is_heard = lambda: _has_ended(sys.stdin.fileno())  # noqa: E731
-    may = may_take_over(job_dir, term, lease, is_gone, is_heard, lambda: _is_out(job_dir, os.environ))
+    is_reached = lambda: _has_ended(sys.stdin.fileno())  # noqa: E731
+    may = may_take_over(job_dir, term, lease, is_gone, is_reached, lambda: _is_out(job_dir, os.environ))
     if not may:
         log.info("the supervisor of term %s lives, or another has taken over", term)
         os._exit(0)  # at once, whatever is being loaded: our runner may need the next one

@@ -212,7 +212,7 @@ def test_a_standby_leaves_when_the_supervisor_is_heard_again(job_dir: Path) -> N
         assert standby is not None
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(standby.wait(), 3.0)  # twice the lease
-        succession.heard()
+        succession.answered()
         assert await asyncio.wait_for(standby.wait(), DEADLINE_S) == 0
         renewing.cancel()
         assert newest_number(job_dir) == 1

@@ -61,7 +61,7 @@ def test_standby_leaves_a_supervisor_alone_that_renews_its_lease(tmp_path: Path)
     renew(tmp_path, 1, 5)
     clock = Clock(lambda now_s: renew(tmp_path, 1, int(now_s / RENEW_S)))
     heard = lambda: clock.now_s > 10 * LEASE_S  # noqa: E731
-    assert not may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), is_heard=heard, sleep=clock.sleep)
+    assert not may_take_over(tmp_path, 1, LeaseWatch(tmp_path, clock), is_reached=heard, sleep=clock.sleep)
     assert clock.now_s > 10 * LEASE_S, "it had left before the supervisor was heard again"
 
 
