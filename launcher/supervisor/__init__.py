@@ -2,6 +2,9 @@
 
     entry.py            a supervisor's life from outside: start, take-over, what it leaves
     supervisor.py       the driver: inbox, timer, commands, the end
+    job_facts.py        what the core has to know of the job
+    signals.py          signals as inputs; user_requests.py: stop.json and scale.json as inputs
+    scheduler_calls.py  the scheduler's answers as inputs
     processes.py        what it starts: runners and checkpoint agents
     own_checkpoints.py  progress of a script that keeps its own checkpoints
     batch_process.py    the batch script's process: runs a supervisor as its child, or waits for the one on another node

@@ -101,7 +101,7 @@ class BatchProcess:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Passes on the signals that Slurm sends to the batch script. Without a child the other supervisor gets them."""
+        """Passes on the signals Slurm sends to the batch script; without a child the other supervisor gets them."""
 
         def pass_on(number: int, frame: object) -> None:
             if self._child:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +22,31 @@ from launcher.core import commands as do
 from launcher.core.commands import Command
 from launcher.core.inputs import Input
 from launcher.core.requests import is_asked
-from launcher.core.state import ElasticLimits, JobFacts, RestartLimits, State
+from launcher.core.state import State
 from launcher.env import failure_domains
-from launcher.errors import LauncherError
 from launcher.history.events import Event, EventLog, read_events
 from launcher.history.status import StatusFold
 from launcher.jobfile import JobSpec
 from launcher.leadership.lease import FolderRemovedError, Leadership, Superseded
 from launcher.leadership.terms import newest
 from launcher.outcome import EXIT_CODES, Outcome, kept, unsaved
-from launcher.runner.step_signals import WARNINGS
 from launcher.scale_request import ScaleRequest
 from launcher.scheduler.cluster import Cluster
 from launcher.stop_request import StopRequest
 from launcher.supervisor.allocations import Allocations, recorded
 from launcher.supervisor.folder import probe, read_secret, until_written
+from launcher.supervisor.job_facts import job_facts
 from launcher.supervisor.own_checkpoints import OwnCheckpoints
 from launcher.supervisor.processes import Processes
 from launcher.supervisor.recorder import Recorder
-from slurm import SlurmError
+from launcher.supervisor.scheduler_calls import SchedulerCalls
+from launcher.supervisor.signals import log_signal, signals_into
+from launcher.supervisor.user_requests import bring_in_requests
 from slurm.hostlist import compress
 
 log = logging.getLogger(__name__)
 
 FOLDER_TIMEOUT_S = 600.0  # for the result, at the end
-STOP_LOOK_S = 1.0
 WRITE_AGAIN_S = 0.5
 PROGRESS_S = 0.25
 _NOT_LOGGED = ("time", "event", "term", "traceback", "sources")
@@ -103,6 +102,7 @@ class Supervisor:
         self._switches = failure_domains.switches_of(cluster.topology, cluster.nodes)
         self._processes = Processes(spec, job_dir, cluster, self._inbox.put_nowait, self._spawn)
         self._allocations = Allocations(cluster, self._inbox.put_nowait)
+        self._scheduler = SchedulerCalls(cluster, self._inbox.put_nowait)
         self._own_checkpoints = OwnCheckpoints(spec.progress) if spec.progress is not None else None
         self._history = StatusFold()
         self._timer: asyncio.TimerHandle | None = None
@@ -112,7 +112,7 @@ class Supervisor:
         """The whole job, to its outcome; leaves nothing running. Where another supervisor takes over, all is left."""
         self._recorder.start()
         try:
-            with self._signals():
+            with signals_into(self._inbox):
                 return await self._supervise()
         except Superseded as error:
             return self._leave(str(error))
@@ -147,66 +147,36 @@ class Supervisor:
         }
         if self._take_over is not None:  # what comes behind this line from the supervisor before us does not count
             _log_event(self._events.append("takeover", node=self._cluster.node, predecessor=self._predecessor))
-        past = read_events(self._job_dir / "events.jsonl")
-        for event in past:
+        earlier_events = read_events(self._job_dir / "events.jsonl")
+        for event in earlier_events:
             self._history.add(event)
             if event["time"] > self._now_s():  # another host's clock was ahead: events are in order of time
                 self._epoch_s += event["time"] - self._now_s()
         self._spawn(self._leadership.hold(lambda: not self._links.is_isolated, self._on_superseded, self._on_removed))
-        self._spawn(self._look_for_requests())
+        self._spawn(bring_in_requests(self._job_dir, self._inbox.put_nowait))
         if self._spec.most_boosters:
-            self._spawn(self._allocations.follow(recorded(past) if self._take_over is not None else ()))
+            self._spawn(self._allocations.follow(recorded(earlier_events) if self._take_over is not None else ()))
         self._spawn(self._report_progress())
-        state, commands = begin(self._job(), past, self._now_s())
+        job = job_facts(
+            self._spec,
+            self._job_dir,
+            self._cluster,
+            self._switches,
+            predecessor=self._predecessor,
+            is_predecessor_silent=self._predecessor_is_silent,
+            is_take_over=self._take_over is not None,
+        )
+        state, commands = begin(job, earlier_events, self._now_s())
         while (end := self._perform(state, commands)) is None:
             given = await self._inbox.get()
             self._has_request |= isinstance(given, inputs.Terminated | inputs.CancelAsked)
-            _log_signal(given)
+            log_signal(given)
             self._check_rule()
             if self._failure is not None:
                 raise self._failure
             state, commands = decide(state, given, self._now_s())
         self._has_request |= is_asked(state.requests)
         return end
-
-    def _job(self) -> JobFacts:
-        spec, cluster = self._spec, self._cluster
-        warnings = []
-        if failure_domains.wants_switches(spec.checkpoint) and len(self._switches) < len(cluster.nodes):
-            warnings = ["failure_domain: switch, but Slurm knows no switch of every node: parity is spread over nodes"]
-        restart = spec.restart
-        return JobFacts(
-            # Where there is a spare it is the supervisor's node: the job then outlives its loss without a fault.
-            nodes=tuple(sorted(cluster.nodes, key=lambda node: node == cluster.node)),
-            allocations=dict.fromkeys(cluster.nodes, cluster.allocation),
-            sizes=tuple(spec.sizes),
-            base_nodes=spec.nodes,
-            booster_nodes=spec.booster_nodes,
-            most_boosters=spec.most_boosters,
-            elastic=_limits_of(spec),
-            is_local=cluster.name == "local",
-            limits=RestartLimits(
-                max_without_progress=restart.max_without_progress,
-                max_restarts=spec.max_restarts,
-                hang_timeout_s=restart.hang_timeout_s,
-            ),
-            has_checkpoint=spec.checkpoint is not None,
-            names_own_checkpoints=spec.progress is not None,
-            can_requeue=cluster.can_requeue,
-            predecessor=self._predecessor,
-            is_predecessor_silent=self._predecessor_is_silent,
-            is_take_over=self._take_over is not None,
-            distance=cluster.topology.distance,
-            start={
-                "run_id": cluster.run_id,
-                "cluster": cluster.name,
-                "nodes_requested": spec.nodes,
-                "spares": max(0, len(cluster.nodes) - spec.nodes),
-                "restart_count": cluster.restart_count,
-            },
-            warnings=tuple(warnings),
-            log_dir=str(self._job_dir / "log" / "attempt-{attempt}"),
-        )
 
     def _perform(self, state: State, commands: tuple[Command, ...]) -> do.EndJob | None:
         for command in commands:
@@ -295,39 +265,6 @@ class Supervisor:
             seen = inputs.OwnCheckpointsSeen(file=newest_file.file, modified_s=newest_file.modified_s)
             self._inbox.put_nowait(seen)
 
-    # Questions to the scheduler.
-
-    async def _ask_unusable(self, command: do.AskUnusable) -> None:
-        unusable: dict[str, str] = {}
-        error = None
-        try:
-            unusable = await asyncio.to_thread(self._cluster.unusable, command.nodes, command.allocations)
-        except SlurmError as failure:
-            error = str(failure)
-        answer = inputs.UnusableAnswered(asked=command.nodes, purpose=command.purpose, unusable=unusable, error=error)
-        self._inbox.put_nowait(answer)
-
-    async def _ask_why_terminated(self) -> None:
-        why = await asyncio.to_thread(self._cluster.why_terminated)
-        self._inbox.put_nowait(inputs.TerminationExplained(why=why))
-
-    async def _ask_time_left(self) -> None:
-        try:
-            left_s = await asyncio.to_thread(self._cluster.time_left_s)
-            self._inbox.put_nowait(inputs.TimeLeftAnswered(left_s=left_s))
-        except SlurmError as error:
-            log.warning("time limit not known: %s", error)
-            self._inbox.put_nowait(inputs.TimeLeftAnswered(left_s=None))
-
-    async def _requeue(self, command: do.Requeue) -> None:
-        error = None
-        try:
-            await asyncio.to_thread(self._cluster.requeue, command.exclude)
-        except (LauncherError, SlurmError) as failure:
-            log.warning("the job is not requeued: %s", failure)
-            error = str(failure)
-        self._inbox.put_nowait(inputs.Requeued(error=error))
-
     # What comes in by itself.
 
     def _set_timer(self, command: do.SetTimer) -> None:
@@ -337,43 +274,6 @@ class Supervisor:
         if command.at_s is not None:
             delay_s = max(0.0, command.at_s - self._now_s())
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._inbox.put_nowait, inputs.TimerFired())
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Takes SIGTERM, SIGINT, and USR1 and USR2 (the time limit is near); gives them back to whoever had them."""
-        loop = asyncio.get_running_loop()
-        given: dict[signal.Signals, Input] = {
-            signal.SIGTERM: inputs.Terminated(),
-            signal.SIGINT: inputs.CancelAsked(),
-        }
-        given |= dict.fromkeys(WARNINGS, inputs.TimeWarned())
-        before = {
-            number: signal.signal(
-                number, lambda *_, found=found: loop.call_soon_threadsafe(self._inbox.put_nowait, found)
-            )
-            for number, found in given.items()
-        }
-        try:
-            yield
-        finally:  # asyncio's own way to give them back lets each end the process for a moment
-            for number, earlier in before.items():
-                signal.signal(number, earlier)
-
-    async def _look_for_requests(self) -> None:
-        """Brings in what a user asks for. The file system may be slow to answer: it is asked in a thread."""
-        seen: StopRequest | None = None
-        size: ScaleRequest | None = None
-        while True:
-            request = await asyncio.to_thread(StopRequest.read, self._job_dir)
-            if request is not None and request != seen and not request.is_served:
-                seen = request
-                halt = inputs.HaltAsked(at_step=request.at_step or 0, at_s=request.at_s or 0.0)
-                self._inbox.put_nowait(halt)
-            wanted = await asyncio.to_thread(ScaleRequest.read, self._job_dir)
-            if wanted is not None and wanted != size:
-                size = wanted
-                self._inbox.put_nowait(inputs.ScaleAsked(nodes=wanted.nodes))
-            await asyncio.sleep(STOP_LOOK_S)
 
     async def _report_progress(self) -> None:
         while True:
@@ -502,32 +402,13 @@ class Supervisor:
         do.LetGo: lambda self, _: self._cluster.let_go(),
         do.AskAllocation: lambda self, command: self._spawn(self._allocations.ask(command)),
         do.EndAllocation: lambda self, command: self._spawn(self._allocations.end(command)),
-        do.AskUnusable: lambda self, command: self._spawn(self._ask_unusable(command)),
-        do.AskWhyTerminated: lambda self, _: self._spawn(self._ask_why_terminated()),
-        do.AskTimeLeft: lambda self, _: self._spawn(self._ask_time_left()),
+        do.AskUnusable: lambda self, command: self._spawn(self._scheduler.ask_unusable(command)),
+        do.AskWhyTerminated: lambda self, _: self._spawn(self._scheduler.ask_why_terminated()),
+        do.AskTimeLeft: lambda self, _: self._spawn(self._scheduler.ask_time_left()),
         do.ProbeFolder: lambda self, command: self._spawn(self._probe_folder(command)),
         do.LookAtOwnCheckpoints: lambda self, _: self._spawn(self._look_at_own_checkpoints()),
-        do.Requeue: lambda self, command: self._spawn(self._requeue(command)),
+        do.Requeue: lambda self, command: self._spawn(self._scheduler.requeue(command)),
     }
-
-
-def _limits_of(spec: JobSpec) -> ElasticLimits:
-    elastic = spec.elastic
-    if elastic is None:
-        return ElasticLimits()
-    return ElasticLimits(
-        scaling_timeout_s=elastic.scaling_timeout_s,
-        graceful_shutdown_timeout_s=elastic.graceful_shutdown_timeout_s,
-        faulty_scale_down_timeout_s=elastic.faulty_scale_down_timeout_s,
-        scale_up_snooze_s=elastic.scale_up_snooze_s,
-    )
-
-
-def _log_signal(given: Input) -> None:
-    if isinstance(given, inputs.Terminated):
-        log.info("SIGTERM at %s", given.node or "the supervisor")
-    elif isinstance(given, inputs.TimeWarned):
-        log.info("warned: the time limit is near")
 
 
 def _log_event(event: Event) -> None:

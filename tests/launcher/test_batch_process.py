@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from contextlib import AbstractContextManager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -16,12 +14,7 @@ from launcher.core.inputs import Input, Terminated
 from launcher.leadership.terms import Term, claim
 from launcher.outcome import Outcome
 from launcher.supervisor.batch_process import BatchProcess
-from launcher.supervisor.supervisor import Supervisor
-
-
-def signals_into(inbox: asyncio.Queue[Input]) -> AbstractContextManager[None]:
-    """A supervisor's signals; nothing else of it."""
-    return Supervisor._signals(cast(Supervisor, SimpleNamespace(_inbox=inbox)))
+from launcher.supervisor.signals import signals_into
 
 
 def test_a_sigterm_that_comes_when_the_supervisor_is_done_does_not_take_its_outcome_along(tmp_path: Path) -> None:

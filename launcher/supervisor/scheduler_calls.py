@@ -1,0 +1,64 @@
+"""The scheduler's calls that the core commands; the answers are inputs of the core."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from launcher.core import commands as do
+from launcher.core import inputs
+from launcher.core.inputs import Input
+from launcher.errors import LauncherError
+from launcher.scheduler.cluster import Cluster
+from slurm import SlurmError
+
+log = logging.getLogger(__name__)
+
+
+class SchedulerCalls:
+    """Each call runs in a thread: Slurm may be slow to answer.
+
+    Args:
+        cluster: where the job runs.
+        bring_in: gives the core an input.
+    """
+
+    def __init__(self, cluster: Cluster, bring_in: Callable[[Input], None]) -> None:
+        self._cluster = cluster
+        self._bring_in = bring_in
+
+    async def ask_unusable(self, command: do.AskUnusable) -> None:
+        """Which of these nodes cannot be used, and why."""
+        unusable: dict[str, str] = {}
+        error = None
+        try:
+            unusable = await asyncio.to_thread(self._cluster.unusable, command.nodes, command.allocations)
+        except SlurmError as failure:
+            error = str(failure)
+        answer = inputs.UnusableAnswered(asked=command.nodes, purpose=command.purpose, unusable=unusable, error=error)
+        self._bring_in(answer)
+
+    async def ask_why_terminated(self) -> None:
+        """Why Slurm has sent a SIGTERM."""
+        why = await asyncio.to_thread(self._cluster.why_terminated)
+        self._bring_in(inputs.TerminationExplained(why=why))
+
+    async def ask_time_left(self) -> None:
+        """How long until the time limit."""
+        try:
+            left_s = await asyncio.to_thread(self._cluster.time_left_s)
+            self._bring_in(inputs.TimeLeftAnswered(left_s=left_s))
+        except SlurmError as error:
+            log.warning("time limit not known: %s", error)
+            self._bring_in(inputs.TimeLeftAnswered(left_s=None))
+
+    async def requeue(self, command: do.Requeue) -> None:
+        """Requeues the job."""
+        error = None
+        try:
+            await asyncio.to_thread(self._cluster.requeue, command.exclude)
+        except (LauncherError, SlurmError) as failure:
+            log.warning("the job is not requeued: %s", failure)
+            error = str(failure)
+        self._bring_in(inputs.Requeued(error=error))

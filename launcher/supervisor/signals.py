@@ -1,0 +1,43 @@
+"""Signals to the supervisor, as inputs of the core."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Iterator
+
+from launcher.core import inputs
+from launcher.core.inputs import Input
+from launcher.runner.step_signals import WARNINGS
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def signals_into(inbox: asyncio.Queue[Input]) -> Iterator[None]:
+    """Takes SIGTERM, SIGINT, and USR1 and USR2 (the time limit is near); gives them back to whoever had them."""
+    loop = asyncio.get_running_loop()
+    given: dict[signal.Signals, Input] = {
+        signal.SIGTERM: inputs.Terminated(),
+        signal.SIGINT: inputs.CancelAsked(),
+    }
+    given |= dict.fromkeys(WARNINGS, inputs.TimeWarned())
+    before = {
+        number: signal.signal(number, lambda *_, found=found: loop.call_soon_threadsafe(inbox.put_nowait, found))
+        for number, found in given.items()
+    }
+    try:
+        yield
+    finally:  # asyncio's own way to give them back lets each end the process for a moment
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def log_signal(given: Input) -> None:
+    """Logs an input that is a signal."""
+    if isinstance(given, inputs.Terminated):
+        log.info("SIGTERM at %s", given.node or "the supervisor")
+    elif isinstance(given, inputs.TimeWarned):
+        log.info("warned: the time limit is near")
