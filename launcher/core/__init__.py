@@ -4,11 +4,12 @@
     inputs      what can happen
     commands    what the driver is to do
     decision    decide(): hands each input to the part of the state that it concerns, then moves the job on
-    stages      the way of the job as a whole, from its start to its end
+    stages      the way of the job as a whole, from stage to stage; ending: its end
     nodes       what is reported of nodes and their runners
     turn        the work space of one decide()
     members     which nodes are ready, which train, which are out and why
-    attempt     one attempt, from the choice of its nodes to its end
+    attempt     one attempt, from the choice of its nodes to its end; attempt_reports: what nodes report of it;
+                teardown: nothing of it is left
     agent_world the checkpoint agents of an attempt
     launch      the start of the runners
     requests    stop and cancel, by a user, a signal or the scheduler; the time limit

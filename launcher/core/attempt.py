@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from rpds import HashTrieMap, HashTrieSet
 
-from launcher.core import agent_world, boosters, requests
+from launcher.core import agent_world, requests, teardown
 from launcher.core.commands import (
-    KillAgents,
-    LookAtOwnCheckpoints,
     Order,
     Send,
     StartWorkers,
 )
 from launcher.core.faults import (
     AGENT_LOST,
-    ENVIRONMENT,
-    FABRIC,
     HANG,
     NODE_LOST,
-    PREEMPTED,
-    PROCESS_EXIT,
-    RUNNER_LOST,
     SCHEDULER_LOST,
     START_TIMEOUT,
     Fault,
@@ -28,22 +21,9 @@ from launcher.core.faults import (
 )
 from launcher.core.hang import suspect
 from launcher.core.inputs import (
-    Committed,
     EventsWritten,
-    FabricMissed,
-    FirstStep,
-    NodeBroken,
-    NodeJoined,
-    NodeLost,
     OwnCheckpointsSeen,
-    Progress,
-    Reported,
-    StacksTaken,
-    StopHandled,
     UnusableAnswered,
-    WorkersEnded,
-    WorkersKilled,
-    WorkersStarted,
 )
 from launcher.core.members import Phase
 from launcher.core.replay import Running
@@ -59,19 +39,16 @@ STACKS_TIMEOUT_S = 12.0  # a runner gives its workers 2 s, and py-spy 5 s
 # After a worker's failure, wait this long for its cause: a lost node, or the first of several failures.
 CAUSE_WINDOW_S = 0.15
 SECONDARY_CAUSE_WINDOW_S = 0.5
-KILL_CONFIRM_S = 5.0
-AGENT_FLUSH_S = 600.0  # after the last step: what the agents still write is the job's result
-AGENT_STOP_S = 3.0  # when stopping to go on later the time is short and memory survives
 
-_AT_WORK = (AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING)
-_BEFORE_END = (AttemptPhase.RECORDING, AttemptPhase.RETURNING, *_AT_WORK, AttemptPhase.FINDING_CAUSE)
+AT_WORK = (AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING)
+BEFORE_END = (AttemptPhase.RECORDING, AttemptPhase.RETURNING, *AT_WORK, AttemptPhase.FINDING_CAUSE)
 
 
 def begin(turn: Turn, nodes: tuple[str, ...], rung: str, spares: list[str]) -> None:
     """Begins an attempt: nothing is started before its start is on disk."""
     number = turn.state.history.next_attempt
     turn.set(attempt=Attempt(number=number, nodes=nodes, begun_s=turn.now_s), agents=AgentWorld())
-    _enter(turn, AttemptPhase.RECORDING)
+    turn.enter_phase(AttemptPhase.RECORDING)
     for node in nodes:
         turn.set_member(node, phase=Phase.TRAINING)
     holders = list(turn.state.holders) or None
@@ -107,140 +84,10 @@ def on_events_written(turn: Turn, given: EventsWritten) -> None:
         _end(turn)
         return
     has_agents = turn.state.job.has_checkpoint
-    _enter(turn, AttemptPhase.STARTING)
+    turn.enter_phase(AttemptPhase.STARTING)
     turn.do(StartWorkers(nodes=attempt.nodes, attempt=attempt.number, has_agents=has_agents))
     if has_agents:
         agent_world.start(turn)
-
-
-# Nodes.
-
-
-def on_node_joined(turn: Turn, given: NodeJoined) -> None:
-    """A node of the attempt is there (again): its workers may have been ended meanwhile."""
-    attempt = turn.attempt
-    if given.node in attempt.lost:
-        return
-    turn.set_attempt(returned=attempt.returned.insert(given.node))
-    if given.attempt != attempt.number and attempt.phase in (AttemptPhase.RETURNING, *_AT_WORK):
-        reason = f"{given.node}: its workers were ended: no supervisor was heard in time"
-        turn.add_fault(Fault(kind=PROCESS_EXIT, node=given.node, reason=reason))
-    elif attempt.phase is AttemptPhase.KILLING:  # the order, or its answer, was lost on its way
-        turn.do(Send(nodes=(given.node,), order=Order.KILL, attempt=attempt.number))
-
-
-def on_node_lost(turn: Turn, given: NodeLost) -> None:
-    kind = PREEMPTED if boosters.is_leaving(turn, given.node) else NODE_LOST
-    _lose(turn, Fault(kind=kind, node=given.node, reason=given.reason, detect_s=given.detect_s))
-
-
-def on_node_broken(turn: Turn, given: NodeBroken) -> None:
-    kind = ENVIRONMENT if given.is_environment else RUNNER_LOST
-    _lose(turn, Fault(kind=kind, node=given.node, reason=given.reason))
-
-
-def _lose(turn: Turn, fault: Fault) -> None:
-    attempt, holders = turn.attempt, turn.state.holders
-    if fault.node in holders:
-        turn.set(holders=tuple(node for node in holders if node != fault.node))
-        if attempt.phase in _BEFORE_END and not attempt.restored:  # its agents cannot come up without it
-            turn.add_fault(fault)
-            turn.record_faults()
-        return
-    if fault.node is None or fault.node in attempt.lost or fault.node not in attempt.nodes:
-        return
-    turn.set_attempt(lost=attempt.lost.insert(fault.node))
-    turn.add_fault(fault)
-    turn.record_faults()  # before its node_out
-
-
-# What the runners report.
-
-
-def on_isolation_ended(turn: Turn) -> None:
-    """Nodes have their time anew to confirm that nothing of the attempt is left on them."""
-    attempt = turn.state.attempt
-    if attempt is not None and attempt.phase is AttemptPhase.KILLING:
-        _enter(turn, AttemptPhase.KILLING)
-
-
-def on_workers_started(turn: Turn, given: WorkersStarted) -> None:
-    started = turn.attempt.started
-    if given.node not in started:
-        turn.set_attempt(started=started.insert(given.node))
-
-
-def on_workers_ended(turn: Turn, given: WorkersEnded) -> None:
-    turn.see_step(given.step)
-    attempt = turn.attempt
-    if given.ok:
-        if given.node not in attempt.ended:
-            turn.set_attempt(ended=attempt.ended.insert(given.node))
-        return
-    fault_s = turn.now_s if attempt.fault_s is None else attempt.fault_s
-    turn.set_attempt(failures=(*attempt.failures, *given.failures), fault_s=fault_s)
-    if not given.failures:
-        turn.add_fault(Fault(kind=PROCESS_EXIT, node=given.node, reason=f"{given.node}: {given.reason}"))
-
-
-def on_workers_killed(turn: Turn, given: WorkersKilled) -> None:
-    if given.left:
-        left = list(given.left)
-        turn.put_out(given.node, f"processes {left} do not end (uninterruptible sleep); reboot the node")
-    turn.see_step(given.step)
-    killed = turn.attempt.killed
-    if given.node not in turn.state.holders and given.node not in killed:
-        turn.set_attempt(killed=killed.insert(given.node))
-
-
-def on_progress(turn: Turn, given: Progress) -> None:
-    turn.see_step(given.step)
-    hang = turn.state.hang.note(
-        given.slowest, turn.now_s, is_active=given.is_active, is_over=given.is_over, rank_ended=given.rank_ended
-    )
-    turn.set(hang=hang)
-
-
-def on_first_step(turn: Turn, given: FirstStep) -> None:
-    attempt = turn.attempt
-    turn.see_step(given.step)
-    if not attempt.first_step_seen:
-        turn.set_attempt(first_step_seen=True)
-        seconds = round(given.time_s - attempt.begun_s, 3)
-        turn.record("first_step", attempt=attempt.number, step=given.step, seconds=seconds)
-
-
-def on_committed(turn: Turn, given: Committed) -> None:
-    attempt = turn.attempt
-    if given.step <= attempt.committed.get(given.tier, -1):
-        return  # reported before
-    committed_step = max(attempt.committed_step, given.step)
-    turn.set_attempt(committed=attempt.committed.insert(given.tier, given.step), committed_step=committed_step)
-    turn.see_step(given.step)
-    turn.record("commit", attempt=attempt.number, step=given.step, tier=given.tier, **given.fields)
-
-
-def on_reported(turn: Turn, given: Reported) -> None:
-    if given.event == "problem" and turn.state.agents.makes_way:
-        return  # agents that are ended one after the other miss each other
-    turn.record(given.event, **{"attempt": given.attempt, "node": given.node, **given.fields})
-
-
-def on_fabric_missed(turn: Turn, given: FabricMissed) -> None:
-    if given.is_required:
-        turn.add_fault(Fault(kind=FABRIC, node=given.node, reason=f"{given.node}: {given.problem}"))
-    else:
-        what = "training is slower than it could be (fabric: prefer)"
-        turn.record("problem", attempt=given.attempt, node=given.node, what=what, detail=given.problem)
-
-
-def on_stop_handled(turn: Turn, given: StopHandled) -> None:
-    if not given.has_handler:
-        turn.set_attempt(without_handler=turn.attempt.without_handler.insert(given.node))
-
-
-def on_stacks_taken(turn: Turn, given: StacksTaken) -> None:
-    turn.set_attempt(stacks=turn.attempt.stacks.insert(given.node, given.stacks))
 
 
 # Answers.
@@ -263,7 +110,7 @@ def on_failed_agents_explained(turn: Turn, given: UnusableAnswered) -> None:
 def on_own_checkpoints(turn: Turn, given: OwnCheckpointsSeen) -> None:
     if turn.attempt.phase is AttemptPhase.LOOKING:
         record_own_checkpoint(turn, given)
-        _enter(turn, AttemptPhase.ENDED)
+        turn.enter_phase(AttemptPhase.ENDED)
 
 
 def record_own_checkpoint(turn: Turn, given: OwnCheckpointsSeen) -> None:
@@ -278,10 +125,10 @@ def advance(turn: Turn) -> None:
     """Moves the attempt on as far as it goes; called until nothing changes."""
     attempt = turn.attempt
     if turn.state.job.has_checkpoint and attempt.phase is not AttemptPhase.RECORDING:
-        agent_world.advance(turn, is_training=attempt.phase in _AT_WORK)
+        agent_world.advance(turn, is_training=attempt.phase in AT_WORK)
     _PHASES[turn.attempt.phase](turn)
     attempt = turn.attempt
-    is_explained = attempt.phase not in (*_BEFORE_END, AttemptPhase.EXPLAINING)
+    is_explained = attempt.phase not in (*BEFORE_END, AttemptPhase.EXPLAINING)
     if attempt.faults and (is_explained or attempt.faults[0].kind != AGENT_LOST):
         turn.record_faults()
 
@@ -291,8 +138,8 @@ def next_s(turn: Turn) -> list[float | None]:
     attempt, state = turn.attempt, turn.state
     found: list[float | None] = []
     if state.job.has_checkpoint and attempt.phase is not AttemptPhase.RECORDING:
-        found += agent_world.next_s(turn, is_training=attempt.phase in _AT_WORK)
-    if attempt.phase in _AT_WORK:
+        found += agent_world.next_s(turn, is_training=attempt.phase in AT_WORK)
+    if attempt.phase in AT_WORK:
         found.append(_stop_deadline_s(turn))
     if attempt.phase is AttemptPhase.TRAINING:
         if state.requests.stop is None:
@@ -306,13 +153,13 @@ def next_s(turn: Turn) -> list[float | None]:
     elif (timeout_s := _TIMEOUT_S.get(attempt.phase)) is not None:
         found.append(attempt.phase_s + timeout_s)
     elif attempt.phase is AttemptPhase.RELEASING:
-        found.append(attempt.phase_s + _flush_s(attempt))
+        found.append(attempt.phase_s + teardown.flush_s(attempt))
     return found
 
 
 def cannot_be_recorded(turn: Turn) -> bool:
     """Whether the attempt's start could not be written for too long."""
-    return turn.attempt.phase is AttemptPhase.RECORDING and _has_passed(turn, FOLDER_TIMEOUT_S)
+    return turn.attempt.phase is AttemptPhase.RECORDING and turn.has_passed(FOLDER_TIMEOUT_S)
 
 
 def _record(turn: Turn) -> None:
@@ -348,7 +195,7 @@ def _return(turn: Turn) -> None:
         turn.add_fault(Fault(kind=NODE_LOST, node=node, reason=reason, detect_s=0.0))
     turn.record_faults()
     miss(turn, absent)
-    _enter(turn, AttemptPhase.TRAINING)
+    turn.enter_phase(AttemptPhase.TRAINING)
     turn.set(hang=turn.state.hang.begin(turn.now_s))
 
 
@@ -375,9 +222,9 @@ def _start(turn: Turn) -> None:
     elif attempt.all_started:
         seconds = round(turn.now_s - attempt.begun_s, 3)
         turn.record("workers_started", attempt=attempt.number, seconds=seconds)
-        _enter(turn, AttemptPhase.TRAINING)
+        turn.enter_phase(AttemptPhase.TRAINING)
         turn.set(hang=turn.state.hang.begin(turn.now_s))
-    elif _has_passed(turn, START_TIMEOUT_S):
+    elif turn.has_passed(START_TIMEOUT_S):
         _blame_late_start(turn)
         _end(turn)
 
@@ -390,7 +237,7 @@ def _train(turn: Turn) -> None:
         stall = turn.state.hang.check(turn.now_s, _hangs(turn), tells_steps=_tells_steps(turn))
         if stall is not None:
             attempt = turn.attempt
-            _enter(turn, AttemptPhase.JUDGING)
+            turn.enter_phase(AttemptPhase.JUDGING)
             turn.set_attempt(stall=stall, stacks=HashTrieMap(), fault_s=turn.now_s)
             turn.do(Send(nodes=attempt.nodes, order=Order.DUMP, attempt=attempt.number))
 
@@ -403,11 +250,11 @@ def _judge(turn: Turn) -> None:
         turn.set_attempt(stall=None, fault_s=turn.now_s)
         _end(turn)
         return
-    if len(attempt.stacks) < len(attempt.nodes) and not _has_passed(turn, STACKS_TIMEOUT_S):
+    if len(attempt.stacks) < len(attempt.nodes) and not turn.has_passed(STACKS_TIMEOUT_S):
         return
     stall = attempt.stall
     turn.set_attempt(stall=None)
-    _enter(turn, AttemptPhase.TRAINING)
+    turn.enter_phase(AttemptPhase.TRAINING)
     if stall is None:
         return
     if turn.state.hang.check(turn.now_s, _hangs(turn), tells_steps=_tells_steps(turn)) is None:
@@ -433,7 +280,7 @@ def _find_cause(turn: Turn) -> None:
     if not attempt.faults and not turn.state.requests.is_cancelled:
         reported = {failure.node for failure in attempt.failures}
         is_complete = len(reported) + len(attempt.ended) >= len(attempt.nodes)
-        if not is_complete and not _has_passed(turn, _cause_window_s(attempt)):
+        if not is_complete and not turn.has_passed(_cause_window_s(attempt)):
             return
     if not attempt.faults:
         turn.add_fault(root_cause(attempt.failures))
@@ -443,7 +290,7 @@ def _find_cause(turn: Turn) -> None:
 def _explain(turn: Turn) -> None:
     attempt = turn.attempt
     if attempt.faults and attempt.faults[0].kind == AGENT_LOST and not attempt.recorded:
-        _enter(turn, AttemptPhase.EXPLAINING)
+        turn.enter_phase(AttemptPhase.EXPLAINING)
         agent_world.ask_why_failed(turn)
     else:
         _settle(turn)
@@ -457,7 +304,7 @@ def _await_explanation(turn: Turn) -> None:
 
 def _settle(turn: Turn) -> None:
     """All may have ended well because of a SIGTERM whose meaning is not known yet."""
-    _enter(turn, AttemptPhase.SETTLING)
+    turn.enter_phase(AttemptPhase.SETTLING)
 
 
 def _decide(turn: Turn) -> None:
@@ -480,56 +327,9 @@ def _decide(turn: Turn) -> None:
         turn.record("problem", attempt=attempt.number, what=what)
     if turn.state.job.has_checkpoint and attempt.all_ended and outcome != "cancelled":
         turn.do(Send(nodes=agent_world.nodes(turn), order=Order.RELEASE_AGENT, attempt=attempt.number))
-        _enter(turn, AttemptPhase.RELEASING)
+        turn.enter_phase(AttemptPhase.RELEASING)
     else:
-        _kill(turn)
-
-
-def _release(turn: Turn) -> None:
-    attempt = turn.attempt
-    flush_s = _flush_s(attempt)
-    if turn.state.agents.is_ended or turn.state.requests.is_cancelled:
-        _kill(turn)
-    elif _has_passed(turn, flush_s):
-        what = f"checkpoint agents still at work {flush_s:g} s after training ended were killed"
-        turn.record("problem", attempt=attempt.number, what=what)
-        _kill(turn)
-
-
-def _kill(turn: Turn) -> None:
-    attempt = turn.attempt
-    if turn.state.job.has_checkpoint:
-        turn.do(KillAgents())
-    turn.do(Send(nodes=agent_world.nodes(turn), order=Order.KILL, attempt=attempt.number))
-    _enter(turn, AttemptPhase.KILLING)
-
-
-def _confirm_killed(turn: Turn) -> None:
-    """A node that does not confirm is out; not while most are silent, as it may be we who are cut off."""
-    attempt = turn.attempt
-    is_late = _has_passed(turn, KILL_CONFIRM_S) and not turn.state.is_isolated
-    if len(attempt.killed) + len(attempt.lost) < len(attempt.nodes) and not is_late:
-        return
-    left = [node for node in attempt.nodes if node not in attempt.killed and node not in attempt.lost]
-    if left and not is_late:
-        return
-    for node in left:
-        turn.put_out(node, f"did not confirm the end of its workers within {KILL_CONFIRM_S:g} s")
-    _report_unsaved_stop(turn)
-    if attempt.outcome == "fault" and turn.state.job.names_own_checkpoints:
-        turn.do(LookAtOwnCheckpoints())
-        _enter(turn, AttemptPhase.LOOKING)
-    else:
-        _enter(turn, AttemptPhase.ENDED)
-
-
-def _report_unsaved_stop(turn: Turn) -> None:
-    attempt, state = turn.attempt, turn.state
-    reached = attempt.step or 0
-    if state.requests.stop is not None and state.job.has_checkpoint and reached > attempt.committed_step:
-        saved = f"the newest step committed is {attempt.committed_step or 'none'}"
-        what = f"ranks ended in the stop without the save that all agree on: step {reached} was reached, {saved}"
-        turn.record("problem", attempt=attempt.number, what=what)
+        teardown.kill(turn)
 
 
 def _look(turn: Turn) -> None:
@@ -549,8 +349,8 @@ _PHASES = {
     AttemptPhase.FINDING_CAUSE: _find_cause,
     AttemptPhase.EXPLAINING: _await_explanation,
     AttemptPhase.SETTLING: _decide,
-    AttemptPhase.RELEASING: _release,
-    AttemptPhase.KILLING: _confirm_killed,
+    AttemptPhase.RELEASING: teardown.release,
+    AttemptPhase.KILLING: teardown.confirm_killed,
     AttemptPhase.LOOKING: _look,
     AttemptPhase.ENDED: _ended,
 }
@@ -558,19 +358,15 @@ _TIMEOUT_S = {
     AttemptPhase.RECORDING: FOLDER_TIMEOUT_S,
     AttemptPhase.STARTING: START_TIMEOUT_S,
     AttemptPhase.JUDGING: STACKS_TIMEOUT_S,
-    AttemptPhase.KILLING: KILL_CONFIRM_S,
+    AttemptPhase.KILLING: teardown.KILL_CONFIRM_S,
 }
-
-
-def _enter(turn: Turn, phase: AttemptPhase) -> None:
-    turn.set_attempt(phase=phase, phase_s=turn.now_s)
 
 
 def _end(turn: Turn) -> None:
     """The attempt is over: why?"""
     attempt = turn.attempt
     if attempt.failures and not attempt.faults:
-        _enter(turn, AttemptPhase.FINDING_CAUSE)
+        turn.enter_phase(AttemptPhase.FINDING_CAUSE)
     else:
         _explain(turn)
 
@@ -626,10 +422,6 @@ def _why_absent(turn: Turn, node: str) -> str:
     return PREDECESSOR_LOST if node == turn.state.job.predecessor else "its runner did not come back"
 
 
-def _flush_s(attempt: Attempt) -> float:
-    return AGENT_FLUSH_S if attempt.outcome in ("done", "halted") else AGENT_STOP_S
-
-
 def _cause_window_s(attempt: Attempt) -> float:
     is_clear = any(not failure.is_secondary for failure in attempt.failures)
     return CAUSE_WINDOW_S if is_clear else SECONDARY_CAUSE_WINDOW_S
@@ -643,7 +435,3 @@ def _hangs(turn: Turn) -> int:
 
 def _tells_steps(turn: Turn) -> bool:
     return turn.state.history.tells_steps or turn.state.hang.step is not None
-
-
-def _has_passed(turn: Turn, seconds: float) -> bool:
-    return turn.now_s >= turn.attempt.phase_s + seconds

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from launcher.core import agent_world, attempt, boosters, launch, nodes, requests, resize, stages
+from launcher.core import (
+    agent_world,
+    attempt,
+    attempt_reports,
+    boosters,
+    ending,
+    launch,
+    nodes,
+    requests,
+    resize,
+    stages,
+)
 from launcher.core import inputs as given_
 from launcher.core.commands import (
     Command,
@@ -137,10 +148,10 @@ _STAGES: dict[Stage, Callable[[Turn], None]] = {
     Stage.BACKING_OFF: stages.backing_off,
     Stage.DECIDING: stages.deciding,
     Stage.SCHEDULER: stages.scheduler,
-    Stage.CONFIRMING: stages.confirming,
-    Stage.CLOSING: stages.closing,
-    Stage.REQUEUEING: stages.requeueing,
-    Stage.ENDED: stages.ended,
+    Stage.CONFIRMING: ending.confirming,
+    Stage.CLOSING: ending.closing,
+    Stage.REQUEUEING: ending.requeueing,
+    Stage.ENDED: ending.ended,
 }
 
 
@@ -165,23 +176,23 @@ _TAKE: dict[type, Callable[[Turn, Any], None]] = {
     given_.IsolationChanged: nodes.on_isolation,
     given_.StoodStill: nodes.on_stood_still,
     given_.LaunchEnded: launch.on_ended,
-    given_.WorkersStarted: attempt.on_workers_started,
-    given_.WorkersEnded: attempt.on_workers_ended,
-    given_.WorkersKilled: attempt.on_workers_killed,
-    given_.Progress: attempt.on_progress,
-    given_.FirstStep: attempt.on_first_step,
-    given_.FabricMissed: attempt.on_fabric_missed,
-    given_.StopHandled: attempt.on_stop_handled,
-    given_.StacksTaken: attempt.on_stacks_taken,
-    given_.Reported: attempt.on_reported,
+    given_.WorkersStarted: attempt_reports.on_workers_started,
+    given_.WorkersEnded: attempt_reports.on_workers_ended,
+    given_.WorkersKilled: attempt_reports.on_workers_killed,
+    given_.Progress: attempt_reports.on_progress,
+    given_.FirstStep: attempt_reports.on_first_step,
+    given_.FabricMissed: attempt_reports.on_fabric_missed,
+    given_.StopHandled: attempt_reports.on_stop_handled,
+    given_.StacksTaken: attempt_reports.on_stacks_taken,
+    given_.Reported: attempt_reports.on_reported,
     given_.Restored: agent_world.on_restored,
     given_.AgentsRejoined: agent_world.on_rejoined,
-    given_.Committed: attempt.on_committed,
+    given_.Committed: attempt_reports.on_committed,
     given_.AgentLost: agent_world.on_lost,
     given_.AgentEnded: agent_world.on_agent_ended,
     given_.AgentsEnded: agent_world.on_ended,
     given_.UnusableAnswered: _on_unusable,
-    given_.TerminationExplained: stages.on_explained,
+    given_.TerminationExplained: ending.on_explained,
     given_.TimeLeftAnswered: requests.on_time_left,
     given_.FolderProbed: stages.on_folder_probed,
     given_.EventsWritten: _on_events_written,
@@ -194,5 +205,5 @@ _TAKE: dict[type, Callable[[Turn, Any], None]] = {
     given_.TimeWarned: requests.on_time_warned,
     given_.HaltAsked: requests.on_halt,
     given_.CancelAsked: requests.on_cancel,
-    given_.FolderRemoved: stages.on_folder_removed,
+    given_.FolderRemoved: ending.on_folder_removed,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.core import attempt, boosters, launch
+from launcher.core import attempt, attempt_reports, boosters, launch
 from launcher.core import inputs as given_
 from launcher.core.commands import (
     AskUnusable,
@@ -35,7 +35,7 @@ def on_node_joined(turn: Turn, given: given_.NodeJoined) -> None:
         turn.add_ready(node, is_warm=given.is_warm)
     trains = turn.state.stage is Stage.ATTEMPT and node in turn.attempt.nodes
     if trains:
-        attempt.on_node_joined(turn, given)
+        attempt_reports.on_node_joined(turn, given)
     elif given.attempt is not None:  # a supervisor before us began it, and no attempt is continued here
         turn.do(Send(nodes=(node,), order=Order.KILL, attempt=given.attempt))
 
@@ -105,7 +105,7 @@ def on_node_warm(turn: Turn, given: given_.NodeWarm) -> None:
 
 def on_node_lost(turn: Turn, given: given_.NodeLost) -> None:
     if turn.state.stage is Stage.ATTEMPT:
-        attempt.on_node_lost(turn, given)
+        attempt_reports.on_node_lost(turn, given)
     elif launch.on_node_lost(turn, given):
         return
     turn.lose(given.node, given.reason)
@@ -115,7 +115,7 @@ def on_node_broken(turn: Turn, given: given_.NodeBroken) -> None:
     if turn.member(given.node).phase in (Phase.OUT, Phase.RETURNING):
         return
     if turn.state.stage is Stage.ATTEMPT:
-        attempt.on_node_broken(turn, given)
+        attempt_reports.on_node_broken(turn, given)
     turn.put_out(given.node, given.reason, is_environment=given.is_environment)
 
 
@@ -126,7 +126,7 @@ def on_isolation(turn: Turn, given: given_.IsolationChanged) -> None:
     if given.is_isolated != turn.state.is_isolated:
         turn.set(is_isolated=given.is_isolated)
         if not given.is_isolated:
-            attempt.on_isolation_ended(turn)
+            attempt_reports.on_isolation_ended(turn)
 
 
 def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:

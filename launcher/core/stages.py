@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from launcher.core import attempt, boosters, choice, launch, requests, resize
+from launcher.core import attempt, boosters, choice, ending, launch, requests, resize
 from launcher.core import inputs as given_
 from launcher.core.commands import (
     AskUnusable,
     AskWhyTerminated,
     AwaitReturn,
     Dismiss,
-    EndJob,
     LookAtOwnCheckpoints,
     ProbeFolder,
     Purpose,
-    SetTimer,
 )
 from launcher.core.faults import ENVIRONMENT, PREEMPTED, SCHEDULER_LOST, START_TIMEOUT, Fault
 from launcher.core.members import Phase, choose, is_usable
-from launcher.core.recovery import choose_rung, why_given_up
-from launcher.core.replay import TIME_LIMIT
-from launcher.core.state import Launch, RequeuePhase, Sigterm, Stage
+from launcher.core.recovery import choose_rung
+from launcher.core.state import Sigterm, Stage
 from launcher.core.turn import Turn
 
 NODE_START_TIMEOUT_S = 120.0
@@ -31,12 +28,6 @@ FOLDER_AGAIN_S = 0.5
 SCHEDULER_TIMEOUT_S = 1800.0  # a controller is restarted, or its backup takes over
 SCHEDULER_AGAIN_S = 1.0
 SCHEDULER_SETTLE_S = 5.0  # a controller that is back refuses steps until its nodes have registered (seen on 22.05)
-
-# Where the outcome says it all.
-REASONS = {
-    "cancelled": "ended from outside: cancelled, or out of time",
-    "stopped": "stopped at a step boundary; the job goes on from there when it starts again",
-}
 
 
 def start(turn: Turn) -> None:
@@ -66,7 +57,7 @@ def take_over(turn: Turn, runners: tuple[str, ...]) -> None:
     if running is not None:
         turn.set(positions=running.nodes)
         attempt.resume(turn, running)
-        _enter(turn, Stage.ATTEMPT)
+        turn.enter(Stage.ATTEMPT)
     else:
         probe(turn)
 
@@ -83,20 +74,11 @@ def _leave_out(turn: Turn, *, are_lost: bool) -> None:
             turn.do(Dismiss(node=node, forget=True))
 
 
-def _enter(turn: Turn, stage: Stage, *, timeout_s: float | None = None, again_s: float | None = None) -> None:
-    turn.set(
-        stage=stage,
-        stage_s=turn.now_s,
-        deadline_s=None if timeout_s is None else turn.now_s + timeout_s,
-        again_s=None if again_s is None else turn.now_s + again_s,
-    )
-
-
 def _ends_as_asked(turn: Turn) -> bool:
     """Between attempts a request is served at once; while a SIGTERM is not understood no attempt begins."""
     asked = turn.state.requests
     if requests.is_asked(asked):
-        _finish_as_asked(turn)
+        ending.finish_as_asked(turn)
         return True
     return False
 
@@ -104,7 +86,7 @@ def _ends_as_asked(turn: Turn) -> bool:
 def _ask_unusable(turn: Turn, purpose: Purpose) -> None:
     job = turn.state.job
     turn.do(AskUnusable(nodes=job.nodes, purpose=purpose, allocations=job.allocations))
-    _enter(turn, Stage.ASKING)
+    turn.enter(Stage.ASKING)
 
 
 def asking(turn: Turn) -> None:
@@ -115,7 +97,7 @@ def probe(turn: Turn) -> None:
     """No worker starts without a folder that its logs can be written to."""
     turn.set(is_waiting_told=False)
     turn.do(ProbeFolder(attempt=turn.state.history.next_attempt))
-    _enter(turn, Stage.PROBING, timeout_s=attempt.FOLDER_TIMEOUT_S)
+    turn.enter(Stage.PROBING, timeout_s=attempt.FOLDER_TIMEOUT_S)
 
 
 def probing(turn: Turn) -> None:
@@ -131,7 +113,7 @@ def probing(turn: Turn) -> None:
 
 def _give_up_folder(turn: Turn, why: str) -> None:
     waited = f"the job's folder could not be written for {attempt.FOLDER_TIMEOUT_S:g} s ({why})"
-    _finish(turn, "internal", f"{waited}; make room, submit again")
+    ending.finish(turn, "internal", f"{waited}; make room, submit again")
 
 
 def on_folder_probed(turn: Turn, given: given_.FolderProbed) -> None:
@@ -144,10 +126,10 @@ def on_folder_probed(turn: Turn, given: given_.FolderProbed) -> None:
             turn.record("problem", what=what)
         turn.set(is_waiting_told=True, blocked=given.error, again_s=turn.now_s + FOLDER_AGAIN_S)
     elif state.stage is Stage.CLOSING:
-        _close(turn)
+        ending.close(turn)
     else:
         turn.set(full_s=None, blocked="")
-        _enter(turn, Stage.GATHERING, timeout_s=NODE_START_TIMEOUT_S)
+        turn.enter(Stage.GATHERING, timeout_s=NODE_START_TIMEOUT_S)
 
 
 def gathering(turn: Turn) -> None:
@@ -200,7 +182,7 @@ def _begin_attempt(turn: Turn) -> None:
     turn.set(is_patient=False)
     if turn.state.job.names_own_checkpoints:
         turn.do(LookAtOwnCheckpoints())
-        _enter(turn, Stage.LOOKING)
+        turn.enter(Stage.LOOKING)
     else:
         _choose(turn)
 
@@ -242,7 +224,7 @@ def _choose(turn: Turn) -> None:
     members = turn.state.members
     spares = [node for node in nodes if node not in chosen.nodes and is_usable(members[node])]
     attempt.begin(turn, chosen.nodes, rung, spares)
-    _enter(turn, Stage.ATTEMPT)
+    turn.enter(Stage.ATTEMPT)
 
 
 def attempting(turn: Turn) -> None:
@@ -260,7 +242,7 @@ def attempting(turn: Turn) -> None:
     if turn.state.requests.stop == requests.RESIZE:
         turn.set_requests(stop=None)
     if ended.outcome == "done":
-        _finish(turn, "done", "")
+        ending.finish(turn, "done", "")
     elif ended.outcome == "fault":
         _fail(turn, ended.faults[0], ended.nodes)
     elif ended.outcome == choice.RESIZED:
@@ -268,7 +250,7 @@ def attempting(turn: Turn) -> None:
         if not _ends_as_asked(turn):
             probe(turn)
     else:
-        _finish_as_asked(turn)
+        ending.finish_as_asked(turn)
 
 
 def _usable(turn: Turn) -> tuple[str, ...]:
@@ -285,7 +267,7 @@ def _ask_scheduler(turn: Turn) -> None:
 def _fail(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
     """An attempt has failed, or none could begin."""
     turn.set(fault=fault, fault_nodes=nodes)
-    _enter(turn, Stage.DECIDING)
+    turn.enter(Stage.DECIDING)
 
 
 def deciding(turn: Turn) -> None:
@@ -296,7 +278,7 @@ def deciding(turn: Turn) -> None:
     if state.fault.kind == SCHEDULER_LOST:
         turn.set(blocked="")
         _ask_scheduler(turn)
-        _enter(turn, Stage.SCHEDULER, timeout_s=SCHEDULER_TIMEOUT_S)
+        turn.enter(Stage.SCHEDULER, timeout_s=SCHEDULER_TIMEOUT_S)
     else:
         _recover(turn, state.fault, state.fault_nodes)
 
@@ -308,7 +290,7 @@ def scheduler(turn: Turn) -> None:
         return
     if state.deadline_s is not None and turn.now_s >= state.deadline_s:
         why = f"the scheduler did not answer for {SCHEDULER_TIMEOUT_S:g} s: {state.blocked or 'no answer'}"
-        _finish(turn, "internal", f"{why}; submit the job again")
+        ending.finish(turn, "internal", f"{why}; submit the job again")
     elif state.again_s is not None and turn.now_s >= state.again_s:
         turn.set(again_s=None)
         if state.blocked:
@@ -353,14 +335,14 @@ def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
     is_warm = any(member.is_warm for member in members.table.values())
     if fault.kind == ENVIRONMENT and decision.action != "restart" and not is_warm:
         reason = f"on none of the job's nodes its Python loads what it needs: {reason}"  # nor on others, then
-        _finish(turn, "user_error", reason)
+        ending.finish(turn, "user_error", reason)
     elif decision.action == "stop":
         text = f"{decision.reason}\n{fault.traceback.rstrip()}" if fault.traceback else decision.reason
-        _finish(turn, decision.outcome, text)
+        ending.finish(turn, decision.outcome, text)
     elif decision.action == "requeue":
         turn.set(ending=("stopped", decision.reason))
         turn.do(AskWhyTerminated())
-        _enter(turn, Stage.CONFIRMING)
+        turn.enter(Stage.CONFIRMING)
     else:
         turn.set(rung=decision.rung)
         _back_off(turn, decision.delay_s, decision.reason, start_again=start_again)
@@ -385,7 +367,7 @@ def _back_off(turn: Turn, delay_s: float, reason: str, *, start_again: bool) -> 
         _ask_unusable(turn, Purpose.AGAIN)
     elif delay_s > 0:
         turn.record("backoff", seconds=delay_s, reason=reason)
-        _enter(turn, Stage.BACKING_OFF, timeout_s=delay_s)
+        turn.enter(Stage.BACKING_OFF, timeout_s=delay_s)
     else:
         probe(turn)
 
@@ -394,103 +376,3 @@ def backing_off(turn: Turn) -> None:
     deadline_s = turn.state.deadline_s
     if not _ends_as_asked(turn) and deadline_s is not None and turn.now_s >= deadline_s:
         probe(turn)
-
-
-# The end.
-
-
-def on_explained(turn: Turn, given: given_.TerminationExplained) -> None:
-    """Slurm would start a job again that is being cancelled, though its SIGTERM has yet to reach us."""
-    requests.on_explained(turn, given)
-    if turn.state.stage is not Stage.CONFIRMING or turn.state.ending is None:
-        return
-    if given.why == "cancel":
-        requests.cancel(turn)
-    if requests.is_asked(turn.state.requests):
-        _finish_as_asked(turn)
-    else:
-        outcome, reason = turn.state.ending
-        turn.record("stop_requested", reason="requeue", detail=reason)
-        _finish(turn, outcome, reason, wants_requeue=True)
-
-
-def confirming(turn: Turn) -> None:
-    if turn.state.requests.is_cancelled:
-        _finish(turn, "cancelled", REASONS["cancelled"])
-
-
-def _finish_as_asked(turn: Turn) -> None:
-    asked = turn.state.requests
-    outcome = requests.outcome_of(asked)
-    ours = outcome == "stopped" and asked.stop in requests.OURS_TO_REQUEUE
-    if ours and asked.stop == TIME_LIMIT and (why := _why_given_up(turn)) is not None:
-        _finish(turn, "no_progress", f"{why}; each start of the job ended by its time limit")
-    else:
-        fault = turn.state.fault if outcome == "halted" else None  # it kept the ranks from saving
-        _finish(turn, outcome, fault.reason if fault else REASONS.get(outcome, ""), wants_requeue=ours)
-
-
-def _why_given_up(turn: Turn) -> str | None:
-    job = turn.state.job
-    return why_given_up(turn.state.history.gains, job.limits, has_checkpoint=job.has_checkpoint)
-
-
-def _finish(turn: Turn, outcome: str, reason: str, *, wants_requeue: bool = False) -> None:
-    """Prepares the end: what is to be written and asked needs a folder that says that we still lead."""
-    turn.set(ending=(outcome, reason), wants_requeue=wants_requeue, blocked="", launch=Launch())
-    turn.do(ProbeFolder(attempt=None))
-    _enter(turn, Stage.CLOSING, timeout_s=attempt.FOLDER_TIMEOUT_S)
-
-
-def closing(turn: Turn) -> None:
-    state = turn.state
-    is_late = state.deadline_s is not None and turn.now_s >= state.deadline_s
-    if is_late or (state.again_s is not None and requests.is_asked(state.requests)):
-        _close(turn)
-    elif state.again_s is not None and turn.now_s >= state.again_s:
-        turn.set(again_s=None)
-        turn.do(ProbeFolder(attempt=None))
-
-
-def _close(turn: Turn) -> None:
-    if not turn.state.wants_requeue:
-        _end_job(turn)
-        return
-    _enter(turn, Stage.REQUEUEING)
-    if turn.state.requests.is_cancelled and turn.state.requeue is RequeuePhase.NONE:
-        turn.set(ending=("cancelled", REASONS["cancelled"]))
-        _end_job(turn)
-    else:
-        requests.begin_requeue(turn)
-
-
-def requeueing(turn: Turn) -> None:
-    """Until the scheduler starts the job again. It then ends this one: what is left to do must not take long."""
-    state = turn.state
-    if state.requeue is RequeuePhase.DONE:
-        _end_job(turn)
-    elif state.requeue is RequeuePhase.REFUSED and state.ending is not None:
-        _, reason = state.ending
-        outcome = "internal" if state.requests.stop else "too_few_nodes"
-        reason = f"{reason}; not requeued: {state.requeue_error}; submit the job again in the same folder"
-        turn.set(ending=(outcome, reason))
-        _end_job(turn)
-
-
-def on_folder_removed(turn: Turn, given: given_.FolderRemoved) -> None:
-    turn.set(ending=("internal", given.reason), wants_requeue=False)
-    _end_job(turn)
-
-
-def _end_job(turn: Turn) -> None:
-    outcome, reason = turn.state.ending or ("internal", "")
-    if turn.state.timer_s is not None:
-        turn.set(timer_s=None)
-        turn.do(SetTimer(at_s=None))
-    turn.do(EndJob(outcome=outcome, reason=reason, step=turn.state.step))
-    turn.set(launch=Launch())
-    _enter(turn, Stage.ENDED)
-
-
-def ended(turn: Turn) -> None:
-    """Nothing follows."""

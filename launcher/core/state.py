@@ -60,7 +60,6 @@ class JobFacts:
         names_own_checkpoints: whether the job file has `progress`.
         is_local: the embedded cluster: its nodes are new at each start, and boosters are asked for only by a user.
         can_requeue: whether the scheduler can start the job again.
-        own_node: the supervisor's node; None where it runs beside the nodes.
         predecessor: the node of the supervisor that is taken over; None for none, or for one on our node.
         is_predecessor_silent: whether nothing answers on that node.
         is_take_over: whether a running job is taken over, rather than started (again) by the scheduler.
@@ -82,7 +81,6 @@ class JobFacts:
     names_own_checkpoints: bool = False
     is_local: bool = False
     can_requeue: bool = True
-    own_node: str | None = None
     predecessor: str | None = None
     is_predecessor_silent: bool = False
     is_take_over: bool = False

@@ -9,7 +9,7 @@ from launcher.core.faults import Fault
 from launcher.core.frozen import replace
 from launcher.core.members import Member, Phase
 from launcher.core.replay import apply
-from launcher.core.state import Attempt, Booster, BoosterPhase, State
+from launcher.core.state import Attempt, AttemptPhase, Booster, BoosterPhase, Stage, State
 
 
 class Turn:
@@ -41,6 +41,23 @@ class Turn:
 
     def set_attempt(self, **changes: Any) -> None:
         self.state = replace(self.state, attempt=replace(self.attempt, **changes))
+
+    def enter(self, stage: Stage, *, timeout_s: float | None = None, again_s: float | None = None) -> None:
+        """Begins a stage of the job; its times count from now."""
+        self.set(
+            stage=stage,
+            stage_s=self.now_s,
+            deadline_s=None if timeout_s is None else self.now_s + timeout_s,
+            again_s=None if again_s is None else self.now_s + again_s,
+        )
+
+    def enter_phase(self, phase: AttemptPhase) -> None:
+        """Begins a phase of the attempt."""
+        self.set_attempt(phase=phase, phase_s=self.now_s)
+
+    def has_passed(self, seconds: float) -> bool:
+        """Whether the attempt's phase has lasted so long."""
+        return self.now_s >= self.attempt.phase_s + seconds
 
     def set_agents(self, **changes: Any) -> None:
         self.state = replace(self.state, agents=replace(self.state.agents, **changes))

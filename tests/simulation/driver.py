@@ -173,7 +173,6 @@ class Driver:
             names_own_checkpoints=setup.names_own,
             is_local=setup.is_local,
             can_requeue=not setup.is_local,
-            own_node=own,
             predecessor=predecessor,
             is_predecessor_silent=is_silent,
             is_take_over=is_take_over,

@@ -21,9 +21,8 @@ from pathlib import Path
 
 CORE = Path(__file__).resolve().parents[2] / "launcher" / "core"
 MODULES = (
-    "agent_world", "attempt", "boosters", "choice", "decision", "hang", "launch", "members", "recovery", "replay",
-    "requests",
-    "resize", "turn",
+    "agent_world", "attempt", "attempt_reports", "boosters", "choice", "decision", "hang", "launch", "members",
+    "recovery", "replay", "requests", "resize", "teardown", "turn",
 )  # fmt: skip
 FIRST_SEED = 1_000_000
 BATCH = 100

@@ -1,0 +1,154 @@
+"""What nodes report of an attempt: their loss, the workers, steps and commits. `attempt` draws the conclusions."""
+
+from __future__ import annotations
+
+from launcher.core import boosters
+from launcher.core.attempt import AT_WORK, BEFORE_END
+from launcher.core.commands import Order, Send
+from launcher.core.faults import ENVIRONMENT, FABRIC, NODE_LOST, PREEMPTED, PROCESS_EXIT, RUNNER_LOST, Fault
+from launcher.core.inputs import (
+    Committed,
+    FabricMissed,
+    FirstStep,
+    NodeBroken,
+    NodeJoined,
+    NodeLost,
+    Progress,
+    Reported,
+    StacksTaken,
+    StopHandled,
+    WorkersEnded,
+    WorkersKilled,
+    WorkersStarted,
+)
+from launcher.core.state import AttemptPhase
+from launcher.core.turn import Turn
+
+# Nodes.
+
+
+def on_node_joined(turn: Turn, given: NodeJoined) -> None:
+    """A node of the attempt is there (again): its workers may have been ended meanwhile."""
+    attempt = turn.attempt
+    if given.node in attempt.lost:
+        return
+    turn.set_attempt(returned=attempt.returned.insert(given.node))
+    if given.attempt != attempt.number and attempt.phase in (AttemptPhase.RETURNING, *AT_WORK):
+        reason = f"{given.node}: its workers were ended: no supervisor was heard in time"
+        turn.add_fault(Fault(kind=PROCESS_EXIT, node=given.node, reason=reason))
+    elif attempt.phase is AttemptPhase.KILLING:  # the order, or its answer, was lost on its way
+        turn.do(Send(nodes=(given.node,), order=Order.KILL, attempt=attempt.number))
+
+
+def on_node_lost(turn: Turn, given: NodeLost) -> None:
+    kind = PREEMPTED if boosters.is_leaving(turn, given.node) else NODE_LOST
+    _lose(turn, Fault(kind=kind, node=given.node, reason=given.reason, detect_s=given.detect_s))
+
+
+def on_node_broken(turn: Turn, given: NodeBroken) -> None:
+    kind = ENVIRONMENT if given.is_environment else RUNNER_LOST
+    _lose(turn, Fault(kind=kind, node=given.node, reason=given.reason))
+
+
+def _lose(turn: Turn, fault: Fault) -> None:
+    attempt, holders = turn.attempt, turn.state.holders
+    if fault.node in holders:
+        turn.set(holders=tuple(node for node in holders if node != fault.node))
+        if attempt.phase in BEFORE_END and not attempt.restored:  # its agents cannot come up without it
+            turn.add_fault(fault)
+            turn.record_faults()
+        return
+    if fault.node is None or fault.node in attempt.lost or fault.node not in attempt.nodes:
+        return
+    turn.set_attempt(lost=attempt.lost.insert(fault.node))
+    turn.add_fault(fault)
+    turn.record_faults()  # before its node_out
+
+
+# What the runners report.
+
+
+def on_isolation_ended(turn: Turn) -> None:
+    """Nodes have their time anew to confirm that nothing of the attempt is left on them."""
+    attempt = turn.state.attempt
+    if attempt is not None and attempt.phase is AttemptPhase.KILLING:
+        turn.enter_phase(AttemptPhase.KILLING)
+
+
+def on_workers_started(turn: Turn, given: WorkersStarted) -> None:
+    started = turn.attempt.started
+    if given.node not in started:
+        turn.set_attempt(started=started.insert(given.node))
+
+
+def on_workers_ended(turn: Turn, given: WorkersEnded) -> None:
+    turn.see_step(given.step)
+    attempt = turn.attempt
+    if given.ok:
+        if given.node not in attempt.ended:
+            turn.set_attempt(ended=attempt.ended.insert(given.node))
+        return
+    fault_s = turn.now_s if attempt.fault_s is None else attempt.fault_s
+    turn.set_attempt(failures=(*attempt.failures, *given.failures), fault_s=fault_s)
+    if not given.failures:
+        turn.add_fault(Fault(kind=PROCESS_EXIT, node=given.node, reason=f"{given.node}: {given.reason}"))
+
+
+def on_workers_killed(turn: Turn, given: WorkersKilled) -> None:
+    if given.left:
+        left = list(given.left)
+        turn.put_out(given.node, f"processes {left} do not end (uninterruptible sleep); reboot the node")
+    turn.see_step(given.step)
+    killed = turn.attempt.killed
+    if given.node not in turn.state.holders and given.node not in killed:
+        turn.set_attempt(killed=killed.insert(given.node))
+
+
+def on_progress(turn: Turn, given: Progress) -> None:
+    turn.see_step(given.step)
+    hang = turn.state.hang.note(
+        given.slowest, turn.now_s, is_active=given.is_active, is_over=given.is_over, rank_ended=given.rank_ended
+    )
+    turn.set(hang=hang)
+
+
+def on_first_step(turn: Turn, given: FirstStep) -> None:
+    attempt = turn.attempt
+    turn.see_step(given.step)
+    if not attempt.first_step_seen:
+        turn.set_attempt(first_step_seen=True)
+        seconds = round(given.time_s - attempt.begun_s, 3)
+        turn.record("first_step", attempt=attempt.number, step=given.step, seconds=seconds)
+
+
+def on_committed(turn: Turn, given: Committed) -> None:
+    attempt = turn.attempt
+    if given.step <= attempt.committed.get(given.tier, -1):
+        return  # reported before
+    committed_step = max(attempt.committed_step, given.step)
+    turn.set_attempt(committed=attempt.committed.insert(given.tier, given.step), committed_step=committed_step)
+    turn.see_step(given.step)
+    turn.record("commit", attempt=attempt.number, step=given.step, tier=given.tier, **given.fields)
+
+
+def on_reported(turn: Turn, given: Reported) -> None:
+    if given.event == "problem" and turn.state.agents.makes_way:
+        return  # agents that are ended one after the other miss each other
+    turn.record(given.event, **{"attempt": given.attempt, "node": given.node, **given.fields})
+
+
+def on_fabric_missed(turn: Turn, given: FabricMissed) -> None:
+    if given.is_required:
+        turn.add_fault(Fault(kind=FABRIC, node=given.node, reason=f"{given.node}: {given.problem}"))
+    else:
+        what = "training is slower than it could be (fabric: prefer)"
+        turn.record("problem", attempt=given.attempt, node=given.node, what=what, detail=given.problem)
+
+
+def on_stop_handled(turn: Turn, given: StopHandled) -> None:
+    if not given.has_handler:
+        turn.set_attempt(without_handler=turn.attempt.without_handler.insert(given.node))
+
+
+def on_stacks_taken(turn: Turn, given: StacksTaken) -> None:
+    turn.set_attempt(stacks=turn.attempt.stacks.insert(given.node, given.stacks))

@@ -1,0 +1,114 @@
+"""The end of the job: its outcome, the folder that is confirmed for it, and the requeue where it goes on later."""
+
+from __future__ import annotations
+
+from launcher.core import attempt, requests
+from launcher.core import inputs as given_
+from launcher.core.commands import EndJob, ProbeFolder, SetTimer
+from launcher.core.recovery import why_given_up
+from launcher.core.replay import TIME_LIMIT
+from launcher.core.state import Launch, RequeuePhase, Stage
+from launcher.core.turn import Turn
+
+# Where the outcome says it all.
+REASONS = {
+    "cancelled": "ended from outside: cancelled, or out of time",
+    "stopped": "stopped at a step boundary; the job goes on from there when it starts again",
+}
+
+
+def on_explained(turn: Turn, given: given_.TerminationExplained) -> None:
+    """Slurm would start a job again that is being cancelled, though its SIGTERM has yet to reach us."""
+    requests.on_explained(turn, given)
+    if turn.state.stage is not Stage.CONFIRMING or turn.state.ending is None:
+        return
+    if given.why == "cancel":
+        requests.cancel(turn)
+    if requests.is_asked(turn.state.requests):
+        finish_as_asked(turn)
+    else:
+        outcome, reason = turn.state.ending
+        turn.record("stop_requested", reason="requeue", detail=reason)
+        finish(turn, outcome, reason, wants_requeue=True)
+
+
+def confirming(turn: Turn) -> None:
+    if turn.state.requests.is_cancelled:
+        finish(turn, "cancelled", REASONS["cancelled"])
+
+
+def finish_as_asked(turn: Turn) -> None:
+    asked = turn.state.requests
+    outcome = requests.outcome_of(asked)
+    ours = outcome == "stopped" and asked.stop in requests.OURS_TO_REQUEUE
+    if ours and asked.stop == TIME_LIMIT and (why := _why_given_up(turn)) is not None:
+        finish(turn, "no_progress", f"{why}; each start of the job ended by its time limit")
+    else:
+        fault = turn.state.fault if outcome == "halted" else None  # it kept the ranks from saving
+        finish(turn, outcome, fault.reason if fault else REASONS.get(outcome, ""), wants_requeue=ours)
+
+
+def _why_given_up(turn: Turn) -> str | None:
+    job = turn.state.job
+    return why_given_up(turn.state.history.gains, job.limits, has_checkpoint=job.has_checkpoint)
+
+
+def finish(turn: Turn, outcome: str, reason: str, *, wants_requeue: bool = False) -> None:
+    """Prepares the end: what is to be written and asked needs a folder that says that we still lead."""
+    turn.set(ending=(outcome, reason), wants_requeue=wants_requeue, blocked="", launch=Launch())
+    turn.do(ProbeFolder(attempt=None))
+    turn.enter(Stage.CLOSING, timeout_s=attempt.FOLDER_TIMEOUT_S)
+
+
+def closing(turn: Turn) -> None:
+    state = turn.state
+    is_late = state.deadline_s is not None and turn.now_s >= state.deadline_s
+    if is_late or (state.again_s is not None and requests.is_asked(state.requests)):
+        close(turn)
+    elif state.again_s is not None and turn.now_s >= state.again_s:
+        turn.set(again_s=None)
+        turn.do(ProbeFolder(attempt=None))
+
+
+def close(turn: Turn) -> None:
+    if not turn.state.wants_requeue:
+        _end_job(turn)
+        return
+    turn.enter(Stage.REQUEUEING)
+    if turn.state.requests.is_cancelled and turn.state.requeue is RequeuePhase.NONE:
+        turn.set(ending=("cancelled", REASONS["cancelled"]))
+        _end_job(turn)
+    else:
+        requests.begin_requeue(turn)
+
+
+def requeueing(turn: Turn) -> None:
+    """Until the scheduler starts the job again. It then ends this one: what is left to do must not take long."""
+    state = turn.state
+    if state.requeue is RequeuePhase.DONE:
+        _end_job(turn)
+    elif state.requeue is RequeuePhase.REFUSED and state.ending is not None:
+        _, reason = state.ending
+        outcome = "internal" if state.requests.stop else "too_few_nodes"
+        reason = f"{reason}; not requeued: {state.requeue_error}; submit the job again in the same folder"
+        turn.set(ending=(outcome, reason))
+        _end_job(turn)
+
+
+def on_folder_removed(turn: Turn, given: given_.FolderRemoved) -> None:
+    turn.set(ending=("internal", given.reason), wants_requeue=False)
+    _end_job(turn)
+
+
+def _end_job(turn: Turn) -> None:
+    outcome, reason = turn.state.ending or ("internal", "")
+    if turn.state.timer_s is not None:
+        turn.set(timer_s=None)
+        turn.do(SetTimer(at_s=None))
+    turn.do(EndJob(outcome=outcome, reason=reason, step=turn.state.step))
+    turn.set(launch=Launch())
+    turn.enter(Stage.ENDED)
+
+
+def ended(turn: Turn) -> None:
+    """Nothing follows."""

@@ -1,0 +1,66 @@
+"""The end of an attempt: its agents are released, its workers killed, and each node confirms that nothing is left."""
+
+from __future__ import annotations
+
+from launcher.core import agent_world
+from launcher.core.commands import KillAgents, LookAtOwnCheckpoints, Order, Send
+from launcher.core.state import Attempt, AttemptPhase
+from launcher.core.turn import Turn
+
+KILL_CONFIRM_S = 5.0
+AGENT_FLUSH_S = 600.0  # after the last step: what the agents still write is the job's result
+AGENT_STOP_S = 3.0  # when stopping to go on later the time is short and memory survives
+
+
+def release(turn: Turn) -> None:
+    """Waits until the agents have written what is left, and kills what does not end."""
+    attempt = turn.attempt
+    timeout_s = flush_s(attempt)
+    if turn.state.agents.is_ended or turn.state.requests.is_cancelled:
+        kill(turn)
+    elif turn.has_passed(timeout_s):
+        what = f"checkpoint agents still at work {timeout_s:g} s after training ended were killed"
+        turn.record("problem", attempt=attempt.number, what=what)
+        kill(turn)
+
+
+def kill(turn: Turn) -> None:
+    """Ends everything of the attempt on all its nodes."""
+    attempt = turn.attempt
+    if turn.state.job.has_checkpoint:
+        turn.do(KillAgents())
+    turn.do(Send(nodes=agent_world.nodes(turn), order=Order.KILL, attempt=attempt.number))
+    turn.enter_phase(AttemptPhase.KILLING)
+
+
+def confirm_killed(turn: Turn) -> None:
+    """A node that does not confirm is out; not while most are silent, as it may be we who are cut off."""
+    attempt = turn.attempt
+    is_late = turn.has_passed(KILL_CONFIRM_S) and not turn.state.is_isolated
+    if len(attempt.killed) + len(attempt.lost) < len(attempt.nodes) and not is_late:
+        return
+    left = [node for node in attempt.nodes if node not in attempt.killed and node not in attempt.lost]
+    if left and not is_late:
+        return
+    for node in left:
+        turn.put_out(node, f"did not confirm the end of its workers within {KILL_CONFIRM_S:g} s")
+    _report_unsaved_stop(turn)
+    if attempt.outcome == "fault" and turn.state.job.names_own_checkpoints:
+        turn.do(LookAtOwnCheckpoints())
+        turn.enter_phase(AttemptPhase.LOOKING)
+    else:
+        turn.enter_phase(AttemptPhase.ENDED)
+
+
+def _report_unsaved_stop(turn: Turn) -> None:
+    attempt, state = turn.attempt, turn.state
+    reached = attempt.step or 0
+    if state.requests.stop is not None and state.job.has_checkpoint and reached > attempt.committed_step:
+        saved = f"the newest step committed is {attempt.committed_step or 'none'}"
+        what = f"ranks ended in the stop without the save that all agree on: step {reached} was reached, {saved}"
+        turn.record("problem", attempt=attempt.number, what=what)
+
+
+def flush_s(attempt: Attempt) -> float:
+    """How long the agents may take after training."""
+    return AGENT_FLUSH_S if attempt.outcome in ("done", "halted") else AGENT_STOP_S
