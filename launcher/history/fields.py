@@ -1,111 +1,128 @@
-"""The fields of each event in events.jsonl, and their types.
+"""The events of events.jsonl: what each one means, its fields and their types.
 
 Readers decide about take-over and requeue from these events, so a line that was torn, edited or written by another
 version must not stop them: a field of another type reads as null, and an event that lacks a required field is skipped.
+The reference of events (docs/reference/events.md) is generated from this table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 Event = dict[str, Any]
-Check = Callable[[Any], bool]
 
 _LARGEST_NUMBER = 1e15  # of seconds: a date that the C library can still format
 _LARGEST_COUNT = 1 << 63
 
 
-def _number(value: Any) -> bool:
+@dataclass(frozen=True)
+class FieldType:
+    """A field's type, in words and as a check of a JSON value."""
+
+    words: str
+    accepts: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of event: its meaning, its own fields, and those of all its fields that a line must have."""
+
+    meaning: str
+    fields: Mapping[str, FieldType]
+    required: tuple[str, ...]
+
+
+def _kind(meaning: str, required: str = "", **fields: FieldType) -> Kind:
+    return Kind(meaning, fields, tuple(required.split()))
+
+
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_NUMBER
 
 
-def _count(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_COUNT
 
 
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _names(value: Any) -> bool:
+def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _some_names(value: Any) -> bool:
-    return _names(value) and bool(value)
+NUMBER = FieldType("number", _is_number)
+COUNT = FieldType("whole number", _is_count)
+TEXT = FieldType("text", lambda value: isinstance(value, str))
+FLAG = FieldType("true or false", lambda value: isinstance(value, bool))
+NAMES = FieldType("list of names", _are_names)
+SOME_NAMES = FieldType("list of names, not empty", lambda value: _are_names(value) and bool(value))
 
-
-COMMON: Mapping[str, Check] = {
-    "time": _number,
-    "attempt": _count,
-    "node": _text,
-    "step": _count,
-    "seconds": _number,
-    "term": _count,
+COMMON: Mapping[str, FieldType] = {
+    "time": NUMBER,
+    "attempt": COUNT,
+    "node": TEXT,
+    "step": COUNT,
+    "seconds": NUMBER,
+    "term": COUNT,
 }
-FIELDS: Mapping[str, Mapping[str, Check]] = {
-    "job_start": {"run_id": _text, "cluster": _text, "nodes_requested": _count, "spares": _count}
-    | {"restart_count": _count},
-    "node_ready": {"warm": _flag, "allocation": _text},
-    "node_out": {"reason": _text, "environment": _flag, "lost": _flag},
-    "node_back": {"allocation": _text},
-    "node_leaving": {"allocation": _text, "reason": _text},
-    "booster_asked": {"allocation": _text, "nodes": _count},
-    "booster_waits": {"allocation": _text, "reason": _text},
-    "booster_end": {"allocation": _text, "reason": _text},
-    "scale_requested": {"nodes": _count},
-    "resize": {"size": _count, "to": _count, "reason": _text},
-    "holders_released": {"generation": _count, "nodes": _names},
-    "takeover": {"predecessor": _text},
-    "attempt_start": {"nodes": _some_names, "spares": _names, "rung": _text, "holders": _names},
-    "workers_started": {},
-    "own_checkpoint": {"file": _text, "modified": _number},
-    "restore": {"tier": _text},
-    "rebuilt": {"rank": _count, "from_node": _text, "tier": _text, "bytes": _count},
-    "first_step": {},
-    "commit": {"tier": _text, "bytes": _count},
-    "agents_lost": {"generation": _count, "reason": _text},
-    "agents_back": {"generation": _count},
-    "problem": {"what": _text, "detail": _text, "failed": _text},
-    "fault": {"kind": _text, "rank": _count, "reason": _text, "detect": _number, "traceback": _text},
-    "backoff": {"reason": _text},
-    "stop_requested": {"reason": _text, "detail": _text},
-    "stop_agreed": {"boundary": _count},
-    "attempt_end": {"outcome": _text},
-    "job_end": {"outcome": _text, "reason": _text},
-}
-REQUIRED: Mapping[str, tuple[str, ...]] = {
-    "node_ready": ("node",),
-    "node_out": ("node",),
-    "node_back": ("node",),
-    "node_leaving": ("node", "allocation"),
-    "booster_asked": ("allocation", "nodes"),
-    "booster_waits": ("allocation",),
-    "booster_end": ("allocation",),
-    "scale_requested": ("nodes",),
-    "resize": ("attempt", "to"),
-    "holders_released": ("attempt", "generation"),
-    "attempt_start": ("attempt", "nodes", "rung"),
-    "workers_started": ("seconds",),
-    "own_checkpoint": ("file", "modified"),
-    "restore": ("step", "tier"),
-    "first_step": ("seconds",),
-    "commit": ("step", "tier"),
-    "agents_lost": ("generation",),
-    "agents_back": ("generation",),
-    "fault": ("kind",),
-}
+EVENTS: Mapping[str, Kind] = {
+    "job_start": _kind(
+        "The scheduler has started the job, for the first time or after a requeue.",
+        run_id=TEXT, cluster=TEXT, nodes_requested=COUNT, spares=COUNT, restart_count=COUNT,
+    ),
+    "takeover": _kind("Another supervisor continues the job.", predecessor=TEXT),
+    "node_ready": _kind(
+        "A node's runner has connected; once more when torch is loaded.", "node", warm=FLAG, allocation=TEXT
+    ),
+    "node_out": _kind("A node does not train any more.", "node", reason=TEXT, environment=FLAG, lost=FLAG),
+    "node_back": _kind("A node that was only out of reach is a spare again.", "node", allocation=TEXT),
+    "node_leaving": _kind("Slurm takes a booster's node back.", "node allocation", allocation=TEXT, reason=TEXT),
+    "booster_asked": _kind("A booster was submitted.", "allocation nodes", allocation=TEXT, nodes=COUNT),
+    "booster_waits": _kind("A booster waits in the queue.", "allocation", allocation=TEXT, reason=TEXT),
+    "booster_end": _kind("A booster has ended.", "allocation", allocation=TEXT, reason=TEXT),
+    "scale_requested": _kind("A user wants another number of nodes.", "nodes", nodes=COUNT),
+    "resize": _kind(
+        "The attempt is to make way for one of another size.", "attempt to", size=COUNT, to=COUNT, reason=TEXT
+    ),
+    "holders_released": _kind(
+        "Nodes that left the job have handed over what they held.",
+        "attempt generation",
+        generation=COUNT, nodes=NAMES,
+    ),
+    "attempt_start": _kind(
+        "An attempt begins, on this rung of the recovery ladder.",
+        "attempt nodes rung",
+        nodes=SOME_NAMES, spares=NAMES, rung=TEXT, holders=NAMES,
+    ),
+    "workers_started": _kind("The workers run on all nodes.", "seconds"),
+    "own_checkpoint": _kind("A new checkpoint file of the script itself.", "file modified", file=TEXT, modified=NUMBER),
+    "restore": _kind("The step that the attempt continues from.", "step tier", tier=TEXT),
+    "rebuilt": _kind(
+        "A rank's state was made again on a node that lacked it.", rank=COUNT, from_node=TEXT, tier=TEXT, bytes=COUNT
+    ),
+    "first_step": _kind("The attempt's first step after the restored one.", "seconds"),
+    "commit": _kind("A step is complete in a tier.", "step tier", tier=TEXT, bytes=COUNT),
+    "agents_lost": _kind("The agents are lost; training goes on.", "generation", generation=COUNT, reason=TEXT),
+    "agents_back": _kind("New agents have the state.", "generation", generation=COUNT),
+    "problem": _kind("Something that a user should know; the job goes on.", what=TEXT, detail=TEXT, failed=TEXT),
+    "fault": _kind(
+        "What ends an attempt. The first one of an attempt is decisive.",
+        "kind",
+        kind=TEXT, rank=COUNT, reason=TEXT, detect=NUMBER, traceback=TEXT,
+    ),
+    "backoff": _kind("A wait before the next attempt.", reason=TEXT),
+    "stop_requested": _kind("All ranks are to stop at one step.", reason=TEXT, detail=TEXT),
+    "stop_agreed": _kind("The ranks have agreed on the step.", boundary=COUNT),
+    "attempt_end": _kind("An attempt has ended.", outcome=TEXT),
+    "job_end": _kind("The job has ended for good.", outcome=TEXT, reason=TEXT),
+}  # fmt: skip
 
 
 def misfits(event: Mapping[str, Any]) -> list[str]:
     """The fields of an event that have another type than theirs."""
-    checks = {**COMMON, **FIELDS.get(event["event"], {})}
-    return [key for key, value in event.items() if value is not None and key in checks and not checks[key](value)]
+    kind = EVENTS.get(event["event"])
+    types = {**COMMON, **(kind.fields if kind else {})}
+    return [key for key, value in event.items() if value is not None and key in types and not types[key].accepts(value)]
 
 
 def as_event(value: Any) -> Event | None:
@@ -113,5 +130,6 @@ def as_event(value: Any) -> Event | None:
     if not isinstance(value, dict) or not isinstance(value.get("event"), str):
         return None
     event = {**value, **dict.fromkeys(misfits(value))}
-    needed = ("time", *REQUIRED.get(event["event"], ()))
+    kind = EVENTS.get(event["event"])
+    needed = ("time", *(kind.required if kind else ()))
     return event if all(event.get(key) is not None for key in needed) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 from pathlib import Path
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 
 from launcher.errors import LauncherError
 from launcher.history.events import EventLog, read_events
+from launcher.history.fields import COMMON, EVENTS
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_events_are_read_back_in_order(tmp_path: Path) -> None:
@@ -106,3 +110,21 @@ def test_what_a_supervisor_still_writes_after_its_succession_does_not_count(tmp_
     assert read_events(path) == [before, taken, after]
     for log in (stopped, successor):
         log.close()
+
+
+def test_whatever_is_recorded_has_the_fields_of_the_table() -> None:
+    """Of the events that are recorded by name; also those with fields that come from elsewhere."""
+    found = set()
+    for path in (ROOT / "launcher").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args):
+                continue
+            name = call.args[0]
+            if call.func.attr not in ("record", "append", "add") or not isinstance(name, ast.Constant):
+                continue
+            if call.func.attr != "record" and name.value not in EVENTS:
+                continue
+            given = {keyword.arg for keyword in call.keywords if keyword.arg}
+            assert given <= {*COMMON, *EVENTS[name.value].fields}, f"{path.name}:{call.lineno}"
+            found.add(name.value)
+    assert {"attempt_start", "fault", "node_out", "takeover", "job_end", "resize"} <= found

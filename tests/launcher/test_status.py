@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launcher.history.fields import FIELDS
+from launcher.history.fields import EVENTS
 from launcher.history.status import JobStatus, StatusFold, status_of
 from launcher.history.view import describe, duration, render
 
@@ -93,7 +93,7 @@ def test_what_is_not_saved_in_a_tier_is_told_until_a_newer_step_is() -> None:
 
 
 def test_every_event_that_it_reads_is_one_that_is_written() -> None:
-    assert {name.removeprefix("_on_") for name in vars(StatusFold) if name.startswith("_on_")} <= set(FIELDS)
+    assert {name.removeprefix("_on_") for name in vars(StatusFold) if name.startswith("_on_")} <= set(EVENTS)
 
 
 def test_a_job_that_lost_a_node_is_recovering_and_says_why() -> None:

@@ -18,7 +18,7 @@ from launcher.core.recovery import choose_rung
 from launcher.core.replay import History, NodeOut, apply, replay
 from launcher.core.state import RestartLimits, Stage
 from launcher.history.events import parse_event, read_events
-from launcher.history.fields import COMMON, FIELDS
+from launcher.history.fields import COMMON, EVENTS
 from launcher.history.recovery import cold_start_s, recoveries
 from launcher.history.status import status_of
 from launcher.history.view import event_line, render
@@ -50,9 +50,9 @@ JSON = st.recursive(
 @st.composite
 def records(draw: st.DrawFn) -> dict[str, Any]:
     """An event of a kind that the supervisor writes: each field likely, or anything, or missing."""
-    name = draw(st.sampled_from(sorted(FIELDS)))
+    name = draw(st.sampled_from(sorted(EVENTS)))
     record: dict[str, Any] = {"event": name}
-    for key in {**COMMON, **FIELDS[name]}:
+    for key in {**COMMON, **EVENTS[name].fields}:
         how = draw(st.integers(0, 9))
         if how:
             record[key] = draw(LIKELY.get(key, st.text(max_size=5)) if how > 1 else JSON)
