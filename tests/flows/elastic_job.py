@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from main_job import Event
+from slurm_kit import HOLDFAST
 from supervised_job import SupervisedJob
 
 SIZE_S = 120.0  # longer than any change of size takes on a machine that does much else
@@ -21,18 +22,36 @@ ELASTIC = {
 
 
 class ElasticJob(SupervisedJob):
-    """A running job. Each node is its own."""
+    """A running job. Each node is its own.
 
-    def __init__(self, cluster: Any, folder: Path, **elastic: Any) -> None:
+    Args:
+        cluster, folder: as of any job.
+        nodes: of the base.
+        slurm: further sbatch options of the base.
+        args: of the script.
+        elastic: keys of the section `elastic`.
+    """
+
+    def __init__(
+        self,
+        cluster: Any,
+        folder: Path,
+        *,
+        nodes: int = 2,
+        slurm: dict[str, Any] | None = None,
+        args: tuple[str, ...] = (),
+        **elastic: Any,
+    ) -> None:
         super().__init__(
             cluster,
             folder,
-            nodes=2,
+            nodes=nodes,
             spares=0,
             workers_per_node=1,
+            args=list(args),
             restart={"hang_timeout_s": 20},
             elastic=ELASTIC | elastic,
-            slurm={"partition": "base", "exclusive": True},
+            slurm={"partition": "base", "exclusive": True} | (slurm or {}),
         )
 
     @property
@@ -64,6 +83,26 @@ class ElasticJob(SupervisedJob):
 
         return self.watch.until(found, SIZE_S, f"attempt on {nodes} nodes")
 
+    def scale(self, nodes: int) -> None:
+        """`holdfast scale JOB N` as its user."""
+        self.cluster.run_as_user([*HOLDFAST, "scale", self.job_id, str(nodes)], timeout_s=60)
+
+    def restores(self) -> list[tuple[int, str]]:
+        """Step and tier of each restore."""
+        return [(event["step"], event["tier"]) for event in self.watch.events("restore")]
+
+    def left_nothing(self, *lost: str) -> None:
+        """Waits until no booster is in the queue any more, and no memory on any node.
+
+        Args:
+            lost: nodes that do not run.
+        """
+        self.watch.until(lambda: None if self.boosters() else True, 60, "end of all boosters")
+        for node in self.cluster.nodes:
+            if node not in lost:
+                gone = lambda node=node: None if self.memory_on(node) else True  # noqa: E731
+                self.watch.until(gone, 60, f"end of the memory on {node}")
+
     @property
     def _ram_dir(self) -> str:
         """On a booster's node it bears the name of the booster's job."""
@@ -74,3 +113,9 @@ class ElasticJob(SupervisedJob):
         return str(
             self.cluster.run_on_node(node, ["sh", "-c", "ls -d /dev/shm/holdfast-*/slurm-* 2>/dev/null; true"]).stdout
         )
+
+
+def urgent(cluster: Any, nodes: int, *options: str, partition: str = "urgent") -> str:
+    """A job that outranks boosters, on so many nodes of its own; its number."""
+    argv = ["sbatch", "--parsable", f"--partition={partition}", f"--nodes={nodes}", "--exclusive", *options]
+    return str(cluster.run_as_user([*argv, "--output=/dev/null", "--wrap=sleep 1000"]).stdout.strip())

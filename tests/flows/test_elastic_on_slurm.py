@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from elastic_job import GRACE_S, SIZE_S, ElasticJob
+from elastic_job import GRACE_S, SIZE_S, ElasticJob, urgent
 from slurm_kit import ends_as, job_state
 
 from slurm.testbed import TestCluster
@@ -28,25 +28,8 @@ def six(_six: TestCluster) -> TestCluster:
     return _six
 
 
-def urgent(cluster: Any, nodes: int) -> str:
-    """A job that outranks boosters, on so many nodes of its own; its number."""
-    argv = ["sbatch", "--parsable", "--partition=urgent", f"--nodes={nodes}", "--exclusive", "--output=/dev/null"]
-    return str(cluster.run_as_user([*argv, "--wrap=sleep 1000"]).stdout.strip())
-
-
-def restores(job: ElasticJob) -> list[tuple[int, str]]:
-    return [(event["step"], event["tier"]) for event in job.watch.events("restore")]
-
-
 def resized_at(job: ElasticJob) -> list[int]:
     return [event["step"] for event in job.watch.events("attempt_end") if event["outcome"] == "resized"]
-
-
-def left_nothing(job: ElasticJob) -> None:
-    """No booster is in the queue any more, and no memory on any node."""
-    job.watch.until(lambda: None if job.boosters() else True, 60, "end of all boosters")
-    for node in job.cluster.nodes:
-        job.watch.until(lambda node=node: None if job.memory_on(node) else True, 60, f"end of the memory on {node}")
 
 
 def test_it_grows_into_free_nodes_and_an_urgent_job_takes_one_of_them_for_a_while(
@@ -70,10 +53,10 @@ def test_it_grows_into_free_nodes_and_an_urgent_job_takes_one_of_them_for_a_whil
     six.run_as_user(["scancel", taker])
     job.until_size(4, shrunk["attempt"])
     assert not job.watch.events("fault"), job.watch.story()
-    assert restores(job)[1:] == [(step, "memory") for step in resized_at(job)], job.watch.story()
+    assert job.restores()[1:] == [(step, "memory") for step in resized_at(job)], job.watch.story()
     job.finish(steady_digests)
     job.watch.until(ends_as(six, job.job_id, "COMPLETED"), 60, "end of the base job")
-    left_nothing(job)
+    job.left_nothing()
 
 
 def test_a_boosters_node_that_is_lost_costs_a_shrink_and_the_next_one_comes(
@@ -86,7 +69,7 @@ def test_a_boosters_node_that_is_lost_costs_a_shrink_and_the_next_one_comes(
     shrunk = job.until_size(3, grown["attempt"])
     fault = job.watch.wait_for("fault", 5)
     assert (fault["kind"], fault["node"]) == ("node_lost", lost), job.watch.story()
-    assert lost not in shrunk["nodes"] and {tier for _, tier in restores(job)[1:]} == {"memory"}, job.watch.story()
+    assert lost not in shrunk["nodes"] and {tier for _, tier in job.restores()[1:]} == {"memory"}, job.watch.story()
     again = job.until_size(4, shrunk["attempt"])
     assert lost not in again["nodes"], job.watch.story()
     job.finish(steady_digests)
@@ -126,7 +109,7 @@ def test_a_supervisor_killed_in_a_resize_is_followed_by_one_that_ends_boosters_n
     job.watch.until(ends_as(six, stray, "CANCELLED"), 60, "end of a booster that nobody knows")
     assert len(job.boosters("RUNNING", "PENDING")) == 2, job.watch.story()
     job.finish(steady_digests)
-    left_nothing(job)
+    job.left_nothing()
 
 
 def test_a_job_cancelled_in_a_resize_leaves_no_booster(six: Any) -> None:
@@ -134,4 +117,4 @@ def test_a_job_cancelled_in_a_resize_leaves_no_booster(six: Any) -> None:
     job.watch.wait_for("resize", SIZE_S)
     six.run_as_user(["scancel", job.job_id])
     job.watch.wait_for("job_end", 60, outcome="cancelled")
-    left_nothing(job)
+    job.left_nothing()
