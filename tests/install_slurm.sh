@@ -2,7 +2,8 @@
 # Installs Slurm, munge and PMIx from Debian for the tests on a real cluster, when run as root on a Debian machine.
 set -euo pipefail
 
-packages=(slurm-wlm slurm-wlm-basic-plugins slurm-client munge libpmix-dev iproute2 shellcheck libfabric-bin)
+packages=(slurm-wlm slurm-wlm-basic-plugins slurm-client munge libpmix-dev iproute2 shellcheck libfabric-bin
+	slurmdbd mariadb-server-core) # the last two for Slurm's accounts; neither starts a service
 
 missing=()
 for package in "${packages[@]}"; do
