@@ -13,7 +13,7 @@ from slurm.command import CommandError, CommandRunner
 from slurm.errors import SlurmError
 from slurm.hostlist import compress
 from slurm.qos import FORMAT, Qos
-from slurm.records import Job, Node, Partition, T, read_all, state_below
+from slurm.records import Job, NamedJob, Node, Partition, T, read_all
 from slurm.topology import Topology
 
 _CONNECT_TIMEOUT_S = 2.0
@@ -52,17 +52,13 @@ class Slurm:
         own = (record for record in records if record.startswith(f"JobId={job_id} "))
         return Job.parse(next(own, text))
 
-    def jobs_named(self, name: str) -> dict[str, tuple[str, str]]:
-        """The user's jobs of this name, by number: state (see `state_below`) and Slurm's reason ("" for none).
-
-        Includes jobs that have ended, until Slurm forgets them.
-        """
-        argv = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--name={name}", "--format=%i|%T|%r"]
-        rows = (line.strip().split("|", 2) for line in self._run(argv, env=self._env).stdout.splitlines())
-        return {
-            number: (state_below(state), "" if reason == "None" else reason)
-            for number, state, reason in (row for row in rows if len(row) == 3)
-        }
+    def jobs_named(self, name: str) -> dict[str, NamedJob]:
+        """The user's jobs of this name, by number. Includes jobs that have ended, until Slurm forgets them."""
+        columns = "--Format=JobID:|,State:|,PreemptTime:|,Reason:|"  # with a separator nothing is cut off
+        argv = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--name={name}", columns]
+        lines = self._run(argv, env=self._env).stdout.splitlines()
+        rows = (line.strip().removesuffix("|").split("|", 3) for line in lines)
+        return {row[0]: NamedJob.parse(*row[1:]) for row in rows if len(row) == 4}
 
     def states(self, job_ids: Iterable[JobId]) -> dict[str, tuple[str, str]]:
         """State (see `state_below`) and nodes (a hostlist) of these jobs, by id. Jobs unknown to Slurm are left out.

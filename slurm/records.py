@@ -93,6 +93,27 @@ def state_below(word: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NamedJob:
+    """A job as squeue lists it.
+
+    Attributes:
+        state: as of a Job.
+        reason: why it is pending or has ended; "" for none.
+        is_preempted: whether Slurm has begun to end it for a more urgent one. It may run on for its GraceTime.
+    """
+
+    state: str
+    reason: str = ""
+    is_preempted: bool = False
+
+    @classmethod
+    def parse(cls, state: str, preempt_time: str, reason: str) -> NamedJob:
+        """Reads the columns State, PreemptTime and Reason."""
+        is_preempted = preempt_time[:1].isdecimal()
+        return cls(state=state_below(state), reason="" if reason == "None" else reason, is_preempted=is_preempted)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """A job.
 

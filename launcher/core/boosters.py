@@ -153,6 +153,8 @@ def on_seen(turn: Turn, given: AllocationsSeen) -> None:
         elif booster.phase is BoosterPhase.LEAVING:
             if booster.is_end_sent:  # the order may have been lost
                 turn.do(EndAllocation(allocation=booster.allocation))
+        elif state is AllocationState.PREEMPTED:  # its SIGTERM came before it had runners to hear it
+            leave(turn, booster.allocation, PREEMPTED)
         elif state is AllocationState.QUEUED and booster.phase is BoosterPhase.QUEUED:
             _on_queued(turn, booster, reason)
         elif state is AllocationState.RUNNING and booster.running_s is None:

@@ -344,10 +344,11 @@ class Requeued:
 
 
 class AllocationState(Enum):
-    """Where a booster's allocation stands with the scheduler."""
+    """Where a booster's allocation stands with the scheduler. One that is preempted runs on for its grace time."""
 
     QUEUED = "queued"
     RUNNING = "running"
+    PREEMPTED = "preempted"
     ENDED = "ended"
 
 

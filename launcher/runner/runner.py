@@ -99,7 +99,9 @@ class Runner:
                 leave_s = FENCE_S if self._is_terminated else LEAVE_S
                 if gone_s > leave_s:
                     log.error("no supervisor at %s:%s for %s s: leaving", *await self._address(), leave_s)
-                    if self._config.parent_pid is None and not self._config.is_booster:
+                    if self._config.is_booster:
+                        remove_memory_dir(self._config.ram_dir)  # nobody can read it any more
+                    elif self._config.parent_pid is None:
                         await self._succession.abandon()
                     return
                 if not self._leaving:

@@ -17,6 +17,7 @@ from launcher.env.containers import of_the_batch
 from launcher.jobfile import JobSpec
 from slurm import Slurm
 from slurm.hostlist import compress, expand
+from slurm.records import NamedJob
 
 Seen = tuple[AllocationState, str]
 
@@ -81,12 +82,12 @@ class SlurmBoosters:
             SlurmError: Slurm does not answer.
         """
         found = self._slurm.jobs_named(self.name)
-        for number, (state, _) in found.items():
-            if number not in known and _state(state) is not AllocationState.ENDED:
+        for number, job in found.items():
+            if number not in known and _state(job) is not AllocationState.ENDED:
                 self._slurm.cancel(number)
-        gone = ("GONE", "Slurm has forgotten it")
+        gone = NamedJob(state="GONE", reason="Slurm has forgotten it")
         stand = {number: found.get(number, gone) for number in known}
-        return {number: (_state(state), why or state.lower()) for number, (state, why) in stand.items()}
+        return {number: (_state(job), _reason(job)) for number, job in stand.items()}
 
     def end(self, number: str) -> None:
         """Ends one, or takes it out of the queue.
@@ -105,8 +106,15 @@ class SlurmBoosters:
         self._slurm.cancel_named(self.name)
 
 
-def _state(word: str) -> AllocationState:
+def _reason(job: NamedJob) -> str:
+    """Slurm's; its state where there is none. A job that was just submitted has none yet."""
+    return job.reason or ("" if job.state in _QUEUED else job.state.lower())
+
+
+def _state(job: NamedJob) -> AllocationState:
     """One that is being ended has ended: its nodes do no more for the run."""
-    if word in _QUEUED:
+    if job.state in _QUEUED:
         return AllocationState.QUEUED
-    return AllocationState.RUNNING if word in _RUNNING else AllocationState.ENDED
+    if job.state in _RUNNING:
+        return AllocationState.PREEMPTED if job.is_preempted else AllocationState.RUNNING
+    return AllocationState.ENDED

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ckpt.timeouts import within
 from launcher.core.commands import AskAllocation, EndAllocation
 from launcher.core.inputs import AllocationAsked, AllocationsSeen, AllocationState, Input
 from launcher.errors import LauncherError
@@ -52,14 +54,13 @@ class Allocations:
             self._wake.clear()
             async with self._one:
                 await self._look()
-            if self._known or self._is_unasked:
-                await asyncio.sleep(LOOK_S)
-            else:
-                await self._wake.wait()
+            with contextlib.suppress(asyncio.TimeoutError):  # before Python 3.11 no TimeoutError
+                await within(LOOK_S if self._known or self._is_unasked else None, self._wake.wait())
 
     async def ask(self, command: AskAllocation) -> None:
         """Asks for one."""
         async with self._one:
+            is_followed = bool(self._known or self._is_unasked)
             try:
                 allocation = await self._cluster.ask_allocation(command.nodes, command.exclude, self.environment)
             except (LauncherError, SlurmError, OSError) as error:
@@ -69,7 +70,13 @@ class Allocations:
             else:
                 self._known.add(allocation)
                 self._put(AllocationAsked(allocation=allocation))
-        self._wake.set()
+        if not is_followed:
+            self._wake.set()
+
+    def joined(self, allocation: str) -> None:
+        """A runner of it has come. Slurm's SIGTERM may have been sent before, and to nobody: looks at once."""
+        if allocation in self._known:
+            self._wake.set()
 
     async def end(self, command: EndAllocation) -> None:
         """Ends one. Where the scheduler does not answer, each look tries again."""

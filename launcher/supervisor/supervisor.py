@@ -170,6 +170,8 @@ class Supervisor:
         while (end := self._perform(state, commands)) is None:
             given = await self._inbox.get()
             self._has_request |= isinstance(given, inputs.Terminated | inputs.CancelAsked)
+            if isinstance(given, inputs.NodeJoined):
+                self._allocations.joined(given.allocation)
             log_signal(given)
             self._check_rule()
             if self._failure is not None:

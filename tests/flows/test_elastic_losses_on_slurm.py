@@ -84,11 +84,27 @@ def test_a_booster_dies_while_it_joins(six: Any, steady_digests: dict[int, str])
 
     lost = job.watch.until(joins, SIZE_S, "booster that runs")
     six.crash_node(lost)
-    assert not [event for event in job.watch.events("node_ready") if event["node"] == lost], job.watch.story()
+    ready = [event for event in job.watch.events("node_ready") if event["node"] == lost]
+    assert not any(event["warm"] for event in ready), job.watch.story()
     grown = job.until_size(3)
     assert lost not in grown["nodes"], job.watch.story()
     assert {*outcomes(job)} <= {"resized"}, job.watch.story()  # no attempt was lost
     job.finish(steady_digests)
+
+
+def test_a_booster_that_is_preempted_as_it_starts_is_not_trained_on(six: Any, steady_digests: dict[int, str]) -> None:
+    """Slurm's SIGTERM goes to its steps, and it may have none yet."""
+    job = ElasticJob(six, six.home / "unheard", max_nodes=3)
+    starts = lambda: job.boosters("RUNNING") or None  # noqa: E731
+    ((first, _),) = job.watch.until(starts, SIZE_S, "booster that runs").items()
+    taker = urgent(six, 4)  # three nodes are free
+    job.watch.until(ends_as(six, taker, "RUNNING"), SIZE_S, "start of the urgent job")
+    assert first not in job.boosters() and job.attempts == 1, job.watch.story()
+    six.run_as_user(["scancel", taker])
+    job.until_size(3)
+    assert job.attempts == 2 and not job.watch.events("fault"), job.watch.story()
+    job.finish(steady_digests)
+    job.left_nothing()
 
 
 def test_a_job_whose_boosters_are_taken_twice_has_them_back(six: Any, steady_digests: dict[int, str]) -> None:
@@ -185,14 +201,17 @@ def test_the_controller_is_away_while_a_booster_leaves(six: Any, steady_digests:
 def test_boosters_whose_base_is_killed_outright_leave(six: Any) -> None:
     """Nobody is left to end them, and none of them takes over: their runners leave on their own."""
     job = ElasticJob(six, six.home / "killed")
-    job.until_size(4)
+    base = job.until_size(4)["nodes"][:2]
     there = job.boosters("RUNNING")
     assert len(there) == 2
-    six.run_as_user(["scancel", "--signal=KILL", job.job_id])
-    job.watch.until(ends_as(six, job.job_id, "CANCELLED"), 30, "end of the base")
+    for node in base:  # Slurm's own kill begins with a SIGTERM
+        six.run_on_node(node, ["pkill", "-KILL", "-u", six.user])
+    job.watch.until(ends_as(six, job.job_id, "FAILED"), 60, "end of the base")
+    assert job.boosters("RUNNING") == there, job.watch.story()
     job.watch.until(lambda: None if job.boosters() else True, LEAVE_S + 60, "end of all boosters")
-    assert not job.watch.events("takeover"), job.watch.story()
+    assert not job.watch.events("takeover") and not job.watch.events("job_end"), job.watch.story()
     for node in there.values():
         left = ["pgrep", "-u", six.user, "-f", "launcher|ckpt"]
         gone = lambda node=node, left=left: six.run_on_node(node, left, check=False).returncode or None  # noqa: E731
         job.watch.until(gone, 60, f"end of all processes on {node}")
+        assert not job.memory_on(node), job.memory_on(node)

@@ -115,6 +115,21 @@ def test_one_that_the_scheduler_has_in_spite_of_its_error_is_ended() -> None:
     play(scene)
 
 
+def test_one_whose_runner_comes_is_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be preempted already, and its runner too late to hear of that."""
+    monkeypatch.setattr(allocations_module, "LOOK_S", 2 * DEADLINE_S)
+
+    async def scene(scheduler: Scheduler, allocations: Allocations, inbox: asyncio.Queue[Input]) -> None:
+        await inbox.get()
+        scheduler.states["b1"] = AllocationState.PREEMPTED
+        allocations.joined("stranger")
+        allocations.joined("b1")
+        assert await inbox.get() == AllocationsSeen(states={"b1": AllocationState.PREEMPTED}, reasons={"b1": "why"})
+        assert len(scheduler.looks) == 2
+
+    play(scene, "b1", b1=RUNNING)
+
+
 def test_an_end_that_the_scheduler_did_not_hear_of_is_asked_again() -> None:
     async def scene(scheduler: Scheduler, allocations: Allocations, inbox: asyncio.Queue[Input]) -> None:
         await inbox.get()

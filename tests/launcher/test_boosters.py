@@ -103,10 +103,11 @@ def test_it_is_submitted_outside_of_our_own_step_with_the_runs_environment(
 
 
 def test_how_they_stand_is_one_question_and_those_that_nobody_knows_are_ended(spec: JobSpec) -> None:
-    rows = ["8|PENDING|Resources", "9|RUNNING|None", "10|PREEMPTED|None", "11|COMPLETING|None", "12|RUNNING|None",
-            "13|SIGNALING|None", "14|CANCELLED|None", "15|PENDING|Priority"]  # fmt: skip
+    rows = ["8|PENDING|N/A|Resources|", "9|RUNNING|N/A|None|", "10|PREEMPTED|2026-11-23T04:26:33|None|",
+            "11|COMPLETING|N/A|None|", "12|RUNNING|N/A|None|", "13|SIGNALING|N/A|None|", "14|CANCELLED|N/A|None|",
+            "15|PENDING|N/A|Priority|", "17|PENDING|N/A|None|", "16|RUNNING|2026-11-23T04:26:33|None|"]  # fmt: skip
     commands = Commands(*rows)
-    known = {"7", "8", "9", "10", "11", "13"}
+    known = {"7", "8", "9", "10", "11", "13", "16", "17"}
     seen = boosters(spec, commands).seen(known)
     queued, running, ended = AllocationState.QUEUED, AllocationState.RUNNING, AllocationState.ENDED
     assert seen == {
@@ -116,6 +117,8 @@ def test_how_they_stand_is_one_question_and_those_that_nobody_knows_are_ended(sp
         "10": (ended, "preempted"),
         "11": (ended, "completing"),
         "13": (running, "running"),
+        "16": (AllocationState.PREEMPTED, "running"),
+        "17": (queued, ""),
     }
     (listed, *ended_) = commands.asked
     assert "--name=gpt-booster-of-7" in listed and ended_ == [("scancel", "12"), ("scancel", "15")]

@@ -27,6 +27,7 @@ class BoosterJob:
         start: the base job's start in which it was asked for.
         since_s: since when it runs.
         is_told: whether somebody has ordered its end, or it was preempted.
+        preempted_s: since when it is to make way for an urgent job.
         is_used: whether an attempt trained on it.
     """
 
@@ -37,6 +38,7 @@ class BoosterJob:
         "id",
         "is_told",
         "is_used",
+        "preempted_s",
         "reason",
         "since_s",
         "size",
@@ -54,7 +56,14 @@ class BoosterJob:
         self.reason = "Priority"
         self.hosts: list[Host] = []
         self.since_s: float | None = None
+        self.preempted_s: float | None = None
         self.is_told = self.is_used = False
+
+    @property
+    def seen(self) -> AllocationState:
+        """What the scheduler says: also that it has begun to end one for an urgent job, which its runners may miss."""
+        is_preempted = self.state is AllocationState.RUNNING and self.preempted_s is not None
+        return AllocationState.PREEMPTED if is_preempted else self.state
 
     def try_to_start(self) -> None:
         """Runs, where enough nodes are free and the base job runs."""
@@ -96,6 +105,8 @@ class BoosterJob:
             self.state, self.reason = AllocationState.ENDED, reason
         elif self.state is AllocationState.RUNNING:
             self.reason = reason
+            if reason == "PREEMPTED" and self.preempted_s is None:
+                self.preempted_s = world.clock.now
             if not grace_s:
                 self.finish(reason)
                 return
@@ -160,7 +171,7 @@ class Boosters:
     def seen(self, driver: Driver) -> AllocationsSeen:
         """The answer to a supervisor's question."""
         jobs = [self.jobs[each.allocation] for each in driver.state.boosters]
-        states = {job.id: job.state for job in jobs}
+        states = {job.id: job.seen for job in jobs}
         return AllocationsSeen(states=states, reasons={job.id: job.reason for job in jobs})
 
     def end(self, id: str) -> None:

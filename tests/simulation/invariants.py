@@ -16,6 +16,7 @@ from simulation.training import CHUNK_STEPS
 
 if TYPE_CHECKING:
     from simulation.agents import AgentGroup
+    from simulation.boosters import BoosterJob
     from simulation.driver import Driver
     from simulation.runner import Runner
     from simulation.world import World
@@ -24,6 +25,7 @@ CANCEL_S = 60.0
 FLUSH_S = 500.0
 LEAVING_S = 90.0
 IDLE_S = 60.0  # a booster's way from its start to the next attempt, beside what the job file says
+NOTICED_S = 20.0  # two looks at the boosters
 _SPIN = 200  # decisions in one instant
 
 # What must have happened for a node to be out with such a reason: to that node, or anywhere.
@@ -431,6 +433,16 @@ class Invariants:
             job = self._world.boosters.jobs.get(self._world.hosts[name].allocation)
             if job is not None:
                 job.is_used = True
+                self._check_preempted(job)
+
+    def _check_preempted(self, job: BoosterJob) -> None:
+        """Nobody trains on nodes that Slurm takes back, whether or not a runner has heard its SIGTERM."""
+        world = self._world
+        if job.preempted_s is None or world.kinds - _HARMLESS_TO_BOOSTERS:
+            return
+        if world.clock.now - job.preempted_s > NOTICED_S:
+            since_s = world.clock.now - job.preempted_s
+            raise Violation("a preempted booster leaves", f"{job.id} trains {since_s:.0f} s after it was preempted")
 
     def _check_use(self) -> None:
         """A booster that was there for long has trained, or was sent away."""

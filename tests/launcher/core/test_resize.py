@@ -403,6 +403,30 @@ def test_an_idle_booster_that_is_preempted_goes_at_once() -> None:
     assert play.all(do.EndAllocation) and not play.events("resize")
 
 
+def test_a_booster_that_was_preempted_before_its_runners_came_is_not_used() -> None:
+    """Slurm sends the SIGTERM to steps, and there was none."""
+    play = running()
+    preempted = AllocationsSeen(states={"b1": AllocationState.PREEMPTED, "b2": AllocationState.RUNNING})
+    play.give(preempted)
+    assert play.all(do.EndAllocation) == [do.EndAllocation(allocation="b1")]
+    play.boost("x1", "b1")
+    assert play.all(do.Dismiss) == [do.Dismiss(node="x1", forget=True, allocation="b1")]
+    play.boost("x2", "b2")
+    play.passes(60.0)
+    assert [(event["size"], event["to"]) for event in play.events("resize")] == [(2, 3)]
+
+
+def test_a_booster_that_is_preempted_leaves_though_nobody_has_heard_a_sigterm() -> None:
+    play = running()
+    play.boost("x1", "b1")
+    play.boost("x2", "b2")
+    play.passes(60.0)
+    stop_and_train(play)
+    play.give(AllocationsSeen(states={"b1": AllocationState.PREEMPTED, "b2": AllocationState.RUNNING}))
+    assert [event["reason"] for event in play.events("node_leaving")] == ["preempted"]
+    assert [event["to"] for event in play.events("resize")] == [4, 3]
+
+
 def test_a_booster_whose_node_comes_back_is_kept() -> None:
     play = running(None, "x1")
     play.lose("x1")
