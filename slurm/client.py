@@ -13,7 +13,7 @@ from slurm.command import CommandError, CommandRunner
 from slurm.errors import SlurmError
 from slurm.hostlist import compress
 from slurm.qos import FORMAT, Qos
-from slurm.records import Job, NamedJob, Node, Partition, T, read_all
+from slurm.records import Job, NamedJob, Node, Partition, T, read_all, state_below
 from slurm.topology import Topology
 
 _CONNECT_TIMEOUT_S = 2.0
