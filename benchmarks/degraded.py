@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "ckpt"))
 from mpi_kit import AgentProcesses
 
 from ckpt.agent.rpc.client import AgentClient
-from ckpt.format.checksums import bad_blocks
+from ckpt.format.checksums import damaged_blocks
 from ckpt.format.shard_record import ShardRecord
 
 SCHEMES = {"XOR": {"scheme": "xor"}, "RS 2": {"scheme": "rs", "parity": 2}}
@@ -85,7 +85,7 @@ def load(worker: AgentClient, rank: int, ahead: bool) -> None:
     reply = worker.request("open", timeout_s=WAIT_S, rank=rank, blocks=None)
     record = ShardRecord.from_json(reply["record"])
     data = np.fromfile(reply["path"], np.uint8, record.nbytes, offset=reply["base"])
-    if bad_blocks(data.data, record.blocks):
+    if damaged_blocks(data.data, record.blocks):
         raise RuntimeError(f"rank {rank} does not verify")
 
 

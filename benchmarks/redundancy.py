@@ -200,8 +200,8 @@ class Together:
 async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -> Seconds:
     together = Together(peers)
     polling = asyncio.ensure_future(peers.run())
-    holdings = MemoryStore(place.ram_dir, place.run_id, "bench")
-    fill(holdings, place, nbytes)
+    memory_store = MemoryStore(place.ram_dir, place.run_id, "bench")
+    fill(memory_store, place, nbytes)
     seconds: Seconds = defaultdict(list)
 
     async def timed(name: str, part: Any) -> None:
@@ -212,33 +212,33 @@ async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -
 
     size, rank = len(place.nodes), place.node_rank
     to, source = (rank + 1 if rank == 0 else None), (0 if rank == 1 else None)
-    sink = holdings.room_for("sink", nbytes)(0, nbytes)
+    sink = memory_store.room_for("sink", nbytes)(0, nbytes)
     for name in schemes:
         section = SCHEMES[name]
         config = CheckpointConfig.from_mapping({"namespace": "bench", "redundancy": section})
-        shelf = NodeDisk({})
+        node_disk = NodeDisk({})
         context = Context(
-            place=place, config=config, deadlines=AgentDeadlines(), tiers={}, shelf=shelf, holdings=holdings,
-            peers=peers,
-            exchange=Exchange(peers, holdings, shelf, AgentDeadlines()),
+            place=place, config=config, deadlines=AgentDeadlines(), tiers={}, node_disk=node_disk,
+            memory_store=memory_store, peers=peers,
+            exchange=Exchange(peers, memory_store, node_disk, AgentDeadlines()),
             listener=WorkerSocket(place.socket_path, serve_nobody),
         )  # fmt: skip
         saves = SaveNode(context)
         peers.handle("parity", inventory_of(saves))
         for _ in range(ROUNDS):
-            drop_redundancy(holdings, saves)
-            ring = sendrecv(peers, (rank + 1) % size, (rank - 1) % size, holdings, sink)
+            drop_redundancy(memory_store, saves)
+            ring = sendrecv(peers, (rank + 1) % size, (rank - 1) % size, memory_store, sink)
             await timed(f"{name}, encode, raw", ring)
             await timed(f"{name}, encode", saves._redundancy(SAVE, None))
             if rank == LOST:
-                holdings.remove("own-0-0")
-            await timed(f"{name}, rebuild, raw", sendrecv(peers, to, source, holdings, sink))
+                memory_store.remove("own-0-0")
+            await timed(f"{name}, rebuild, raw", sendrecv(peers, to, source, memory_store, sink))
             await timed(f"{name}, rebuild", rebuild(context, saves, section["scheme"]))
         await together.all_here()
-        drop_redundancy(holdings, saves)
+        drop_redundancy(memory_store, saves)
         for pattern in ("copy-*", "parity-*"):
             for path in place.ram_dir.glob(pattern):
-                holdings.remove(path.stem)
+                memory_store.remove(path.stem)
     polling.cancel()
     return {name: rounds[1:] for name, rounds in seconds.items()}
 
@@ -254,8 +254,8 @@ async def serve_nobody(*_: Any) -> None:
     return None
 
 
-def fill(holdings: MemoryStore, place: Place, nbytes: int) -> None:
-    data = holdings.room_for("own-0-0", nbytes)(0, nbytes)
+def fill(memory_store: MemoryStore, place: Place, nbytes: int) -> None:
+    data = memory_store.room_for("own-0-0", nbytes)(0, nbytes)
     noise = random.Random(place.node_rank).randbytes(1 << 20)
     for start in range(0, nbytes, len(noise)):
         data[start : start + len(noise)] = noise
@@ -264,23 +264,25 @@ def fill(holdings: MemoryStore, place: Place, nbytes: int) -> None:
         save=SAVE, namespace="bench", rank=place.node_rank, world_size=len(place.nodes), layout=layout,
         blocks=checksums(data),
     )  # fmt: skip
-    holdings.publish("own-0-0", record)
+    memory_store.publish("own-0-0", record)
 
 
-async def sendrecv(peers: Peers, to: int | None, source: int | None, holdings: MemoryStore, sink: memoryview) -> None:
+async def sendrecv(
+    peers: Peers, to: int | None, source: int | None, memory_store: MemoryStore, sink: memoryview
+) -> None:
     """MPI alone: Irecv and Isend of the whole shard at once, waited for in a loop that does nothing else."""
     transport = peers._transport
     pending = [transport.receive_range(source, 1, sink)] if source is not None else []
     if to is not None:
-        pending.append(transport.send_range(to, 1, holdings.bytes_of("own-0-0", len(sink))))
+        pending.append(transport.send_range(to, 1, memory_store.bytes_of("own-0-0", len(sink))))
     while pending:
         done = transport.done(pending)
         pending = [transfer for i, transfer in enumerate(pending) if i not in done]
 
 
-def drop_redundancy(holdings: MemoryStore, saves: SaveNode) -> None:
+def drop_redundancy(memory_store: MemoryStore, saves: SaveNode) -> None:
     """Its records: the next round writes into memory that is there already, as all saves but the first do."""
-    for store in (holdings, saves.parities._holdings):
+    for store in (memory_store, saves.parities._parity_store):
         for name in [name for name in store.shards() if not name.startswith("own")]:
             store.drop(name)
 

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "ckpt"))
 from mpi_kit import WAIT_S, AgentProcesses
 
 from ckpt.agent.rpc.client import AgentClient
-from ckpt.format.checksums import BLOCK_BYTES, bad_blocks
+from ckpt.format.checksums import BLOCK_BYTES, damaged_blocks
 from ckpt.format.shard_record import ShardRecord
 
 RESIZES = ((2, 4), (4, 2), (4, 3))
@@ -89,9 +89,9 @@ def measure(was: int, now: int, blocks: int, rounds: int, section: dict[str, Any
         saved, root = Path(memory) / "saved", Path(memory) / "root"
         saved.mkdir(mode=0o700)
         with AgentProcesses(saved, NODES[:was], 0, section) as agents:
-            agents.save(STEP, 0, blocks // was * BLOCK_BYTES, drain=True)
+            agents.save(STEP, 0, blocks // was * BLOCK_BYTES, flush=True)
             for worker in agents.workers:
-                worker.request("flush", timeout_s=WAIT_S)
+                worker.request("await_saves", timeout_s=WAIT_S)
         warm, cold, crossed = [], [], 0
         for number in range(rounds):
             shutil.copytree(saved, root, ignore=shutil.ignore_patterns("*.sock", "*.pid", "*.log"))
@@ -140,7 +140,7 @@ def load(worker: AgentClient, wants: dict[int, list[int]], tier: str) -> None:
         count, first = len(blocks) * BLOCK_BYTES, blocks[0] * BLOCK_BYTES
         data = np.fromfile(reply["path"], np.uint8, count, offset=reply["base"] + first)
         sums = record.blocks[blocks[0] : blocks[-1] + 1]
-        if bad_blocks(data.data, sums):
+        if damaged_blocks(data.data, sums):
             raise RuntimeError(f"rank {rank} does not verify")
 
 

@@ -67,7 +67,7 @@ class FlushEstimate:
     keep: int
     node_bytes: int  # written by each node for one step
     held_bytes: int  # by the tier in all while the newest step is written; NVMe: on each node
-    seconds: float | None  # of one drain; None: no rate is known
+    seconds: float | None  # of one flush; None: no rate is known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class CapacityPlan:
     losses: Losses
     wire_bytes: int  # that the busiest node sends for one save
     protect_s: float | None
-    drains: tuple[FlushEstimate, ...]
+    flushes: tuple[FlushEstimate, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "memory": {**asdict(self.memory), "total_bytes": self.memory.total_bytes}}
@@ -115,8 +115,8 @@ def make_plan(
         losses=_losses(scheme, sets, domains),
         wire_bytes=wire_bytes,
         protect_s=wire_bytes / _GB / rates.wire if rates.wire else None,
-        drains=tuple(
-            _drain(name, tier, nodes, _file_bytes(ranks_per_node, shard_bytes), rates)
+        flushes=tuple(
+            _flush(name, tier, nodes, _file_bytes(ranks_per_node, shard_bytes), rates)
             for name, tier in config.lower.items()
         ),
     )  # fmt: skip
@@ -193,7 +193,7 @@ def _file_bytes(ranks: int, shard_bytes: int) -> int:
     return node_places("node-00000.data", records)[-1].offset + shard_bytes
 
 
-def _drain(name: str, tier: TierSection, nodes: int, file_bytes: int, rates: Rates) -> FlushEstimate:
+def _flush(name: str, tier: TierSection, nodes: int, file_bytes: int, rates: Rates) -> FlushEstimate:
     """A node's file at its own rate and limit; a place that all nodes share is as fast as it is for all."""
     local = name == "nvme"
     known = {"nvme": rates.nvme, "shared": rates.shared, "s3": rates.s3}[name]

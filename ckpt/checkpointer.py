@@ -176,7 +176,7 @@ class Checkpointer:
         """
         return self._engine.should_stop(step)
 
-    def save(self, step: int, state: dict[str, Any], *, drain: bool = False) -> None:
+    def save(self, step: int, state: dict[str, Any], *, flush: bool = False) -> None:
         """Copies the state into memory that outlives this process, and returns; the rest happens in the agent.
 
         Tensors on a GPU are copied while training goes on: the next step of any torch optimizer waits for them, on the
@@ -186,20 +186,20 @@ class Checkpointer:
         Args:
             step: at least 0, and greater than that of the save before.
             state: see the class. May change as soon as this returns.
-            drain: to every lower tier, whatever their cadence: for the last step of a run, say.
+            flush: to every lower tier, whatever their cadence: for the last step of a run, say.
 
         Raises:
             StateError: the state holds something that cannot be stored; names it.
             AgentError: this is the first call of all, and the agent does not answer. Nothing else raises: a save
                 that fails is logged and counted in `failed_saves`.
         """
-        self._engine.save(step, state, drain=drain)
+        self._engine.save(step, state, flush=flush)
 
-    def dcp_writer(self, step: int, *, drain: bool = False) -> DcpWriter:
-        """A storage_writer for torch.distributed.checkpoint.save or async_save; `drain` as in `save`."""
+    def dcp_writer(self, step: int, *, flush: bool = False) -> DcpWriter:
+        """A storage_writer for torch.distributed.checkpoint.save or async_save; `flush` as in `save`."""
         from ckpt.worker.dcp import DcpWriter
 
-        return DcpWriter(self._engine, step, drain=drain)
+        return DcpWriter(self._engine, step, flush=flush)
 
     def dcp_reader(self, step: int | None = None) -> DcpReader:
         """A storage_reader for torch.distributed.checkpoint.load.
@@ -221,9 +221,9 @@ class Checkpointer:
         """The step that load() and dcp_reader() restore; None where there is none."""
         return self._engine.newest_step
 
-    def close(self, *, flush: bool = True) -> None:
+    def close(self, *, wait: bool = True) -> None:
         """Waits for saves in flight (unless told not to) and disconnects from the agent. May be called twice."""
-        self._engine.close(flush=flush)
+        self._engine.close(wait=wait)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -233,4 +233,4 @@ class Checkpointer:
     ) -> None:
         # After an exception the agent finishes what it has by itself; an agent of our own would end with us.
         # The other ranks may wait for this one in a collective, so nobody waits for them.
-        self._engine.close(flush=kind is None or self._engine.has_own_agents, together=kind is None)
+        self._engine.close(wait=kind is None or self._engine.has_own_agents, together=kind is None)

@@ -94,7 +94,7 @@ class CheckpointConfig:
 
     @property
     def slots(self) -> int:
-        """Slots in each rank's arena: `memory.keep`, and one more for each lower tier, which a drain there may hold."""
+        """Slots in each rank's arena: `memory.keep`, and one more for each lower tier, which a flush there may hold."""
         return self.memory.keep + len(self.lower)
 
 

@@ -61,7 +61,7 @@ class SageMakerTieredStorageWriter(DcpWriter):
     """One for each step, as `storage_writer` of dcp.save or async_save."""
 
     def __init__(self, checkpoint_config: SageMakerCheckpointConfig, step: int) -> None:
-        super().__init__(_engine(checkpoint_config), step, drain=checkpoint_config.save_to_s3)
+        super().__init__(_engine(checkpoint_config), step, flush=checkpoint_config.save_to_s3)
 
 
 class SageMakerTieredStorageReader(DcpReader):

@@ -3,7 +3,7 @@
 run       the whole benchmark: makes the state and the folders, calls the parts, cleans up
 saving    what a save costs training
 loading   what a load from the node's own memory costs
-draining  bytes per second to a disk
+flushing  bytes per second to a disk
 objects   bytes per second to and from S3
 growth    what many saves leave behind
 scale     what a manifest of thousands of ranks costs

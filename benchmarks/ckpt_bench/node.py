@@ -19,7 +19,7 @@ from ckpt.errors import AgentError
 from ckpt.worker.session import GROW_THREAD
 
 _ANSWER_S = 120.0
-DRAIN_EVERY = 1_000_000  # no step of the other parts is a multiple
+FLUSH_EVERY = 1_000_000  # no step of the other parts is a multiple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class BenchNode:
         )  # fmt: skip
         section = {
             "namespace": "bench", "memory": {"every_steps": 1},
-            tier: {"path": str(self._storage / tier), "every_steps": DRAIN_EVERY, "keep": 1},
+            tier: {"path": str(self._storage / tier), "every_steps": FLUSH_EVERY, "keep": 1},
         }  # fmt: skip
         environment = {
             **os.environ,

@@ -100,7 +100,7 @@ def _on_nanio(figure: Figure) -> Figure:
 
 
 def objects_at(url: str, nbytes: int, repeat: int, advance: Advance, options: S3Options | None = None) -> list[Figure]:
-    """Below a URL, and nothing is left there: a save as a drain puts it and a restore gets it, every block verified.
+    """Below a URL, and nothing is left there: a save as a flush puts it and a restore gets it, every block verified.
 
     Args:
         url: s3://bucket/prefix.
@@ -191,7 +191,7 @@ def _measure(
 
 
 class _Ours:
-    """A drain: one node's file and the manifest; and a restore."""
+    """A flush: one node's file and the manifest; and a restore."""
 
     name = "holdfast"
 

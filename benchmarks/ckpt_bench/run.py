@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ckpt.errors import ConfigError
-from ckpt_bench.draining import drains
 from ckpt_bench.figures import Figure
+from ckpt_bench.flushing import flushes
 from ckpt_bench.growth import SAVES, growth
 from ckpt_bench.loading import loads
 from ckpt_bench.node import BenchNode
@@ -70,7 +70,7 @@ def run(*, size_mib: int, repeat: int, directory: Path, advance: Advance) -> lis
     if not directory.is_dir() or not os.access(directory, os.W_OK | os.X_OK):
         raise ConfigError(f"{directory}: expected a directory that can be written, or s3://bucket/prefix")
     _log_warnings_only()
-    saving, loading, growing, draining, _ = _part_bytes(size_mib << 20, repeat)
+    saving, loading, growing, flushing, _ = _part_bytes(size_mib << 20, repeat)
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir="/dev/shm") as memory,
         tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=directory) as shared,
@@ -86,8 +86,8 @@ def run(*, size_mib: int, repeat: int, directory: Path, advance: Advance) -> lis
             advance(loading)
             figures += growth(node, state)
             advance(growing)
-            figures += drains(node, state, Path(shared), repeat)
-            advance(draining)
+            figures += flushes(node, state, Path(shared), repeat)
+            advance(flushing)
             figures += objects(Path(memory) / "s3", min(size_mib << 20, _OBJECT_BYTES), repeat, advance)
             figures += scale(Path(shared))
         finally:
@@ -96,7 +96,7 @@ def run(*, size_mib: int, repeat: int, directory: Path, advance: Advance) -> lis
 
 
 def _part_bytes(nbytes: int, repeat: int) -> tuple[int, ...]:
-    """About what saving, loading, growth, drains and S3 (on two servers) move."""
+    """About what saving, loading, growth, flushes and S3 (on two servers) move."""
     s3 = 2 * moved_bytes(min(nbytes, _OBJECT_BYTES), repeat)
     return 6 * repeat * nbytes, 3 * repeat * nbytes, SAVES * nbytes, 6 * repeat * nbytes, s3
 

@@ -65,18 +65,18 @@ class Agent:
         self._ended = asyncio.Event()
         self._peers = Peers(transport, place.members)
         self._listener = WorkerSocket(place.socket_path, self._serve)
-        holdings = MemoryStore(place.ram_dir, place.run_id, config.namespace)
+        memory_store = MemoryStore(place.ram_dir, place.run_id, config.namespace)
         tiers = lower_tiers(config, place.node)
-        shelf = self._shelf = NodeDisk(tiers)
+        node_disk = self._node_disk = NodeDisk(tiers)
         context = Context(
-            place=place, config=config, deadlines=deadlines, holdings=holdings, peers=self._peers,
+            place=place, config=config, deadlines=deadlines, memory_store=memory_store, peers=self._peers,
             listener=self._listener,
-            tiers=tiers, shelf=shelf, exchange=Exchange(self._peers, holdings, shelf, deadlines),
+            tiers=tiers, node_disk=node_disk, exchange=Exchange(self._peers, memory_store, node_disk, deadlines),
         )  # fmt: skip
         self._saves = SaveNode(context)
         self._restore = RestoreNode(context, self._saves)
         self._loading = Loading(context, self._restore.plan, self._saves.pinned)
-        self._ahead = PrefetchNode(context, self._restore.plan, self._loading, self._saves.parities)
+        self._prefetch = PrefetchNode(context, self._restore.plan, self._loading, self._saves.parities)
         self._board = _board_of(place)
         self._stop = Stop(context, self._board)
         self._rejoin = RejoinNode(context, self._saves, self._stop)
@@ -84,16 +84,16 @@ class Agent:
             self._restore.refuse(
                 "the agents were lost and replaced before this worker had loaded; the next start loads"
             )
-        self._drain = FlushNode(context, self._saves)
-        self._parting = IdleExit(context)
+        self._flush = FlushNode(context, self._saves)
+        self._idle_exit = IdleExit(context)
         self._leads: list[Lead] = []
-        self._tenure: Lease | None = None  # node rank 0's, for all
+        self._lease: Lease | None = None  # node rank 0's, for all
         self._finished = 0  # workers of this node that have taken their leave
         if place.node_rank == 0:
-            self._tenure = Lease(context)
-            drain = FlushLeader(context, self._tenure)
+            self._lease = Lease(context)
+            flush = FlushLeader(context, self._lease)
             first = RejoinLeader if place.generation else RestoreLeader
-            self._leads += [first(context, self._tenure, drain), SaveLeader(context, drain), self._tenure]
+            self._leads += [first(context, self._lease, flush), SaveLeader(context, flush), self._lease]
         if not place.is_holder:
             self._describe_redundancy()
 
@@ -140,10 +140,10 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self._tenure and self._ended.is_set() and self._finished and not self._stop.agreed:
-                await self._tenure.release()
+            if self._lease and self._ended.is_set() and self._finished and not self._stop.agreed:
+                await self._lease.release()
             await self._listener.close()
-            self._shelf.leave()
+            self._node_disk.leave()
             self._board.close()
 
     async def _guard(self, lead: Lead) -> None:
@@ -210,7 +210,7 @@ class Agent:
             self._listener.problem("memory directory removed", f"{what}; {more}")
 
     async def _follow_program(self) -> None:
-        await self._parting.run()
+        await self._idle_exit.run()
         self._ended.set()
 
     async def _serve(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
@@ -218,7 +218,7 @@ class Agent:
             check(message, OfRunner)
             await self._serve_monitor(client, message)
             return None
-        if message.get("op") != "sealed":  # one that is refused fails its save at once: Saves.sealed
+        if message.get("op") != "staged":  # one that is refused fails its save at once: SaveNode.staged
             check(message, OfWorker)
         return await self._serve_worker(client, message)
 
@@ -245,26 +245,26 @@ class Agent:
             case "rejoin":
                 return await self._rejoin.for_worker(message["generation"])
             case "foreseen":
-                return await self._ahead.for_worker()
-            case "ahead":
-                self._ahead.fetch(message["step"], message["wants"])
+                return await self._prefetch.for_worker()
+            case "prefetch":
+                self._prefetch.fetch(message["step"], message["wants"])
             case "open":
                 step, rank, blocks = message.get("step"), message["rank"], message["blocks"]
-                return await self._ahead.record(rank, blocks) or await self._loading.open(step, rank, blocks)
+                return await self._prefetch.record(rank, blocks) or await self._loading.open(step, rank, blocks)
             case "choose":
                 return await self._loading.choose(message["step"])
-            case "bad":
-                await self._loading.bad(message.get("step"), message["rank"], message["path"])
+            case "damaged":
+                await self._loading.damaged(message.get("step"), message["rank"], message["path"])
             case "loaded":
                 self._loading.loaded(client.local_rank)
-            case "sealed":
-                self._saves.sealed(client, message)
-            case "skipped":
-                self._saves.failed(message["step"], f"rank {message['rank']}: {message['reason']}")
-            case "missed":
-                await self._saves.missed(message["step"], message["rank"])
-            case "flush":
-                await self._saves.flush()
+            case "staged":
+                self._saves.staged(client, message)
+            case "drop_shard":
+                self._saves.drop_shard(message["step"], f"rank {message['rank']}: {message['reason']}")
+            case "drop_up_to":
+                await self._saves.drop_up_to(message["step"], message["rank"])
+            case "await_saves":
+                await self._saves.await_saves()
             case "bye":
                 self._finished += 1
                 log.info("local rank %d has finished", client.local_rank)

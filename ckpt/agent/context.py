@@ -26,8 +26,8 @@ class Context:
     config: CheckpointConfig
     deadlines: AgentDeadlines
     tiers: dict[str, Tier]  # the lower tiers, nearest first
-    shelf: NodeDisk  # what those of them that are this node's own hold
-    holdings: MemoryStore
+    node_disk: NodeDisk  # what those of them that are this node's own hold
+    memory_store: MemoryStore
     exchange: Exchange
     peers: Peers
     listener: WorkerSocket

@@ -12,7 +12,7 @@ class AgentDeadlines:
     answer_s: float = 30.0  # a question that another agent answers from memory
     seal_s: float = 300.0  # from the first node that has sealed a step to the last
     protect_s: float = 600.0  # all nodes make their redundancy for one save
-    drain_s: float = 3600.0  # all nodes write one save to the shared tier
+    flush_s: float = 3600.0  # all nodes write one save to the shared tier
     verify_s: float = 600.0  # a node reads the shards that a restore would use
     restore_s: float = 1800.0  # all nodes take up a restore plan, lost shards made again
     world_s: float = 120.0  # all agents of the attempt come together

@@ -20,7 +20,7 @@ from ckpt.cli.table import show_table
 from ckpt.cli.verbs import register
 from ckpt.errors import CheckpointError, CorruptError, one_line
 from ckpt.tiers.probe import probe_bucket as probe_bucket
-from ckpt.tiers.reads import find_bad
+from ckpt.tiers.reads import find_damaged
 from ckpt.tiers.tier import Tier
 
 _PAGE = 100  # steps that are listed at once
@@ -58,17 +58,19 @@ def list_all(
 def verify(
     path: PathArgument,
     step: Annotated[int | None, typer.Option("--step", metavar="N", help="Only this step.")] = None,
-    set_aside: Annotated[
-        bool, typer.Option("--quarantine", help="Set bad steps of a tier aside, so that none is restored.")
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="Quarantine damaged steps of a tier, so that none is restored.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Read every block of every step and compare it with its checksum.
 
-    Exit code 1 when something is bad, 3 when something could not be read: that is never taken for bad, nor set aside.
+    Exit code 1 when something is damaged, 3 when something could not be read: that is never quarantined.
     """
     with awaiting(path) as heard:
-        steps = [found for found in find_steps(path, UNREAD) if step in (None, found.step) and found.tier != "aside"]
+        steps = [
+            found for found in find_steps(path, UNREAD) if step in (None, found.step) and found.tier != "quarantine"
+        ]
         if step is not None and not steps:
             end(f"{path}: holds no step {step}; look with `holdfast ckpt ls`")
         nbytes = sum(found.nbytes + found.parity_bytes for found in steps)
@@ -76,10 +78,10 @@ def verify(
             for found in steps:
                 _verify_step(found, bar.advance)
         for found in steps:
-            if set_aside and found.unread:
-                found.unread.append("nothing of it was set aside; verify it again")
-            elif set_aside and found.problems and found.name and found.source:
-                found.problems.append(f"set aside as {_set_aside(found.source, found.name, found.problems)}")
+            if quarantine and found.unread:
+                found.unread.append("nothing of it was quarantined; verify it again")
+            elif quarantine and found.problems and found.name and found.source:
+                found.problems.append(f"quarantined as {_quarantine(found.source, found.name, found.problems)}")
     rows = [{**found.to_json(), "ok": not found.problems and not found.unread} for found in steps]
     if as_json:
         print_json(rows)
@@ -104,15 +106,15 @@ def _pages(steps: Iterable[StoredStep], where: str) -> Iterator[list[StoredStep]
             return
 
 
-def _set_aside(tier: Tier, name: str, problems: list[str]) -> str:
+def _quarantine(tier: Tier, name: str, problems: list[str]) -> str:
     try:
-        return tier.set_aside(name, "; ".join(problems))
+        return tier.quarantine(name, "; ".join(problems))
     except (CheckpointError, OSError) as error:
-        end(f"{name} is not set aside: {error}", FAILED)
+        end(f"{name} is not quarantined: {error}", FAILED)
 
 
 def _verify_step(found: StoredStep, advance: Callable[[int], None]) -> None:
-    """Notes what is bad about a step's bytes."""
+    """Notes what is damaged about a step's bytes."""
     try:
         for shard in found.stored():
             _verify_shard(found, shard, advance)
@@ -129,16 +131,16 @@ def _verify_shard(found: StoredStep, shard: StoredShard, advance: Callable[[int]
         advance(len(into))
 
     try:
-        bad = list(find_bad(read, shard.record.nbytes, shard.record.blocks))
+        damaged = list(find_damaged(read, shard.record.nbytes, shard.record.blocks))
     except (CheckpointError, FileNotFoundError) as error:
         found.problems.append(f"{where}: {error}")
         return
     except OSError as error:
         found.unread.append(f"{where}: could not be read: {one_line(error)}")
         return
-    if bad:
-        what = f"{len(bad)} of {len(shard.record.blocks)} blocks do not match"
-        found.problems.append(f"{where}: {what}, first block {bad[0]}")
+    if damaged:
+        what = f"{len(damaged)} of {len(shard.record.blocks)} blocks do not match"
+        found.problems.append(f"{where}: {what}, first block {damaged[0]}")
 
 
 def _listed(found: StoredStep) -> Sequence[str]:
@@ -158,7 +160,8 @@ def _listed(found: StoredStep) -> Sequence[str]:
 def _verified(found: StoredStep) -> list[Sequence[str]]:
     """A line for each thing that is wrong."""
     good = "not committed" if found.committed is False else "ok"
-    first, *more = [f"BAD {text}" for text in found.problems] + [f"UNREAD {text}" for text in found.unread] or [good]
+    found_wrong = [f"DAMAGED {text}" for text in found.problems] + [f"UNREAD {text}" for text in found.unread]
+    first, *more = found_wrong or [good]
     step = (_text(found.step), _text(found.attempt), decimal(found.nbytes), found.tier, found.namespace)
     return [(*step, first), *((*[""] * len(step), line) for line in more)]
 
@@ -178,4 +181,4 @@ def _age(seconds: float | None) -> str:
 
 app.command("rebuild", short_help="Make the lost shards of a step again, from copies and parity.")(rebuild_lost)
 register(app)  # the other verbs that change or make something
-app.command("bench", short_help="Measure saves, loads and drains on this machine.")(bench)
+app.command("bench", short_help="Measure saves, loads and flushes on this machine.")(bench)

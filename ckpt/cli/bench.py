@@ -24,7 +24,7 @@ def bench(
         str,
         typer.Argument(
             metavar="PATH-or-URL",
-            help="Directory on the storage to drain to; or s3://bucket/prefix, and only S3 is measured, there.",
+            help="Directory on the storage to flush to; or s3://bucket/prefix, and only S3 is measured, there.",
         ),
     ] = "/var/tmp",
     size_mib: Annotated[int, typer.Option("--size-mib", metavar="N", min=16, help="Of the state.")] = 512,
@@ -33,7 +33,7 @@ def bench(
     ] = 7,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure saves, loads and drains on this machine, beside plain copies and torch's own checkpoints.
+    """Measure saves, loads and flushes on this machine, beside plain copies and torch's own checkpoints.
 
     Whatever it writes is removed at its end, when it is interrupted too.
     """

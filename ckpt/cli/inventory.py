@@ -21,7 +21,7 @@ from ckpt.tiers.catalog import CatalogEntry, directory_name
 from ckpt.tiers.lookup import is_url, local_tiers, s3_tiers
 from ckpt.tiers.mark import MARK
 from ckpt.tiers.posix import read_file
-from ckpt.tiers.quarantine import noted_bad
+from ckpt.tiers.quarantine import noted_reason
 from ckpt.tiers.reads import Read, reader
 from ckpt.tiers.tier import Tier
 
@@ -89,7 +89,7 @@ class StoredStep:
 
 
 def find_steps(where: str, unread: int = FAILED, newest: int | None = None) -> Iterator[StoredStep]:
-    """The steps under a path or URL, newest first, each read as it is asked for; then those set aside.
+    """The steps under a path or URL, newest first, each read as it is asked for; then those quarantined.
 
     Ends the program when nothing of ours is there.
 
@@ -118,9 +118,9 @@ def find_steps(where: str, unread: int = FAILED, newest: int | None = None) -> I
 def _tier_steps(tier: Tier, kind: str, newest: int | None) -> Iterator[StoredStep]:
     for entry in islice(tier.catalog(), newest):
         yield _tier_step(tier, kind, entry)
-    for name, reason in tier.aside():
+    for name, reason in tier.quarantined():
         problems = [f"{name}: {reason}"]
-        yield StoredStep(namespace=tier.namespace, tier="aside", step=None, attempt=None, problems=problems)
+        yield StoredStep(namespace=tier.namespace, tier="quarantine", step=None, attempt=None, problems=problems)
 
 
 def _tier_step(tier: Tier, kind: str, entry: CatalogEntry) -> StoredStep:
@@ -171,6 +171,6 @@ def _memory_steps(folder: Path, names: list[str]) -> list[StoredStep]:
         else:
             found.parity_bytes += record.nbytes
         found.created_s = max(found.created_s or 0.0, (folder / name).stat().st_mtime)
-        if not found.problems and (reason := noted_bad(folder, directory_name(record.save))) is not None:
-            found.problems.append(f"set aside by a restore: {reason}")
+        if not found.problems and (reason := noted_reason(folder, directory_name(record.save))) is not None:
+            found.problems.append(f"quarantined by a restore: {reason}")
     return sorted(steps.values(), key=lambda step: (step.step or -1, step.attempt or -1), reverse=True)

@@ -70,7 +70,7 @@ def _lines(plan: CapacityPlan) -> list[str]:
         f"redundancy            {_scheme(plan)}",
         f"survives in memory    {_survives(plan.losses)}",
         f"over the wire         {decimal(plan.wire_bytes)} sent by each node for each save{_seconds(plan.protect_s)}",
-        *map(_tier, plan.drains),
+        *map(_tier, plan.flushes),
     ]
 
 
@@ -94,11 +94,11 @@ def _survives(losses: Losses) -> str:
     return f"{text}; of any one switch: {'yes' if losses.any_switch else 'no'}"
 
 
-def _tier(drain: FlushEstimate) -> str:
-    where = "on each node" if drain.tier == "nvme" else "in all"
+def _tier(flush: FlushEstimate) -> str:
+    where = "on each node" if flush.tier == "nvme" else "in all"
     return (
-        f"{drain.tier:<22}{decimal(drain.node_bytes)} from each node every {drain.every_steps} steps"
-        f"{_seconds(drain.seconds)}; holds {decimal(drain.held_bytes)} {where} (keep {drain.keep}, and one on its way)"
+        f"{flush.tier:<22}{decimal(flush.node_bytes)} from each node every {flush.every_steps} steps"
+        f"{_seconds(flush.seconds)}; holds {decimal(flush.held_bytes)} {where} (keep {flush.keep}, and one on its way)"
     )
 
 

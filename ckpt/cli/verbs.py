@@ -64,7 +64,7 @@ def collect(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove all but the newest committed steps. Steps set aside by `verify --quarantine` stay."""
+    """Remove all but the newest committed steps. Steps quarantined by `verify --quarantine` stay."""
     with reported(), awaiting(path) as heard:
         tier = open_namespace(path)
         going = superfluous(list(tier.catalog()), keep, None)

@@ -39,7 +39,7 @@ def main() -> int:
     os.umask(0o077)
     deadline_s = time.monotonic() + arguments.within
     work = [
-        threading.Thread(target=_drain, args=(directory, deadline_s), daemon=True)
+        threading.Thread(target=_flush, args=(directory, deadline_s), daemon=True)
         for directory in _asking(arguments.directory)
     ]
     for thread in work:
@@ -59,7 +59,7 @@ def _asking(directory: Path) -> list[Path]:
     return found
 
 
-def _drain(directory: Path, deadline_s: float) -> None:
+def _flush(directory: Path, deadline_s: float) -> None:
     """To each tier that asks, side by side: one that hangs holds up no other."""
     lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

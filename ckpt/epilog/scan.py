@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ckpt.errors import CheckpointError, CorruptError
 from ckpt.format.atomic_files import open_regular
-from ckpt.format.checksums import bad_blocks
+from ckpt.format.checksums import damaged_blocks
 from ckpt.format.shard_record import SaveId, ShardRecord, read_record
 
 _SHARD = re.compile(r"((?:own-[0-9]+|copy-[0-9]+-[0-9]+)-[0-9]+)\.json")
@@ -63,8 +63,8 @@ def verified(directory: Path, name: str, save: SaveId, rank: int) -> tuple[Shard
     finally:
         os.close(descriptor)
     data = memoryview(mapped)
-    if bad := bad_blocks(data, record.blocks):
-        raise CorruptError(f"{path}: block {bad[0]} of rank {record.rank} does not match its checksum")
+    if damaged := damaged_blocks(data, record.blocks):
+        raise CorruptError(f"{path}: block {damaged[0]} of rank {record.rank} does not match its checksum")
     return record, data
 
 

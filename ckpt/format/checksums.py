@@ -1,4 +1,4 @@
-"""Checksums over fixed-size blocks of a shard: a bad byte is found, and found to lie in one block."""
+"""Checksums over fixed-size blocks of a shard: a damaged byte is found, and found to lie in one block."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def checksums(data: memoryview) -> tuple[str, ...]:
     return tuple(checksum(data[start : start + BLOCK_BYTES]) for start in range(0, len(data), BLOCK_BYTES))
 
 
-def bad_blocks(data: memoryview, expected: Sequence[str], blocks: Iterable[int] | None = None) -> list[int]:
+def damaged_blocks(data: memoryview, expected: Sequence[str], blocks: Iterable[int] | None = None) -> list[int]:
     """Indices of blocks whose bytes do not match.
 
     Args:

@@ -31,14 +31,14 @@ class ManifestRow:
     file: int  # index of its name
     offset: int
     nbytes: int
-    drain: bool
+    flush: bool
     table: int  # these three: indices of parts
     tree: int
     offsets: int
     blocks: str  # the checksums, one after another
 
     def to_list(self) -> list[Any]:
-        return [self.rank, self.file, self.offset, self.nbytes, int(self.drain), self.table, self.tree, self.offsets,
+        return [self.rank, self.file, self.offset, self.nbytes, int(self.flush), self.table, self.tree, self.offsets,
                 self.blocks]  # fmt: skip
 
 
@@ -58,7 +58,7 @@ class Packer:
         table = [[spread.to_json() for spread in record.layout.spreads], rows]
         parts = [self._part(part, dump_json(part)) for part in (table, record.layout.tree, _runs(chunks))]
         return ManifestRow(
-            rank=record.rank, file=self._file(file), offset=offset, nbytes=record.nbytes, drain=record.drain,
+            rank=record.rank, file=self._file(file), offset=offset, nbytes=record.nbytes, flush=record.flush,
             table=parts[0], tree=parts[1], offsets=parts[2], blocks="".join(record.blocks),
         )  # fmt: skip
 
@@ -125,7 +125,7 @@ class Packed:
         return ShardRecord.from_json(
             {
                 "format": FORMAT, **save.to_json(), "namespace": namespace, "rank": row.rank, "world_size": world_size,
-                "drain": row.drain, "block_bytes": BLOCK_BYTES,
+                "drain": row.flush, "block_bytes": BLOCK_BYTES,
                 "blocks": [blocks[i : i + _CHECKSUM_DIGITS] for i in range(0, len(blocks), _CHECKSUM_DIGITS)],
                 "layout": {"nbytes": row.nbytes, "chunks": chunks, "tree": self.parts[row.tree], "spreads": spreads},
             }
@@ -133,13 +133,13 @@ class Packed:
 
 
 def _row(value: list[Any]) -> ManifestRow:
-    rank, file, offset, nbytes, drain, table, tree, offsets, blocks = value
-    numbers = (rank, file, offset, nbytes, drain, table, tree, offsets)
+    rank, file, offset, nbytes, flush, table, tree, offsets, blocks = value
+    numbers = (rank, file, offset, nbytes, flush, table, tree, offsets)
     if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers) or type(blocks) is not str:
         raise CorruptError(f"manifest: malformed row {value!r:.100}")
     if len(blocks) != _CHECKSUM_DIGITS * block_count(nbytes):
         raise CorruptError(f"manifest: rank {rank}: {len(blocks)} digits of checksums for {nbytes} bytes")
-    return ManifestRow(rank=rank, file=file, offset=offset, nbytes=nbytes, drain=drain == 1, table=table, tree=tree,
+    return ManifestRow(rank=rank, file=file, offset=offset, nbytes=nbytes, flush=flush == 1, table=table, tree=tree,
                offsets=offsets, blocks=blocks)  # fmt: skip
 
 

@@ -54,7 +54,7 @@ class ShardRecord:
     world_size: int
     layout: Layout
     blocks: tuple[str, ...]  # ckpt.format.checksums.checksums of the shard
-    drain: bool = False  # asked to go to every lower tier, whatever their cadence (a stop is near)
+    flush: bool = False  # asked to go to every lower tier, whatever their cadence (a stop is near)
 
     @property
     def nbytes(self) -> int:
@@ -68,7 +68,7 @@ class ShardRecord:
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT, **self.save.to_json(), "namespace": self.namespace, "rank": self.rank,
-            "world_size": self.world_size, "drain": self.drain, "block_bytes": BLOCK_BYTES, "blocks": list(self.blocks),
+            "world_size": self.world_size, "drain": self.flush, "block_bytes": BLOCK_BYTES, "blocks": list(self.blocks),
             "layout": self.layout.to_json(),
         }  # fmt: skip
 
@@ -85,7 +85,7 @@ class ShardRecord:
                 save=SaveId.from_json(value),
                 namespace=str(value["namespace"]), rank=int(value["rank"]), world_size=int(value["world_size"]),
                 layout=Layout.from_json(value["layout"]), blocks=tuple(map(str, value["blocks"])),
-                drain=bool(value["drain"]),
+                flush=bool(value["drain"]),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptError(f"shard record: missing or malformed field: {error}") from None

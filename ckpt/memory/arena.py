@@ -1,6 +1,6 @@
 """A rank's slots in its node's memory: files that are mapped once and reused, and the knowledge of which is free.
 
-A slot that holds the newest committed save, a save in flight, or one that is being drained is not free. Slots grow and
+A slot that holds the newest committed save, a save in flight, or one that is being flushed is not free. Slots grow and
 never shrink: whoever has one mapped may go on reading it.
 """
 
@@ -37,7 +37,7 @@ class Slot:
         self.use = Use.FREE
         self.step = -1
         self.serial = 0  # counts the saves of this attempt; 0 for what an earlier attempt left
-        self.pinned = False  # a drain reads it
+        self.pinned = False  # a flush reads it
         self._inode = 0  # of the mapped file
         self._reserving = threading.Lock()
 
@@ -108,7 +108,7 @@ class Arena:
 
         Args:
             newest: that save.
-            pinned: whether a drain reads it.
+            pinned: whether a flush reads it.
         """
         for slot in self.slots:
             save = self._save_in(slot)
@@ -122,20 +122,20 @@ class Arena:
 
         Args:
             newest: the save that counts as committed; None: what was committed stays so.
-            pinned: whether a drain reads it.
+            pinned: whether a flush reads it.
 
         Returns:
-            The steps that are given up: they were in flight.
+            The steps that are dropped: they were in flight.
         """
-        given_up = []
+        dropped = []
         for slot in self.slots:
             was, slot.pinned = slot.use, False
             if newest is not None and self._save_in(slot) == newest:
                 slot.use, slot.step, slot.pinned = Use.COMMITTED, newest.step, pinned
             elif was is Use.IN_FLIGHT or newest is not None:
                 slot.use = Use.FREE
-                given_up += [slot.step] if was is Use.IN_FLIGHT else []
-        return sorted(given_up)
+                dropped += [slot.step] if was is Use.IN_FLIGHT else []
+        return sorted(dropped)
 
     def map_ahead(self) -> None:
         """Maps what is there, for a thread of its own: page tables of large slots take a while."""
@@ -179,7 +179,7 @@ class Arena:
             slot.use, slot.pinned = Use.COMMITTED, pinned
         self._release_older()
 
-    def drained(self, step: int) -> None:
+    def flushed(self, step: int) -> None:
         """A save, restored or of this attempt, is no longer read for a lower tier."""
         for slot in self.slots:
             if slot.step == step:
@@ -187,7 +187,7 @@ class Arena:
         self._release_older()
 
     def dropped(self, step: int) -> None:
-        """A save was given up before it was committed."""
+        """A save was dropped before it was committed."""
         for slot in self._holding(step):
             if slot.use is Use.IN_FLIGHT:
                 slot.use = Use.FREE

@@ -10,7 +10,7 @@ catalog    what steps a tier holds, and which can be restored
 mark       whose folder it is
 claim      which live run writes there; run_process: whether it can still; occupancy: the same on a node's own disk
 retention  which steps may go
-quarantine bad ones, set aside with the reason
+quarantine damaged ones, with the reason
 copying    one step to another directory
 namespace  the namespace that a path on a command line names
 lookup     all tiers that a path or URL names

@@ -190,11 +190,11 @@ class SharedTier:
         """Where a file that the save's manifest names lies."""
         return self._directory(save) / file
 
-    def set_aside(self, name: str, reason: str) -> str:
+    def quarantine(self, name: str, reason: str) -> str:
         """One atomic rename."""
         return str(quarantine(self.folder, name, reason))
 
-    def aside(self) -> list[tuple[str, str]]:
+    def quarantined(self) -> list[tuple[str, str]]:
         return quarantined(self.folder)
 
     def retain(

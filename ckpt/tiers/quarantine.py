@@ -1,4 +1,4 @@
-"""Bad steps set aside: renamed, so that no restore offers them and no retention counts them, and kept with the reason.
+"""Quarantined steps: renamed, so that no restore offers them and no retention counts them, and kept with the reason.
 
 A rename is understood by every reader already: names that are no step's are passed over. A mark inside would have to
 be looked for by each of them. In a node's memory, where a step has no directory, a note lies beside its shards.
@@ -15,12 +15,12 @@ from pathlib import Path
 from ckpt.format.atomic_files import dump_json, durable_write, sync_directory
 
 REASON = "reason.json"
-_PREFIX = "bad-"
-ASIDE = f"{_PREFIX}step-"  # how the directory of a step set aside begins
+_PREFIX = "bad-"  # on disk
+QUARANTINED = f"{_PREFIX}step-"  # how the directory of a quarantined step begins
 
 
 def quarantine(folder: Path, name: str, reason: str) -> Path:
-    """Sets a step's directory aside; the reason is there before the new name is.
+    """Quarantines a step's directory; the reason is there before the new name is.
 
     Args:
         folder: of the namespace.
@@ -31,19 +31,19 @@ def quarantine(folder: Path, name: str, reason: str) -> Path:
         Where it is now.
     """
     durable_write(folder / name / REASON, reason_json(reason))
-    aside = folder / aside_name(name, os.listdir(folder))
-    os.rename(folder / name, aside)
+    target = folder / quarantined_name(name, os.listdir(folder))
+    os.rename(folder / name, target)
     sync_directory(folder)
-    return aside
+    return target
 
 
 def quarantined(folder: Path) -> list[tuple[str, str]]:
-    """The names and reasons of what was set aside."""
-    return [(path.name, _reason(path)) for path in sorted(folder.glob(f"{ASIDE}*"))]
+    """The names and reasons of what was quarantined."""
+    return [(path.name, _reason(path)) for path in sorted(folder.glob(f"{QUARANTINED}*"))]
 
 
-def note_bad(memory: Path, name: str, reason: str) -> None:
-    """Notes that a save in a node's memory is bad.
+def note_quarantined(memory: Path, name: str, reason: str) -> None:
+    """Notes that a save in a node's memory is damaged.
 
     Args:
         memory: the node's directory there.
@@ -53,8 +53,8 @@ def note_bad(memory: Path, name: str, reason: str) -> None:
     durable_write(_note(memory, name), reason_json(reason), sync=False)
 
 
-def noted_bad(memory: Path, name: str) -> str | None:
-    """The reason that was noted; None when the save is not known to be bad."""
+def noted_reason(memory: Path, name: str) -> str | None:
+    """The reason that was noted; None when the save is not known to be damaged."""
     try:
         return parse_reason(_note(memory, name).read_bytes())
     except FileNotFoundError:
@@ -63,18 +63,18 @@ def noted_bad(memory: Path, name: str) -> str | None:
 
 def forget_notes(memory: Path, names: Container[str]) -> None:
     """Removes the notes of all saves but these."""
-    for path in memory.glob(f"{ASIDE}*.json"):
+    for path in memory.glob(f"{QUARANTINED}*.json"):
         if path.stem.removeprefix(_PREFIX) not in names:
             path.unlink()
 
 
-def aside_name(name: str, existing: Container[str]) -> str:
-    """A name for a step set aside that nothing has yet: a step may be saved again and be bad again."""
-    number, aside = 1, f"{_PREFIX}{name}"
-    while aside in existing:
+def quarantined_name(name: str, existing: Container[str]) -> str:
+    """A name for a quarantined step that nothing has yet: a step may be saved again and be damaged again."""
+    number, target = 1, f"{_PREFIX}{name}"
+    while target in existing:
         number += 1
-        aside = f"{_PREFIX}{name}.{number}"
-    return aside
+        target = f"{_PREFIX}{name}.{number}"
+    return target
 
 
 def reason_json(reason: str) -> bytes:

@@ -1,6 +1,6 @@
 """Reading shards from a tier: whole or by blocks, in few large reads, and verified.
 
-A block that does not match is read once more before it counts as bad: a wire or a cache may have done it.
+A block that does not match is read once more before it counts as damaged: a wire or a cache may have done it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from ckpt.errors import CorruptError
-from ckpt.format.checksums import BLOCK_BYTES, bad_blocks, checksum
+from ckpt.format.checksums import BLOCK_BYTES, checksum, damaged_blocks
 from ckpt.format.manifest import ShardPlace
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.tier import Tier
@@ -33,19 +33,19 @@ def read_blocks(read: Read, data: memoryview, blocks: Iterable[int] | None) -> N
 def read_whole(read: Read, place: ShardPlace, data: memoryview) -> None:
     """Fills a shard's memory and verifies it; raises CorruptError."""
     read_blocks(read, data, None)
-    if bad := bad_blocks(data, place.record.blocks):
-        read_blocks(read, data, bad)
-        if bad := bad_blocks(data, place.record.blocks, bad):
-            raise CorruptError(_mismatch(place, bad[0]))
+    if damaged := damaged_blocks(data, place.record.blocks):
+        read_blocks(read, data, damaged)
+        if damaged := damaged_blocks(data, place.record.blocks, damaged):
+            raise CorruptError(_mismatch(place, damaged[0]))
 
 
 def verify(read: Read, place: ShardPlace) -> None:
     """Reads a shard through a bounded buffer; raises CorruptError at the first block that does not match."""
-    for block in find_bad(read, place.record.nbytes, place.record.blocks):
+    for block in find_damaged(read, place.record.nbytes, place.record.blocks):
         raise CorruptError(_mismatch(place, block))
 
 
-def find_bad(read: Read, nbytes: int, expected: Sequence[str]) -> Iterator[int]:
+def find_damaged(read: Read, nbytes: int, expected: Sequence[str]) -> Iterator[int]:
     """The blocks of a shard or parity that do not match their checksums, read through a bounded buffer.
 
     Raises:

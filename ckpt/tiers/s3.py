@@ -20,7 +20,7 @@ from ckpt.tiers.catalog import CatalogEntry, committed, directory_name, entries_
 from ckpt.tiers.claim import CLAIM, Claim, parse_claim
 from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.posix import node_places
-from ckpt.tiers.quarantine import ASIDE, REASON, aside_name, parse_reason, reason_json
+from ckpt.tiers.quarantine import QUARANTINED, REASON, parse_reason, quarantined_name, reason_json
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.s3_client import S3Options, connections
 from ckpt.tiers.throttle import Throttle
@@ -157,10 +157,10 @@ class S3Tier:
     def data_path(self, save: SaveId, file: str) -> None:
         """Objects cannot be mapped."""
 
-    def set_aside(self, name: str, reason: str) -> str:
+    def quarantine(self, name: str, reason: str) -> str:
         """Copied by the server under the new name, then removed under the old one, its manifest first."""
         existing = self._bucket.directories(f"{self._prefix}/")
-        new_name = aside_name(name, existing)
+        new_name = quarantined_name(name, existing)
         self._bucket.put(self._key(new_name, REASON), reason_json(reason))
         keys = self._bucket.keys(self._key(name, ""))
         for key in keys:
@@ -169,8 +169,8 @@ class S3Tier:
         self._bucket.delete(keys)
         return f"{self.url}/{new_name}"
 
-    def aside(self) -> list[tuple[str, str]]:
-        names = sorted(ASIDE + rest for rest in self._bucket.directories(self._key(ASIDE)))
+    def quarantined(self) -> list[tuple[str, str]]:
+        names = sorted(QUARANTINED + rest for rest in self._bucket.directories(self._key(QUARANTINED)))
         return [(name, self._reason(name)) for name in names]
 
     def retain(

@@ -1,4 +1,4 @@
-"""A rate limit on what this process writes to a tier, so that a drain leaves the rest of a link or disk to training."""
+"""A rate limit on what this process writes to a tier, so that a flush leaves the rest of a link or disk to training."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Tier(Protocol):
     def data_path(self, save: SaveId, file: str) -> Path | None:
         """Where a process of this node can map a file that a manifest names; None when the tier is no file system."""
 
-    def set_aside(self, name: str, reason: str) -> str:
+    def quarantine(self, name: str, reason: str) -> str:
         """Renames a step's directory so that no restore offers it and no retention counts it; says where it is now.
 
         Args:
@@ -108,8 +108,8 @@ class Tier(Protocol):
             reason: kept with it, for people.
         """
 
-    def aside(self) -> list[tuple[str, str]]:
-        """The names and reasons of what was set aside."""
+    def quarantined(self) -> list[tuple[str, str]]:
+        """The names and reasons of what was quarantined."""
 
     def retain(
         self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ckpt.errors import CorruptError
 from ckpt.format.atomic_files import open_regular
-from ckpt.format.checksums import BLOCK_BYTES, bad_blocks
+from ckpt.format.checksums import BLOCK_BYTES, damaged_blocks
 from ckpt.format.manifest import ShardPlace
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.reads import WINDOW_BLOCKS
@@ -41,9 +41,9 @@ def verified_shard(tier: Tier, save: SaveId, place: ShardPlace, advance: Callabl
         if path is None:
             tier.read(save, place, start, data[start:end])
         blocks = range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
-        if bad := bad_blocks(data, place.record.blocks, blocks):
+        if damaged := damaged_blocks(data, place.record.blocks, blocks):
             where = f"{tier.where}, step {save.step}, {place.file}"
-            raise CorruptError(f"{where}: block {bad[0]} of rank {place.rank} does not match; take another step")
+            raise CorruptError(f"{where}: block {damaged[0]} of rank {place.rank} does not match; take another step")
         advance(end - start)
     return data
 

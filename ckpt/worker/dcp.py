@@ -56,16 +56,16 @@ class DcpWriter(StorageWriter):
     A save that fails for want of memory or of an agent is logged and counted like any other, and raises nothing.
     """
 
-    def __init__(self, engine: Engine, step: int, *, drain: bool = False) -> None:
+    def __init__(self, engine: Engine, step: int, *, flush: bool = False) -> None:
         """
         Args:
             engine: the process's own.
             step: greater than that of the save before.
-            drain: to every lower tier, whatever their cadence.
+            flush: to every lower tier, whatever their cadence.
         """
         self._engine = engine
         self._step = step
-        self._drain = drain
+        self._flush = flush
 
     def __reduce__(self) -> NoReturn:
         raise StateError(
@@ -105,7 +105,7 @@ class DcpWriter(StorageWriter):
             results.append(WriteResult(index=item.index, size_in_bytes=size_bytes, storage_data=None))
         mappings = encode(plan.planner_data or {}, ("planner_data",))
         tree = {DCP: {"objects": objects, "mappings": mappings}}
-        self._engine.save_pieces(self._step, pieces, tree, drain=self._drain)
+        self._engine.save_pieces(self._step, pieces, tree, flush=self._flush)
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future

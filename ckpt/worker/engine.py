@@ -156,7 +156,7 @@ class Engine:
 
     # save
 
-    def save(self, step: int, state: dict[str, Any], *, drain: bool) -> None:
+    def save(self, step: int, state: dict[str, Any], *, flush: bool) -> None:
         """See ckpt.Checkpointer."""
         if not isinstance(state, dict):
             raise StateError(f"state: got a {type(state).__name__}, expected a dict")
@@ -165,24 +165,24 @@ class Engine:
                 self._stager.store_replicas_everywhere()
             parts = take_apart(state, self._world)
             nbytes = self._stager.plan(parts)
-            self._save(step, nbytes, lambda slot: self._stager.stage_beside(slot, parts), drain=drain)
+            self._save(step, nbytes, lambda slot: self._stager.stage_beside(slot, parts), flush=flush)
 
-    def save_pieces(self, step: int, pieces: list[Piece], tree: Any, *, drain: bool) -> None:
+    def save_pieces(self, step: int, pieces: list[Piece], tree: Any, *, flush: bool) -> None:
         """Saves tensors that are taken apart already, under a tree of the caller's own."""
         with self._lock:
             nbytes = self._stager.plan_pieces(pieces)
             tensors = [piece.data for piece in pieces]
-            self._save(step, nbytes, lambda slot: (self._stager.stage(slot, tensors, tree), None), drain=drain)
+            self._save(step, nbytes, lambda slot: (self._stager.stage(slot, tensors, tree), None), flush=flush)
 
-    def _save(self, step: int, nbytes: int, stage: Stage, *, drain: bool) -> None:
+    def _save(self, step: int, nbytes: int, stage: Stage, *, flush: bool) -> None:
         if not isinstance(step, int) or step < 0:
             raise StateError(f"step: got {step!r:.80}, expected a whole number of at least 0")
         if step <= self._last_step:
-            log.warning("rank %d: step %d is not saved: step %d was before it", self.rank, step, self._last_step)
+            log.warning("rank %d: step %d is dropped: step %d was before it", self.rank, step, self._last_step)
             return
         self._last_step = step
         stopping = self._cadence is not None and self._cadence.stopping
-        self.connect().save(step, nbytes, stage, tokens=self._stager.tokens, drain=drain or stopping)
+        self.connect().save(step, nbytes, stage, tokens=self._stager.tokens, flush=flush or stopping)
 
     # step boundaries
 
@@ -250,11 +250,11 @@ class Engine:
                 )
             return self._session
 
-    def close(self, *, flush: bool = True, together: bool = True) -> None:
+    def close(self, *, wait: bool = True, together: bool = True) -> None:
         """May be called twice.
 
         Args:
-            flush: wait for the saves in flight.
+            wait: wait for the saves in flight.
             together: the other ranks are about to close too.
         """
         if self._is_forked:
@@ -262,7 +262,7 @@ class Engine:
         elastic_event.forget(self)
         with self._lock:
             if self._session:
-                self._session.close(flush=flush)
+                self._session.close(wait=wait)
                 self._session = None
             if self._cadence:
                 self._cadence.close()

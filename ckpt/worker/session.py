@@ -72,16 +72,16 @@ class Session:
         self._deadlines = deadlines
         self._lost = False  # the agent is gone
         self._hopeless = ""  # why no save can come about any more
-        self._skipped: deque[int] = deque(maxlen=_REMEMBER)  # steps of which no shard was staged here
+        self._dropped_here: deque[int] = deque(maxlen=_REMEMBER)  # steps of which no shard was staged here
         self._away_since_s = 0.0  # when the agent, or its world, was lost
-        self._missed_step = self._missed_saves = 0  # the last one that was not saved since, and how many
+        self._dropped_up_to = self._dropped_away = 0  # the last one that was not saved since, and how many
         self._closed = threading.Event()
         self._lock = threading.RLock()  # around what the agent's events change
         self._arena = Arena(place.ram_dir, identity.local_rank, config.slots)
         threading.Thread(target=self._arena.map_ahead, name=MAP_THREAD, daemon=True).start()  # while the agents plan
         self._agent = self._connect(deadlines.connect_s)
         if wants is not None:
-            self._look_ahead(wants)
+            self._prefetch(wants)
         reply = self._agent.request("plan", timeout_s=deadlines.plan_s)
         self.plan = AgreedStep(step=reply["step"], tier=reply["tier"], world_size=reply["world_size"])
         self._generation = int(reply["generation"])
@@ -111,7 +111,7 @@ class Session:
             raise CheckpointError(f"step {step} is not the newest that can be recovered: {error}") from None
         return self._saved_step(step, reply["world_size"], reply["tier"])
 
-    def _look_ahead(self, wants: Callable[[SavedStep], list[Any]]) -> None:
+    def _prefetch(self, wants: Callable[[SavedStep], list[Any]]) -> None:
         """Has the agent fetch what survives before the rest is there. What goes wrong shows in the load itself."""
         foreseen = self._agent.request("foreseen", timeout_s=self._deadlines.plan_s)
         if foreseen["step"] is None:
@@ -119,9 +119,9 @@ class Session:
         try:
             wanted = wants(self._saved_step(foreseen["step"], foreseen["world_size"]))
         except Exception as error:
-            log.debug("rank %d: nothing is read ahead: %s", self._identity.rank, error)
+            log.debug("rank %d: nothing is prefetched: %s", self._identity.rank, error)
             return
-        self._agent.send("ahead", step=foreseen["step"], wants=wanted)
+        self._agent.send("prefetch", step=foreseen["step"], wants=wanted)
 
     def _saved_step(self, step: int, world_size: int, tier: str = "") -> SavedStep:
         return SavedStep(
@@ -154,7 +154,7 @@ class Session:
         """Tells the agent that what it fetched for us may go."""
         self._send("loaded", step=self.plan.step)
 
-    def save(self, step: int, nbytes: int, stage: Stage, *, tokens: dict[str, int], drain: bool) -> None:
+    def save(self, step: int, nbytes: int, stage: Stage, *, tokens: dict[str, int], flush: bool) -> None:
         """Stages one save and hands it to the agent, as soon as all its bytes are there.
 
         Args:
@@ -162,14 +162,14 @@ class Session:
             nbytes: of the shard.
             stage: fills a slot that has been reserved for `nbytes`.
             tokens: of the groups that share their replicas out: ckpt.worker.save.replicas.
-            drain: write it to every lower tier, whatever their cadence.
+            flush: write it to every lower tier, whatever their cadence.
 
         What fails is logged and counted, and training goes on.
         """
         with self._lock:
-            self._save(step, nbytes, stage, tokens, drain)
+            self._save(step, nbytes, stage, tokens, flush)
 
-    def _save(self, step: int, nbytes: int, stage: Stage, tokens: dict[str, int], drain: bool) -> None:
+    def _save(self, step: int, nbytes: int, stage: Stage, tokens: dict[str, int], flush: bool) -> None:
         started = time.monotonic()
         slot, reason = self._take(step)
         if slot is not None:
@@ -179,20 +179,20 @@ class Session:
                 self._arena.give_back(slot)
                 slot, reason = None, f"no memory for {nbytes} bytes in {self._place.ram_dir}: {error.strerror}"
         if slot is None:
-            self._skip(step, reason)
+            self._drop(step, reason)
             return
         try:
             layout, copies = stage(slot)
         except CopyError as error:
             self._arena.give_back(slot)
-            self._skip(step, str(error))
+            self._drop(step, str(error))
             return
         except BaseException:
             self._arena.give_back(slot)
-            self._send("skipped", step=step, rank=self._identity.rank, reason="staging failed")
+            self._send("drop_shard", step=step, rank=self._identity.rank, reason="staging failed")
             raise
         message = {"slot": slot.index, "step": step, "rank": self._identity.rank, "layout": layout.to_json()}
-        message |= {"tokens": tokens, "drain": drain}
+        message |= {"tokens": tokens, "flush": flush}
         seal = partial(self._seal, self._agent, slot, copies, message, nbytes, started)
         if copies is not None or self._sealing.busy:
             self._sealing.do(seal)
@@ -213,10 +213,10 @@ class Session:
         try:
             if copies is not None:
                 copies.wait()
-            agent.send("sealed", **message)
+            agent.send("staged", **message)
         except (AgentError, CopyError) as error:
             self._arena.give_back(slot)
-            self._skip(message["step"], str(error))
+            self._drop(message["step"], str(error))
             return
         if self._identity.rank == 0:
             log.info("saved step %d to memory: %s", message["step"], rate(nbytes, time.monotonic() - started))
@@ -226,9 +226,9 @@ class Session:
         self._handle_events(0.0)
         return self._replicas_differ
 
-    def flush(self) -> None:
+    def await_saves(self) -> None:
         """Waits until none of this node's saves is in flight any more."""
-        self._settle(self._deadlines.flush_s)
+        self._settle(self._deadlines.saves_s)
         self._await_outcomes()
 
     def _settle(self, timeout_s: float) -> None:
@@ -239,21 +239,21 @@ class Session:
         if self._lost:
             return
         try:
-            self._agent.request("flush", timeout_s=self._deadlines.flush_s)
+            self._agent.request("await_saves", timeout_s=self._deadlines.saves_s)
             self._handle_events(0.0)
         except AgentError as error:
             log.warning("rank %d: whether the last saves are safe is not known: %s", self._identity.rank, error)
             self._lose(error)
 
-    def close(self, *, flush: bool) -> None:
+    def close(self, *, wait: bool) -> None:
         """Disconnects from the agent; copies that still run have a moment to end.
 
         Args:
-            flush: wait for the saves in flight, within the deadline.
+            wait: wait for the saves in flight, within the deadline.
         """
-        self._settle(self._deadlines.flush_s if flush else self._deadlines.slot_s)
+        self._settle(self._deadlines.saves_s if wait else self._deadlines.slot_s)
         self._send("bye")
-        if flush:
+        if wait:
             self._await_outcomes()
         with self._lock:
             self._closed.set()
@@ -301,7 +301,7 @@ class Session:
         return None
 
     def _take_up(self, agent: AgentClient, reply: dict[str, Any]) -> None:
-        """Goes on with another agent; what was in flight with the lost one is given up."""
+        """Goes on with another agent; what was in flight with the lost one is dropped."""
         for step in self._arena.rejoin(_save_in(reply, self._place), pinned=reply["pinned"]):
             self._count("step %d was dropped before it was committed: the agents were lost", step)
         self._agent.close()
@@ -309,11 +309,11 @@ class Session:
         self._lost, self._hopeless = False, ""
         away_s = time.monotonic() - self._away_since_s
         level = logging.WARNING if self._identity.rank == 0 else logging.DEBUG
-        text = "rank %d: saving goes on after %.1f s without an agent; %d saves were missed"
-        log.log(level, text, self._identity.rank, away_s, self._missed_saves)
-        if self._missed_saves:  # ranks that came back before us may have saved some of these, and wait for us
-            self._send("missed", step=self._missed_step, rank=self._identity.rank)
-            self._missed_saves = 0
+        text = "rank %d: saving goes on after %.1f s without an agent; %d saves were dropped"
+        log.log(level, text, self._identity.rank, away_s, self._dropped_away)
+        if self._dropped_away:  # ranks that came back before us may have saved some of these, and wait for us
+            self._send("drop_up_to", step=self._dropped_up_to, rank=self._identity.rank)
+            self._dropped_away = 0
 
     def _take(self, step: int) -> tuple[Slot | None, str]:
         """A free slot, waiting for one within the deadline; or why there is none."""
@@ -351,20 +351,20 @@ class Session:
             case "committed":
                 self._arena.committed(step, pinned=bool(event.get("pinned")))
                 self._report("in the memory of all nodes", event)
-            case "drained":
+            case "flushed":
                 if not event.get("pinned"):
-                    self._arena.drained(step)
-                if event.get("failed"):
+                    self._arena.flushed(step)
+                if not event.get("reached"):
                     self._count("step %d did not reach the %s tier; it is safe in memory", step, event.get("tier"))
                 else:
                     self._report(f"in tier {event.get('tier')}", event)
-            case "passed_over" if self._identity.rank == 0:
+            case "flush_dropped" if self._identity.rank == 0:
                 tier, older = event.get("tier"), event.get("under_way")
                 log.warning("step %d does not go to the %s tier: step %s is still on its way there", step, tier, older)
             case "dropped":
                 self._arena.dropped(step)
                 self._replicas_differ |= bool(event.get("replicas_differ"))
-                if step not in self._skipped:  # else this is the echo of our own word
+                if step not in self._dropped_here:  # else this is the echo of our own word
                     self._count("step %d was dropped before it was committed: %s", step, event.get("reason"))
             case "world_lost":
                 self._despair(str(event.get("reason")))
@@ -387,21 +387,21 @@ class Session:
         self._despair(f"the agent of node {self._place.node} is gone: {error}")
 
     def _despair(self, reason: str) -> None:
-        """No save can come about until other agents are there: said once, not for each save that is missed."""
+        """No save can come about until other agents are there: said once, not for each save that is dropped."""
         if not self._hopeless:
             log.error("rank %d: saving stops, training goes on: %s", self._identity.rank, reason)
             self._away_since_s = time.monotonic()
         self._hopeless = reason
 
-    def _skip(self, step: int, reason: str) -> None:
-        self._skipped.append(step)
-        self._send("skipped", step=step, rank=self._identity.rank, reason=reason)
+    def _drop(self, step: int, reason: str) -> None:
+        self._dropped_here.append(step)
+        self._send("drop_shard", step=step, rank=self._identity.rank, reason=reason)
         if self._hopeless:
-            self._missed_step = step
-            self._missed_saves += 1
+            self._dropped_up_to = step
+            self._dropped_away += 1
             self.failed_saves += 1
             return
-        self._count("step %d is not saved: %s", step, reason)
+        self._count("step %d is dropped: %s", step, reason)
 
     def _count(self, message: str, *args: object) -> None:
         self.failed_saves += 1

@@ -14,6 +14,6 @@ class WorkerDeadlines:
     )
     plan_s: float = 600.0  # for the agent to say what can be restored
     open_s: float = 300.0  # for the agent to fetch parts of one shard from another node or tier
-    slot_s: float = 30.0  # for an older save to be committed when all slots are in use; the save is then skipped
+    slot_s: float = 30.0  # for an older save to be committed when all slots are in use; the save is then dropped
     gate_s: float = 60.0  # for the agents to agree on a stop; training then goes on
-    flush_s: float = 120.0  # at the end, for the last saves to be committed and drained
+    saves_s: float = 120.0  # at the end, for the last saves to be committed and flushed

@@ -51,7 +51,7 @@ def main() -> None:
             step += 1
             if ckpt.should_save(step):
                 state["step"] = step
-                ckpt.save(step, state, drain=step == args.steps)  # the last one on disk, however busy that is
+                ckpt.save(step, state, flush=step == args.steps)  # the last one on disk, however busy that is
             if step == args.lose_at and args.lose_rank >= 0:
                 wait_for_disk(args)
                 comm.Barrier()

@@ -218,9 +218,9 @@ class Worker(Link):
             file.write(data)
         return data
 
-    def save(self, step: int, slot: int, data: bytes | None = None, drain: bool = False) -> None:
+    def save(self, step: int, slot: int, data: bytes | None = None, flush: bool = False) -> None:
         staged = self.stage(step, slot, data)
-        self.send(op="sealed", slot=slot, step=step, rank=self.rank, layout=layout(len(staged)).to_json(), drain=drain)
+        self.send(op="staged", slot=slot, step=step, rank=self.rank, layout=layout(len(staged)).to_json(), flush=flush)
 
     async def read(self, rank: int, blocks: list[int] | None = None, step: int | None = None) -> bytes:
         """The bytes of a saved rank, as `open` leads to them."""
@@ -296,10 +296,10 @@ class World:
             memory.close()
         self._memories = []
 
-    async def save(self, step: int, slot: int, drain: bool = False) -> None:
+    async def save(self, step: int, slot: int, flush: bool = False) -> None:
         """All workers save; returns when all have heard of the commit."""
         for worker in self.workers:
-            worker.save(step, slot, drain=drain)
+            worker.save(step, slot, flush=flush)
         for worker in self.workers:
             await worker.event("committed", step=step)
 
@@ -333,7 +333,7 @@ class World:
             agent._peers.handle("commit", agent._saves._on_commit)
 
     async def plan(self) -> dict[str, Any]:
-        """The plan, the same for every worker; `pinned` as the first was told, for that drain may end meanwhile."""
+        """The plan, the same for every worker; `pinned` as the first was told, for that flush may end meanwhile."""
         plans = [await worker.request("plan") for worker in self.workers]
         first = dict(plans[0])
         for plan in (first, *plans):
@@ -343,9 +343,9 @@ class World:
         assert all(plan == plans[0] for plan in plans)
         return first
 
-    async def flush(self) -> None:
+    async def await_saves(self) -> None:
         for worker in self.workers:
-            await worker.request("flush")
+            await worker.request("await_saves")
 
     async def contents(self, world_size: int) -> list[bytes]:
         """Every saved rank's bytes as the first worker gets them."""

@@ -146,5 +146,5 @@ def _stage(worker: Worker, arena: Arena, step: int) -> None:
     assert slot is not None, arena.describe()
     slot.reserve(len(data))[: len(data)] = data
     worker.send(
-        op="sealed", slot=slot.index, step=step, rank=worker.rank, layout=layout(len(data)).to_json(), drain=False
+        op="staged", slot=slot.index, step=step, rank=worker.rank, layout=layout(len(data)).to_json(), flush=False
     )

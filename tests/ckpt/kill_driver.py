@@ -18,7 +18,7 @@ from agent_kit import World, config, run
 
 from ckpt.agent.flush.node import FlushLeader
 from ckpt.agent.protect.gather_sum import Sums
-from ckpt.agent.protect.parity import Parities, ParityHoldings
+from ckpt.agent.protect.parity import Parities, ParityStore
 from ckpt.agent.save.node import SaveNode
 from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.agent.shards.transfer import Exchange
@@ -61,8 +61,8 @@ def after_fetch(prefix: str) -> None:
 
     async def wrapped(self: Exchange, *args: Any, **kwargs: Any) -> None:
         await fetch(self, *args, **kwargs)
-        names = [path.stem for path in self._holdings.ram_dir.glob(f"{prefix}-*.data")]
-        if any(not (self._holdings.ram_dir / f"{name}.json").exists() for name in names):
+        names = [path.stem for path in self._memory_store.ram_dir.glob(f"{prefix}-*.data")]
+        if any(not (self._memory_store.ram_dir / f"{name}.json").exists() for name in names):
             die()
 
     Exchange.fetch = wrapped  # type: ignore[method-assign]
@@ -113,9 +113,9 @@ STAGES: dict[str, Callable[[], None]] = {
     "after a rebuilt shard's record": lambda: after(MemoryStore, "publish", lambda s, n, r: n[:3] == "own"),
     "first sum of parity": lambda: after_sums("parity", 1),
     "last sum of parity": lambda: after_sums("parity", 3),
-    "before parity's record": lambda: before(ParityHoldings, "publish", of_20),
+    "before parity's record": lambda: before(ParityStore, "publish", of_20),
     "before parity's record is renamed": lambda: before(files.os, "replace", named("parity-")),
-    "after parity's record": lambda: after(ParityHoldings, "publish", of_20),
+    "after parity's record": lambda: after(ParityStore, "publish", of_20),
     "after all parity": lambda: before(FlushLeader, "wanted", lambda s, step, _: step == 20),
     "first sum of a lost shard": lambda: after_sums("shard", 1),
     "last sum of a lost shard": lambda: after_sums("shard", 2),
@@ -131,13 +131,13 @@ def main(root: Path, attempt: int, stage: str, scheme: str = "partner") -> None:
         if attempt == 0:
             async with World(root, nodes, attempt, checkpoint) as world:
                 if "superfluous" in stage or "directory" in stage:
-                    await world.save(5, 2, drain=True)  # superfluous when step 20 is there
-                    await world.flush()
+                    await world.save(5, 2, flush=True)  # superfluous when step 20 is there
+                    await world.await_saves()
                 await world.save(10, 0)
-                await world.flush()
+                await world.await_saves()
                 STAGES[stage]()
                 await world.save(20, 1)
-                await world.flush()
+                await world.await_saves()
                 await world.monitors[0].event("never")  # retention and claims go on beside the saves
         STAGES[stage]()
         async with World(root, nodes, attempt, checkpoint) as world:

@@ -134,9 +134,9 @@ class AgentProcesses:
     def log(self) -> str:
         return self._log.read_text()
 
-    def save(self, step: int, slot: int, nbytes: int = 5000, *, drain: bool = False) -> None:
+    def save(self, step: int, slot: int, nbytes: int = 5000, *, flush: bool = False) -> None:
         """All ranks save; returns when all have heard of the commit."""
-        self.seal(step, slot, nbytes, drain=drain)
+        self.seal(step, slot, nbytes, flush=flush)
         for worker in self.workers:
             events: list[dict[str, Any]] = []
             while not any(event["event"] == "committed" and event["step"] == step for event in events):
@@ -144,13 +144,13 @@ class AgentProcesses:
                 assert fresh, f"no commit of step {step}:\n{self.log()}"
                 events += fresh
 
-    def seal(self, step: int, slot: int, nbytes: int = 5000, *, drain: bool = False) -> None:
+    def seal(self, step: int, slot: int, nbytes: int = 5000, *, flush: bool = False) -> None:
         """All ranks stage their shards and say so."""
         for rank, (ram_dir, worker) in enumerate(zip(self.ram_dirs, self.workers, strict=False)):
             data = content(rank, step, nbytes)
             (ram_dir / f"own-0-{slot}.json").unlink(missing_ok=True)
             (ram_dir / f"own-0-{slot}.data").write_bytes(data)
-            worker.send("sealed", slot=slot, step=step, rank=rank, layout=layout(len(data)).to_json(), drain=drain)
+            worker.send("staged", slot=slot, step=step, rank=rank, layout=layout(len(data)).to_json(), flush=flush)
 
     def read(self, worker: int, rank: int) -> bytes:
         reply = self.workers[worker].request("open", timeout_s=WAIT_S, rank=rank, blocks=None)

@@ -34,10 +34,10 @@ def part(index: int, parts: int, step: int) -> bytes:
     return b"".join(block(i, step) for i in range(index * each, (index + 1) * each))
 
 
-async def save(world: World, step: int, slot: int, drain: bool = False) -> None:
+async def save(world: World, step: int, slot: int, flush: bool = False) -> None:
     """All ranks save their parts of the state; returns when all have heard of the commit."""
     for worker in world.workers:
-        worker.save(step, slot, part(worker.rank, len(world.workers), step), drain=drain)
+        worker.save(step, slot, part(worker.rank, len(world.workers), step), flush=flush)
     for worker in world.workers:
         await worker.event("committed", step=step)
 

@@ -25,10 +25,10 @@ def work(attempt: int) -> None:
     if attempt == 0:
         data = content(rank, STEP, NBYTES)
         (ram_dir / "own-0-0.data").write_bytes(data)
-        worker.send("sealed", slot=0, step=STEP, rank=rank, layout=layout(len(data)).to_json(), drain=False)
+        worker.send("staged", slot=0, step=STEP, rank=rank, layout=layout(len(data)).to_json(), flush=False)
         while not any(event["event"] == "committed" for event in worker.events(60)):
             pass
-        worker.request("flush", timeout_s=60)
+        worker.request("await_saves", timeout_s=60)
     else:
         for saved in range(plan["world_size"]):
             reply = worker.request("open", timeout_s=60, rank=saved, blocks=None)

@@ -89,10 +89,10 @@ REFUSED = layout(5000).to_json() | {"chunks": [["x", "uint8", [5000], [], [5000]
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        ({"op": "skipped", "reason": "no slot in time"}, "rank 3: no slot in time"),
-        ({"op": "sealed", "slot": 0, "layout": REFUSED}, "the shard of rank 3 was refused: layout: bad chunk"),
-        ({"op": "sealed", "slot": 0}, "the shard of rank 3 was refused: malformed 'sealed': layout is missing"),
-        ({"op": "sealed", "slot": 9, "layout": layout(1).to_json()}, "refused: sealed: slot 9 of rank 3 is not"),
+        ({"op": "drop_shard", "reason": "no slot in time"}, "rank 3: no slot in time"),
+        ({"op": "staged", "slot": 0, "layout": REFUSED}, "the shard of rank 3 was refused: layout: bad chunk"),
+        ({"op": "staged", "slot": 0}, "the shard of rank 3 was refused: malformed 'staged': layout is missing"),
+        ({"op": "staged", "slot": 9, "layout": layout(1).to_json()}, "refused: sealed: slot 9 of rank 3 is not"),
     ],
 )
 def test_a_rank_that_cannot_save_makes_all_drop_the_step_at_once(tmp_path, message, reason):
@@ -105,7 +105,7 @@ def test_a_rank_that_cannot_save_makes_all_drop_the_step_at_once(tmp_path, messa
                 assert reason in (await worker.event("dropped", step=10))["reason"]
             problem = await world.monitors[0].event("problem", step=10)
             assert "node b: " in problem["detail"] and reason in problem["detail"]
-            await world.flush()
+            await world.await_saves()
             await world.save(20, 1)
 
     run(test)
@@ -127,9 +127,9 @@ def test_a_flush_is_answered_when_the_worker_has_been_told_of_a_drop_and_not_bef
             worker.save(10, 0)
             await until(lambda: 10 in saves._in_flight)
             slow = saves._start(saves._in_flight[10], slow_to_end())
-            world.workers[1].send(op="skipped", step=10, rank=1, reason="no memory")
+            world.workers[1].send(op="drop_shard", step=10, rank=1, reason="no memory")
             await until(lambda: 10 not in saves._in_flight)
-            flush = asyncio.ensure_future(worker.request("flush"))
+            flush = asyncio.ensure_future(worker.request("await_saves"))
             await worker.request("nonsense")  # the one before has been looked at by now
             assert not slow.done() and not flush.done()
             over.set()
@@ -142,12 +142,12 @@ def test_a_flush_is_answered_when_the_worker_has_been_told_of_a_drop_and_not_bef
 def test_a_rank_that_comes_late_with_a_dropped_step_is_told(tmp_path):
     async def test():
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
-            world.workers[0].send(op="skipped", step=10, rank=0, reason="no memory")
+            world.workers[0].send(op="drop_shard", step=10, rank=0, reason="no memory")
             await world.workers[0].event("dropped", step=10)
             await until(lambda: world.monitors[0].seen("problem"))
             world.workers[1].save(10, 0)
             await world.workers[1].event("dropped", step=10)
-            await world.flush()
+            await world.await_saves()
 
     run(test)
 
@@ -159,7 +159,7 @@ def test_a_newer_complete_step_drops_an_older_incomplete_one(tmp_path):
             await until(lambda: names(world.places[0].ram_dir) == {"own-0-0"})
             await world.save(20, 1)
             assert "step 20" in (await world.workers[0].event("dropped", step=10))["reason"]
-            await world.flush()
+            await world.await_saves()
 
     run(test)
 
@@ -183,7 +183,7 @@ def test_a_step_that_not_all_seal_in_time_is_dropped_naming_who_was_waited_for(t
         async with World(tmp_path, ["a", "b"], 0, config(), ranks_per_node, QUICK) as world:
             world.workers[0].save(10, 0)
             assert missing in (await world.workers[0].event("dropped", step=10))["reason"]
-            await world.flush()
+            await world.await_saves()
 
     run(test)
 
@@ -219,7 +219,7 @@ def test_when_the_transport_fails_unpromised_saves_are_dropped_and_workers_are_s
             await world.workers[1].event("dropped", step=20)
             for monitor in world.monitors:
                 await monitor.event("problem", what="the other agents are lost")
-            await world.workers[1].request("flush")
+            await world.workers[1].request("await_saves")
             world.workers[1].save(30, 1)
             await world.workers[1].event("dropped", step=30)
 
@@ -242,7 +242,7 @@ def test_when_the_transport_fails_a_promised_save_stays_and_nobody_waits_for_it(
             for worker in world.workers:
                 worker.save(10, 0)
             await world.monitors[1].event("problem", what="the other agents are lost")
-            await world.workers[1].request("flush")
+            await world.workers[1].request("await_saves")
             assert not world.workers[1].seen("dropped") and not world.workers[1].seen("committed")
             assert "own-0-0" in names(world.places[1].ram_dir)
 
@@ -276,7 +276,7 @@ def test_a_slot_shorter_than_its_layout_drops_the_save(tmp_path):
         async with World(tmp_path, ["a"], 0, config()) as world:
             worker = world.workers[0]
             worker.stage(10, 0, b"short")
-            worker.send(op="sealed", slot=0, step=10, rank=0, layout=layout(100).to_json(), drain=False)
+            worker.send(op="staged", slot=0, step=10, rank=0, layout=layout(100).to_json(), flush=False)
             assert "expected at least 100" in (await worker.event("dropped", step=10))["reason"]
 
     run(test)
@@ -288,19 +288,19 @@ def test_saving_a_step_twice_drops_the_second(tmp_path):
             await world.save(10, 0)
             world.workers[0].save(10, 1)
             await world.workers[0].event("dropped", step=10)
-            await world.flush()
+            await world.await_saves()
 
     run(test)
 
 
 MALFORMED = [
-    {"op": "sealed"},
-    {"op": "sealed", "slot": 0, "step": -1, "rank": 0, "layout": layout(1).to_json()},
-    {"op": "sealed", "slot": 9, "step": 1, "rank": 0, "layout": layout(1).to_json()},
-    {"op": "sealed", "slot": 0, "step": 1, "rank": 5, "layout": layout(1).to_json()},
-    {"op": "sealed", "slot": 0, "step": 1, "rank": 0, "layout": {"nbytes": 1}},
-    {"op": "skipped", "step": "x", "rank": 0, "reason": ""},
-    {"op": "bad", "rank": None, "path": "x"},
+    {"op": "staged"},
+    {"op": "staged", "slot": 0, "step": -1, "rank": 0, "layout": layout(1).to_json()},
+    {"op": "staged", "slot": 9, "step": 1, "rank": 0, "layout": layout(1).to_json()},
+    {"op": "staged", "slot": 0, "step": 1, "rank": 5, "layout": layout(1).to_json()},
+    {"op": "staged", "slot": 0, "step": 1, "rank": 0, "layout": {"nbytes": 1}},
+    {"op": "drop_shard", "step": "x", "rank": 0, "reason": ""},
+    {"op": "damaged", "rank": None, "path": "x"},
     {"op": "open", "rank": 0, "blocks": None},
     {"op": "open", "rank": "x", "blocks": None},
     {"op": "open"},
@@ -435,13 +435,13 @@ def test_a_free_name_never_replaces_what_must_stay(tmp_path):
         async with World(tmp_path, ["a"], 0, config()) as world:
             await world.save(10, 0)
             await world.save(20, 1)
-        holdings = MemoryStore(world.places[0].ram_dir, "run-1", "test")
-        holdings.scan()
-        saves = {step: next(r.save for r in holdings.shards().values() if r.save.step == step) for step in (10, 20)}
-        assert holdings.free_name("own-0", 2, keep=None) == "own-0-2"
-        assert holdings.free_name("own-0", 2, keep={saves[20]}) == "own-0-0"
-        assert holdings.free_name("own-0", 2, keep=set(saves.values())) == "own-0-2"
-        assert holdings.free_name("copy-1-0", 2, keep=set()) == "copy-1-0-0"
+        memory_store = MemoryStore(world.places[0].ram_dir, "run-1", "test")
+        memory_store.scan()
+        saves = {step: next(r.save for r in memory_store.shards().values() if r.save.step == step) for step in (10, 20)}
+        assert memory_store.free_name("own-0", 2, keep=None) == "own-0-2"
+        assert memory_store.free_name("own-0", 2, keep={saves[20]}) == "own-0-0"
+        assert memory_store.free_name("own-0", 2, keep=set(saves.values())) == "own-0-2"
+        assert memory_store.free_name("copy-1-0", 2, keep=set()) == "copy-1-0-0"
 
     run(test)
 
@@ -455,9 +455,9 @@ def test_a_damaged_record_is_no_shard(tmp_path):
         record.write_bytes(record.read_bytes()[:-40])
         with pytest.raises(CorruptError):
             read_record(ram_dir, "own-0-0")
-        holdings = MemoryStore(ram_dir, "run-1", "test")
-        holdings.scan()
-        assert holdings.shards() == {} and not record.exists()
+        memory_store = MemoryStore(ram_dir, "run-1", "test")
+        memory_store.scan()
+        assert memory_store.shards() == {} and not record.exists()
 
     run(test)
 

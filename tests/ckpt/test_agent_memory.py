@@ -64,14 +64,14 @@ def peak_mib(agents: AgentProcesses, into: dict[str, float], phase: str) -> Iter
 
 
 def peaks(memory: Path, disk: Path, tiers: dict[str, Any], scheme: dict[str, Any], mib: int) -> dict[str, float]:
-    """By phase: a save with its drain to every tier; a rebuild from peers; restores from each tier alone."""
+    """By phase: a save with its flush to every tier; a rebuild from peers; restores from each tier alone."""
     found: dict[str, float] = {}
     nvme = {"path": str(disk / "nvme"), "every_steps": 1}
     section = {"memory": {"keep": 2}, "redundancy": scheme, "nvme": nvme, **tiers}
-    with AgentProcesses(memory, NODES, 0, section) as agents, peak_mib(agents, found, "save, protect, drain"):
+    with AgentProcesses(memory, NODES, 0, section) as agents, peak_mib(agents, found, "save, protect, flush"):
         agents.save(1, 0, mib << 20)
         for worker in agents.workers:
-            worker.request("flush", timeout_s=WAIT_S)
+            worker.request("await_saves", timeout_s=WAIT_S)
     assert all(NvmeTier(disk / "nvme", NAMESPACE, node=node).steps() for node in NODES)
     for attempt, (phase, lost) in enumerate(
         [("rebuild", [memory / "b", disk / "nvme" / "b"]), ("nvme", [memory / node for node in NODES]),
@@ -87,7 +87,7 @@ def peaks(memory: Path, disk: Path, tiers: dict[str, Any], scheme: dict[str, Any
 
 @pytest.mark.parametrize("scheme", ["partner", "rs"])
 def test_an_agent_takes_no_more_for_a_large_state(tmp_path: Path, memory: Path, server: S3Server, scheme: str) -> None:
-    """Through a save, its redundancy, its drain, a rebuild, and restores."""
+    """Through a save, its redundancy, its flush, a rebuild, and restores."""
     found = []
     for mib in (SMALL_MIB, LARGE_MIB):
         (ram := memory / str(mib)).mkdir(mode=0o700)

@@ -193,9 +193,9 @@ def test_an_agent_killed_in_the_middle_of_a_rebuild_leaves_what_the_next_attempt
     section = {"redundancy": redundancy, "shared": {"path": str(root / "shared"), "every_steps": 10_000}}
     nbytes = 2_000_001
     with AgentProcesses(root, ["a", "b", "c", "d"], 0, section) as agents:
-        agents.save(10, 0, nbytes, drain=True)
+        agents.save(10, 0, nbytes, flush=True)
         for worker in agents.workers:
-            worker.request("flush", timeout_s=WAIT_S)
+            worker.request("await_saves", timeout_s=WAIT_S)
         agents.save(20, 1, nbytes)
     lose(root, "b")
     nodes = ["a", "x", "c", "d"]

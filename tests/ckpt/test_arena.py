@@ -41,7 +41,7 @@ def test_the_newest_committed_save_is_never_overwritten(tmp_path: Path) -> None:
     assert second.step == 2
 
 
-def test_a_slot_that_is_being_drained_stays_until_that_is_over(tmp_path: Path) -> None:
+def test_a_slot_that_is_being_flushed_stays_until_that_is_over(tmp_path: Path) -> None:
     arena = Arena(tmp_path, 0, 3)
     slots = [take(arena, step) for step in (1, 2, 3)]
     arena.committed(1, pinned=True)
@@ -49,7 +49,7 @@ def test_a_slot_that_is_being_drained_stays_until_that_is_over(tmp_path: Path) -
     arena.committed(3, pinned=False)
     assert take(arena, 4) is slots[1]
     assert arena.take(5) is None
-    arena.drained(1)
+    arena.flushed(1)
     assert take(arena, 5) is slots[0]
 
 
@@ -76,11 +76,11 @@ def test_other_agents_that_know_of_no_save_leave_what_was_committed(tmp_path: Pa
     assert take(arena, 3) is second and arena.take(4) is None and first.step == 1
 
 
-def test_a_drain_that_ends_leaves_the_newest_save_in_place(tmp_path: Path) -> None:
+def test_a_flush_that_ends_leaves_the_newest_save_in_place(tmp_path: Path) -> None:
     arena = Arena(tmp_path, 0, 2)
     take(arena, 1)
     arena.committed(1, pinned=True)
-    arena.drained(1)
+    arena.flushed(1)
     take(arena, 2)
     assert arena.take(3) is None
 
@@ -96,7 +96,7 @@ def test_what_the_restart_restores_is_kept_until_the_next_commit(tmp_path: Path)
     assert take(arena, 11).name == "own-0-0"
 
 
-def test_what_was_restored_and_is_still_drained_is_kept_beyond_the_next_commit(tmp_path: Path) -> None:
+def test_what_was_restored_and_is_still_flushed_is_kept_beyond_the_next_commit(tmp_path: Path) -> None:
     publish(tmp_path, "own-0-0", step=10)
     arena = Arena(tmp_path, 0, 3)
     arena.adopt(SaveId(step=10, attempt=0, run_id="run"), pinned=True)
@@ -104,7 +104,7 @@ def test_what_was_restored_and_is_still_drained_is_kept_beyond_the_next_commit(t
     arena.committed(11, pinned=False)
     take(arena, 12)
     assert arena.take(13) is None
-    arena.drained(10)
+    arena.flushed(10)
     assert take(arena, 13).name == "own-0-0"
 
 

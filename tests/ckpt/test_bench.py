@@ -49,8 +49,8 @@ def test_every_figure_stands_beside_its_peers(figures: dict[str, Any]) -> None:
         ],
         "first save() blocks": ["plain copy_ into new memory"],
         "load() from own memory": ["plain copy from mapped memory", "dcp.load from /dev/shm"],
-        "drain to the nvme tier": list(figures["drain to the nvme tier"]["peer"]),
-        "drain to the shared tier": list(figures["drain to the shared tier"]["peer"]),
+        "flush to the nvme tier": list(figures["flush to the nvme tier"]["peer"]),
+        "flush to the shared tier": list(figures["flush to the shared tier"]["peer"]),
         **{name: list(figures[name]["peer"]) for name in S3},
         **{name: list(figure["peer"]) for name, figure in figures.items() if name.endswith("nanio's server")},
     }  # fmt: skip
@@ -60,7 +60,7 @@ def test_every_figure_stands_beside_its_peers(figures: dict[str, Any]) -> None:
 
 def test_a_peer_that_is_not_there_is_named_with_the_reason(figures: dict[str, Any]) -> None:
     wanted = {
-        "drain to the nvme tier": {"fio's sequential direct write"},
+        "flush to the nvme tier": {"fio's sequential direct write"},
         **{name: PEERS for name in S3},
     }
     for name, peers in wanted.items():

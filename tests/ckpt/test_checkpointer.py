@@ -314,13 +314,13 @@ def test_the_shared_tier_brings_back_what_memory_lost(node: Node) -> None:
     assert torch.equal(live["x"], torch.arange(10.0) + 5)
 
 
-def test_a_step_that_is_to_be_drained_goes_to_the_tiers_whatever_their_cadence(node: Node) -> None:
+def test_a_step_that_is_to_be_flushed_goes_to_the_tiers_whatever_their_cadence(node: Node) -> None:
     with node.start() as ckpt:
-        ckpt.save(6, {"x": torch.zeros(10)}, drain=True)
+        ckpt.save(6, {"x": torch.zeros(10)}, flush=True)
         settle(ckpt)
         ckpt.save(7, {"x": torch.zeros(10)})
         settle(ckpt)
-        dcp.save({"x": torch.zeros(10)}, storage_writer=ckpt.dcp_writer(8, drain=True))
+        dcp.save({"x": torch.zeros(10)}, storage_writer=ckpt.dcp_writer(8, flush=True))
     assert [save.step for save in SharedTier(node.shared, "ns").steps()] == [8, 6]
 
 
@@ -335,7 +335,7 @@ def test_a_step_that_a_tier_is_too_slow_for_is_told(tmp_path: Path, caplog: pyte
             until(lambda step=step: f"committed step {step} in the memory" in caplog.text)
         told = "step 10 does not go to the shared tier: step 5 is still on its way there"
         until(lambda: told in caplog.text)
-        ckpt.close(flush=False)
+        ckpt.close(wait=False)
     finally:
         node.stop()
 
@@ -386,7 +386,7 @@ def test_a_save_without_memory_is_skipped_and_counted(
             patch.setattr(os, "posix_fallocate", full)
             ckpt.save(2, {"x": torch.zeros(10_000)})
         assert ckpt.failed_saves == 1
-        assert "step 2 is not saved: no memory for 40000 bytes" in caplog.text
+        assert "step 2 is dropped: no memory for 40000 bytes" in caplog.text
         ckpt.save(3, {"x": torch.ones(10_000)})
     with node.start() as ckpt:
         assert ckpt.load({"x": torch.zeros(10_000)}) == 3
@@ -395,7 +395,7 @@ def test_a_save_without_memory_is_skipped_and_counted(
 def test_step_0_is_saved_and_comes_back_from_memory_and_from_disk(node: Node) -> None:
     with node.start() as ckpt:
         assert ckpt.load({"x": 0}) is None and ckpt.should_save(0)
-        ckpt.save(0, {"x": 7}, drain=True)
+        ckpt.save(0, {"x": 7}, flush=True)
     for _ in ("memory", "shared"):
         with node.start() as ckpt:
             live = {"x": 0}
@@ -423,7 +423,7 @@ def test_the_same_step_is_not_saved_twice(node: Node, caplog: pytest.LogCaptureF
     assert live == {"x": 1}
 
 
-def test_a_stop_is_seen_once_saved_and_drained(node: Node) -> None:
+def test_a_stop_is_seen_once_saved_and_flushed(node: Node) -> None:
     node.section["memory"]["every_steps"] = 1000
     with node.start() as ckpt:
         assert ckpt.load({"x": 1}) is None

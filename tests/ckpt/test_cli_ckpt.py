@@ -84,7 +84,7 @@ def test_ls_looks_at_no_more_of_a_manifest_than_it_shows(tier: SharedTier) -> No
     row = facts("ls", tier.path)[1]
     assert (row["step"], row["committed"], row["bytes"], row["problems"]) == (3, True, 20_000, [])
     result = run("verify", tier.path)
-    assert result.exit_code == 1 and "BAD step-0000000003.a0." in result.stdout
+    assert result.exit_code == 1 and "DAMAGED step-0000000003.a0." in result.stdout
 
 
 def test_ls_of_a_namespace_without_steps_is_a_heading_alone(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_verify_names_the_bad_block_of_the_bad_step(tier: SharedTier) -> None:
     damage(file, 100)
     result = run("verify", tier.path)
     assert result.exit_code == 1
-    assert f"BAD rank 2 in {file}: 1 of 1 blocks do not match, first block 0" in result.stdout
+    assert f"DAMAGED rank 2 in {file}: 1 of 1 blocks do not match, first block 0" in result.stdout
     assert [row["ok"] for row in facts("verify", tier.path)] == [True, False]
     assert run("verify", tier.path, "--step", "4").exit_code == 0
     assert run("verify", tier.path, "--step", "3").exit_code == 1
@@ -124,7 +124,7 @@ def test_verify_finds_files_that_are_not_what_they_were(tier: SharedTier, change
         elif change == "directory":
             file.mkdir()
     result = run("verify", tier.path)
-    assert result.exit_code == 1 and "BAD rank 3" in result.stdout
+    assert result.exit_code == 1 and "DAMAGED rank 3" in result.stdout
     assert "Traceback" not in result.output
 
 
@@ -147,7 +147,7 @@ def test_a_hostile_manifest_never_leads_out_of_its_directory(tier: SharedTier, f
 
 
 def test_names_and_reasons_of_strangers_are_shown_and_never_obeyed_by_a_terminal(tier: SharedTier) -> None:
-    """A note in a step set aside, and a name that is no UTF-8; each is one line of the table."""
+    """A note in a step quarantined, and a name that is no UTF-8; each is one line of the table."""
     for name in (b"bad-step-3\xff", b"bad-step-\x1b[31m\n"):
         os.mkdir(os.path.join(os.fsencode(tier.folder), name))
     (tier.folder / "bad-step-\x1b[31m\n" / "reason.json").write_text(json.dumps({"reason": "\x1b[2J[red]\nstep 9"}))
@@ -170,14 +170,14 @@ def test_a_memory_directory_is_listed_and_verified(ram_dir: Path) -> None:
     assert run("verify", ram_dir).exit_code == 0
     damage(ram_dir / "copy-1-0-0.data", 4999)
     result = run("verify", ram_dir)
-    assert result.exit_code == 1 and "BAD rank 2" in result.stdout
+    assert result.exit_code == 1 and "DAMAGED rank 2" in result.stdout
 
 
 def test_a_damaged_record_in_memory_is_shown_and_fails_verify(ram_dir: Path) -> None:
     damage(ram_dir / "own-0-0.json", 3)
     assert facts("ls", ram_dir)[-1]["problems"]
     result = run("verify", ram_dir)
-    assert result.exit_code == 1 and "BAD own-0-0.json" in result.stdout
+    assert result.exit_code == 1 and "DAMAGED own-0-0.json" in result.stdout
 
 
 @pytest.mark.parametrize("command", ["ls", "verify"])

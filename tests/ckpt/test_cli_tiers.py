@@ -76,7 +76,7 @@ def test_verify_reads_every_byte_of_a_bucket(bucket: Stored) -> None:
     result = run("verify", url)
     assert result.exit_code == 1
     parent = url.rpartition("/")[0]
-    assert f"BAD rank 2 in {parent}/{file}: 1 of 1 blocks do not match, first block 0" in result.stdout
+    assert f"DAMAGED rank 2 in {parent}/{file}: 1 of 1 blocks do not match, first block 0" in result.stdout
     assert run("verify", url, "--step", "4").exit_code == 0
 
 
@@ -153,12 +153,15 @@ def test_a_hostile_manifest_in_a_bucket_is_a_bad_step_and_the_others_are_not(
     assert [row["step"] for row in facts("ls", bucket.tier.where)] == [5, 4, 3]
     result = run("verify", bucket.tier.where, "--quarantine")
     assert result.exit_code == 1 and result.stderr == ""
-    assert result.stdout.count("BAD") == 2 and f"set aside as {bucket.tier.where}/bad-step-0000000003" in result.stdout
+    assert (
+        result.stdout.count("DAMAGED") == 2
+        and f"quarantined as {bucket.tier.where}/bad-step-0000000003" in result.stdout
+    )
     assert [save.step for save in bucket.tier.steps()] == [4]
     assert run("verify", bucket.tier.where).exit_code == 0
 
 
-def test_a_step_that_cannot_be_read_is_never_set_aside(
+def test_a_step_that_cannot_be_read_is_never_quarantined(
     bucket: Stored, monkeypatch: pytest.MonkeyPatch, server: S3Server
 ) -> None:
     """The credentials expire between the listing and the data."""
@@ -170,7 +173,7 @@ def test_a_step_that_cannot_be_read_is_never_set_aside(
 
     monkeypatch.setattr(Bucket, "get_into", expired)
     result = run("verify", bucket.tier.where, "--quarantine")
-    assert result.exit_code == 3 and "nothing of it was set aside" in result.stdout and "BAD" not in result.stdout
+    assert result.exit_code == 3 and "nothing of it was quarantined" in result.stdout and "DAMAGED" not in result.stdout
     assert [save.step for save in bucket.tier.steps()] == [4, 3]
 
 
@@ -190,7 +193,7 @@ def test_a_nodes_disk_is_listed_and_verified_and_whether_a_step_is_whole_is_not_
     file = NvmeTier(tmp_path, "ns", node="n1").data_path(save_id(3), "node-00000.data")
     file.write_bytes(b"\xff" + file.read_bytes()[1:])
     result = run("verify", tmp_path / below)
-    assert result.exit_code == 1 and f"BAD rank 0 in {file}" in result.stdout
+    assert result.exit_code == 1 and f"DAMAGED rank 0 in {file}" in result.stdout
 
 
 def test_copies_go_from_a_bucket_to_a_directory_and_back(bucket: Stored, server: S3Server, tmp_path: Path) -> None:
@@ -216,17 +219,17 @@ def test_gc_keeps_the_newest_of_a_bucket(bucket: Stored) -> None:
     assert [save.step for save in bucket.tier.steps()] == [4]
 
 
-def test_a_bad_step_of_a_bucket_is_set_aside_whole_with_the_reason(bucket: Stored) -> None:
+def test_a_bad_step_of_a_bucket_is_quarantined_whole_with_the_reason(bucket: Stored) -> None:
     for number in ("", ".2"):
         file = path_of(save_id(3), "node-00001.data")
         bucket.put(file, b"\xff" + bucket.get(file)[1:])
         aside = f"bad-{directory_name(save_id(3))}{number}"
         result = run("verify", bucket.tier.where, "--quarantine")
-        assert result.exit_code == 1 and f"set aside as {bucket.tier.where}/{aside}" in result.stdout
+        assert result.exit_code == 1 and f"quarantined as {bucket.tier.where}/{aside}" in result.stdout
         assert [save.step for save in bucket.tier.steps()] == [4]
         assert bucket.get(f"ns/{aside}/node-00001.data")[:1] == b"\xff" and bucket.get(f"ns/{aside}/manifest.json")
         bucket.commit(save_id(3))
-    rows = [row for row in facts("ls", bucket.tier.where) if row["tier"] == "aside"]
+    rows = [row for row in facts("ls", bucket.tier.where) if row["tier"] == "quarantine"]
     assert len(rows) == 2 and "1 of 1 blocks do not match" in rows[0]["problems"][0]
     assert run("verify", bucket.tier.where).exit_code == 0
 

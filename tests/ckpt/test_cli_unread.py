@@ -50,15 +50,15 @@ def tier(tmp_path: Path) -> SharedTier:
 
 
 def check_unread(where: str | Path, name: str, *reasons: str) -> None:
-    """Verify names the step and what failed, sets nothing aside, and says so by its exit code."""
+    """Verify names the step and what failed, quarantines nothing, and says so by its exit code."""
     result = run("verify", where, "--quarantine")
     assert result.exit_code == 3, result.output
     assert all(f"waiting for {where}" in line for line in result.stderr.splitlines())  # one that is slow to fail
-    assert "UNREAD nothing of it was set aside; verify it again" in result.stdout and "BAD" not in result.stdout
+    assert "UNREAD nothing of it was quarantined; verify it again" in result.stdout and "DAMAGED" not in result.stdout
     for reason in ("could not be read: ", name, *reasons):
         assert reason in result.stdout
     assert [row["ok"] for row in facts("verify", where)].count(False) == 1
-    assert all(row["tier"] != "aside" and not row["problems"] for row in facts("ls", where))
+    assert all(row["tier"] != "quarantine" and not row["problems"] for row in facts("ls", where))
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def test_damage_beside_it_is_still_damage(tier: SharedTier, monkeypatch: pytest.
     damage(tier.data_path(save_id(3), DATA), 100)
     fail(monkeypatch, tier.data_path(save_id(4), DATA), errno.ESTALE)
     result = run("verify", tier.path, "--quarantine")
-    assert result.exit_code == 1 and "set aside as" in result.stdout and "UNREAD" in result.stdout
+    assert result.exit_code == 1 and "quarantined as" in result.stdout and "UNREAD" in result.stdout
     assert tier.steps() == [save_id(5), save_id(4)]
 
 

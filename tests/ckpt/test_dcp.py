@@ -208,7 +208,7 @@ def dcp_save_two(ckpt: Checkpointer, rank: int) -> dict[str, torch.Tensor]:
     model, optimizer, step = sharded_training(seed=1)
     step()
     saved = whole(model, optimizer)
-    dcp.save({**dcp_state(model, optimizer), "step": 1}, storage_writer=ckpt.dcp_writer(1, drain=True))
+    dcp.save({**dcp_state(model, optimizer), "step": 1}, storage_writer=ckpt.dcp_writer(1, flush=True))
     step()
     dcp.save({**dcp_state(model, optimizer), "step": 2}, storage_writer=ckpt.dcp_writer(2))
     return saved
@@ -289,7 +289,7 @@ def test_an_older_step_of_the_other_way_is_refused_with_advice_that_works(tmp_pa
     try:
         with node.start() as ckpt:
             for step in (1, 2):
-                ckpt.save(step, {"x": torch.zeros(3)}, drain=True)
+                ckpt.save(step, {"x": torch.zeros(3)}, flush=True)
         with node.start() as ckpt, pytest.raises(StateError, match="`holdfast ckpt export --step 1` gives it"):
             ckpt.dcp_reader(1)
     finally:
@@ -304,7 +304,7 @@ def test_a_step_that_is_not_the_newest_is_verified_in_whichever_tier_has_it(tmp_
         node = Node(tmp_path, **{tier: {**sections[tier], "every_steps": 1000}})
         try:
             with node.start() as ckpt:
-                dcp.save({"x": torch.arange(3_000_000), "n": 1}, storage_writer=ckpt.dcp_writer(1, drain=True))
+                dcp.save({"x": torch.arange(3_000_000), "n": 1}, storage_writer=ckpt.dcp_writer(1, flush=True))
                 dcp.save({"x": torch.zeros(3_000_000), "n": 2}, storage_writer=ckpt.dcp_writer(2))
             for record in node.ram_dir.glob("own-*.json"):
                 if read_record(node.ram_dir, record.stem).save.step == 1:

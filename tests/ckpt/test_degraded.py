@@ -108,7 +108,7 @@ def nodes(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     nodes.stop()
 
 
-def read_ahead(nodes: Nodes, loads: Loads) -> None:
+def prefetch(nodes: Nodes, loads: Loads) -> None:
     """Returns when node d has read the shard of saved rank 2 from c, though no rebuild has come to its end."""
     own, fetched = nodes.path / "c" / "own-0-1.data", nodes.path / "d" / "fetch-2.data"
     until(lambda: fetched.exists() and fetched.read_bytes() == own.read_bytes()[: fetched.stat().st_size])
@@ -119,7 +119,7 @@ def read_ahead(nodes: Nodes, loads: Loads) -> None:
 def test_survivors_bytes_are_read_before_the_rebuild_has_ended(nodes: Nodes) -> None:
     ckpts = nodes.start(*LEFT)
     loads = Loads(ckpts)
-    read_ahead(nodes, loads)
+    prefetch(nodes, loads)
     (nodes.path / "go").touch()
     loads.assert_are(20)
     until(lambda: not list(nodes.path.glob("*/fetch-*")))
@@ -134,11 +134,11 @@ def test_a_rebuild_that_does_not_verify_gives_every_rank_the_older_step(nodes: N
     write_parity(nodes.path / "d", "parity-1", replace(record, blocks=checksums(memoryview(data))))
     ckpts = nodes.start(*LEFT)
     loads = Loads(ckpts)
-    read_ahead(nodes, loads)
+    prefetch(nodes, loads)
     (nodes.path / "go").touch()
     loads.assert_are(10)
     log = (nodes.path / f"agents-{nodes.attempt}.log").read_text()
-    assert "once more, with nothing read ahead" in log and "step 20 of attempt 0 passed over" in log
+    assert "once more, with nothing prefetched" in log and "step 20 of attempt 0 passed over" in log
     close_all(ckpts)
 
 
@@ -147,7 +147,7 @@ def test_killed_in_the_middle_of_a_rebuild_that_others_read_beside(nodes: Nodes,
     """No state is changed, and the next attempt has the step: with the killed node, as the process alone was lost."""
     ckpts = nodes.start(*LEFT)
     loads = Loads(ckpts)
-    read_ahead(nodes, loads)
+    prefetch(nodes, loads)
     (pid,) = agents_of(nodes.path, killed)
     os.kill(pid, signal.SIGKILL)
     assert all(isinstance(step, CheckpointError) for step in loads.steps()) and loads.untouched

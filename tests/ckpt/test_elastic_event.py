@@ -44,7 +44,7 @@ def test_it_is_the_decision_of_the_checkpointer_that_the_script_has(node: Node) 
     assert elastic_event.known() is None
 
 
-def test_a_hyperpod_script_without_a_checkpointer_stops_and_its_last_save_is_drained(
+def test_a_hyperpod_script_without_a_checkpointer_stops_and_its_last_save_is_flushed(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.start().close()  # the agent

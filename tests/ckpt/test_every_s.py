@@ -28,7 +28,7 @@ class Clocks:
         monkeypatch.setattr(time, "time", lambda: self.now_s + self.ahead_s)
         make = FlushLeader.__init__
         monkeypatch.setattr(
-            FlushLeader, "__init__", lambda lead, context, tenure: make(lead, context, tenure, lambda: self.now_s)
+            FlushLeader, "__init__", lambda lead, context, lease: make(lead, context, lease, lambda: self.now_s)
         )
 
 
@@ -54,7 +54,7 @@ async def train(world: World, clocks: Clocks, steps: range, step_s: float) -> No
     for step in steps:
         clocks.now_s += step_s
         await world.save(step, step % 2)
-        await world.flush()
+        await world.await_saves()
 
 
 def attempt(
@@ -65,7 +65,7 @@ def attempt(
     async def test() -> None:
         async with World(tmp_path, ["a"], number, checkpoint) as world:
             await world.plan()
-            await world.flush()  # a step that was late has gone
+            await world.await_saves()  # a step that was late has gone
             await then(world)
             assert not world.monitors[0].seen("problem")
 
@@ -132,7 +132,7 @@ def test_where_one_node_has_a_new_disk_what_is_restored_is_late(tmp_path: Path, 
         shutil.rmtree(tmp_path / "nvme" / "b")
         async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
             await world.plan()
-            await world.flush()
+            await world.await_saves()
         disk = NvmeTier(tmp_path / "nvme", NAMESPACE, node="b")
         assert [save.step for save in disk.steps()] == [3]
 

@@ -83,7 +83,7 @@ def sharded(tier: SharedTier) -> torch.Tensor:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Path, torch.nn.Module, torch.optim.Optimizer]:
-    """A step that a real Checkpointer has drained."""
+    """A step that a real Checkpointer has flushed."""
     model, optimizer = training()
     with solo_namespace() as namespace:
         with Checkpointer(

@@ -40,7 +40,7 @@ async def save(world: World, step: int, slot: int, nbytes: int) -> None:
         worker.save(step, slot, content(worker.rank, step, nbytes))
     for worker in world.workers:
         await worker.event("committed", step=step)
-    await world.flush()
+    await world.await_saves()
 
 
 @needs_root
@@ -154,7 +154,7 @@ def test_no_clock_of_the_wall_decides_what_is_newest_or_what_goes(
                 assert (await world.plan())["step"] == 20
                 world.workers[0].save(20, 0, again := content(0, 20 + attempt))
                 await world.workers[0].event("committed", step=20)
-                await world.flush()
+                await world.await_saves()
             lose(tmp_path, "a")
             async with World(tmp_path, ["a"], attempt + 1, config(shared)) as world:
                 plan = await world.plan()
@@ -205,7 +205,7 @@ def test_a_planted_folder_gets_no_claim_later_and_is_used_once_it_is_the_users_o
             await world.monitors[0].event("problem", what="nothing can be saved to the shared tier")
             world.workers[0].save(10, 0, content(0, 10))
             await world.workers[0].event("committed", step=10)
-            refused = await world.monitors[0].event("problem", what="drain to the shared tier failed")
+            refused = await world.monitors[0].event("problem", what="flush to the shared tier failed")
             assert "belongs to uid 12345" in refused["detail"]
             await until(lambda: len(prepared) > 3)  # the claim is renewed again and again
             assert not list(planted.iterdir())
@@ -213,7 +213,7 @@ def test_a_planted_folder_gets_no_claim_later_and_is_used_once_it_is_the_users_o
             await until((planted / "owner.json").exists)
             world.workers[0].save(20, 1, content(0, 20))
             await world.workers[0].event("committed", step=20)
-            await world.flush()
+            await world.await_saves()
         assert [save.step for save in SharedTier(planted.parent, "test").steps()] == [20]
 
     run(test)

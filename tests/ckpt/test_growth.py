@@ -1,4 +1,4 @@
-"""However often saves fail, drains are cut off and agents are replaced: nothing of it stays behind."""
+"""However often saves fail, flushes are cut off and agents are replaced: nothing of it stays behind."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def descriptors() -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-# saves that fail, and drains that are cut off: all agents in this process
+# saves that fail, and flushes that are cut off: all agents in this process
 
 
 def no_memory_for_redundancy(world: World, patch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def one_rank_cannot_save(world: World, patch: pytest.MonkeyPatch) -> None:
     last = world.workers[-1]
 
     def skip(step: int, slot: int, data: bytes) -> None:
-        last.send(op="skipped", step=step, rank=last.rank, reason="no memory")
+        last.send(op="drop_shard", step=step, rank=last.rank, reason="no memory")
 
     patch.setattr(last, "save", skip)
 
@@ -164,7 +164,7 @@ def full_disk(patch: pytest.MonkeyPatch, over: threading.Event) -> None:
 
 
 def stuck_disk(patch: pytest.MonkeyPatch, over: threading.Event) -> None:
-    """Until long after the deadline: each drain is cut off, and its thread ends by itself."""
+    """Until long after the deadline: each flush is cut off, and its thread ends by itself."""
     write = SharedTier.write_node
 
     def stuck(*args: Any) -> Any:
@@ -175,11 +175,11 @@ def stuck_disk(patch: pytest.MonkeyPatch, over: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("fail", [full_disk, stuck_disk])
-def test_drains_that_fail_or_are_cut_off_leave_nothing_behind(tmp_path: Path, fail: Any) -> None:
+def test_flushes_that_fail_or_are_cut_off_leave_nothing_behind(tmp_path: Path, fail: Any) -> None:
     over = threading.Event()
 
     async def test() -> None:
-        deadlines = AgentDeadlines(drain_s=0.5, beat_s=60)
+        deadlines = AgentDeadlines(flush_s=0.5, beat_s=60)
         async with World(tmp_path, ["a"], 0, config(tmp_path / "shared", every_steps=1), deadlines=deadlines) as world:
             (worker,) = world.workers
 
@@ -188,16 +188,16 @@ def test_drains_that_fail_or_are_cut_off_leave_nothing_behind(tmp_path: Path, fa
                 with pytest.MonkeyPatch.context() as patch:
                     fail(patch, over)
                     await world.save(step, step % 2)
-                    assert (await worker.event("drained", step=step))["failed"]
+                    assert not (await worker.event("flushed", step=step))["reached"]
                 over.set()
-                await until(lambda: not world.agents[0]._drain._writing)
+                await until(lambda: not world.agents[0]._flush._writing)
 
             ram_dirs = [world.places[0].ram_dir]
             before = await repeated(failed, range(1, 1 + WARM), ram_dirs)
             await repeated(failed, range(10, 10 + TIMES), ram_dirs, before)
             for step in itertools.count(100):
                 await world.save(step, step % 2)
-                if not (await worker.event("drained", step=step)).get("failed"):
+                if (await worker.event("flushed", step=step))["reached"]:
                     break
             # What came to nothing goes with the first commit.
             await until(lambda: len(list((tmp_path / "shared" / "test").glob("step-*"))) == 1)
@@ -271,7 +271,7 @@ def test_shards_that_grow_and_shrink_in_mid_run_come_back_whole(tmp_path: Path, 
                     worker.save(step, step % 2, content(worker.rank, step, nbytes))
                 for worker in world.workers:
                     await worker.event("committed", step=step)
-                await world.flush()
+                await world.await_saves()
                 keep = tmp_path / f"after-{step}"
                 keep.mkdir()
                 for place in world.places:

@@ -37,8 +37,8 @@ async def saved(root: Path, checkpoint: CheckpointConfig, nodes: list[str] = NOD
     """Step 10 is in the shared directory, step 20 in memory alone."""
     async with World(root, nodes, 0, checkpoint) as world:
         await world.plan()
-        await save(world, 10, 0, drain=True)
-        await world.flush()
+        await save(world, 10, 0, flush=True)
+        await world.await_saves()
         await save(world, 20, 1)
 
 

@@ -24,7 +24,7 @@ from verb_kit import ckpt
 from waiting import until
 
 from ckpt.config import CheckpointConfig, Place
-from ckpt.epilog import flush as draining
+from ckpt.epilog import flush as flushing
 from ckpt.epilog.flush import EpilogFlush, FlushSuperseded
 from ckpt.epilog.request import NAME, leave_request, read_request
 from ckpt.errors import CheckpointError, ConfigError, CorruptError
@@ -65,7 +65,7 @@ def programs(root: Path, *nodes: str, within_s: float = WAIT_S) -> list[subproce
     return [subprocess.Popen([*argv, str(root / node), "--within", str(within_s)], env=env) for node in nodes]
 
 
-def drain(root: Path, *nodes: str, within_s: float = WAIT_S) -> dict[str, SaveId | CheckpointError | None]:
+def flush(root: Path, *nodes: str, within_s: float = WAIT_S) -> dict[str, SaveId | CheckpointError | None]:
     """All nodes' parts side by side, in this process; what each came to."""
     found: dict[str, SaveId | CheckpointError | None] = {}
 
@@ -132,35 +132,35 @@ def test_the_newest_step_is_committed_and_the_next_run_restores_it(tmp_path: Pat
 
 def test_a_second_time_there_is_nothing_to_do(tmp_path: Path) -> None:
     after(tmp_path, asking(tmp_path))
-    drain(tmp_path)
+    flush(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "shared").rglob("*")}
-    assert set(drain(tmp_path).values()) == {None}
+    assert set(flush(tmp_path).values()) == {None}
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "shared").rglob("*")} == before
 
 
 def test_a_step_that_not_all_have_gives_way_to_the_one_before(tmp_path: Path) -> None:
     after(tmp_path, asking(tmp_path, "none"))
     overwrite(tmp_path, "b", 20)
-    assert {save.step for save in drain(tmp_path).values()} == {10}
+    assert {save.step for save in flush(tmp_path).values()} == {10}
     check(tmp_path, 10)
 
 
 def test_what_a_lost_node_held_comes_from_its_partners(tmp_path: Path) -> None:
     after(tmp_path, asking(tmp_path))
     lose(tmp_path, "b")
-    assert {save.step for save in drain(tmp_path, "a", "c").values()} == {20}
+    assert {save.step for save in flush(tmp_path, "a", "c").values()} == {20}
     check(tmp_path, 20)
 
 
 def test_what_only_parity_could_make_again_stays_where_it_is_and_is_told(tmp_path: Path, caplog) -> None:
     after(tmp_path, asking(tmp_path, "xor"))
     lose(tmp_path, "b")
-    assert set(drain(tmp_path, "a", "c", within_s=0).values()) == {None}
+    assert set(flush(tmp_path, "a", "c", within_s=0).values()) == {None}
     assert tier(tmp_path).steps() == []
     assert "no node has said that it holds rank 2 and 1 more; parity is not used here" in caplog.text
     left = [tmp_path / "a", tmp_path / "c"]
     assert ckpt("rebuild", *map(str, left), "--into", str(left[0])).exit_code == 0
-    assert {save.step for save in drain(tmp_path, "a", "c").values()} == {20}  # what was made again counts as a copy
+    assert {save.step for save in flush(tmp_path, "a", "c").values()} == {20}  # what was made again counts as a copy
     check(tmp_path, 20)
 
 
@@ -168,7 +168,7 @@ def test_a_damaged_shard_comes_from_its_copy(tmp_path: Path) -> None:
     after(tmp_path, asking(tmp_path))
     newest = [p for p in (tmp_path / "a").glob("own-0-*.json") if b'"step":20' in p.read_bytes()]
     damage(newest[0].with_suffix(".data"))
-    found = drain(tmp_path)
+    found = flush(tmp_path)
     assert {getattr(save, "step", None) for save in found.values()} == {20}, found
     check(tmp_path, 20)
 
@@ -176,14 +176,14 @@ def test_a_damaged_shard_comes_from_its_copy(tmp_path: Path) -> None:
 def test_a_node_that_dies_after_it_has_named_its_shards_is_stepped_in_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draining, "STEP_IN_S", 0.0)
-    monkeypatch.setattr(draining, "COMMIT_TURN_S", 0.0)
+    monkeypatch.setattr(flushing, "STEP_IN_S", 0.0)
+    monkeypatch.setattr(flushing, "COMMIT_TURN_S", 0.0)
     after(tmp_path, asking(tmp_path))
     request = read_request(tmp_path / "a")
     gone = EpilogFlush(tmp_path / "a", request, tier(tmp_path))
     gone._tier.prepare()
     assert gone._name(max(gone._left))
-    assert {save.step for save in drain(tmp_path, "b", "c").values()} == {20}
+    assert {save.step for save in flush(tmp_path, "b", "c").values()} == {20}
     check(tmp_path, 20)
 
 
@@ -218,7 +218,7 @@ def test_killed_anywhere_nothing_is_half_committed_and_a_second_start_completes(
         shutil.rmtree(tmp_path / "shared")
         names, then_writes = ("a", "b", "c"), ("b",)  # one by one: c is the last to name, and writes at once
         for node in (*names, *then_writes) if call == "commit" else ("b", "c"):
-            drain(tmp_path, node, within_s=0)
+            flush(tmp_path, node, within_s=0)
         mortal = tier(tmp_path)
         monkeypatch.setattr(mortal, call, Mortal(getattr(mortal, call), number, moment))
         try:
@@ -228,7 +228,7 @@ def test_killed_anywhere_nothing_is_half_committed_and_a_second_start_completes(
             assert not any(entry.damaged for entry in entries)
             committed = [20] if (call, moment) == ("commit", "after") else []
             assert [entry.step for entry in entries if entry.save] == committed
-            drain(tmp_path)
+            flush(tmp_path)
             check(tmp_path, 20)
         else:
             break
@@ -265,7 +265,7 @@ def test_nothing_goes_where_the_run_is_back_or_another_has_taken_over(
     after(tmp_path, asking(tmp_path))
     place = tier(tmp_path)
     place.write_claim(replace(place.read_claim(), released=False, **change))
-    assert {type(found) for found in drain(tmp_path).values()} == {FlushSuperseded}
+    assert {type(found) for found in flush(tmp_path).values()} == {FlushSuperseded}
     assert list(place.catalog()) == []
 
 
@@ -281,8 +281,8 @@ def test_a_shard_that_is_overwritten_while_it_is_written_does_not_count(
 
     with monkeypatch.context() as patch:
         patch.setattr(SharedTier, "write_rank", job_is_back)
-        drain(tmp_path, "b", "c", within_s=0)
-        assert isinstance(drain(tmp_path, "a")["a"], FlushSuperseded)
+        flush(tmp_path, "b", "c", within_s=0)
+        assert isinstance(flush(tmp_path, "a")["a"], FlushSuperseded)
     directory = next((tmp_path / "shared").rglob("step-*20.*"))
     assert not (directory / "rank-00000.json").exists() and not (directory / MANIFEST).exists()
 

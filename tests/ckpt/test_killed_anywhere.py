@@ -62,8 +62,8 @@ def run_for(work: Callable[[], Awaitable[T]]) -> T:
 
 async def saved(root: Path, nodes: list[str], checkpoint: CheckpointConfig) -> None:
     async with world_of(root, nodes, 0, checkpoint) as world:
-        await world.save(10, 0, drain=True)
-        await world.flush()
+        await world.save(10, 0, flush=True)
+        await world.await_saves()
         await world.save(20, 1)
 
 
@@ -195,7 +195,7 @@ def below(root: Path, tier: str) -> CheckpointConfig:
     return config(scheme="none", nvme={"path": str(root / "nvme"), "every_steps": 10, "keep": KEEP})
 
 
-async def drained(tier: str, attempt: int, steps: tuple[int, ...], root: Path, fuse: Fuse | None = None) -> int:
+async def flushed(tier: str, attempt: int, steps: tuple[int, ...], root: Path, fuse: Fuse | None = None) -> int:
     """A new attempt that saves, each step to a lower tier and to the end of what it makes superfluous there."""
     if fuse:
         fuse.arm()
@@ -211,7 +211,7 @@ async def drained(tier: str, attempt: int, steps: tuple[int, ...], root: Path, f
             await world.monitors[0].event("commit", tier=tier, step=step)
             if fuse:
                 fuse.tell(step)
-            await world.flush()
+            await world.await_saves()
             await until(lambda: len(steps_in(root, tier)) <= KEEP)
         return int(plan["step"] or 0)
 
@@ -228,12 +228,12 @@ def test_a_lower_tier_has_its_newest_step_wherever_it_is_written_tidied_or_read(
     """All memory is lost with the kill; it was lost before as well, so that the first thing is to read."""
     before, seen = tmp_path / "before", set()
     before.mkdir()
-    run(lambda: drained(tier, 0, (10, 20), before))
+    run(lambda: flushed(tier, 0, (10, 20), before))
     lose(before, *NODES[:3])
-    for crash in crashes(partial(drained, tier, 1, (30,)), before, tmp_path):
+    for crash in crashes(partial(flushed, tier, 1, (30,)), before, tmp_path):
         for node in NODES[:3]:
             shutil.rmtree(crash.root / node, ignore_errors=True)
-        step = run_for(lambda c=crash: drained(tier, 2, (50,), c.root))
+        step = run_for(lambda c=crash: flushed(tier, 2, (50,), c.root))
         assert step >= max(crash.told, 20), crash
         seen.add(step)
     assert seen >= {20, 30}

@@ -18,7 +18,7 @@ from ckpt.agent.rpc.framing import encode
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.rpc.worker_socket import Client, WorkerSocket
 
-OF_WORKERS = ("plan", "rejoin", "foreseen", "ahead", "open", "bad", "loaded", "sealed", "skipped", "missed", "bye")
+OF_WORKERS = ("plan", "rejoin", "foreseen", "prefetch", "open", "bad", "loaded", "sealed", "skipped", "missed", "bye")
 OF_PEERS = (
     "sum", "protect", "commit", "drop", "foresee", "withdraw", "sealed", "failed", "missed", "record", "bytes", "bad",
     "lengths", "header", "verify_parity", "rebuild", "rejoin_verify", "rejoin_protect", "rejoined", "gate", "stop_at",
@@ -33,7 +33,7 @@ values = st.recursive(
     max_leaves=8,
 )
 NAMES = (
-    "step", "rank", "slot", "blocks", "block", "path", "wants", "reason", "generation", "drain", "tokens", "id",
+    "step", "rank", "slot", "blocks", "block", "path", "wants", "reason", "generation", "flush", "tokens", "id",
     "save", "over", "nbytes", "source", "target", "tag", "tiers", "seconds", "replicas_differ", "boundary", "name",
 )  # fmt: skip
 fields = st.dictionaries(st.sampled_from(NAMES), values, max_size=8)

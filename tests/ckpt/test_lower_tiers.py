@@ -1,4 +1,4 @@
-"""NVMe, shared and S3 side by side: each drained at its own cadence, none held up by another, all part of a restore."""
+"""NVMe, shared and S3 side by side: each flushed at its own cadence, none held up by another, all part of a restore."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def flip(path: Path) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
-class TestDrain:
+class TestFlush:
     """From commit to every tier."""
 
     def test_each_tier_takes_what_is_due_there_keeps_its_own_number_and_tells_of_its_commits(self, tmp_path, server):
@@ -71,7 +71,7 @@ class TestDrain:
             async with World(tmp_path, ["a", "b"], 0, checkpoint, ranks_per_node=2) as world:
                 for step in (3, 5, 10, 15, 20, 30, 40):
                     await world.save(step, step % 5)
-                    await world.flush()
+                    await world.await_saves()
                 due = {"nvme": [5, 10, 15, 20, 30, 40], "shared": [10, 20, 30, 40], "s3": [20, 40], "memory": [3]}
                 for tier in ("nvme", "shared", "s3"):
                     for step in due[tier]:
@@ -79,7 +79,7 @@ class TestDrain:
                     seen = [event["step"] for event in world.monitors[0].seen("commit") if event["tier"] == tier]
                     assert seen == due[tier]
                     for worker in world.workers:
-                        assert {e["step"] for e in worker.seen("drained") if e["tier"] == tier} == set(due[tier])
+                        assert {e["step"] for e in worker.seen("flushed") if e["tier"] == tier} == set(due[tier])
                 for node in ("a", "b"):
                     await until(lambda n=node: steps_on(tmp_path, n) == [40, 30])
                 assert not world.monitors[0].seen("problem")
@@ -102,16 +102,16 @@ class TestDrain:
             monkeypatch.setattr(SharedTier, "write_node", hang)
             async with World(tmp_path, ["a"], 0, config(tmp_path / "shared", nvme=nvme(tmp_path))) as world:
                 await world.save(10, 0)
-                assert (await world.workers[0].event("drained", step=10, tier="nvme"))["pinned"]
+                assert (await world.workers[0].event("flushed", step=10, tier="nvme"))["pinned"]
                 assert 10 in world.agents[0]._saves.pinned
                 for slot, step in enumerate((20, 30, 40), start=1):  # a stuck tier holds up no other
                     await world.save(step, slot)
-                    await world.workers[0].event("drained", step=step, tier="nvme")
-                    await world.monitors[0].event("problem", what="not drained to the shared tier", step=step)
-                    await world.workers[0].event("passed_over", step=step, tier="shared", under_way="10")
+                    await world.workers[0].event("flushed", step=step, tier="nvme")
+                    await world.monitors[0].event("problem", what="not flushed to the shared tier", step=step)
+                    await world.workers[0].event("flush_dropped", step=step, tier="shared", under_way="10")
                 release.set()
-                assert not (await world.workers[0].event("drained", step=10, tier="shared"))["pinned"]
-                await world.flush()
+                assert not (await world.workers[0].event("flushed", step=10, tier="shared"))["pinned"]
+                await world.await_saves()
                 assert [save.step for save in SharedTier(tmp_path / "shared", NAMESPACE).steps()] == [10]
 
         try:
@@ -126,15 +126,15 @@ class TestDrain:
             checkpoint = config(tmp_path / "shared", nvme=nvme(tmp_path), s3=dead)
             async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
                 for agent in world.agents:
-                    options = agent._drain._context.tiers["s3"]._bucket._client._options
-                    agent._drain._context.tiers["s3"]._bucket._client._options = replace(options, attempts=1)
+                    options = agent._flush._context.tiers["s3"]._bucket._client._options
+                    agent._flush._context.tiers["s3"]._bucket._client._options = replace(options, attempts=1)
                 await world.save(10, 0)
                 for tier in ("nvme", "shared"):
                     await world.monitors[0].event("commit", tier=tier, step=10)
                 problem = await world.monitors[0].event("problem", step=10, failed="s3")
-                assert problem["what"] == "drain to the s3 tier failed" and "s3://bucket/x/test" in problem["detail"]
+                assert problem["what"] == "flush to the s3 tier failed" and "s3://bucket/x/test" in problem["detail"]
                 for worker in world.workers:
-                    assert (await worker.event("drained", step=10, tier="s3"))["failed"]
+                    assert not (await worker.event("flushed", step=10, tier="s3"))["reached"]
                 await world.save(15, 1)
 
         run(test)
@@ -143,7 +143,7 @@ class TestDrain:
         release = threading.Event()
 
         async def test(s3):
-            deadlines = replace(DEADLINES, drain_s=3)
+            deadlines = replace(DEADLINES, flush_s=3)
             checkpoint = config(tmp_path / "shared", s3=s3)
             async with World(tmp_path, ["a", "b"], 0, checkpoint, deadlines=deadlines) as world:
                 for slot, step in enumerate((10, 15)):
@@ -151,9 +151,9 @@ class TestDrain:
                 problem = await world.monitors[0].event("problem", step=10, failed="s3")
                 assert "the s3 tier did not answer within 3 s" in problem["detail"]
                 for worker in world.workers:
-                    assert (await worker.event("drained", step=10, tier="s3"))["failed"]
+                    assert not (await worker.event("flushed", step=10, tier="s3"))["reached"]
                 await world.monitors[0].event("commit", tier="shared", step=10)
-                await world.flush()
+                await world.await_saves()
 
         with answering(lambda request: release.wait(30)) as options:
             section = {"url": "s3://bucket/x", "endpoint_url": options.endpoint_url, "region": "us-east-1"}
@@ -175,7 +175,7 @@ class TestDrain:
             async with World(tmp_path, ["a", "b"], 0, config(nvme=nvme(tmp_path, keep=2))) as world:
                 for i, step in enumerate((10, 20, 30, 40)):
                     await world.save(step, i % 3)
-                    await world.flush()
+                    await world.await_saves()
                 for step in (20, 30):
                     problem = await world.monitors[0].event("problem", step=step)
                     assert "node b" in problem["detail"] and "No space left" in problem["detail"]
@@ -199,10 +199,10 @@ class TestDrain:
             async with World(tmp_path, ["a", "b"], 0, config(nvme=nvme(tmp_path, keep=2))) as world:
                 for i, step in enumerate((10, 20)):
                     await world.save(step, i)
-                    await world.flush()
+                    await world.await_saves()
                 assert steps_on(tmp_path, "a") == [20, 10] and steps_on(tmp_path, "b") == [10]
                 await world.save(30, 2)
-                await world.flush()
+                await world.await_saves()
                 for node in ("a", "b"):
                     await until(lambda n=node: steps_on(tmp_path, n) == [30, 10])
 
@@ -218,7 +218,7 @@ class TestRestore:
             checkpoint = config(scheme="none", nvme=nvme(tmp_path))
             async with World(tmp_path, NODES, 0, checkpoint, ranks_per_node=2) as world:
                 await world.save(10, 0)
-                await world.flush()
+                await world.await_saves()
             lose(tmp_path, *(node for node, where in zip(NODES, kept, strict=True) if where != "memory"))
             lose_nvme(tmp_path, *(node for node, where in zip(NODES, kept, strict=True) if where != "nvme"))
             async with World(tmp_path, NODES, 1, checkpoint, ranks_per_node=2) as world:
@@ -243,7 +243,7 @@ class TestRestore:
             checkpoint = config(nvme=nvme(tmp_path))
             async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
                 await world.save(10, 0)
-                await world.flush()
+                await world.await_saves()
             lose(tmp_path, "a", "b")
             async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
                 assert (await world.plan())["tier"] == "nvme"
@@ -262,7 +262,7 @@ class TestRestore:
             async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
                 for i, step in enumerate((20, 30, 40, 45)):
                     await world.save(step, i % 4)
-                    await world.flush()
+                    await world.await_saves()
             lose(tmp_path, "a", "b")
             async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
                 assert ((await world.plan())["step"], (await world.plan())["tier"]) == (40, "nvme")
@@ -282,7 +282,7 @@ class TestRestore:
             checkpoint = config(scheme="none", nvme=nvme(tmp_path))
             async with World(tmp_path, ["a", "b"], 0, checkpoint, ranks_per_node=2) as world:
                 await world.save(10, 0)
-                await world.flush()
+                await world.await_saves()
             lose(tmp_path, "a", "b")
             async with World(tmp_path, nodes, 1, checkpoint, ranks_per_node) as world:
                 plan = await world.plan()
@@ -297,7 +297,7 @@ class TestRestore:
             checkpoint = config(tmp_path / "shared", scheme="none", nvme=nvme(tmp_path))
             async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
                 await world.save(10, 0)
-                await world.flush()
+                await world.await_saves()
             lose(tmp_path, "a", "b")
             flip(next((tmp_path / "nvme" / "b").rglob("node-00001.data")))
             async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
@@ -323,7 +323,7 @@ class TestRestore:
                 for worker in world.workers:
                     worker.save(10, 0, data[worker.rank])
                 for worker in world.workers:
-                    await worker.event("drained", step=10)
+                    await worker.event("flushed", step=10)
                 assert not world.monitors[0].seen("problem")
             lose(tmp_path, "a", "b")
             async with World(tmp_path, nodes, 1, checkpoint) as world:
@@ -375,7 +375,7 @@ class TestRestore:
             checkpoint = config(scheme="none", nvme=nvme(tmp_path))
             async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
                 await world.save(10, 0)
-                await world.flush()
+                await world.await_saves()
             lose(tmp_path, "a", "b")
             next((tmp_path / "nvme" / "b").rglob(NAME)).unlink()
             async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:

@@ -21,7 +21,7 @@ from test_nvme_killed import NODES, checkpoint
 from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.tiers.nvme import NvmeTier
 root, attempt, (where, method, count) = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(":")
-owner = {"tier": NvmeTier, "holdings": MemoryStore, "os": os}[where]
+owner = {"tier": NvmeTier, "memory_store": MemoryStore, "os": os}[where]
 real, left, armed = getattr(owner, method), [int(count)], [False]
 def dying(*args, **kwargs):
     if armed[0]:
@@ -37,7 +37,7 @@ async def scenario():
         for slot, step in enumerate((10, 20, 30)):
             armed[0] = armed[0] or step == 30
             await world.save(step, slot)
-            await world.flush()
+            await world.await_saves()
         await world.monitors[0].event("never")
 run(scenario)
 """
@@ -68,8 +68,8 @@ def steps_after(root: Path, attempt: int) -> int:
             assert plan["tier"] == "nvme"
             assert await world.contents(3) == [content(rank, plan["step"]) for rank in range(3)]
             found.append(plan["step"])
-            await world.save(50, 0, drain=True)
-            await world.flush()
+            await world.save(50, 0, flush=True)
+            await world.await_saves()
             assert not world.monitors[0].seen("problem")
 
     run(test)
@@ -95,7 +95,9 @@ def test_killed_while_a_step_goes_to_the_nodes_disks(tmp_path, stage, expected):
 
 def test_killed_again_and_again_while_shards_come_back_from_disk(tmp_path):
     die_at(tmp_path, 0, "tier:retain:6")
-    for attempt, stage in enumerate(("holdings:room_for:1", "holdings:publish:0", "holdings:publish:2"), start=1):
+    for attempt, stage in enumerate(
+        ("memory_store:room_for:1", "memory_store:publish:0", "memory_store:publish:2"), start=1
+    ):
         lose(tmp_path, *NODES)
         die_at(tmp_path, attempt, stage)
     lose(tmp_path, *NODES)

@@ -48,7 +48,7 @@ def steps_in(tmp_path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("newest", [10, 15])
-def test_the_next_attempt_drains_what_it_restores_and_keeps_it_meanwhile(
+def test_the_next_attempt_flushes_what_it_restores_and_keeps_it_meanwhile(
     tmp_path: Path, stuck: set[Any], newest: int
 ) -> None:
     """Be it the very step that was due, or one after it that memory has and the tier lacks."""
@@ -68,20 +68,20 @@ def test_the_next_attempt_drains_what_it_restores_and_keeps_it_meanwhile(
             assert plan["step"] == newest
             for worker in world.workers:
                 for tier in ("shared", "nvme"):
-                    await worker.event("drained", step=newest, tier=tier)
-            await world.flush()
+                    await worker.event("flushed", step=newest, tier=tier)
+            await world.await_saves()
             assert steps_in(tmp_path) == [newest]
             for name in NODES:
                 assert [save.step for save in NvmeTier(tmp_path / "nvme", NAMESPACE, node=name).steps()] == [newest]
             assert not world.monitors[0].seen("problem")
             await world.save(20, slot=2)
-            await world.flush()
+            await world.await_saves()
             assert steps_in(tmp_path) == [20, newest]
 
     run(test)
 
 
-def test_other_agents_in_the_place_of_lost_ones_drain_what_they_take_up(tmp_path: Path, stuck: set[Any]) -> None:
+def test_other_agents_in_the_place_of_lost_ones_flush_what_they_take_up(tmp_path: Path, stuck: set[Any]) -> None:
     async def test() -> None:
         checkpoint = config(tmp_path / "shared")
         async with World(tmp_path, NODES, 0, checkpoint) as world:
@@ -91,7 +91,7 @@ def test_other_agents_in_the_place_of_lost_ones_drain_what_they_take_up(tmp_path
         async with World(tmp_path, NODES, 0, checkpoint, generation=1) as world:
             for worker in world.workers:
                 assert (await worker.request("rejoin", generation=0))["step"] == 10
-                await worker.event("drained", step=10, tier="shared")
+                await worker.event("flushed", step=10, tier="shared")
             assert steps_in(tmp_path) == [10]
         lose(tmp_path, *NODES)
         async with World(tmp_path, NODES, 1, checkpoint) as world:
@@ -101,7 +101,7 @@ def test_other_agents_in_the_place_of_lost_ones_drain_what_they_take_up(tmp_path
     run(test)
 
 
-def test_nodes_that_have_changed_places_drain_the_copies_that_they_have_and_keep_them_meanwhile(
+def test_nodes_that_have_changed_places_flush_the_copies_that_they_have_and_keep_them_meanwhile(
     tmp_path: Path, stuck: set[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has its new rank's shard as its partner's copy alone; newer steps are committed before that is written."""
@@ -124,7 +124,7 @@ def test_nodes_that_have_changed_places_drain_the_copies_that_they_have_and_keep
             for step, slot in ((11, 1), (12, 2), (13, 1)):
                 await world.save(step, slot)
             go.set()
-            await world.flush()
+            await world.await_saves()
             assert not world.monitors[0].seen("problem")
         lose(tmp_path, *NODES)
         async with World(tmp_path, NODES, 2, checkpoint) as world:
@@ -147,14 +147,14 @@ async def on_every_disk(tmp_path: Path, checkpoint: CheckpointConfig) -> None:
     async with World(tmp_path, NODES, 0, checkpoint) as world:
         await world.plan()
         await world.save(10, slot=0)
-        await world.flush()
+        await world.await_saves()
 
 
 @pytest.mark.parametrize("lost", [[], ["a"], ["b"]])
 def test_a_node_whose_disk_has_the_restored_step_does_not_keep_the_others_from_writing_it(
     tmp_path: Path, lost: list[str]
 ) -> None:
-    """A drain was cut short on one node, or a disk replaced: what is there stays as it is, the rest comes to it."""
+    """A flush was cut short on one node, or a disk replaced: what is there stays as it is, the rest comes to it."""
 
     async def test() -> None:
         checkpoint = config(tmp_path / "shared", nvme={"path": str(tmp_path / "nvme"), "every_steps": 10})
@@ -191,9 +191,9 @@ def test_a_part_on_disk_that_is_bad_or_of_other_ranks_does_not_count_as_written(
                 damage(data)
             async with World(root, order, 1, checkpoint) as world:
                 assert (await world.plan())["step"] == 10
-                problem = await world.monitors[0].event("problem", what="drain to the nvme tier failed")
+                problem = await world.monitors[0].event("problem", what="flush to the nvme tier failed")
                 assert reason in problem["detail"]
-                await world.flush()
+                await world.await_saves()
 
     run(test)
 
@@ -209,7 +209,7 @@ def test_nodes_that_have_changed_places_have_the_step_on_their_disks_all_the_sam
     run(test)
 
 
-def test_what_the_tiers_have_or_was_never_due_there_is_not_drained(tmp_path: Path) -> None:
+def test_what_the_tiers_have_or_was_never_due_there_is_not_flushed(tmp_path: Path) -> None:
     async def test() -> None:
         checkpoint = config(tmp_path / "shared")
         for attempt, (step, slot) in enumerate([(5, 0), (10, 1), (15, 0), (19, 1)]):
@@ -217,15 +217,15 @@ def test_what_the_tiers_have_or_was_never_due_there_is_not_drained(tmp_path: Pat
                 plan = await world.plan()
                 assert not plan["pinned"]
                 await world.save(step, slot)
-                await world.flush()
-                drained = [event["step"] for event in world.workers[0].seen("drained")]
-                assert drained == ([10] if step == 10 else [])
+                await world.await_saves()
+                flushed = [event["step"] for event in world.workers[0].seen("flushed")]
+                assert flushed == ([10] if step == 10 else [])
                 assert steps_in(tmp_path) == ([10] if step >= 10 else [])
 
     run(test)
 
 
-def test_a_step_that_is_still_drained_is_not_saved_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_is_still_flushed_is_not_saved_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script may save the step again that it has gone on from."""
     release = threading.Event()
     write_node = SharedTier.write_node
@@ -245,7 +245,7 @@ def test_a_step_that_is_still_drained_is_not_saved_over(tmp_path: Path, monkeypa
             world.workers[0].save(10, slot=1)
             assert (await world.workers[0].event("dropped", step=10))["reason"] == "saved already"
             release.set()
-            await world.flush()
+            await world.await_saves()
             assert steps_in(tmp_path) == [10]
 
     try:
@@ -254,7 +254,7 @@ def test_a_step_that_is_still_drained_is_not_saved_over(tmp_path: Path, monkeypa
         release.set()
 
 
-def test_a_killed_agent_whose_drain_was_slow_is_followed_by_one_that_ends_it(tmp_path: Path) -> None:
+def test_a_killed_agent_whose_flush_was_slow_is_followed_by_one_that_ends_it(tmp_path: Path) -> None:
     """Real processes: the step reaches the directory although no later one is due there."""
     node = Node(tmp_path)
     shared = SharedTier(node.shared, "ns")

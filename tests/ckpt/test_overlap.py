@@ -46,10 +46,10 @@ class Lane:
         if self.refuses:
             raise self.refuses
 
-    def copy(self, views: list[torch.Tensor], tensors: list[torch.Tensor], *, aside: bool) -> None:
+    def copy(self, views: list[torch.Tensor], tensors: list[torch.Tensor], *, beside: bool) -> None:
         for view, tensor in zip(views, tensors, strict=True):
-            self.copied.append(aside)
-            if aside:
+            self.copied.append(beside)
+            if beside:
                 self._todo.put(partial(view.copy_, tensor))
             else:
                 view.copy_(tensor)  # training runs no ahead of its calls here
@@ -175,7 +175,7 @@ def test_a_parameter_changed_by_other_means_than_a_step_fails_the_save(
             state["model"].weight.clamp_(max=5)
         lane.runs.set()
         optimizer.step()
-        ckpt._engine.connect().flush()
+        ckpt._engine.connect().await_saves()
         assert ckpt.failed_saves == 1
         assert "model/weight was changed while it was copied" in caplog.text
         ckpt.save(2, state)
@@ -193,9 +193,9 @@ def test_a_device_that_fails_fails_the_save_and_not_the_training(
         setattr(lane, where, RuntimeError("device-side assert\nmore"))
         ckpt.save(1, state)
         optimizer.step()
-        ckpt._engine.connect().flush()
+        ckpt._engine.connect().await_saves()
         assert ckpt.failed_saves == 1
-        assert "step 1 is not saved: copying from the device failed: device-side assert" in caplog.text
+        assert "step 1 is dropped: copying from the device failed: device-side assert" in caplog.text
         setattr(lane, where, None)
         ckpt.save(2, state)
         ckpt.close()

@@ -17,7 +17,7 @@ from test_recover import damage, expected, records
 from ckpt.agent.protect import encode as rows
 from ckpt.agent.protect import gather_sum as sums
 from ckpt.agent.protect.gather_sum import Sums
-from ckpt.format.checksums import BLOCK_BYTES, bad_blocks, checksums
+from ckpt.format.checksums import BLOCK_BYTES, checksums, damaged_blocks
 from ckpt.redundancy.parity_record import read_parity, write_parity
 
 LOSSES = [(name, lost) for name in SCHEMES for n in range(4) for lost in combinations(NODES, n)]
@@ -225,8 +225,8 @@ def test_a_shard_that_a_disk_has_is_taken_from_there_and_not_made_again(tmp_path
             for worker in world.workers:
                 worker.save(10, 0, content(worker.rank, 10))
             for worker in world.workers:
-                drained = await worker.event("drained", step=10, tier="nvme")
-                assert drained["bytes"] > 0 and drained["seconds"] > 0
+                flushed = await worker.event("flushed", step=10, tier="nvme")
+                assert flushed["bytes"] > 0 and flushed["seconds"] > 0
         lose(tmp_path, "b", "d")
         shutil.rmtree(tmp_path / "nvme" / "d")
         async with World(tmp_path, ["a", "b", "c", "spare-d"], 1, checkpoint) as world:
@@ -349,7 +349,7 @@ def test_what_was_read_ahead_of_a_rebuild_that_failed_gives_its_memory_to_the_ne
         monkeypatch.setattr(Sums, "pull", failing)
         async with World(tmp_path, ["a", "c", "d"], 1, of("xor")) as world:
             assert (await world.workers[2].request("foreseen"))["step"] == 20
-            world.workers[2].send(op="ahead", step=20, wants=[[2, None]])
+            world.workers[2].send(op="prefetch", step=20, wants=[[2, None]])
             assert (await world.plan())["step"] == 20
             assert failed and later and not any(later)
             assert await world.contents(4) == expected(4, 20)
@@ -378,7 +378,7 @@ def test_parity_says_nothing_of_bytes_that_are_just_being_replaced(tmp_path, mon
             for place in world.places:
                 for path in place.ram_dir.glob("parity-*.json"):
                     record, data = read_parity(place.ram_dir, path.stem), path.with_suffix(".data").read_bytes()
-                    assert not bad_blocks(memoryview(data)[: record.nbytes], record.blocks)
+                    assert not damaged_blocks(memoryview(data)[: record.nbytes], record.blocks)
                 assert parities(place.ram_dir) == [20]
 
     run(test)

@@ -96,7 +96,7 @@ def save_layouts(ckpt: Checkpointer, rank: int) -> None:
     state = state_of(dist.get_world_size())
     summed = funcol.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
     assert type(summed) is funcol.AsyncCollectiveTensor
-    ckpt.save(1, {**state, "rank": rank, "summed": summed}, drain=True)
+    ckpt.save(1, {**state, "rank": rank, "summed": summed}, flush=True)
     mesh = DeviceMesh("cpu", [rank], _init_backend=False)
     with pytest.raises(StateError, match=r"state\['x'\]: .* has shape \[1\], expected \[4\]"):
         ckpt.save(2, {"x": DTensor.from_local(torch.zeros(1), mesh, [Replicate()], shape=(4,), stride=(1,))})
@@ -106,7 +106,7 @@ def save_layouts(ckpt: Checkpointer, rank: int) -> None:
         check_one_box(SimpleNamespace(state_dict=state), "gaps")
     with pytest.raises(CheckpointException):  # torch's own planner refuses it, unless it is asked not to look
         dcp.save({"gaps": state["gaps"]}, storage_writer=ckpt.dcp_writer(4))
-    ckpt._engine.connect().flush()
+    ckpt._engine.connect().await_saves()
     assert ckpt.failed_saves == 0
 
 

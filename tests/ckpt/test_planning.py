@@ -54,8 +54,8 @@ def test_agents_take_the_memory_the_wire_and_the_disk_that_were_planned(
                     worker.save(step, turn % planned.memory.slots, content(worker.rank, step, NBYTES))
                 for worker in world.workers:
                     await worker.event("committed", step=step)
-                await world.flush()
-            kept = len(NODES) * planned.drains[0].keep
+                await world.await_saves()
+            kept = len(NODES) * planned.flushes[0].keep
             await until(lambda: len(on_disk()) == kept)
 
     run(test)
@@ -63,9 +63,9 @@ def test_agents_take_the_memory_the_wire_and_the_disk_that_were_planned(
     for kind, expected in (("own-*", planned.memory.own_bytes), ("[cp]*-*", planned.memory.redundancy_bytes)):
         held = [sum(path.stat().st_size for path in (tmp_path / node).glob(f"{kind}.data")) for node in NODES]
         assert max(held) == expected, kind
-    (drain,) = planned.drains
+    (flush,) = planned.flushes
     files = [path.stat().st_size for path in on_disk()]
-    assert set(files) == {drain.node_bytes} and drain.held_bytes == 3 * drain.node_bytes
+    assert set(files) == {flush.node_bytes} and flush.held_bytes == 3 * flush.node_bytes
 
 
 @pytest.mark.parametrize("redundancy", [
@@ -101,7 +101,7 @@ def test_times_follow_the_slower_of_rate_and_limit() -> None:
         CheckpointConfig.from_mapping(section), nodes=4, ranks_per_node=1, shard_bytes=8 * 10**9, rates=rates
     )
     assert planned.protect_s == pytest.approx(0.8)
-    assert {drain.tier: drain.seconds for drain in planned.drains} == pytest.approx({"nvme": 8.0, "shared": 16.0})
+    assert {flush.tier: flush.seconds for flush in planned.flushes} == pytest.approx({"nvme": 8.0, "shared": 16.0})
 
 
 @pytest.mark.parametrize(("text", "nbytes"), [("70GB", 70 * 10**9), ("1.5 KiB", 1536), ("5", 5), ("2M", 2 * 10**6)])

@@ -54,7 +54,7 @@ def test_links_in_a_tiers_directory(tmp_path: Path) -> None:
         async with World(tmp_path, ["a"], 0, config(shared)) as world:
             for slot, step in enumerate((10, 20)):
                 await world.save(step, slot)
-                await world.flush()
+                await world.await_saves()
         lose(tmp_path, "a")
         first, newest = (tier.folder / directory_name(save) for save in reversed(tier.steps()))
         outside.mkdir()
@@ -71,10 +71,10 @@ def test_links_in_a_tiers_directory(tmp_path: Path) -> None:
             await world.save(30, 0)
             problem = await world.monitors[0].event("problem", failed="shared")
             assert f"{directory_name(coming)}: is a symbolic link" in problem["detail"]
-            await world.flush()
+            await world.await_saves()
             for slot, step in enumerate((40, 50, 60)):
                 await world.save(step, slot)
-                await world.flush()
+                await world.await_saves()
             await until(lambda: [save.step for save in tier.steps()] == [60, 50])
             await until(lambda: not first.is_symlink() and not list(tier.folder.glob(".trash-*")))
         assert contents_of(outside) == before

@@ -100,11 +100,11 @@ def test_a_step_that_is_written_again_over_an_unfinished_one_is_as_durable(tier:
     assert disk.manifests == 1 and not disk.would_lose()
 
 
-def test_a_bad_step_is_set_aside_with_its_reason_for_good(tier: Tier, disk: Disk) -> None:
+def test_a_bad_step_is_quarantined_with_its_reason_for_good(tier: Tier, disk: Disk) -> None:
     commit(tier, 10)
-    tier.set_aside(next(entry.name for entry in tier.catalog()), "a reason")
+    tier.quarantine(next(entry.name for entry in tier.catalog()), "a reason")
     assert not disk.would_lose()
-    assert [reason for _, reason in tier.aside()] == ["a reason"]
+    assert [reason for _, reason in tier.quarantined()] == ["a reason"]
 
 
 def test_a_durable_write_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,11 +34,11 @@ def test_a_step_that_one_rank_of_a_node_has_missed_is_waited_for_by_no_other(tmp
             first, second = world.workers[:2]
             await asyncio.gather(*(worker.request("rejoin", generation=0) for worker in world.workers))
             if told_first:
-                await second.request("missed", step=20, rank=1)
+                await second.request("drop_up_to", step=20, rank=1)
             first.save(20, 0)
             if not told_first:
                 await until((tmp_path / "a" / "own-0-0.json").exists)
-                second.send(op="missed", step=20, rank=1)
+                second.send(op="drop_up_to", step=20, rank=1)
             reason = (await first.event("dropped", step=20))["reason"]
             assert ("dropped already" if told_first else "rank 1 was without an agent") in reason
 
@@ -49,7 +49,7 @@ def test_a_rank_that_comes_late_with_what_another_of_its_node_has_given_up_is_to
     async def test() -> None:
         async with World(tmp_path, ["a", "b"], 0, config(), ranks_per_node=2) as world:
             first, late = world.workers[:2]
-            first.send(op="skipped", step=10, rank=0, reason="no memory")
+            first.send(op="drop_shard", step=10, rank=0, reason="no memory")
             await late.event("dropped", step=10)
             late.messages.clear()
             late.save(10, 0)
@@ -78,7 +78,7 @@ def test_a_save_given_up_in_the_middle_of_its_redundancy_holds_up_no_other(
             for worker in world.workers:
                 worker.save(20, 0)
             await begun.wait()
-            world.workers[2].send(op="skipped", step=20, rank=2, reason="on second thoughts")
+            world.workers[2].send(op="drop_shard", step=20, rank=2, reason="on second thoughts")
             for worker in world.workers:
                 await worker.event("dropped", step=20)
             await world.save(30, 1)
@@ -164,7 +164,7 @@ def test_the_first_copies_beside_what_another_world_has_saved_outlive_their_comm
             for worker in world.workers:
                 await worker.event("dropped", step=20)
                 await worker.event("dropped", step=30)
-            await world.flush()  # nobody waits for a commit that will not be heard of any more
+            await world.await_saves()  # nobody waits for a commit that will not be heard of any more
         lose(tmp_path, "a")
         async with World(tmp_path, ["x", "b"], 2, config(), ranks_per_node=2) as world:
             assert (await world.plan())["step"] == 40

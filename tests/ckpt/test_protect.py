@@ -22,17 +22,17 @@ def committed(path):
     return sorted(save.step for save in SharedTier(path, "test").steps())
 
 
-def test_due_steps_are_drained_and_old_ones_go(tmp_path):
+def test_due_steps_are_flushed_and_old_ones_go(tmp_path):
     async def test():
         checkpoint = config(tmp_path / "shared")
         async with World(tmp_path, ["a", "b"], 0, checkpoint, ranks_per_node=2) as world:
             for i, step in enumerate((5, 10, 20, 25, 30)):
                 await world.save(step, i % 3)
-                await world.flush()
+                await world.await_saves()
             for worker in world.workers:
                 pinned = {event["step"]: event["pinned"] for event in worker.seen("committed")}
                 assert pinned == {5: False, 10: True, 20: True, 25: False, 30: True}
-                assert [event["step"] for event in worker.seen("drained")] == [10, 20, 30]
+                assert [event["step"] for event in worker.seen("flushed")] == [10, 20, 30]
             await until(lambda: len(world.monitors[0].messages) >= 9)
             commits = [event["step"] for event in world.monitors[0].seen("commit") if event["tier"] == "shared"]
             assert commits == [10, 20, 30]
@@ -79,11 +79,11 @@ def test_a_copy_damaged_on_the_wire_is_never_counted_and_the_next_save_is_good(t
     run(test)
 
 
-def test_a_step_saved_because_of_a_stop_is_drained_whatever_the_cadence(tmp_path):
+def test_a_step_saved_because_of_a_stop_is_flushed_whatever_the_cadence(tmp_path):
     async def test():
         async with World(tmp_path, ["a", "b"], 0, config(tmp_path / "shared")) as world:
-            await world.save(7, 0, drain=True)
-            await world.flush()
+            await world.save(7, 0, flush=True)
+            await world.await_saves()
             assert committed(tmp_path / "shared") == [7]
 
     run(test)
@@ -111,21 +111,21 @@ def lose_manifest(monkeypatch):
 
 
 @pytest.mark.parametrize("fail", [fill_disk, make_no_directory, lose_manifest])
-def test_a_drain_that_fails_is_reported_and_frees_the_slots(tmp_path, monkeypatch, fail):
+def test_a_flush_that_fails_is_reported_and_frees_the_slots(tmp_path, monkeypatch, fail):
     async def test():
         async with World(tmp_path, ["a", "b"], 0, config(tmp_path / "shared")) as world:
             await world.save(10, 0)
-            await world.flush()
+            await world.await_saves()
             with monkeypatch.context() as patch:
                 fail(patch)
                 await world.save(20, 1)
                 for worker in world.workers:
-                    assert (await worker.event("drained", step=20))["failed"]
-                await world.flush()
+                    assert not (await worker.event("flushed", step=20))["reached"]
+                await world.await_saves()
                 problem = await world.monitors[0].event("problem", step=20)
-                assert problem["what"] == "drain to the shared tier failed"
+                assert problem["what"] == "flush to the shared tier failed"
             await world.save(30, 2)
-            await world.flush()
+            await world.await_saves()
             assert committed(tmp_path / "shared") == [10, 30]
 
     run(test)
@@ -141,20 +141,20 @@ def test_a_hung_storage_holds_slots_only_until_the_deadline_and_never_a_half_wri
 
     async def test():
         monkeypatch.setattr(SharedTier, "write_node", hang)
-        deadlines = AgentDeadlines(drain_s=0.2)
+        deadlines = AgentDeadlines(flush_s=0.2)
         async with World(tmp_path, ["a"], 0, config(tmp_path / "shared"), deadlines=deadlines) as world:
             await world.save(10, 0)
-            assert (await world.workers[0].event("drained", step=10))["failed"]
+            assert not (await world.workers[0].event("flushed", step=10))["reached"]
             await world.save(20, 1)
-            assert (await world.workers[0].event("drained", step=20))["failed"]
+            assert not (await world.workers[0].event("flushed", step=20))["reached"]
             problem = await world.monitors[0].event("problem", step=20)
             assert "step 10 is still being written" in problem["detail"]
             release.set()
             monkeypatch.setattr(SharedTier, "write_node", write_node)
             await until(lambda: list((tmp_path / "shared" / "test").rglob("node-00000.data")))
-            await until(lambda: not world.agents[0]._drain._writing)
+            await until(lambda: not world.agents[0]._flush._writing)
             await world.save(30, 2)
-            await world.flush()
+            await world.await_saves()
             assert committed(tmp_path / "shared") == [30]
 
     try:
@@ -170,22 +170,22 @@ def test_memory_that_has_changed_since_its_seal_reaches_no_tier(tmp_path, monkey
         "shared": config(tmp_path / "shared"),
         "nvme": config(nvme={"path": str(tmp_path / "nvme"), "every_steps": 10}),
     }[tier]
-    drain = FlushNode._on_drain
+    flush = FlushNode._on_write
 
     async def after_a_flip(self, source, message):
         if message["step"] == 20 and self._context.place.node == "b":
             with (tmp_path / "b" / "own-0-1.data").open("r+b") as file:
                 file.write(b"\xff")
-        return await drain(self, source, message)
+        return await flush(self, source, message)
 
     async def test():
-        monkeypatch.setattr(FlushNode, "_on_drain", after_a_flip)
+        monkeypatch.setattr(FlushNode, "_on_write", after_a_flip)
         async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
             for slot, step in enumerate((10, 20)):
                 await world.save(step, slot)
-                await world.flush()
+                await world.await_saves()
             problem = await world.monitors[0].event("problem", step=20, failed=tier)
-            assert "node b: drain: rank 1: its shard in memory does not match its checksums" in problem["detail"]
+            assert "node b: flush: rank 1: its shard in memory does not match its checksums" in problem["detail"]
             path = tmp_path / tier
             there = NvmeTier(path, "test", node="a") if tier == "nvme" else SharedTier(path, "test")
             assert [save.step for save in there.steps()] == [10]
@@ -212,8 +212,8 @@ def test_a_due_step_is_skipped_while_an_older_one_is_on_its_way_and_an_asked_one
             await world.save(20, 1)
             assert not (await world.workers[0].event("committed", step=20))["pinned"]
             assert "step 10" in (await world.monitors[0].event("problem", step=20))["detail"]
-            await world.save(25, 2, drain=True)
-            flush = asyncio.ensure_future(world.flush())
+            await world.save(25, 2, flush=True)
+            flush = asyncio.ensure_future(world.await_saves())
             await asyncio.sleep(0)
             assert not flush.done()
             release.set()
@@ -238,7 +238,7 @@ def test_no_manifest_is_written_when_one_node_could_not_write(tmp_path, monkeypa
         monkeypatch.setattr(SharedTier, "write_node", one_fails)
         async with World(tmp_path, ["a", "b"], 0, config(tmp_path / "shared")) as world:
             await world.save(10, 0)
-            await world.flush()
+            await world.await_saves()
             problem = await world.monitors[0].event("problem", step=10)
             assert "node b" in problem["detail"]
         assert not list((tmp_path / "shared").rglob(NAME))

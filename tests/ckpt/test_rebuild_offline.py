@@ -131,7 +131,7 @@ def test_verify_and_ls_know_parity(tmp_path):
     assert "2 + parity" in ckpt("ls", str(tmp_path / "a")).stdout
     damage(tmp_path / "a" / "parity-0.data")
     result = ckpt("verify", str(tmp_path / "a"))
-    assert result.exit_code == 1 and "BAD parity of a in" in result.stdout
+    assert result.exit_code == 1 and "DAMAGED parity of a in" in result.stdout
 
 
 def test_a_directory_above_the_nodes_is_answered_with_those_that_are_wanted(tmp_path):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ckpt.errors import CorruptError
 from ckpt.format.atomic_files import durable_write
 from ckpt.format.boxes import Box, cover, intersect, subtract
-from ckpt.format.checksums import BLOCK_BYTES, Arriving, bad_blocks, blocks_of_range, checksum, checksums
+from ckpt.format.checksums import BLOCK_BYTES, Arriving, blocks_of_range, checksum, checksums, damaged_blocks
 from ckpt.format.layout import ALIGN_BYTES, Chunk, Layout, align
 from ckpt.format.manifest import ShardPlace, merge, new_manifest, pack, read_manifest, write_manifest
 from ckpt.format.rank_grid import Spread
@@ -56,8 +56,8 @@ def test_a_changed_byte_is_found_in_its_block() -> None:
     data = bytearray(2 * BLOCK_BYTES + 5)
     sums = checksums(memoryview(data))
     data[BLOCK_BYTES + 1] ^= 1
-    assert bad_blocks(memoryview(data), sums) == [1]
-    assert bad_blocks(memoryview(data), sums, blocks=[0, 2]) == []
+    assert damaged_blocks(memoryview(data), sums) == [1]
+    assert damaged_blocks(memoryview(data), sums, blocks=[0, 2]) == []
 
 
 @given(st.randoms(), st.integers(1, 3 * BLOCK_BYTES), st.integers(1, 12))
@@ -239,7 +239,7 @@ def test_what_ranks_have_in_common_is_stored_once_and_every_record_comes_back(tm
             start += align(nbytes)
         layout = Layout(chunks=tuple(chunks), tree={"rng": (1, True, 1.0)[rank // 2]}, nbytes=start)
         record = ShardRecord(save=SAVE, namespace="gpt", rank=rank, world_size=world_size, layout=layout,
-                             blocks=checksums(memoryview(bytes([rank]) * start)), drain=rank == 2)  # fmt: skip
+                             blocks=checksums(memoryview(bytes([rank]) * start)), flush=rank == 2)  # fmt: skip
         return ShardPlace(rank=rank, file=f"node-{rank // 2:05d}.data", offset=4096 * (rank % 2), record=record)
 
     places = [sharded(rank) for rank in range(world_size)]

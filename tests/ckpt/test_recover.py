@@ -290,12 +290,12 @@ def test_what_a_worker_finds_damaged_is_answered_from_another_source_until_none_
             own = (await worker.request("open", rank=0, blocks=None))["path"]
             assert own.endswith("own-0-0.data")
             damage(Path(own))
-            worker.send(op="bad", rank=0, block=0, path=own)
+            worker.send(op="damaged", rank=0, block=0, path=own)
             copy = (await worker.request("open", rank=0, blocks=None))["path"]
             assert copy.endswith("fetch-0.data") and Path(copy).read_bytes() == content(0, 10)
             assert "own-0-0" not in records(tmp_path / "a")
             damage(tmp_path / "b" / "copy-0-0-0.data")
-            worker.send(op="bad", rank=0, block=0, path=copy)
+            worker.send(op="damaged", rank=0, block=0, path=copy)
             answer = await worker.request("open", rank=0, blocks=None)
             assert "rank 0 of step 10: no source left" in answer["error"]
             await until(lambda: (10, 0) not in records(tmp_path / "b").values())
@@ -328,7 +328,7 @@ class TestSharedTier:
             async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
                 await world.save(10, 0)
                 await world.save(15, 1)
-                await world.flush()
+                await world.await_saves()
             lose(tmp_path, "a", "b")
             async with World(tmp_path, ["x", "y"], 1, checkpoint) as world:
                 plan = await world.plan()
@@ -343,7 +343,7 @@ class TestSharedTier:
             checkpoint = config(tmp_path / "shared", scheme="none")
             async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
                 await world.save(10, 0)
-                await world.flush()
+                await world.await_saves()
             lose(tmp_path, "b")
             async with World(tmp_path, ["a", "y"], 1, checkpoint) as world:
                 plan = await world.plan()
@@ -359,7 +359,7 @@ class TestSharedTier:
             async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
                 await world.save(10, 0)
                 await world.save(15, 1)
-                await world.flush()
+                await world.await_saves()
             async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
                 plan = await world.plan()
                 assert (plan["step"], plan["tier"], plan["skipped"]) == (15, "memory", [])
@@ -372,7 +372,7 @@ class TestSharedTier:
             async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
                 for slot, step in enumerate((10, 20)):
                     await world.save(step, slot)
-                    await world.flush()
+                    await world.await_saves()
             lose(tmp_path, "a", "b")
             damage(next((tmp_path / "shared").rglob("step-0000000020*/node-00001.data")))
             async with World(tmp_path, ["x", "y"], 1, checkpoint) as world:
@@ -389,7 +389,7 @@ class TestSharedTier:
             async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
                 for slot, step in enumerate((10, 20)):
                     await world.save(step, slot)
-                    await world.flush()
+                    await world.await_saves()
             lose(tmp_path, "a", "b")
             read_manifest = SharedTier.read_manifest
 
@@ -413,14 +413,14 @@ class TestSharedTier:
             checkpoint = config(tmp_path / "shared", scheme="none")
             async with World(tmp_path, ["a"], 0, checkpoint) as world:
                 await world.save(10, 0)
-                await world.flush()
+                await world.await_saves()
             async with World(tmp_path, ["a"], 1, checkpoint) as world:
                 await world.plan()
                 path = (await world.workers[0].request("open", rank=0, blocks=None))["path"]
-                world.workers[0].send(op="bad", rank=0, block=0, path=path)
+                world.workers[0].send(op="damaged", rank=0, block=0, path=path)
                 reply = await world.workers[0].request("open", rank=0, blocks=None)
                 assert "shared" in reply["path"]
-                world.workers[0].send(op="bad", rank=0, block=0, path=reply["path"])
+                world.workers[0].send(op="damaged", rank=0, block=0, path=reply["path"])
                 assert "no source left" in (await world.workers[0].request("open", rank=0, blocks=None))["error"]
 
         run(test)
@@ -431,13 +431,13 @@ class TestSharedTier:
         async def test():
             async with World(tmp_path, ["a"], 0, config(tmp_path / "shared")) as world:
                 await world.save(10, 0)
-                await world.flush()
+                await world.await_saves()
             monkeypatch.setattr("agent_kit.RUN_ID", "run-2")
             async with World(tmp_path, ["b"], 0, config(tmp_path / "shared")) as world:
                 assert (await world.plan())["step"] == 10
                 world.workers[0].save(10, 0, data=content(0, 99))
                 await world.workers[0].event("committed", step=10)
-                await world.flush()
+                await world.await_saves()
             for run_id, saved_as in (("run-1", 10), ("run-2", 99)):
                 monkeypatch.setattr("agent_kit.RUN_ID", run_id)
                 lose(tmp_path, *(name for name in ("a", "b") if (tmp_path / name).exists()))
@@ -452,7 +452,7 @@ class TestSharedTier:
             checkpoint = config(tmp_path / "shared")
             async with World(tmp_path, ["a"], 0, checkpoint) as world:
                 await world.save(10, 0)
-                await world.flush()
+                await world.await_saves()
             lose(tmp_path, "a")
             monkeypatch.setattr("agent_kit.RUN_ID", "run-2")
             async with World(tmp_path, ["b", "c"], 0, checkpoint) as world:

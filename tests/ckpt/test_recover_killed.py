@@ -1,4 +1,4 @@
-"""SIGKILL of every process at every stage of a save, a drain and a rebuild: the next start always recovers."""
+"""SIGKILL of every process at every stage of a save, a flush and a rebuild: the next start always recovers."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_killed_while_saving(tmp_path, stage):
             assert plan["step"] in WHILE_SAVING[stage]
             assert await world.contents(3) == [content(rank, plan["step"]) for rank in range(3)]
             await world.save(30, 2)
-            await world.save(40, 0, drain=True)
-            await world.flush()
+            await world.save(40, 0, flush=True)
+            await world.await_saves()
 
     run(test)
 
@@ -117,9 +117,9 @@ def test_killed_while_tidying_the_shared_tier_and_all_memory_lost(tmp_path, stag
             assert plan["step"] in WHILE_TIDYING[stage] and plan["tier"] == "shared"
             assert await world.contents(3) == [content(rank, plan["step"]) for rank in range(3)]
             await world.save(30, 2)
-            await world.flush()
-            await world.save(40, 0, drain=True)
-            await world.flush()
+            await world.await_saves()
+            await world.save(40, 0, flush=True)
+            await world.await_saves()
             await until(lambda: [save.step for save in tier.steps()] == [40, 30])
             await until(lambda: not list(tier.folder.glob(".trash-*")))
             assert tier.read_claim().attempt == 1
@@ -134,7 +134,7 @@ def test_killed_while_rebuilding_again_and_again(tmp_path):
         async with World(tmp_path, NODES, 0, config(tmp_path / "shared")) as world:
             await world.save(10, 0)
             await world.save(20, 1)
-            await world.flush()
+            await world.await_saves()
 
     run(save)
     lose(tmp_path, "b")
@@ -181,7 +181,7 @@ def test_killed_while_rebuilding_from_parity_again_and_again(tmp_path):
         async with World(tmp_path, NODES, 0, config(tmp_path / "shared", scheme="xor")) as world:
             await world.save(10, 0)
             await world.save(20, 1)
-            await world.flush()
+            await world.await_saves()
 
     run(save)
     lose(tmp_path, "b")

@@ -38,11 +38,11 @@ def test_a_run_whose_agent_is_replaced_saves_again_and_loads_what_it_saved_then(
             assert ckpt.should_save(step)
             ckpt.save(step, state)
         assert ckpt.failed_saves == 4
-        assert caplog.text.count("saving stops") == 1 and "is not saved" not in caplog.text
+        assert caplog.text.count("saving stops") == 1 and "is dropped" not in caplog.text
         node.start_agent(generation=1)
         step = 6
         waiting.until(lambda: "saving goes on" in caplog.text, "the new agent")
-        assert "4 saves were missed" in caplog.text
+        assert "4 saves were dropped" in caplog.text
         state["x"][:] = 7
         ckpt.save(step, state)
         settle(ckpt)
@@ -183,11 +183,11 @@ def test_a_missed_save_does_not_hold_up_the_ranks_that_made_it(tmp_path: Path, t
             first, second = world.workers
             await asyncio.gather(*(worker.request("rejoin", generation=0) for worker in world.workers))
             if told_first:
-                await second.request("missed", step=20, rank=1)
+                await second.request("drop_up_to", step=20, rank=1)
             first.save(10, slot=0)
             first.save(20, slot=1)
             if not told_first:
-                second.send(op="missed", step=20, rank=1)
+                second.send(op="drop_up_to", step=20, rank=1)
             await first.event("dropped", step=10)
             await first.event("dropped", step=20)
             await world.save(30, slot=0)

@@ -270,7 +270,7 @@ def save_before_the_other(ckpt: Checkpointer, rank: int) -> int:
         ckpt.save(step, state)
         if first:
             store.set(f"saved {step}", "")
-    ckpt._engine.connect().flush()
+    ckpt._engine.connect().await_saves()
     return ckpt.failed_saves
 
 
@@ -304,7 +304,7 @@ def grown_alone(ckpt: Checkpointer, rank: int) -> list[tuple[int, int]]:
         if step == 2 and rank == 1:
             state["same"]["b"] = torch.arange(40_000)
         ckpt.save(step, state)
-        ckpt._engine.connect().flush()
+        ckpt._engine.connect().await_saves()
         progress.append((ckpt.failed_saves, ckpt._engine._stager._nbytes))
         dist.barrier()
     return progress

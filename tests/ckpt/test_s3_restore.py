@@ -55,7 +55,7 @@ async def saved(root: Path, bucket: dict[str, Any], nbytes: int) -> list[bytes]:
         for worker in world.workers:
             worker.save(10, 0, content(worker.rank, 10, nbytes))
         for worker in world.workers:
-            await worker.event("drained", step=10)
+            await worker.event("flushed", step=10)
     lose(root, "a", "b")
     return [content(rank, 10, nbytes) for rank in range(2)]
 

@@ -74,7 +74,7 @@ def _rank(namespace: str, rank: int, results: Any) -> None:
         if rank == 1:
             until(lambda: read_note(ckpt._engine.place.ram_dir).get("launch") == "", "rank 0 to close")
             for _ in range(200):
-                session.flush()
+                session.await_saves()
     results.put(session._lost)
 
 

@@ -236,14 +236,14 @@ def check_failures(ckpt: Checkpointer, rank: int) -> None:
 
 
 def save_all(ckpt: Checkpointer, rank: int) -> Trained:
-    dcp.save(tensors_in(saved=True, fill=True), storage_writer=ckpt.dcp_writer(1, drain=True))
-    dcp.save(values(rank, fill=3), storage_writer=ckpt.dcp_writer(2, drain=True))
-    dcp.save({"x": sharded(1)}, storage_writer=ckpt.dcp_writer(3, drain=True))
+    dcp.save(tensors_in(saved=True, fill=True), storage_writer=ckpt.dcp_writer(1, flush=True))
+    dcp.save(values(rank, fill=3), storage_writer=ckpt.dcp_writer(2, flush=True))
+    dcp.save({"x": sharded(1)}, storage_writer=ckpt.dcp_writer(3, flush=True))
     trained: Trained = {}
     for kind, step in STEP_OF.items():
         state = flat(*model_of(kind, seed=1))
         trained[kind] = {part: whole(values) for part, values in state.items()}
-        dcp.save(state, storage_writer=ckpt.dcp_writer(step, drain=True))
+        dcp.save(state, storage_writer=ckpt.dcp_writer(step, flush=True))
         settle(ckpt)
     assert ckpt.failed_saves == 0
     check_failures(ckpt, rank)

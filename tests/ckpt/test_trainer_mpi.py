@@ -135,7 +135,7 @@ def test_a_lost_node_and_a_smaller_world_are_served_from_memory(nodes: Nodes) ->
         assert live["rank"] == rank and live["x"].eq(10.0 + rank).all()
     for rank, ckpt in enumerate(ckpts):
         ckpt._engine.save_pieces(
-            2, [halves(2)[rank]], {"#dcp": {"objects": [["rank", rank]], "mappings": {}}}, drain=False
+            2, [halves(2)[rank]], {"#dcp": {"objects": [["rank", rank]], "mappings": {}}}, flush=False
         )
     close_all(ckpts)
 
@@ -155,7 +155,7 @@ def test_parts_of_a_tensor_are_fetched_from_the_node_that_has_them(
     monkeypatch.setitem(SECTION, "redundancy", {"scheme": "none"})
     ckpts = nodes.start("n0", "n1")
     for rank, ckpt in enumerate(ckpts):
-        ckpt._engine.save_pieces(1, [halves(1)[rank]], {"#dcp": {"objects": [], "mappings": {}}}, drain=False)
+        ckpt._engine.save_pieces(1, [halves(1)[rank]], {"#dcp": {"objects": [], "mappings": {}}}, flush=False)
     close_all(ckpts)
     ckpts = nodes.start("n1", "n0")  # the ranks have changed places
     for rank, ckpt in enumerate(ckpts):

@@ -64,22 +64,22 @@ def test_a_program_reads_what_was_copied_and_what_goes(tier: SharedTier, tmp_pat
     assert facts("gc", tier.path, "--keep", "1") == []
 
 
-def test_a_bad_step_is_set_aside_with_the_reason_and_the_next_is_the_newest(tier: SharedTier) -> None:
+def test_a_bad_step_is_quarantined_with_the_reason_and_the_next_is_the_newest(tier: SharedTier) -> None:
     damage(tier.data_path(save_id(5), "node-00001.data"), 100)
     assert run("verify", tier.path).exit_code == 1 and len(tier.steps()) == 3
     result = run("verify", tier.path, "--quarantine")
-    assert result.exit_code == 1 and "set aside as" in result.stdout
+    assert result.exit_code == 1 and "quarantined as" in result.stdout
     assert [save.step for save in tier.steps()] == [4, 3]
     aside = tier.folder / f"bad-{directory_name(save_id(5))}"
     assert (aside / "manifest.json").exists() and "do not match" in (aside / "reason.json").read_text()
-    (row,) = [row for row in facts("ls", tier.path) if row["tier"] == "aside"]
+    (row,) = [row for row in facts("ls", tier.path) if row["tier"] == "quarantine"]
     assert "1 of 1 blocks do not match" in row["problems"][0]
     assert run("verify", tier.path).exit_code == 0
     run("gc", tier.path, "--keep", "1")
     assert aside.exists()
 
 
-def test_a_step_saved_again_can_be_set_aside_again(tier: SharedTier) -> None:
+def test_a_step_saved_again_can_be_quarantined_again(tier: SharedTier) -> None:
     for number in ("", ".2"):
         damage(tier.data_path(save_id(5), "node-00001.data"), 100)
         run("verify", tier.path, "--quarantine")

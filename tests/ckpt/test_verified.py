@@ -26,7 +26,7 @@ def test_regions_arrive_whole_wherever_they_lie(cuts: list[int], threads: int) -
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_bad_blocks_are_named(threads: int) -> None:
+def test_damaged_blocks_are_named(threads: int) -> None:
     damaged = CONTENT.copy()
     damaged[[5, 2 * BLOCK_BYTES, SIZE - 1]] ^= 1
     assert copy_verified(damaged.data, EXPECTED, range(4), [], threads) == [0, 2, 3]

@@ -24,7 +24,7 @@ LIMIT_S = 60
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "ckpt"])
 
-FAST = WorkerDeadlines(connect_s=20, plan_s=20, open_s=20, slot_s=0.2, gate_s=20, flush_s=20)
+FAST = WorkerDeadlines(connect_s=20, plan_s=20, open_s=20, slot_s=0.2, gate_s=20, saves_s=20)
 
 
 def checkpointer(place: Place, config: CheckpointConfig, *, rank: int = 0, local_rank: int = 0, **options: Any) -> Any:
@@ -86,7 +86,7 @@ class Node:
 
 def settle(ckpt: Checkpointer) -> None:
     """Waits until no save is in flight: at the speed of these tests a later one might outrun it."""
-    ckpt._engine.connect().flush()
+    ckpt._engine.connect().await_saves()
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class World(Node):
         Options are Checkpointer's.
         """
         self.ranks = size
-        self.start().close(flush=False)
+        self.start().close(wait=False)
         results = processes.Queue()
         store = self.ram_dir.parent / f"store-{self.attempt}"
         ranks = [

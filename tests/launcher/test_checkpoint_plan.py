@@ -33,7 +33,7 @@ def test_the_account_is_for_the_jobs_own_size(job: Path, capsys: pytest.CaptureF
     assert (plan["nodes"], plan["ranks_per_node"], plan["shard_bytes"]) == (16, 8, 10**10)
     assert plan["memory"]["own_bytes"] == plan["memory"]["slots"] * 8 * 10**10
     assert plan["losses"] == {"set_sizes": [8], "sets": 2, "any_nodes": 1, "most_nodes": 2, "any_switch": None}
-    assert plan["drains"][0]["seconds"] == pytest.approx(20, rel=0.01)
+    assert plan["flushes"][0]["seconds"] == pytest.approx(20, rel=0.01)
 
 
 def test_people_read_what_it_survives(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

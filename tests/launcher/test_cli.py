@@ -257,7 +257,7 @@ def test_what_goes_into_a_pipe_has_no_blanks_at_its_lines_ends(
 
 
 def test_a_run_whose_saves_reached_no_tier_says_so_at_its_end(job: KnownJob) -> None:
-    lost = {"time": 119.0, "event": "problem", "what": "drain failed", "attempt": 1, "step": 20, "failed": "shared"}
+    lost = {"time": 119.0, "event": "problem", "what": "flush failed", "attempt": 1, "step": 20, "failed": "shared"}
     write_events(job.folder, [lost, END])
     (job.folder / "result.json").write_text(
         json.dumps({"name": "done", "step": 20, "exit_code": 0, "reason": "", "seconds": 1.0})

@@ -72,7 +72,7 @@ def test_a_save_that_failed_counts_once_for_each_tier_whichever_nodes_tell_of_it
     lost = [
         event(21 + i, "problem", attempt=0, node=f"n{i}", what="save dropped", step=20, failed="memory") for i in (1, 2)
     ]
-    full = event(24, "problem", attempt=0, what="drain to the s3 tier failed", step=20, failed="s3", detail="503")
+    full = event(24, "problem", attempt=0, what="flush to the s3 tier failed", step=20, failed="s3", detail="503")
     other = event(25, "problem", attempt=0, what="stop not agreed yet", detail="x")
     status = status_of([*TRAINED, *lost, full, other], now_s=26)
     assert status.failed_saves == 2
@@ -83,13 +83,13 @@ def test_a_save_that_failed_counts_once_for_each_tier_whichever_nodes_tell_of_it
 
 def test_what_is_not_saved_in_a_tier_is_told_until_a_newer_step_is() -> None:
     lost = [
-        event(20 + step, "problem", attempt=0, what="drain failed", step=step, failed="s3", detail="no\nroom")
+        event(20 + step, "problem", attempt=0, what="flush failed", step=step, failed="s3", detail="no\nroom")
         for step in (20, 30)
     ]
     of_the_one_before = event(52, "commit", attempt=0, tier="s3", step=20)
-    assert status_of([*TRAINED, *lost, of_the_one_before]).unsaved == {"s3": "step 30: drain failed: no room"}
+    assert status_of([*TRAINED, *lost, of_the_one_before]).unsaved == {"s3": "step 30: flush failed: no room"}
     assert status_of([*TRAINED, *lost, event(53, "commit", attempt=0, tier="s3", step=30)]).unsaved == {}
-    assert status_of([*TRAINED, *lost[::-1]]).unsaved == {"s3": "step 30: drain failed: no room"}
+    assert status_of([*TRAINED, *lost[::-1]]).unsaved == {"s3": "step 30: flush failed: no room"}
 
 
 def test_every_event_that_it_reads_is_one_that_is_written() -> None:

@@ -37,27 +37,27 @@ class FlushNode:
         # The last file written, by node-local tier; no places: the node's part was committed there before.
         self._written: dict[str, tuple[SaveId, list[ShardPlace]]] = {}
         handlers: dict[str, Handler] = {
-            "drain": self._on_drain, "drain_commit": self._on_commit, "drain_steps": self._on_steps,
-            "drain_retain": self._on_retain, "drained": self._on_drained,
+            "flush_write": self._on_write, "flush_commit": self._on_commit, "flush_list": self._on_list,
+            "flush_retain": self._on_retain, "flush_done": self._on_done,
         }  # fmt: skip
         for op, handler in handlers.items():
             context.peers.handle(op, handler)
 
-    async def _on_drain(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+    async def _on_write(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         step, name = message["step"], message["tier"]
         pin, tier = self._saves.pinned.get(step), self._tier(name)
         if pin is None:
             raise AgentError(f"step {step} is not held for the {name} tier here")
         if (older := self._writing.get(name)) is not None:
             raise AgentError(f"step {older} is still being written; storage is stuck or slower than the saves")
-        shards, holdings = [], self._context.holdings
+        shards, memory_store = [], self._context.memory_store
         names = [pin.names[local_rank] for local_rank in sorted(pin.names)]
         for shard in names:
-            record = holdings.record(shard)
-            shards.append((record, holdings.bytes_of(shard, record.layout.nbytes)))
+            record = memory_store.record(shard)
+            shards.append((record, memory_store.bytes_of(shard, record.layout.nbytes)))
         self._writing[name] = step
         # Beside the write, which is slower: what has changed in memory since its seal is written, and never committed.
-        verifying = asyncio.gather(*map(holdings.verify_again, names))
+        verifying = asyncio.gather(*map(memory_store.verify_again, names))
         places = await in_thread(self._write, name, tier, pin.save, shards)
         for (record, _), good in zip(shards, await verifying, strict=True):
             if not good:
@@ -88,7 +88,7 @@ class FlushNode:
         if places:
             await in_thread(self._tier(message["tier"]).commit, save, self._context.place.world_size, places)
 
-    async def _on_steps(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+    async def _on_list(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         saves = await in_thread(self._tier(message["tier"]).steps)
         return {"saves": [save_to_json(save) for save in saves]}
 
@@ -96,9 +96,9 @@ class FlushNode:
         complete = {SaveId.from_json(value) for value in message["complete"]}
         await in_thread(self._tier(message["tier"]).retain, message["keep"], None, complete)
 
-    async def _on_drained(self, source: int, message: dict[str, Any]) -> None:
-        await self._saves.drained(
-            message["step"], message["tier"], message["failed"], bytes=message["nbytes"], seconds=message["seconds"]
+    async def _on_done(self, source: int, message: dict[str, Any]) -> None:
+        await self._saves.flushed(
+            message["step"], message["tier"], message["reached"], bytes=message["nbytes"], seconds=message["seconds"]
         )
 
     def _tier(self, name: str) -> Tier:
@@ -111,9 +111,9 @@ class FlushNode:
 class FlushLeader:
     """What node rank 0 does: decides which tiers a save goes to, and leads it there."""
 
-    def __init__(self, context: Context, tenure: Lease, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, context: Context, lease: Lease, clock: Callable[[], float] = time.monotonic) -> None:
         self._context = context
-        self._tenure = tenure
+        self._lease = lease
         self._sections: dict[str, TierSection] = context.config.lower
         self._listener = context.listener
         self._deadlines = context.deadlines
@@ -134,51 +134,51 @@ class FlushLeader:
         if due and busy and not asked:
             older = ", ".join(map(str, sorted(busy)))
             self._listener.problem(
-                f"not drained to the {name} tier", f"step {older} is still on its way there", step, failed=name
+                f"not flushed to the {name} tier", f"step {older} is still on its way there", step, failed=name
             )
-            self._listener.to_workers("passed_over", step=step, tier=name, under_way=older)
+            self._listener.to_workers("flush_dropped", step=step, tier=name, under_way=older)
             return False
         if due or asked:
             self._set_out(name, step)
         return due or asked
 
-    def resume(self, stock: TierContents) -> None:
+    def resume(self, contents: TierContents) -> None:
         """Counts `every_s` on from the newest commit in each tier: a run that often starts again would never be due.
 
         That was told by a clock of the wall, which may jump: no age is taken for less than nothing or more than due.
         """
         for name, section in self._sections.items():
-            if section.every_s is not None and name in stock.last_s:
-                age_s = min(max(time.time() - stock.last_s[name], 0.0), section.every_s)
+            if section.every_s is not None and name in contents.last_s:
+                age_s = min(max(time.time() - contents.last_s[name], 0.0), section.every_s)
                 self._last_s[name] = self._clock() - age_s
 
-    def overdue(self, save: SaveId, stock: TierContents) -> list[str]:
+    def overdue(self, save: SaveId, contents: TierContents) -> list[str]:
         """The tiers that a restored save goes to: one that was due there was lost with the agents on its way.
 
         Args:
             save: what is restored, and lies in memory where its ranks run.
-            stock: what the tiers hold; `resume` has had it.
+            contents: what the tiers hold; `resume` has had it.
         """
-        shards = self._context.holdings.shards().values()
-        asked = any(record.drain for record in shards if record.save == save)
+        shards = self._context.memory_store.shards().values()
+        asked = any(record.flush for record in shards if record.save == save)
         names = []
         for name, section in self._sections.items():
-            now = asked or self._is_late(name, section, stock)
+            now = asked or self._is_late(name, section, contents)
             due = save.step if now else save.step - save.step % section.every_steps
             if (
-                name in stock.held
+                name in contents.held
                 and (due or not save.step)
-                and not any(_is_between(due, other, save) for other in stock.held[name])
+                and not any(_is_between(due, other, save) for other in contents.held[name])
             ):
                 self._set_out(name, save.step)
                 names.append(name)
         return names
 
-    def _is_late(self, name: str, section: TierSection, stock: TierContents) -> bool:
+    def _is_late(self, name: str, section: TierSection, contents: TierContents) -> bool:
         """By seconds; where nothing was ever committed it is."""
         if section.every_s is None:
             return False
-        return name not in stock.last_s or self._clock() - self._last_s[name] >= section.every_s
+        return name not in contents.last_s or self._clock() - self._last_s[name] >= section.every_s
 
     def _set_out(self, name: str, step: int) -> None:
         self._busy[name].add(step)
@@ -192,47 +192,47 @@ class FlushLeader:
         tier, since_s, step = self._context.tiers[name], time.monotonic(), save.step
         async with self._one_at_a_time[name]:
             try:
-                self._tenure.check(name)
-                await (self._drain_locally(name, step) if tier.node_local else self._drain(name, tier, save))
+                self._lease.check(name)
+                await (self._write_locally(name, step) if tier.node_local else self._write_shared(name, tier, save))
                 failure = None
             except (CheckpointError, OSError) as error:
                 failure = str(error)
-                self._listener.problem(f"drain to the {name} tier failed", failure, step, failed=name)
+                self._listener.problem(f"flush to the {name} tier failed", failure, step, failed=name)
             self._busy[name].discard(step)
             seconds = round(time.monotonic() - since_s, 6)
-            fields = {"failed": failure is not None, "nbytes": nbytes, "seconds": seconds}
+            fields = {"reached": failure is None, "nbytes": nbytes, "seconds": seconds}
             try:
-                await self._call("drained", name, step, self._deadlines.answer_s, **fields)
+                await self._call("flush_done", name, step, self._deadlines.answer_s, **fields)
             except PeerError as error:
-                self._listener.problem("drain's end not heard by every node", str(error), step)
+                self._listener.problem("end of a flush not confirmed by every node", str(error), step)
             if failure is None:
                 self._listener.to_monitors("commit", tier=name, step=step, bytes=nbytes, seconds=seconds)
                 await self._retain(name, tier, self._sections[name].keep)
 
-    async def _drain(self, name: str, tier: Tier, save: SaveId) -> None:
+    async def _write_shared(self, name: str, tier: Tier, save: SaveId) -> None:
         """Everybody writes, one commits."""
         await self._in_time(name, tier.prepare)
         await self._in_time(name, tier.begin, save)
-        answers = await self._call("drain", name, save.step, self._deadlines.drain_s)
+        answers = await self._call("flush_write", name, save.step, self._deadlines.flush_s)
         world_size, packs = self._context.place.world_size, [answer["places"] for answer in answers]
         shards = await in_thread(merge, save, self._context.config.namespace, world_size, packs)
         await self._in_time(name, tier.commit, save, world_size, shards)
 
-    async def _drain_locally(self, name: str, step: int) -> None:
+    async def _write_locally(self, name: str, step: int) -> None:
         """Everybody writes, then everybody commits: a node commits nothing that another could not write."""
-        await self._call("drain", name, step, self._deadlines.drain_s)
-        await self._call("drain_commit", name, step, self._deadlines.drain_s)
+        await self._call("flush_write", name, step, self._deadlines.flush_s)
+        await self._call("flush_commit", name, step, self._deadlines.flush_s)
 
     async def _retain(self, name: str, tier: Tier, keep: int) -> None:
         try:
             if not tier.node_local:
                 await self._in_time(name, tier.retain, keep, None)
                 return
-            answers = await self._context.call_training("drain_steps", timeout_s=self._deadlines.drain_s, tier=name)
+            answers = await self._context.call_training("flush_list", timeout_s=self._deadlines.flush_s, tier=name)
             held = [{SaveId.from_json(value) for value in answer["saves"]} for answer in answers]
             complete = [save_to_json(save) for save in set.intersection(*held)]
             await self._context.call_training(
-                "drain_retain", timeout_s=self._deadlines.drain_s, tier=name, keep=keep, complete=complete
+                "flush_retain", timeout_s=self._deadlines.flush_s, tier=name, keep=keep, complete=complete
             )
         except (CheckpointError, OSError) as error:
             self._listener.problem(f"old steps could not be removed from the {name} tier", str(error))
@@ -242,13 +242,13 @@ class FlushLeader:
 
     async def _in_time(self, name: str, function: Callable[..., Any], *args: Any) -> None:
         try:
-            await within(self._deadlines.drain_s, in_thread(function, *args))
+            await within(self._deadlines.flush_s, in_thread(function, *args))
         except asyncio.TimeoutError:
-            raise AgentError(f"the {name} tier did not answer within {self._deadlines.drain_s:g} s") from None
+            raise AgentError(f"the {name} tier did not answer within {self._deadlines.flush_s:g} s") from None
 
 
 def _is_committed(tier: Tier, save: SaveId, ranks: Sequence[int]) -> bool:
-    """Whether this node's disk has the save already, as when a drain was cut short on other nodes alone.
+    """Whether this node's disk has the save already, as when a flush was cut short on other nodes alone.
 
     Raises:
         CheckpointError: it is there, and is of other ranks, or damaged: it is never written again.

@@ -24,7 +24,7 @@ from ckpt.redundancy.stripes import Sum
 _AT_ONCE = 8  # sums of one rebuild: all of a set of the usual size, each made on another node
 
 
-class ParityHoldings(Store[ParityRecord]):
+class ParityStore(Store[ParityRecord]):
     """The parity in a memory directory."""
 
     _names = re.compile(r"(parity)-([0-9]+)")
@@ -49,8 +49,8 @@ class Parities:
         self._place = context.place
         self._peers = context.peers
         self._deadlines = context.deadlines
-        self._shards = context.holdings
-        self._holdings = ParityHoldings(context.place.ram_dir, context.place.run_id, context.config.namespace)
+        self._memory_store = context.memory_store
+        self._parity_store = ParityStore(context.place.ram_dir, context.place.run_id, context.config.namespace)
         self._members = members_at(context.place, context.config.redundancy)
         self._parity = scheme_of(context.config.redundancy).parity(self._members) if self._members else 0
         self._index = self._members.index(context.place.node_rank) if self._members else -1  # -1: of a holder
@@ -82,39 +82,39 @@ class Parities:
             over, ready = await self._over(save, placement.of(self._members))
             if not any(over.ranks):
                 return 0
-            for name in self._holdings.find(save, over, self._index):
-                if await self._holdings.verify(name):
+            for name in self._parity_store.find(save, over, self._index):
+                if await self._parity_store.verify(name):
                     return 0
             headers = await self._headers(save, over)
-            name = self._holdings.free_name("parity", self._context.config.slots, keep)
-            self._holdings.drop(name)
+            name = self._parity_store.free_name("parity", self._context.config.slots, keep)
+            self._parity_store.drop(name)
             try:
-                with self._holdings.room_for(name, over.stripes().parity_bytes(self._index)) as room:
+                with self._parity_store.room_for(name, over.stripes().parity_bytes(self._index)) as room:
                     await self._rows.make(save, over, ready, room)
                 blocks = await asyncio.to_thread(checksums, room.data)
             except BaseException:
-                self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
+                self._parity_store.remove(name)  # bytes may still be arriving there: never reuse this file
                 raise
             record = ParityRecord(
                 save=save, namespace=self._context.config.namespace, world_size=placement.world_size, over=over,
                 members=tuple(self._place.nodes[node] for node in self._members), index=self._index, headers=headers,
                 blocks=blocks,
             )  # fmt: skip
-            self._holdings.publish(name, record)
+            self._parity_store.publish(name, record)
         return 1
 
     def saves(self) -> set[SaveId]:
         """Those of which there is parity here."""
-        return {record.save for record in self._holdings.shards().values()}
+        return {record.save for record in self._parity_store.shards().values()}
 
     def tidy(self, keep: Collection[SaveId]) -> None:
         """After a commit: gives back the memory of parity beyond the normal slots that no kept save needs."""
-        self._holdings.tidy({"parity"} if self._parity else set(), self._context.config.slots, keep)
+        self._parity_store.tidy({"parity"} if self._parity else set(), self._context.config.slots, keep)
 
-    def inventory(self, is_aside: Callable[[SaveId], bool]) -> list[Any]:
-        """What parity is here, for the lead of a restore: (save, set, member, the set's nodes); none of bad saves."""
-        self._holdings.scan()
-        records = [record for record in self._holdings.shards().values() if not is_aside(record.save)]
+    def inventory(self, is_quarantined: Callable[[SaveId], bool]) -> list[Any]:
+        """What parity is here, for the leader of a restore: (save, set, member, the set's nodes)."""
+        self._parity_store.scan()
+        records = [record for record in self._parity_store.shards().values() if not is_quarantined(record.save)]
         return [[save_to_json(r.save), r.over.to_json(), r.index, list(r.members)] for r in records]
 
     async def header(self, save: SaveId, rank: int, nodes: Sequence[int]) -> ShardRecord:
@@ -146,7 +146,7 @@ class Parities:
             ranks=ranks,
             lengths=tuple(tuple(answer["lengths"]) for answer in answers),
         )
-        return over, {member for member, answer in enumerate(answers) if answer["parity"]}
+        return over, {member for member, answer in enumerate(answers) if answer["has_parity"]}
 
     async def _headers(self, save: SaveId, over: ParitySet) -> tuple[ShardRecord, ...]:
         """The records of the members before this one, one for each that may be lost."""
@@ -162,33 +162,36 @@ class Parities:
         save = SaveId.from_json(message["save"])
         if part.parity:
             over = ParitySet.from_json(message["over"])
-            names = self._holdings.find(save, over, part.rank)
+            names = self._parity_store.find(save, over, part.rank)
             if not names:
                 raise AgentError(f"parity {part.rank} of step {save.step} is not held here")
-            return self._holdings.bytes_of(names[0], self._holdings.record(names[0]).nbytes)
-        names = self._shards.find(save, part.rank)
+            return self._parity_store.bytes_of(names[0], self._parity_store.record(names[0]).nbytes)
+        names = self._memory_store.find(save, part.rank)
         if not names:
             raise AgentError(f"rank {part.rank} of step {save.step} is not held here")
-        return self._shards.bytes_of(names[0], self._shards.record(names[0]).nbytes)
+        return self._memory_store.bytes_of(names[0], self._memory_store.record(names[0]).nbytes)
 
     async def _on_lengths(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         save = SaveId.from_json(message["save"])
-        names = [(rank, self._shards.find(save, rank)) for rank in message["ranks"]]
+        names = [(rank, self._memory_store.find(save, rank)) for rank in message["ranks"]]
         if missing := [rank for rank, found in names if not found]:
             raise AgentError(f"rank {missing[0]} of step {save.step} is not held here")
-        return {"lengths": [self._shards.record(found[0]).nbytes for _, found in names], "parity": save in self.saves()}
+        return {
+            "lengths": [self._memory_store.record(found[0]).nbytes for _, found in names],
+            "has_parity": save in self.saves(),
+        }
 
     async def _on_header(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         save, rank = SaveId.from_json(message["save"]), message["rank"]
-        for record in self._holdings.shards().values():
+        for record in self._parity_store.shards().values():
             if record.save == save and (header := record.header(rank)):
                 return {"header": header.to_json()}
         raise AgentError(f"no copy of the record of rank {rank}, step {save.step}")
 
     async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         save, over = SaveId.from_json(message["save"]), ParitySet.from_json(message["over"])
-        names = self._holdings.find(save, over, message["index"])
-        return {"good": any([await self._holdings.verify(name) for name in names])}
+        names = self._parity_store.find(save, over, message["index"])
+        return {"good": any([await self._parity_store.verify(name) for name in names])}
 
     async def _on_rebuild(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         """Says what does not verify, should that be so: any other failure may be gone the next time."""
@@ -196,21 +199,21 @@ class Parities:
         save, over, rank = SaveId.from_json(message["save"]), ParitySet.from_json(message["over"]), message["rank"]
         mine = self._context.ranks(self._place.node_rank)
         stem = f"own-{mine.index(rank)}" if rank in mine else f"copy-{rank}-0"
-        name = self._shards.free_name(stem, self._context.config.slots, keep=None)
+        name = self._memory_store.free_name(stem, self._context.config.slots, keep=None)
         shard_at, parity_at = dict(message["shards"]), dict(message["parity"])
         header = asyncio.ensure_future(self.header(save, rank, message["headers"]))  # beside the bytes
         try:
             await self._fill(name, save, rank, header, over, shard_at, parity_at)
             record = await header
         except BaseException as error:
-            self._shards.remove(name)  # bytes may still be arriving there: never reuse this file
+            self._memory_store.remove(name)  # bytes may still be arriving there: never reuse this file
             if isinstance(error, CorruptError):
                 return {"damaged": str(error)}
             raise
         finally:
             header.cancel()
             await asyncio.gather(header, return_exceptions=True)
-        self._shards.publish(name, record)
+        self._memory_store.publish(name, record)
         sources = ", ".join(self._peers.nodes[node] for node in sorted({*shard_at.values(), *parity_at.values()}))
         self._context.listener.to_monitors(
             "rebuilt", rank=rank, from_node=f"the parity of {sources}", bytes=record.nbytes,
@@ -242,8 +245,8 @@ class Parities:
                     landed=lambda first, last: coming.landed(part.at + first, part.at + last),
                 )  # fmt: skip
 
-        bad: list[int] = []
-        with self._shards.room_for(name, stop - start) as room:
+        damaged: list[int] = []
+        with self._memory_store.room_for(name, stop - start) as room:
             for _ in range(2):  # a wire may have done it
                 coming = Arriving(room.data)
                 await asyncio.gather(*(pull(number, part) for number, part in enumerate(sums)))
@@ -251,6 +254,6 @@ class Parities:
                 if record.nbytes != stop - start:
                     raise AgentError(f"rank {rank}: {record.nbytes} bytes by its record, {stop - start} under parity")
                 pairs = enumerate(zip(coming.sums, record.blocks, strict=True))
-                if not (bad := [i for i, (got, sealed) in pairs if got != sealed]):
+                if not (damaged := [i for i, (got, sealed) in pairs if got != sealed]):
                     return
-        raise CorruptError(f"block {bad[0]} of rank {rank}, made again from parity, does not verify")
+        raise CorruptError(f"block {damaged[0]} of rank {rank}, made again from parity, does not verify")

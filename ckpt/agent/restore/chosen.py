@@ -27,7 +27,7 @@ class Chosen:
         self._context = context
         self._plans: dict[int, Plan] = {}
         self._looking: dict[int, asyncio.Task[Plan]] = {}
-        context.peers.handle("choose", self._on_choose)
+        context.peers.handle("find_chosen", self._on_choose)
         context.peers.handle("holds", self._on_holds)
 
     async def plan(self, step: int) -> Plan:
@@ -38,7 +38,7 @@ class Chosen:
         """
         deadlines = self._context.deadlines
         try:
-            answer = await self._context.peers.call(0, "choose", timeout_s=deadlines.restore_s, step=step)
+            answer = await self._context.peers.call(0, "find_chosen", timeout_s=deadlines.restore_s, step=step)
         except PeerError as error:
             raise AgentError(str(error)) from None
         plan = self._plans[step] = Plan.from_json(answer["plan"])
@@ -59,9 +59,9 @@ class Chosen:
 
     async def _on_holds(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         """What this node holds of a step: rows of save, world size, rank, and whether in memory."""
-        step, shelf = message["step"], self._context.shelf
-        held = [(r.save, r.world_size, r.rank, True) for r in self._context.holdings.shards().values()]
-        held += [(*row, False) for row in shelf.rows()]
+        step, node_disk = message["step"], self._context.node_disk
+        held = [(r.save, r.world_size, r.rank, True) for r in self._context.memory_store.shards().values()]
+        held += [(*row, False) for row in node_disk.rows()]
         return {"shards": [[save_to_json(row[0]), *row[1:]] for row in held if row[0].step == step]}
 
     async def _look(self, step: int) -> Plan:

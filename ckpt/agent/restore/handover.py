@@ -28,7 +28,7 @@ class Handover:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._place = context.place
-        self._holdings = context.holdings
+        self._memory_store = context.memory_store
         self._exchange = context.exchange
         self._listener = context.listener
 
@@ -76,7 +76,9 @@ class Handover:
 
     async def _pull(self, holder: int, save: SaveId, rank: int) -> None:
         """Makes a verified copy here, overwriting nothing. The next commit gives its memory back."""
-        name = self._holdings.free_name(f"copy-{self._place.node_rank}-{rank}", self._context.config.slots, keep=None)
+        name = self._memory_store.free_name(
+            f"copy-{self._place.node_rank}-{rank}", self._context.config.slots, keep=None
+        )
         await self._exchange.pull(holder, save, rank, name)
 
     def _fitting(self, records: dict[int, ShardRecord], world_size: int) -> list[int]:
@@ -93,7 +95,7 @@ class Handover:
         account = make_plan(
             config, nodes=len(place.nodes), ranks_per_node=place.ranks_per_node, shard_bytes=each, rates=Rates()
         ).memory
-        there = self._holdings.file_bytes("own-", "copy-", "parity-")
+        there = self._memory_store.file_bytes("own-", "copy-", "parity-")
         save_bytes = max(0, account.total_bytes - there) // account.slots
         left = system.f_bavail * system.f_frsize - max(place.ranks_per_node * each, save_bytes)
         fitting = []

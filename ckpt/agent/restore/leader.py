@@ -1,7 +1,7 @@
 """At the start of an attempt node rank 0 leads all agents to one restore: the newest step that is whole and verifies.
 
 inventory -> for each candidate, newest first: verify, rebuild from parity -> plan -> every node takes it up -> its
-redundancy anew -> what was passed over because its bytes are bad is set aside.
+redundancy anew -> what was passed over because its bytes are damaged is quarantined.
 """
 
 from __future__ import annotations
@@ -48,40 +48,40 @@ class Held:
 class RestoreLeader:
     """What node rank 0 does: finds the newest complete step, and sees to it that it is complete again on every node."""
 
-    def __init__(self, context: Context, tenure: Lease, drain: FlushLeader) -> None:
+    def __init__(self, context: Context, lease: Lease, flush: FlushLeader) -> None:
         self._context = context
-        self._tenure = tenure
-        self._drain = drain
-        self._stock = TierContents(held={}, last_s={}, unreadable=())
+        self._lease = lease
+        self._flush = flush
+        self._contents = TierContents(held={}, last_s={}, unreadable=())
         self._peers = context.peers
         self._listener = context.listener
         self._deadlines = context.deadlines
         self._rebuilding = Rebuilding(context)
         self._skipped: list[tuple[int, str]] = []
-        self._damaged: dict[SaveId, dict[str, str]] = {}  # steps passed over: by tier (or memory), what is bad for good
+        self._damaged: dict[SaveId, dict[str, str]] = {}  # steps passed over: by tier (or memory), what is damaged
         self._foreseen = False  # nodes have been told of a plan that may come: once, workers ask but once
         self._in_memory_now = False  # every shard of the plan lies in the memory of the node where its rank runs
 
     async def run(self) -> None:
         """Agrees on a plan with all nodes, or tells them all that there is none."""
         try:
-            plan, _ = await asyncio.gather(self._find(), self._tenure.take())
+            plan, _ = await asyncio.gather(self._find(), self._lease.take())
         except Exception as error:
             log.exception("no restore agreed")
             await self._tell("no_restore", reason=str(error))
             return
         same_world = plan.world_size == self._context.place.world_size
         in_place = same_world and self._in_memory_now
-        self._drain.resume(self._stock)
-        tiers = self._drain.overdue(plan.save, self._stock) if plan.save and in_place else []
-        answers = await self._tell("restore", plan=plan.to_json(), same_world=same_world, drain=tiers)
-        nbytes = sum(answer["pinned"] for answer in answers)
+        self._flush.resume(self._contents)
+        tiers = self._flush.overdue(plan.save, self._contents) if plan.save and in_place else []
+        answers = await self._tell("restore", plan=plan.to_json(), same_world=same_world, tiers=tiers)
+        nbytes = sum(answer["pinned_bytes"] for answer in answers)
         taken = {rank: node for node, answer in enumerate(answers) for rank in answer["taken"]}
         await self._protect(plan.taken_over(taken), in_place)
         for save, damaged in self._damaged.items():
-            await self._set_aside(save, damaged)
+            await self._quarantine(save, damaged)
         if plan.save and tiers:
-            await self._drain.lead(plan.save, nbytes, tiers)
+            await self._flush.lead(plan.save, nbytes, tiers)
 
     async def _protect(self, plan: Plan, in_place: bool) -> None:
         since_s = time.monotonic()
@@ -99,23 +99,23 @@ class RestoreLeader:
         """How many of these nodes are no holders."""
         return sum(node in self._context.training for node in nodes)
 
-    async def _set_aside(self, save: SaveId, damaged: dict[str, str]) -> None:
-        """A step that was passed over is not tried again where its bytes are bad; nodes know about their own disks."""
+    async def _quarantine(self, save: SaveId, damaged: dict[str, str]) -> None:
+        """A step that was passed over is not tried again where it is damaged; nodes know their own disks."""
         everyone = range(len(self._peers.nodes))
-        await self._tell("set_aside", everyone, save=save_to_json(save), reason=damaged.get(_MEMORY, ""))
+        await self._tell("quarantine", everyone, save=save_to_json(save), reason=damaged.get(_MEMORY, ""))
         for name, reason in damaged.items():
             where = f"the nodes' {_MEMORY}"
             try:
                 if name != _MEMORY:
-                    self._tenure.check(name)
-                    aside = in_thread(self._context.tiers[name].set_aside, directory_name(save), reason)
-                    where = await within(self._deadlines.drain_s, aside)
+                    self._lease.check(name)
+                    moving = in_thread(self._context.tiers[name].quarantine, directory_name(save), reason)
+                    where = await within(self._deadlines.flush_s, moving)
             except (CheckpointError, OSError, asyncio.TimeoutError) as error:
                 self._listener.problem(
-                    "step not set aside", f"{name} tier: {str(error) or 'no answer in time'}", save.step
+                    "step not quarantined", f"{name} tier: {str(error) or 'no answer in time'}", save.step
                 )
             else:
-                self._listener.problem("step set aside", f"{where}: {reason}", save.step)
+                self._listener.problem("step quarantined", f"{where}: {reason}", save.step)
 
     async def _tell(self, op: str, nodes: Iterable[int] | None = None, **fields: Any) -> list[dict[str, Any]]:
         """The same call to some nodes (None: those that train); no answers when one fails, which is reported."""
@@ -134,14 +134,14 @@ class RestoreLeader:
         is_whole = any(len(one.holders) == one.world_size for one in held.values())
         has_parity = any(answer["parity"] for answer in answers)
         timeout_s = self._deadlines.answer_s if is_whole or has_parity else self._deadlines.verify_s
-        self._stock = await read_tier_contents(self._context, answers, timeout_s)
+        self._contents = await read_tier_contents(self._context, answers, timeout_s)
         stored = self._stored()
         for save in _newest_first(held, list(stored), self._context.place.run_id):
             plan = await self._complete(save, held.get(save), stored.get(save, []))
             if plan is not None:
                 return plan
-        if self._stock.unreadable:
-            raise AgentError(f"no memory holds a complete step, and {'; '.join(self._stock.unreadable)}")
+        if self._contents.unreadable:
+            raise AgentError(f"no memory holds a complete step, and {'; '.join(self._contents.unreadable)}")
         return Plan(skipped=tuple(self._skipped))
 
     def _held(self, answers: list[dict[str, Any]]) -> dict[SaveId, Held]:
@@ -170,7 +170,7 @@ class RestoreLeader:
     def _stored(self) -> dict[SaveId, list[str]]:
         """By save, the tiers that all nodes see and that have it."""
         found: dict[SaveId, list[str]] = defaultdict(list)
-        for name, saves in self._stock.held.items():
+        for name, saves in self._contents.held.items():
             for save in saves if not self._context.tiers[name].node_local else []:
                 found[save].append(name)
         return found
@@ -218,9 +218,9 @@ class RestoreLeader:
         )  # fmt: skip
 
     async def _bring_back(self, save: SaveId, held: Held) -> tuple[list[int], str, str]:
-        """As Rebuilding's; when the world has another size now, nodes read ahead meanwhile what survives.
+        """As Rebuilding's; when the world has another size now, nodes prefetch what survives.
 
-        A rebuild that fails is tried once more, alone: what was read ahead may have taken the memory that it needed.
+        A rebuild that fails is tried once more, alone: what was prefetched may have taken the memory that it needed.
         """
         work = (save, held.world_size, held.holders, self._on_disks(held))
         lost = tuple(rank for rank in range(held.world_size) if not held.holders.get(rank))
@@ -235,7 +235,7 @@ class RestoreLeader:
         rebuilt, failure, _ = await self._rebuilding.bring_back(*work)
         if not failure:
             return rebuilt, failure, ""
-        log.warning("step %d: %s; once more, with nothing read ahead", save.step, failure)
+        log.warning("step %d: %s; once more, with nothing prefetched", save.step, failure)
         await self._tell("withdraw")
         again, failure, damage = await self._rebuilding.bring_back(*work)
         return [*rebuilt, *again], failure, damage
@@ -257,7 +257,7 @@ class RestoreLeader:
             raise AgentError(f"no answer within {self._deadlines.verify_s:g} s") from None
 
     async def _keep_verified(self, save: SaveId, holders: dict[int, list[int]]) -> None:
-        """Lets the best holder of each rank read its bytes; one whose bytes are bad is struck off for the next."""
+        """Lets the best holder of each rank read its bytes; one whose bytes are damaged is struck off for the next."""
         pending = sorted(holders)
         while pending:
             asked: dict[int, list[int]] = defaultdict(list)
@@ -266,7 +266,7 @@ class RestoreLeader:
             answers = await asyncio.gather(*(self._verify(node, save, ranks) for node, ranks in asked.items()))
             pending = []
             for node, answer in zip(asked, answers, strict=True):
-                for rank in answer["bad"]:
+                for rank in answer["unverified"]:
                     name = self._peers.nodes[node]
                     self._listener.problem("shard does not verify", f"rank {rank} in the memory of {name}", save.step)
                     del holders[rank][0]

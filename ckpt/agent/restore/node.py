@@ -22,7 +22,7 @@ from ckpt.format.manifest import Manifest, ShardPlace
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers import reads
 from ckpt.tiers.catalog import directory_name
-from ckpt.tiers.quarantine import note_bad, noted_bad
+from ckpt.tiers.quarantine import note_quarantined, noted_reason
 
 _AT_ONCE = 2  # shards that come from other nodes: one has its first bytes asked for while the other fills the wire
 
@@ -38,15 +38,15 @@ class RestoreNode:
         self._context = context
         self._saves = saves
         self._place = context.place
-        self._holdings = context.holdings
-        self._shelf = context.shelf
+        self._memory_store = context.memory_store
+        self._node_disk = context.node_disk
         self._peers = context.peers
         self._listener = context.listener
         self._handover = Handover(context)
         handlers: dict[str, Handler] = {
             "inventory": self._on_inventory, "verify": self._on_verify, "verify_stored": self._on_verify_stored,
             "restore": self._on_restore, "no_restore": self._on_no_restore, "protect_newest": self._on_protect_newest,
-            "protect_moved": self._on_protect_moved, "set_aside": self._on_set_aside,
+            "protect_moved": self._on_protect_moved, "quarantine": self._on_quarantine,
         }  # fmt: skip
         for op, handler in handlers.items():
             self._peers.handle(op, handler)
@@ -63,41 +63,41 @@ class RestoreNode:
         self.plan.exception()  # seen, even when no worker ever asks
 
     async def _on_inventory(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        self._holdings.scan()
-        if problem := await self._shelf.scan(self._place.who):
+        self._memory_store.scan()
+        if problem := await self._node_disk.scan(self._place.who):
             self._listener.problem("this node's disk cannot be read", problem)
-        shards = [item for item in self._holdings.shards().items() if not self._is_aside(item[1].save)]
+        shards = [item for item in self._memory_store.shards().items() if not self._is_quarantined(item[1].save)]
         return {
             "shards": [[save_to_json(r.save), r.world_size, r.rank, name.startswith("own-")] for name, r in shards],
-            "parity": self._saves.parities.inventory(self._is_aside),
-            "nvme": [[save_to_json(save), world_size, rank] for save, world_size, rank in self._shelf.rows()],
-            "nvme_last_s": self._shelf.last_commit_s,
+            "parity": self._saves.parities.inventory(self._is_quarantined),
+            "nvme": [[save_to_json(save), world_size, rank] for save, world_size, rank in self._node_disk.rows()],
+            "nvme_last_s": self._node_disk.last_commit_s,
         }
 
-    def _is_aside(self, save: SaveId) -> bool:
-        return noted_bad(self._place.ram_dir, directory_name(save)) is not None
+    def _is_quarantined(self, save: SaveId) -> bool:
+        return noted_reason(self._place.ram_dir, directory_name(save)) is not None
 
     async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         """Which of the ranks asked for have no shard here that verifies. Those that do not are dropped."""
         save = SaveId.from_json(message["save"])
         good = await asyncio.gather(*(self._verify(save, rank) for rank in message["ranks"]))
-        return {"bad": [rank for rank, is_good in zip(message["ranks"], good, strict=True) if not is_good]}
+        return {"unverified": [rank for rank, is_good in zip(message["ranks"], good, strict=True) if not is_good]}
 
     async def _verify(self, save: SaveId, rank: int) -> bool:
         """In memory; else on this node's disk, from which a shard of our own is brought into memory as it is read."""
-        good = [await self._holdings.verify(name) for name in self._holdings.find(save, rank)]
+        good = [await self._memory_store.verify(name) for name in self._memory_store.find(save, rank)]
         if any(good):
             return True
-        shelved = self._shelf.find(save, rank)
-        if shelved is None or not self._is_ours(rank, shelved.record):
-            return await self._shelf.verify(save, rank)
+        on_disk = self._node_disk.find(save, rank)
+        if on_disk is None or not self._is_ours(rank, on_disk.record):
+            return await self._node_disk.verify(save, rank)
         try:
-            await self._bring_in(shelved.place, shelved.read, "nvme")
+            await self._bring_in(on_disk.place, on_disk.read, "nvme")
         except CorruptError as error:
-            self._shelf.strike(save, rank, error)
+            self._node_disk.strike(save, rank, error)
             return False
         except OSError:  # memory may be full: a worker can read it where it lies
-            return await self._shelf.verify(save, rank)
+            return await self._node_disk.verify(save, rank)
         return True
 
     async def _on_verify_stored(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class RestoreNode:
     async def _take_in(self, manifest: Manifest, place: ShardPlace, read: reads.Read, tier: str) -> bool:
         """Whether a shard lies in this node's memory now, verified; raises CorruptError or OSError."""
         record = place.record
-        if any([await self._holdings.verify(name) for name in self._holdings.find(record.save, record.rank)]):
+        if any([await self._memory_store.verify(name) for name in self._memory_store.find(record.save, record.rank)]):
             return True
         if self._is_ours(record.rank, record):
             await self._bring_in(place, read, tier)
@@ -154,7 +154,8 @@ class RestoreNode:
         account = make_plan(
             config, nodes=len(node.nodes), ranks_per_node=node.ranks_per_node, shard_bytes=each, rates=Rates()
         ).memory
-        slots_bytes = max(0, account.own_bytes - self._holdings.file_bytes("own-"))  # workers may have made them by now
+        made_bytes = self._memory_store.file_bytes("own-")  # by workers, as far as they are
+        slots_bytes = max(0, account.own_bytes - made_bytes)
         system = os.statvfs(node.ram_dir)
         free = system.f_bavail * system.f_frsize
         wanted = nbytes + node.ranks_per_node * each + slots_bytes + account.redundancy_bytes
@@ -172,27 +173,27 @@ class RestoreNode:
 
     async def _fill(self, stem: str, place: ShardPlace, read: reads.Read) -> None:
         """Makes a verified shard under a free name; raises CorruptError or OSError."""
-        name = self._holdings.free_name(stem, self._context.config.slots, keep=None)
+        name = self._memory_store.free_name(stem, self._context.config.slots, keep=None)
         try:
-            with self._holdings.room_for(name, place.record.nbytes) as room:
+            with self._memory_store.room_for(name, place.record.nbytes) as room:
                 await in_thread(lambda: reads.read_whole(read, place, room.all()))
         except BaseException:
-            self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
+            self._memory_store.remove(name)  # bytes may still be arriving there: never reuse this file
             raise
-        self._holdings.publish(name, place.record)
+        self._memory_store.publish(name, place.record)
 
     async def _on_restore(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         try:
-            return await self._take_up(Plan.from_json(message["plan"]), message["same_world"], message["drain"])
+            return await self._take_up(Plan.from_json(message["plan"]), message["same_world"], message["tiers"])
         except Exception as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
 
-    async def _take_up(self, plan: Plan, same_world: bool, drain: list[str]) -> dict[str, Any]:
+    async def _take_up(self, plan: Plan, same_world: bool, tiers: list[str]) -> dict[str, Any]:
         """This node's own shards are made again where they are lost, or others' are taken over; then workers may load.
 
         Returns:
-            Bytes pinned, to be drained to some tiers; the ranks whose shards were taken over.
+            Bytes pinned, to be flushed to some tiers; the ranks whose shards were taken over.
         """
         self._saves.newest = plan.save
         if plan.save and same_world:
@@ -204,10 +205,10 @@ class RestoreNode:
             "restore_plan", step=plan.step or 0, attempt_of_step=plan.attempt, tier=plan.tier,
             skipped=plan.skipped_json(), sources=self._sources(plan, same_world), seconds=seconds,
         )  # fmt: skip
-        pinned = self._saves.pin_newest(drain)
+        pinned = self._saves.pin_newest(tiers)
         if not self.plan.done():
             self.plan.set_result(plan)
-        return {"pinned": pinned, "taken": taken}
+        return {"pinned_bytes": pinned, "taken": taken}
 
     async def _on_no_restore(self, source: int, message: dict[str, Any]) -> None:
         self.fail(message["reason"])
@@ -219,20 +220,20 @@ class RestoreNode:
         placement = Placement.from_json(message["placement"])
         return {"made": await self._saves.protect_moved(placement, message["alone"])}
 
-    async def _on_set_aside(self, source: int, message: dict[str, Any]) -> None:
-        """A step was passed over: whatever of it is bad here is never tried again."""
+    async def _on_quarantine(self, source: int, message: dict[str, Any]) -> None:
+        """A step was passed over: whatever of it is damaged here is never tried again."""
         save, reason = SaveId.from_json(message["save"]), message["reason"]
         if reason:
-            note_bad(self._place.ram_dir, directory_name(save), reason)
-        for where, why in await self._shelf.set_aside(save):
-            self._listener.problem("step set aside", f"{where}: {why}", save.step)
+            note_quarantined(self._place.ram_dir, directory_name(save), reason)
+        for where, why in await self._node_disk.quarantine(save):
+            self._listener.problem("step quarantined", f"{where}: {why}", save.step)
 
     async def _rebuild_all(self, save: SaveId, holders: dict[int, list[int]]) -> None:
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def rebuild(local_rank: int, rank: int) -> None:
             async with limit:
-                if not self._holdings.find(save, rank):
+                if not self._memory_store.find(save, rank):
                     await self._rebuild(save, rank, local_rank, holders.get(rank, []))
 
         ranks = self._context.ranks(self._place.node_rank)
@@ -242,7 +243,7 @@ class RestoreNode:
         """A lost shard of our own from another node's copy. When it fails, the load fetches it as it goes."""
         since_s = time.monotonic()
         for node in holders:
-            name = self._holdings.free_name(f"own-{local_rank}", self._context.config.slots, keep=None)
+            name = self._memory_store.free_name(f"own-{local_rank}", self._context.config.slots, keep=None)
             try:
                 record = await self._context.exchange.pull(node, save, rank, name)
             except (CheckpointError, OSError) as error:

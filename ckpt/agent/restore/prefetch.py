@@ -1,6 +1,6 @@
 """Reads for a load while lost shards are still being made again from parity, into another world size (degraded read).
 
-What is read ahead goes to this node's memory (`fetch-*`), never to a worker: if the rebuild fails it is given up, and
+What is prefetched goes to this node's memory (`fetch-*`), never to a worker: if the rebuild fails it is given up, and
 the load starts from whatever is agreed then. `docs/adr/0011-parity-sums-are-gathered-where-they-are-made.md` says why.
 """
 
@@ -36,7 +36,7 @@ class PrefetchNode:
         context.peers.handle("withdraw", self._on_withdraw)
 
     async def for_worker(self) -> dict[str, Any]:
-        """The step and world size of the plan that may come; step None where there is nothing to read ahead of."""
+        """The step and world size of the plan that may come; step None where there is nothing to prefetch."""
         heard = asyncio.ensure_future(self._heard.wait())
         either: list[asyncio.Future[Any]] = [heard, self._final]
         try:
@@ -71,7 +71,7 @@ class PrefetchNode:
             try:
                 await self._loading.fetch(plan, rank, blocks)
             except (CheckpointError, OSError) as error:  # the load finds another source, or says that there is none
-                log.warning("rank %s of step %s is not read ahead: %s", rank, plan.step, error)
+                log.warning("rank %s of step %s is not prefetched: %s", rank, plan.step, error)
 
     async def _on_foresee(self, source: int, message: dict[str, Any]) -> None:
         if self._final.done():
@@ -80,8 +80,8 @@ class PrefetchNode:
         self._heard.set()
 
     async def _on_withdraw(self, source: int, message: dict[str, Any]) -> None:
-        """Gives up all that was read ahead, and its memory."""
-        log.warning("step %s: its rebuild failed, what was read ahead is given up", self._plan.step)
+        """Gives up all that was prefetched, and its memory."""
+        log.warning("step %s: its rebuild failed, what was prefetched is given up", self._plan.step)
         self._plan = Plan()
         for task in self._tasks:
             task.cancel()

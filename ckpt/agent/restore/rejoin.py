@@ -42,7 +42,7 @@ class RejoinNode:
         self._agreed: asyncio.Future[SaveId | None] = asyncio.get_running_loop().create_future()
         context.peers.handle("rejoin_verify", self._on_verify)
         context.peers.handle("rejoin_protect", self._on_protect)
-        context.peers.handle("rejoined", self._on_rejoined)
+        context.peers.handle("rejoin_done", self._on_done)
 
     def fail(self, reason: str) -> None:
         """Nothing will be agreed: workers that ask are told why, and look for other agents."""
@@ -72,22 +72,22 @@ class RejoinNode:
 
     async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         """Which of this node's ranks have no shard of a save in memory that verifies."""
-        save, holdings = SaveId.from_json(message["save"]), self._context.holdings
-        bad = []
+        save, memory_store = SaveId.from_json(message["save"]), self._context.memory_store
+        unverified = []
         for rank in self._context.ranks(self._context.place.node_rank):
-            if not any([await holdings.verify(name) for name in holdings.find(save, rank)]):
-                bad.append(rank)
-        return {"bad": bad}
+            if not any([await memory_store.verify(name) for name in memory_store.find(save, rank)]):
+                unverified.append(rank)
+        return {"unverified": unverified}
 
     async def _on_protect(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         """Takes a save up as the newest, and makes what redundancy it lacks here."""
         self._saves.newest = SaveId.from_json(message["save"]) if message["save"] else None
-        pinned = self._saves.pin_newest(message["drain"])
+        pinned = self._saves.pin_newest(message["tiers"])
         if message["placement"]:
             made = await self._protect_moved(Placement.from_json(message["placement"]), message["alone"])
         else:
             made = await self._saves.protect_newest()
-        return {"made": made, "boundary": self._stop.boundary, "pinned": pinned}
+        return {"made": made, "boundary": self._stop.boundary, "pinned_bytes": pinned}
 
     async def _protect_moved(self, placement: Placement, alone: list[int]) -> int:
         """As Saves.protect_moved; a failure keeps nobody from saving."""
@@ -98,7 +98,7 @@ class RejoinNode:
             self._context.listener.problem("redundancy of the restored step is not complete", str(error), step)
             return 0
 
-    async def _on_rejoined(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_done(self, source: int, message: dict[str, Any]) -> None:
         self._stop.resume(message["boundary"])
         if not self._agreed.done():
             self._agreed.set_result(self._saves.newest)
@@ -112,10 +112,10 @@ class RejoinNode:
 class RejoinLeader:
     """What node rank 0 does."""
 
-    def __init__(self, context: Context, tenure: Lease, drain: FlushLeader) -> None:
+    def __init__(self, context: Context, lease: Lease, flush: FlushLeader) -> None:
         self._context = context
-        self._tenure = tenure
-        self._drain = drain
+        self._lease = lease
+        self._flush = flush
         self._peers = context.peers
         self._deadlines = context.deadlines
 
@@ -126,34 +126,34 @@ class RejoinLeader:
             AgentError: a node failed at it, or another run has the namespace; names it.
         """
         answers = await self._peers.call_all("inventory", timeout_s=self._deadlines.answer_s)
-        stock, newest, _ = await asyncio.gather(
-            read_tier_contents(self._context, answers, TIER_S), self._find(answers), self._tenure.take()
+        contents, newest, _ = await asyncio.gather(
+            read_tier_contents(self._context, answers, TIER_S), self._find(answers), self._lease.take()
         )
-        self._drain.resume(stock)
+        self._flush.resume(contents)
         kept, fields = newest, dict[str, Any](placement=None, alone=[])
         if newest is None or newest.attempt != self._context.place.attempt:  # this attempt has saved nothing yet
             moved, placement, alone = await self._find_moved(answers)
             if moved is not None and (newest is None or moved.step > newest.step):
                 newest, kept, fields = None, moved, {"placement": placement.to_json(), "alone": alone}
-        tiers = self._drain.overdue(newest, stock) if newest else []
-        fields |= {"save": save_to_json(kept) if kept else None, "drain": tiers}
+        tiers = self._flush.overdue(newest, contents) if newest else []
+        fields |= {"save": save_to_json(kept) if kept else None, "tiers": tiers}
         answers = await self._call("rejoin_protect", self._deadlines.restore_s, **fields)
         made = sum(answer["made"] for answer in answers)
         boundary = max(answer["boundary"] for answer in answers)
-        await self._call("rejoined", self._deadlines.answer_s, boundary=boundary)
+        await self._call("rejoin_done", self._deadlines.answer_s, boundary=boundary)
         step = f"step {kept.step}, {made} pieces of redundancy made" if kept else "nothing in memory yet"
         log.info("generation %d goes on: %s", self._context.place.generation, step)
         if newest and tiers:
-            await self._drain.lead(newest, sum(answer["pinned"] for answer in answers), tiers)
+            await self._flush.lead(newest, sum(answer["pinned_bytes"] for answer in answers), tiers)
 
     async def _find(self, answers: list[dict[str, Any]]) -> SaveId | None:
         """The newest save whose every shard lies in the memory of the node where its rank runs, and verifies."""
         for save in whole_in_place([answer["shards"] for answer in answers], self._context.place):
             answers = await self._call("rejoin_verify", self._deadlines.verify_s, save=save_to_json(save))
-            bad = [rank for answer in answers for rank in answer["bad"]]
-            if not bad:
+            unverified = [rank for answer in answers for rank in answer["unverified"]]
+            if not unverified:
                 return save
-            self._context.listener.problem("shard does not verify", f"rank {bad[0]}, in memory", save.step)
+            self._context.listener.problem("shard does not verify", f"rank {unverified[0]}, in memory", save.step)
         return None
 
     async def _find_moved(self, answers: list[dict[str, Any]]) -> tuple[SaveId | None, Placement, list[int]]:
@@ -174,11 +174,11 @@ class RejoinLeader:
                 self._peers.call(node, "verify", timeout_s=self._deadlines.verify_s, ranks=here, **fields)
                 for node, here in ranks.items()
             ]
-            bad = [rank for answer in await asyncio.gather(*calls) for rank in answer["bad"]]
-            if not bad:
+            unverified = [rank for answer in await asyncio.gather(*calls) for rank in answer["unverified"]]
+            if not unverified:
                 placement = Placement(world_size=world_size, nodes={rank: nodes[0] for rank, nodes in holders.items()})
                 return save, placement, [rank for rank, nodes in holders.items() if len(nodes) == 1]
-            self._context.listener.problem("shard does not verify", f"rank {bad[0]}, in memory", save.step)
+            self._context.listener.problem("shard does not verify", f"rank {unverified[0]}, in memory", save.step)
         return None, Placement(world_size=0, nodes={}), []
 
     async def _call(self, op: str, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:

@@ -57,17 +57,17 @@ class Loading:
         self._plan = plan
         self._pinned = pinned
         self._place = context.place
-        self._holdings = context.holdings
-        self._shelf = context.shelf
+        self._memory_store = context.memory_store
+        self._node_disk = context.node_disk
         self._exchange = context.exchange
         self._peers = context.peers
         self._locks: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._fetched: dict[int, Fetched] = {}
         self._chosen = Chosen(context)
-        self._bad: set[tuple[SaveId, int, str]] = set()  # save, rank and source that a worker has found damaged
+        self._damaged: set[tuple[SaveId, int, str]] = set()  # save, rank and source that a worker has found damaged
         self._manifests: dict[tuple[str, SaveId], Manifest] = {}  # by tier and save
         self._loaded: set[int] = set()
-        self._peers.handle("bad", self._on_bad)
+        self._peers.handle("verify_again", self._on_verify_again)
 
     async def plan_for_worker(self) -> dict[str, Any]:
         """What is restored; waits until the agents have agreed and this node's lost shards are made again."""
@@ -115,7 +115,7 @@ class Loading:
             reasons = "; ".join(tried) or "all were found damaged"
             raise AgentError(f"rank {rank} of step {plan.step}: no source left: {reasons}")
 
-    async def bad(self, step: int | None, rank: int, path: str) -> None:
+    async def damaged(self, step: int | None, rank: int, path: str) -> None:
         """A worker found bytes that do not verify: never offer that source again, and have its holder look."""
         plan = await self._plan_of(step)
         if plan.save is None:
@@ -123,11 +123,11 @@ class Loading:
         fetched = self._fetched.get(rank)
         if fetched is not None and path == str(fetched.path):
             self._forget(rank)
-            self._bad.add((plan.save, rank, fetched.source))
+            self._damaged.add((plan.save, rank, fetched.source))
             if fetched.source in self._peers.nodes:
                 await self._have_it_look(self._peers.nodes.index(fetched.source), plan.save, rank)
             return
-        self._bad.add((plan.save, rank, path))
+        self._damaged.add((plan.save, rank, path))
         await self._look_again(plan.save, rank)
 
     def loaded(self, local_rank: int) -> None:
@@ -142,7 +142,7 @@ class Loading:
         if plan.save is None or not 0 <= rank < plan.world_size:
             raise AgentError(f"rank {rank}: the plan has step {plan.step} of {plan.world_size} ranks")
         async with self._locks[rank]:
-            if not self._holdings.find(plan.save, rank) and not self._shelf.find(plan.save, rank):
+            if not self._memory_store.find(plan.save, rank) and not self._node_disk.find(plan.save, rank):
                 await self._remote(plan.holders[rank][0], plan.save, rank, blocks)
 
     def forget_all(self) -> None:
@@ -153,18 +153,18 @@ class Loading:
     async def _have_it_look(self, node: int, save: SaveId, rank: int) -> None:
         timeout_s = self._context.deadlines.verify_s
         try:
-            await self._peers.call(node, "bad", timeout_s=timeout_s, save=save_to_json(save), rank=rank)
+            await self._peers.call(node, "verify_again", timeout_s=timeout_s, save=save_to_json(save), rank=rank)
         except PeerError as error:
             log.warning("rank %d of step %d: %s", rank, save.step, error)
 
-    async def _on_bad(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_verify_again(self, source: int, message: dict[str, Any]) -> None:
         await self._look_again(SaveId.from_json(message["save"]), message["rank"])
 
     async def _look_again(self, save: SaveId, rank: int) -> None:
         """Drops what really is damaged, so that no later restore counts on it."""
-        for name in self._holdings.find(save, rank):
-            await self._holdings.verify_again(name)
-        await self._shelf.verify_again(save, rank)
+        for name in self._memory_store.find(save, rank):
+            await self._memory_store.verify_again(name)
+        await self._node_disk.verify_again(save, rank)
 
     def _sources(self, plan: Plan, save: SaveId, rank: int, blocks: list[int] | None) -> list[Source]:
         """What to try, best first, without those found damaged."""
@@ -172,11 +172,11 @@ class Loading:
         reader = [self._context.reader(rank, plan.world_size)] if taken_in else []
         nodes = [*plan.holders.get(rank, []), *reader]
         sources: list[tuple[str, Source]] = [
-            *((self._local_path(name), partial(self._local, name)) for name in self._holdings.find(save, rank)),
+            *((self._local_path(name), partial(self._local, name)) for name in self._memory_store.find(save, rank)),
             *(
-                (str(shelved.path), partial(self._on_disk, save, rank))
-                for shelved in [self._shelf.find(save, rank)]
-                if shelved
+                (str(on_disk.path), partial(self._on_disk, save, rank))
+                for on_disk in [self._node_disk.find(save, rank)]
+                if on_disk
             ),
             *(
                 (self._peers.nodes[node], partial(self._remote, node, save, rank, blocks))
@@ -185,18 +185,18 @@ class Loading:
             ),
             *((name, partial(self._stored, name, save, rank, blocks)) for name in plan.stored),
         ]
-        return [source for name, source in sources if (save, rank, name) not in self._bad]
+        return [source for name, source in sources if (save, rank, name) not in self._damaged]
 
     async def _local(self, name: str) -> dict[str, Any]:
-        if not await self._holdings.verify(name):
+        if not await self._memory_store.verify(name):
             raise AgentError(f"{name} on this node does not verify")
-        return _reply(self._local_path(name), 0, self._holdings.record(name))
+        return _reply(self._local_path(name), 0, self._memory_store.record(name))
 
     async def _on_disk(self, save: SaveId, rank: int) -> dict[str, Any]:
-        if not await self._shelf.verify(save, rank):
+        if not await self._node_disk.verify(save, rank):
             raise AgentError("the shard on this node's disk does not verify")
-        shelved = self._shelf.shard(save, rank)
-        return _reply(str(shelved.path), shelved.place.offset, shelved.record)
+        on_disk = self._node_disk.shard(save, rank)
+        return _reply(str(on_disk.path), on_disk.place.offset, on_disk.record)
 
     async def _remote(self, node: int, save: SaveId, rank: int, blocks: list[int] | None) -> dict[str, Any]:
         source = self._peers.nodes[node]
@@ -226,7 +226,7 @@ class Loading:
                 await in_thread(lambda: reads.read_blocks(read, room.all(), missing))
 
             return await self._fetch(name, place.record, blocks, fetch)
-        if (save, rank, str(path)) in self._bad:
+        if (save, rank, str(path)) in self._damaged:
             raise AgentError(f"{path}: damaged")
         return _reply(str(path), place.offset, place.record)
 

@@ -118,7 +118,7 @@ class AskForeseen(OfWorker, op="foreseen", deadline="plan_s", answer="step world
     """The plan that may come while lost shards are still being made again. `step` is null where there is none."""
 
 
-class Prefetch(OfWorker, op="ahead"):
+class Prefetch(OfWorker, op="prefetch"):
     """What a load would read of the foreseen plan: rows of saved rank and blocks."""
 
     step: int
@@ -139,7 +139,7 @@ class Open(OfWorker, op="open", deadline="open_s", answer="path base record"):
     step: int | None = None
 
 
-class ReportDamaged(OfWorker, op="bad", deadline="open_s"):
+class ReportDamaged(OfWorker, op="damaged", deadline="open_s"):
     """What was read there does not verify: take another source."""
 
     rank: int
@@ -151,18 +151,18 @@ class Loaded(OfWorker, op="loaded"):
     """This worker has read what it wants: when all have, what was fetched for them goes."""
 
 
-class Staged(OfWorker, op="sealed"):
+class Staged(OfWorker, op="staged"):
     """This worker's shard of a step lies in a slot, complete."""
 
     slot: int
     step: int
     rank: int
     layout: dict[str, Any]
-    drain: bool = False
+    flush: bool = False
     tokens: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class Skipped(OfWorker, op="skipped"):
+class DropShard(OfWorker, op="drop_shard"):
     """This worker has no shard for a step, and why."""
 
     step: int
@@ -170,14 +170,14 @@ class Skipped(OfWorker, op="skipped"):
     reason: str
 
 
-class Missed(OfWorker, op="missed"):
+class DropUpTo(OfWorker, op="drop_up_to"):
     """Up to this step the worker had no agent: no save up to there can be complete."""
 
     step: int
     rank: int
 
 
-class AwaitSaves(OfWorker, op="flush", deadline="flush_s"):
+class AwaitSaves(OfWorker, op="await_saves", deadline="saves_s"):
     """Answered when none of the node's saves is in flight any more."""
 
 
@@ -200,18 +200,18 @@ class StepCommitted(ToWorker, op="committed"):
     seconds: float
 
 
-class Drained(ToWorker, op="drained"):
-    """A step has reached a lower tier, or `failed` to."""
+class Flushed(ToWorker, op="flushed"):
+    """The flush of a step to a lower tier has ended: the step has reached the tier, or not."""
 
     step: int
     tier: str
     pinned: bool
-    failed: bool = False
+    reached: bool
     bytes: int = 0
     seconds: float = 0
 
 
-class PassedOver(ToWorker, op="passed_over"):
+class FlushDropped(ToWorker, op="flush_dropped"):
     """A step that was due in a tier does not go there: an older one is still on its way."""
 
     step: int
@@ -315,19 +315,19 @@ class NodeSealed(ToLeader, op="sealed", deadline="answer_s"):
 
     step: int
     nbytes: int
-    drain: bool
+    flush: bool
     tokens: list[Any]
     elapsed_s: float
 
 
-class NodeFailed(ToLeader, op="failed", deadline="answer_s"):
+class AskDrop(ToLeader, op="ask_drop", deadline="answer_s"):
     """This node cannot bring its shards of a step, and why."""
 
     step: int
     reason: str
 
 
-class NodeMissed(ToLeader, op="missed", deadline="answer_s"):
+class AskDropUpTo(ToLeader, op="drop_up_to", deadline="answer_s"):
     """A worker of this node had no agent up to this step."""
 
     step: int
@@ -339,7 +339,7 @@ class Protect(ToNode, op="protect", deadline="protect_s"):
     step: int
 
 
-class CommitSave(ToNode, op="commit", deadline="answer_s"):
+class CommitSave(ToNode, op="commit_save", deadline="answer_s"):
     """All nodes have protected: older steps may go. `tiers`: where the step goes from here."""
 
     step: int
@@ -366,7 +366,7 @@ class SendRecord(Between, op="record", deadline="answer_s", answer="record"):
     rank: int
 
 
-class SendBytes(Between, op="bytes", deadline="answer_s"):
+class SendBytes(Between, op="shard_bytes", deadline="answer_s"):
     """The blocks of such a shard (null: all), pushed under `tag`."""
 
     save: dict[str, Any]
@@ -407,7 +407,7 @@ class SendRow(Between, op="row", deadline="protect_s", answer="comes"):
     tag: int
 
 
-class AskLengths(Between, op="lengths", deadline="answer_s", answer="lengths parity"):
+class AskLengths(Between, op="lengths", deadline="answer_s", answer="lengths has_parity"):
     """The lengths of the shards that a member puts under parity."""
 
     save: dict[str, Any]
@@ -447,7 +447,7 @@ class AskInventory(ToNode, op="inventory", deadline="answer_s", answer="shards p
     """What the node holds in memory and on its disk."""
 
 
-class VerifyShards(ToNode, op="verify", deadline="verify_s", answer="bad"):
+class VerifyShards(ToNode, op="verify", deadline="verify_s", answer="unverified"):
     """The ranks of which the node has no shard that verifies."""
 
     save: dict[str, Any]
@@ -473,12 +473,12 @@ class Withdraw(ToNode, op="withdraw", deadline="restore_s"):
     """The foreseen plan does not come."""
 
 
-class TakeUpPlan(ToNode, op="restore", deadline="restore_s", answer="pinned taken"):
-    """The plan that all nodes take up. `drain`: the tiers that lack the step."""
+class TakeUpPlan(ToNode, op="restore", deadline="restore_s", answer="pinned_bytes taken"):
+    """The plan that all nodes take up. `tiers`: where the step is flushed to."""
 
     plan: dict[str, Any]
     same_world: bool
-    drain: list[Any]
+    tiers: list[Any]
 
 
 class NoRestore(ToNode, op="no_restore", deadline="restore_s"):
@@ -498,21 +498,21 @@ class ProtectMoved(ToNode, op="protect_moved", deadline="restore_s", answer="mad
     alone: list[Any]
 
 
-class SetAside(ToNode, op="set_aside", deadline="restore_s"):
+class QuarantineSave(ToNode, op="quarantine", deadline="restore_s"):
     """Never try this step again: its bytes are damaged here where `reason` says so."""
 
     save: dict[str, Any]
     reason: str
 
 
-class LookAgain(Between, op="bad", deadline="verify_s"):
+class VerifyAgain(Between, op="verify_again", deadline="verify_s"):
     """A worker found a shard of the receiver's damaged."""
 
     save: dict[str, Any]
     rank: int
 
 
-class ChooseStep(ToLeader, op="choose", deadline="restore_s", answer="plan"):
+class ChooseStep(ToLeader, op="find_chosen", deadline="restore_s", answer="plan"):
     """Look for a step that a script has chosen."""
 
     step: int
@@ -524,22 +524,22 @@ class AskHolds(ToNode, op="holds", deadline="answer_s", answer="shards"):
     step: int
 
 
-class RejoinVerify(ToNode, op="rejoin_verify", deadline="verify_s", answer="bad"):
+class RejoinVerify(ToNode, op="rejoin_verify", deadline="verify_s", answer="unverified"):
     """Which of the node's own ranks have no shard of a save in memory that verifies."""
 
     save: dict[str, Any]
 
 
-class RejoinProtect(ToNode, op="rejoin_protect", deadline="restore_s", answer="made boundary pinned"):
+class RejoinProtect(ToNode, op="rejoin_protect", deadline="restore_s", answer="made boundary pinned_bytes"):
     """Take a save up as the newest, and make the redundancy that it lacks."""
 
     save: dict[str, Any] | None
-    drain: list[Any]
+    tiers: list[Any]
     placement: list[Any] | None
     alone: list[Any]
 
 
-class RejoinDone(ToNode, op="rejoined", deadline="answer_s"):
+class RejoinDone(ToNode, op="rejoin_done", deadline="answer_s"):
     """Let the workers in."""
 
     boundary: int
@@ -562,27 +562,27 @@ class StopAt(ToNode, op="stop_at", deadline="answer_s"):
     boundary: int
 
 
-class WriteTier(ToNode, op="drain", deadline="drain_s", answer="places"):
+class WriteTier(ToNode, op="flush_write", deadline="flush_s", answer="places"):
     """Write this node's shards of a committed step to a tier."""
 
     tier: str
     step: int
 
 
-class CommitTier(ToNode, op="drain_commit", deadline="drain_s"):
+class CommitTier(ToNode, op="flush_commit", deadline="flush_s"):
     """All nodes have written to their disks: commit there."""
 
     tier: str
     step: int
 
 
-class ListTier(ToNode, op="drain_steps", deadline="drain_s", answer="saves"):
+class ListTier(ToNode, op="flush_list", deadline="flush_s", answer="saves"):
     """The saves on the node's disk."""
 
     tier: str
 
 
-class RetainTier(ToNode, op="drain_retain", deadline="drain_s"):
+class RetainTier(ToNode, op="flush_retain", deadline="flush_s"):
     """Remove all but the newest `keep` complete saves from the node's disk."""
 
     tier: str
@@ -590,12 +590,12 @@ class RetainTier(ToNode, op="drain_retain", deadline="drain_s"):
     complete: list[Any]
 
 
-class TierDone(ToNode, op="drained", deadline="answer_s"):
-    """A step has reached a tier, or failed to: its slots are free."""
+class TierDone(ToNode, op="flush_done", deadline="answer_s"):
+    """The flush of a step to a tier has ended: its slots are free."""
 
     tier: str
     step: int
-    failed: bool
+    reached: bool
     nbytes: int
     seconds: float
 

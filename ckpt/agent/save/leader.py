@@ -26,7 +26,7 @@ class Gathering:
     alarm: asyncio.TimerHandle  # for the nodes that have not sealed it
     since_s: float = field(default_factory=time.monotonic)  # when the first node was given a shard of it
     nodes: dict[int, int] = field(default_factory=dict)  # bytes sealed, by node rank
-    drain: bool = False
+    flush: bool = False
     told: Counter[str] = field(default_factory=Counter)  # how many ranks told a token of their group of replicas
     members: dict[str, int] = field(default_factory=dict)  # by token, how many have to
 
@@ -40,24 +40,24 @@ class Gathering:
 class SaveLeader:
     """Takes steps through to their commit one after another, the oldest complete one first.
 
-    Nodes seal steps in order, so an incomplete step before a complete one has been skipped somewhere: it never will be.
+    Nodes seal steps in order, so an incomplete step before a complete one has been dropped somewhere: it never will be.
     """
 
-    def __init__(self, context: Context, drain: FlushLeader) -> None:
+    def __init__(self, context: Context, flush: FlushLeader) -> None:
         self._context = context
         self._peers = context.peers
         self._listener = context.listener
         self._deadlines = context.deadlines
-        self._drain = drain
+        self._flush = flush
         self._gathering: dict[int, Gathering] = {}
         self._committed = -1
-        self._missed = -1  # up to here a rank has missed saves, as it had no agent
+        self._dropped_up_to = -1  # up to here a rank dropped its saves: it had no agent
         self._dropped: set[int] = set()
         self._complete = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._peers.handle("sealed", self._on_sealed)
-        self._peers.handle("failed", self._on_failed)
-        self._peers.handle("missed", self._on_missed)
+        self._peers.handle("ask_drop", self._on_ask_drop)
+        self._peers.handle("drop_up_to", self._on_dropped_up_to)
 
     async def run(self) -> None:
         """Leads saves until cancelled."""
@@ -71,30 +71,30 @@ class SaveLeader:
         step = message["step"]
         if step <= self._committed or step in self._dropped:
             raise AgentError(f"step {step} was dropped, or a newer one has committed")
-        if step <= self._missed:
-            raise AgentError(f"step {step} was missed by a rank that had no agent")
+        if step <= self._dropped_up_to:
+            raise AgentError(f"step {step} was dropped by a rank that had no agent")
         save = self._gathering.get(step)
         if save is None:
             alarm = asyncio.get_running_loop().call_later(self._deadlines.seal_s, self._overdue, step)
             save = self._gathering[step] = Gathering(step=step, alarm=alarm)
         save.since_s = min(save.since_s, time.monotonic() - message["elapsed_s"])
         save.nodes[source] = message["nbytes"]
-        save.drain |= message["drain"]
+        save.flush |= message["flush"]
         for token, told, members in message["tokens"]:
             save.told[token] += told
             save.members[token] = members
         if self._is_complete(save):
             self._complete.set()
 
-    async def _on_failed(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_ask_drop(self, source: int, message: dict[str, Any]) -> None:
         """Answers at once: the drop goes back to the very task that asks."""
         step = message["step"]
         if step > self._committed:
             self._spawn(self._drop(step, f"node {self._peers.nodes[source]}: {message['reason']}"))
 
-    async def _on_missed(self, source: int, message: dict[str, Any]) -> None:
-        self._missed = max(self._missed, message["step"])
-        for step in [step for step in self._gathering if step <= self._missed]:
+    async def _on_dropped_up_to(self, source: int, message: dict[str, Any]) -> None:
+        self._dropped_up_to = max(self._dropped_up_to, message["step"])
+        for step in [step for step in self._gathering if step <= self._dropped_up_to]:
             self._spawn(self._drop(step, f"node {self._peers.nodes[source]}: a rank had no agent"))
 
     def _is_complete(self, save: Gathering) -> bool:
@@ -124,16 +124,16 @@ class SaveLeader:
             return  # a node has failed it meanwhile
         self._committed = save.step
         self._dropped = {step for step in self._dropped if step > save.step}  # the others are refused as older ones
-        tiers = self._drain.wanted(save.step, save.drain)
+        tiers = self._flush.wanted(save.step, save.flush)
         nbytes = sum(save.nodes.values())
         fields = {"step": save.step, "tiers": tiers, "nbytes": nbytes, "seconds": round(_since(save), 6)}
         try:
-            await self._context.call_training("commit", timeout_s=self._deadlines.answer_s, **fields)
+            await self._context.call_training("commit_save", timeout_s=self._deadlines.answer_s, **fields)
         except PeerError as error:
             self._listener.problem("commit not heard by every node", str(error), save.step)
         log.info("step %d committed: %d bytes on %d nodes in %.3f s", save.step, nbytes, len(save.nodes), _since(save))
         if tiers:
-            self._spawn(self._drain.lead(self._context.save_id(save.step), nbytes, tiers))
+            self._spawn(self._flush.lead(self._context.save_id(save.step), nbytes, tiers))
 
     def _overdue(self, step: int) -> None:
         save = self._gathering[step]

@@ -1,7 +1,7 @@
 """A save as one node sees it: its workers' shards are sealed, its redundancy is made, then it is committed or dropped.
 
 The coordinator (node rank 0) decides; see leader.py. A node that has answered "protect" has promised the save: it
-keeps the shards until told what became of it. Before that it may give up by itself.
+keeps the shards until told what became of it. Before that it may ask to drop it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Save:
     tokens: Counter[str] = field(default_factory=Counter)  # of groups of replicas: ranks of this node that told it
     members: dict[str, int] = field(default_factory=dict)  # by token, how many ranks have to
     nbytes: int = 0
-    drain: bool = False
+    flush: bool = False
     promised: bool = False
 
 
@@ -63,7 +63,7 @@ class SaveNode:
         self._context = context
         self._place = context.place
         self._slots = context.config.slots
-        self._holdings = context.holdings
+        self._memory_store = context.memory_store
         self._peers = context.peers
         self._listener = context.listener
         self._deadlines = context.deadlines
@@ -71,7 +71,7 @@ class SaveNode:
         self._ending: set[Save] = set()  # dropped, and yet to be told to the workers
         self._is_lost = False  # the other agents are, and the workers know
         self._dropped: deque[int] = deque(maxlen=_REMEMBER)  # a worker may come late with one
-        self._missed_step = -1  # up to here a worker of this node has missed saves
+        self._dropped_up_to = -1  # up to here a worker of this node has dropped its saves
         self._changed = asyncio.Condition()
         self._copying = asyncio.Lock()  # a name that is free stays so until its record is there
         self._sealing = [asyncio.Lock() for _ in range(self._place.ranks_per_node)]  # each rank's steps in order
@@ -80,16 +80,16 @@ class SaveNode:
         self._sources = scheme.sources(self._place.node_rank, members) if members else ()
         self.parities = Parities(context)
         self._peers.handle("protect", self._on_protect)
-        self._peers.handle("commit", self._on_commit)
+        self._peers.handle("commit_save", self._on_commit)
         self._peers.handle("drop", self._on_drop)
 
-    def sealed(self, client: Client, message: dict[str, Any]) -> None:
+    def staged(self, client: Client, message: dict[str, Any]) -> None:
         """A worker has staged its shard into one of its slots; a shard that is refused fails the save at once."""
         try:
             self._take(client, message)
         except (CheckpointError, KeyError, TypeError, ValueError) as error:
             if type(step := message.get("step")) is int:
-                self.failed(step, f"the shard of rank {self._rank_of(client)} was refused: {error}")
+                self.drop_shard(step, f"the shard of rank {self._rank_of(client)} was refused: {error}")
             raise
 
     def _take(self, client: Client, message: dict[str, Any]) -> None:
@@ -97,40 +97,40 @@ class SaveNode:
         local_rank, step, slot, rank = client.local_rank, message["step"], message["slot"], message["rank"]
         layout = Layout.from_json(message["layout"])
         if slot >= self._slots or rank != self._rank_of(client):
-            raise AgentError(f"sealed: slot {slot} of rank {rank} is not one of local rank {local_rank}")
-        is_dropped = step in self._dropped or step <= self._missed_step
-        if is_dropped or step in self.pinned or self._holdings.find(self._context.save_id(step), rank):
+            raise AgentError(f"staged: slot {slot} of rank {rank} is not one of local rank {local_rank}")
+        is_dropped = step in self._dropped or step <= self._dropped_up_to
+        if is_dropped or step in self.pinned or self._memory_store.find(self._context.save_id(step), rank):
             reason = "dropped already" if is_dropped else "saved already"
             client.send({"event": "dropped", "step": step, "reason": reason})
             return
         save = self._begin(step)
-        save.drain |= bool(message.get("drain"))
+        save.flush |= bool(message.get("flush"))
         members = {str(token): int(size) for token, size in dict(message.get("tokens", {})).items()}
         save.tokens.update(members.keys())
         save.members.update(members)
         staged = ShardRecord(
             save=self._context.save_id(step), namespace=self._context.config.namespace, rank=rank,
-            world_size=self._place.world_size, layout=layout, blocks=(), drain=save.drain,
+            world_size=self._place.world_size, layout=layout, blocks=(), flush=save.flush,
         )  # fmt: skip
         self._start(save, self._seal(save, local_rank, f"own-{local_rank}-{slot}", staged))
 
-    def failed(self, step: int, reason: str) -> None:
+    def drop_shard(self, step: int, reason: str) -> None:
         """A worker of this node could not save a step: nobody need wait for it."""
         if step not in self._dropped:
             save = self._begin(step)
-            self._start(save, self._give_up(save, reason))
+            self._start(save, self._ask_drop(save, reason))
 
-    async def missed(self, step: int, rank: int) -> None:
+    async def drop_up_to(self, step: int, rank: int) -> None:
         """A worker of this node was without an agent until after a step: no save up to there can become complete."""
-        self._missed_step = max(self._missed_step, step)
+        self._dropped_up_to = max(self._dropped_up_to, step)
         for save in [save for save in self._in_flight.values() if save.step <= step]:
-            self._start(save, self._give_up(save, f"rank {rank} was without an agent"))
+            self._start(save, self._ask_drop(save, f"rank {rank} was without an agent"))
         try:
-            await self._peers.call(0, "missed", timeout_s=self._deadlines.answer_s, step=step)
+            await self._peers.call(0, "drop_up_to", timeout_s=self._deadlines.answer_s, step=step)
         except PeerError as error:
-            self._listener.problem("missed saves not told", str(error), step)
+            self._listener.problem("dropped saves not reported", str(error), step)
 
-    async def flush(self) -> None:
+    async def await_saves(self) -> None:
         """Returns when the workers know what became of this node's saves, or that the other agents are lost."""
         async with self._changed:
             await self._changed.wait_for(lambda: not (self._in_flight or self._ending or self.pinned) or self._is_lost)
@@ -141,37 +141,37 @@ class SaveNode:
             await self._drop(save.step, reason)
         for step, pin in list(self.pinned.items()):
             for tier in list(pin.tiers):
-                await self.drained(step, tier, failed=True)
+                await self.flushed(step, tier, reached=False)
         self._listener.to_workers("world_lost", reason=reason)
         self._is_lost = True
         await self._tell_waiters()
 
-    async def drained(self, step: int, tier: str, failed: bool, **size_and_time: Any) -> None:
-        """The save has reached a lower tier, or failed to: after the last one its slots may be reused."""
+    async def flushed(self, step: int, tier: str, reached: bool, **size_and_time: Any) -> None:
+        """The save has reached a lower tier, or will not: after the last one its slots may be reused."""
         if (pin := self.pinned.get(step)) is not None:
             pin.tiers.discard(tier)
             if not pin.tiers:
                 del self.pinned[step]
-        outcome = {"failed": True} if failed else size_and_time
-        self._listener.to_workers("drained", step=step, tier=tier, pinned=step in self.pinned, **outcome)
+        outcome = {"reached": reached, **(size_and_time if reached else {})}
+        self._listener.to_workers("flushed", step=step, tier=tier, pinned=step in self.pinned, **outcome)
         await self._tell_waiters()
 
     def pin_newest(self, tiers: Collection[str]) -> int:
         """Keeps this node's shards of a restored save until they have reached some tiers; returns their bytes.
 
-        A copy serves as well, as where nodes have changed places. Where one is missing, none is pinned, and the drain
+        A copy serves as well, as where nodes have changed places. Where one is missing, none is pinned, and the flush
         fails.
         """
         if self.newest is None or not tiers:
             return 0
         names: dict[int, str] = {}
         for local_rank, rank in enumerate(self._context.ranks(self._place.node_rank)):
-            found = self._holdings.find(self.newest, rank)
+            found = self._memory_store.find(self.newest, rank)
             if not found:
                 return 0
             names[local_rank] = found[0]
         self.pinned[self.newest.step] = Pin(save=self.newest, names=names, tiers=set(tiers))
-        return sum(self._holdings.record(name).nbytes for name in names.values())
+        return sum(self._memory_store.record(name).nbytes for name in names.values())
 
     async def protect_newest(self) -> int:
         """Makes anew the redundancy that a restored save lacks on this node; returns how many were made."""
@@ -191,9 +191,9 @@ class SaveNode:
         if save_id is None:
             return 0
         for rank, node in ((rank, placement.nodes[rank]) for rank in alone):
-            if node in self._sources and not self._holdings.find(save_id, rank):
+            if node in self._sources and not self._memory_store.find(save_id, rank):
                 async with self._copying:
-                    name = self._holdings.free_name(f"copy-{node}-0", self._slots, keep=None)
+                    name = self._memory_store.free_name(f"copy-{node}-0", self._slots, keep=None)
                     await self._context.exchange.pull(node, save_id, rank, name)
                     made += 1
         return made + await self.parities.make(save_id, None, placement)
@@ -218,43 +218,43 @@ class SaveNode:
         return task
 
     async def _watch(self, save: Save) -> None:
-        """Gives the save up when it gets nowhere: a worker died, or the coordinator is silent."""
+        """Asks to drop the save when it gets nowhere: a worker died, or the coordinator is silent."""
         await asyncio.sleep(self._deadlines.seal_s)
         missing = [rank for rank in range(self._place.ranks_per_node) if rank not in save.names]
         if missing:
             ranks = ", ".join(map(str, missing))
-            await self._give_up(
+            await self._ask_drop(
                 save, f"local rank {ranks} has not sealed its shard within {self._deadlines.seal_s:g} s"
             )
             return
         await asyncio.sleep(self._deadlines.protect_s)
         if not save.promised:
-            await self._give_up(save, f"node {self._place.nodes[0]} has not called for redundancy within its deadline")
+            await self._ask_drop(save, f"node {self._place.nodes[0]} has not called for redundancy within its deadline")
 
     async def _seal(self, save: Save, local_rank: int, name: str, staged: ShardRecord) -> None:
         """Checksums what the worker staged, publishes it, and tells the coordinator once the node is complete."""
         try:
             async with self._sealing[local_rank]:
-                data = self._holdings.bytes_of(name, staged.layout.nbytes)
+                data = self._memory_store.bytes_of(name, staged.layout.nbytes)
                 blocks = await asyncio.to_thread(checksums, data)
-                self._holdings.publish(name, replace(staged, blocks=blocks))
+                self._memory_store.publish(name, replace(staged, blocks=blocks))
                 save.names[local_rank] = name
             save.nbytes += len(data)
             if len(save.names) == self._place.ranks_per_node:
                 tokens = [[token, told, save.members[token]] for token, told in save.tokens.items()]
                 elapsed_s = time.monotonic() - save.since_s
                 fields = {
-                    "step": save.step, "nbytes": save.nbytes, "drain": save.drain, "tokens": tokens,
+                    "step": save.step, "nbytes": save.nbytes, "flush": save.flush, "tokens": tokens,
                     "elapsed_s": elapsed_s,
                 }  # fmt: skip
                 await self._peers.call(0, "sealed", timeout_s=self._deadlines.answer_s, **fields)
         except (CheckpointError, OSError) as error:
-            await self._give_up(save, str(error))
+            await self._ask_drop(save, str(error))
 
-    async def _give_up(self, save: Save, reason: str) -> None:
+    async def _ask_drop(self, save: Save, reason: str) -> None:
         """Asks the coordinator to drop the save everywhere; when that cannot be, drops it here."""
         try:
-            await self._peers.call(0, "failed", timeout_s=self._deadlines.answer_s, step=save.step, reason=reason)
+            await self._peers.call(0, "ask_drop", timeout_s=self._deadlines.answer_s, step=save.step, reason=reason)
         except PeerError as error:
             if not save.promised:
                 self._listener.problem("save dropped", f"{reason}; {error}", save.step, failed="memory")
@@ -285,9 +285,11 @@ class SaveNode:
         for node in self._sources:
             for local_rank, rank in enumerate(self._context.ranks(node)):
                 async with self._copying:
-                    held = [name for name in self._holdings.find(save_id, rank) if await self._holdings.verify(name)]
+                    held = [
+                        name for name in self._memory_store.find(save_id, rank) if await self._memory_store.verify(name)
+                    ]
                     if not held:
-                        name = self._holdings.free_name(f"copy-{node}-{local_rank}", self._slots, keep)
+                        name = self._memory_store.free_name(f"copy-{node}-{local_rank}", self._slots, keep)
                         await self._context.exchange.pull(node, save_id, rank, name)
                         made += 1
         return made
@@ -314,9 +316,9 @@ class SaveNode:
         stems |= {f"copy-{node}-{local_rank}" for node in self._sources for local_rank in local_ranks}
         keep = {pin.save for pin in self.pinned.values()}
         keep |= {self.newest} if self.newest else set()
-        self._holdings.tidy(stems, self._slots, keep)
+        self._memory_store.tidy(stems, self._slots, keep)
         self.parities.tidy(keep)
-        left = {record.save for record in self._holdings.shards().values()} | self.parities.saves()
+        left = {record.save for record in self._memory_store.shards().values()} | self.parities.saves()
         forget_notes(self._place.ram_dir, set(map(directory_name, left)))
 
     async def _on_drop(self, source: int, message: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ckpt.agent.shards.growing_buffer import Room, slices
 from ckpt.errors import AgentError, CheckpointError
-from ckpt.format.checksums import BLOCK_BYTES, bad_blocks
+from ckpt.format.checksums import BLOCK_BYTES, damaged_blocks
 from ckpt.format.shard_record import SaveId, ShardRecord, drop_record, read_record, write_record
 
 _FLEETING = ("fetch-*", ".*.tmp")  # made for one load, or left by a write that a kill cut short
@@ -125,8 +125,8 @@ class Store(ABC, Generic[R]):
             return True
         try:
             data = self.bytes_of(name, record.nbytes)
-            bad = await asyncio.to_thread(bad_blocks, data, record.blocks)
-            reason = f"block {bad[0]} does not match its checksum" if bad else ""
+            damaged = await asyncio.to_thread(damaged_blocks, data, record.blocks)
+            reason = f"block {damaged[0]} does not match its checksum" if damaged else ""
         except (AgentError, FileNotFoundError) as error:  # too short, or gone
             reason = str(error)
         except OSError as error:

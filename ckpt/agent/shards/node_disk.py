@@ -60,7 +60,7 @@ class NodeDisk:
         self._shards: dict[tuple[SaveId, int], DiskShard] = {}
         self._verified: set[tuple[SaveId, int]] = set()
         self.last_commit_s = 0.0  # since the epoch; 0 when there is none
-        self._bad: dict[SaveId, tuple[Tier, str]] = {}  # what was read and does not match, and what that is
+        self._damaged: dict[SaveId, tuple[Tier, str]] = {}  # what was read and does not match, and what that is
 
     async def scan(self, holder: str) -> str | None:
         """Takes the disk for this run and reads its manifests; returns why that could not be.
@@ -129,15 +129,15 @@ class NodeDisk:
         if found is not None:
             log.warning("%s: step %d, rank %d: %s; passed over", found.path, save.step, rank, error)
             if isinstance(error, CorruptError):
-                self._bad[save] = found.tier, str(error)
+                self._damaged[save] = found.tier, str(error)
 
-    async def set_aside(self, save: SaveId) -> list[tuple[str, str]]:
-        """Sets aside what this disk has of a save, if bytes of it were found bad; says where it is now, and why."""
-        if save not in self._bad:
+    async def quarantine(self, save: SaveId) -> list[tuple[str, str]]:
+        """Quarantines what this disk has of a save whose bytes are damaged; says where it is now, and why."""
+        if save not in self._damaged:
             return []
-        tier, reason = self._bad.pop(save)
-        self._shards = {key: shelved for key, shelved in self._shards.items() if key[0] != save}
-        return [(await in_thread(tier.set_aside, directory_name(save), reason), reason)]
+        tier, reason = self._damaged.pop(save)
+        self._shards = {key: on_disk for key, on_disk in self._shards.items() if key[0] != save}
+        return [(await in_thread(tier.quarantine, directory_name(save), reason), reason)]
 
 
 def _shards_of(tier: Tier, entries: Sequence[CatalogEntry]) -> dict[tuple[SaveId, int], DiskShard]:

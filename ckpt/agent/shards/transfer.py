@@ -17,13 +17,13 @@ from ckpt.format.shard_record import SaveId, ShardRecord
 class Exchange:
     """Asks other agents for shards, and serves them ours. Data goes from map to map, never through the heap."""
 
-    def __init__(self, peers: Peers, holdings: MemoryStore, shelf: NodeDisk, deadlines: AgentDeadlines) -> None:
+    def __init__(self, peers: Peers, memory_store: MemoryStore, node_disk: NodeDisk, deadlines: AgentDeadlines) -> None:
         self._peers = peers
-        self._holdings = holdings
-        self._shelf = shelf
+        self._memory_store = memory_store
+        self._node_disk = node_disk
         self._deadlines = deadlines
         peers.handle("record", self._serve_record)
-        peers.handle("bytes", self._serve_bytes)
+        peers.handle("shard_bytes", self._serve_bytes)
 
     async def record(self, node: int, save: SaveId, rank: int) -> ShardRecord:
         """The record of a shard that another node holds; raises PeerError."""
@@ -45,7 +45,7 @@ class Exchange:
         `landed` is given each block, in order, as soon as it is there.
         """
         await self._peers.pull(
-            node, "bytes", into, timeout_s=self._deadlines.answer_s, landed=landed,
+            node, "shard_bytes", into, timeout_s=self._deadlines.answer_s, landed=landed,
             save=save_to_json(record.save), rank=record.rank, blocks=None if blocks is None else list(blocks),
         )  # fmt: skip
 
@@ -59,21 +59,20 @@ class Exchange:
             OSError: memory is full.
         """
         record = await self.record(node, save, rank)
-        self._holdings.drop(name)
+        self._memory_store.drop(name)
         try:
             sums: list[str] = []
-            with self._holdings.room_for(name, nbytes := record.layout.nbytes) as room:
+            with self._memory_store.room_for(name, nbytes := record.layout.nbytes) as room:
                 into = (room(*span_of(block, nbytes)) for block in range(block_count(nbytes)))
                 # Each while the caches still have it, in this thread: half a millisecond, and the next ones arrive.
                 await self.fetch(node, record, into, None, landed=lambda block: sums.append(checksum(block)))
-            if bad := [i for i, (got, sealed) in enumerate(zip(sums, record.blocks, strict=True)) if got != sealed]:
-                raise PeerError(
-                    f"node {self._peers.nodes[node]}: block {bad[0]} of rank {rank}, step {save.step} does not verify"
-                )
+            if damaged := [i for i, (got, sealed) in enumerate(zip(sums, record.blocks, strict=True)) if got != sealed]:
+                where = f"node {self._peers.nodes[node]}: block {damaged[0]}"
+                raise PeerError(f"{where} of rank {rank}, step {save.step} does not verify")
         except BaseException:
-            self._holdings.remove(name)  # bytes may still be arriving there: never reuse this file
+            self._memory_store.remove(name)  # bytes may still be arriving there: never reuse this file
             raise
-        self._holdings.publish(name, record)
+        self._memory_store.publish(name, record)
         return record
 
     async def _serve_record(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
@@ -90,12 +89,12 @@ class Exchange:
     def _find(self, message: dict[str, Any]) -> tuple[ShardRecord, Callable[[Any], Iterable[memoryview]]]:
         """A shard's record, and how to get its blocks: from memory, else from this node's disk."""
         save, rank = SaveId.from_json(message["save"]), message["rank"]
-        if names := self._holdings.find(save, rank):
-            record = self._holdings.record(names[0])
+        if names := self._memory_store.find(save, rank):
+            record = self._memory_store.record(names[0])
             nbytes = record.layout.nbytes
-            return record, lambda blocks: block_ranges(self._holdings.bytes_of(names[0], nbytes), blocks)
-        shelved = self._shelf.shard(save, rank)
-        return shelved.record, shelved.blocks
+            return record, lambda blocks: block_ranges(self._memory_store.bytes_of(names[0], nbytes), blocks)
+        on_disk = self._node_disk.shard(save, rank)
+        return on_disk.record, on_disk.blocks
 
 
 def save_to_json(save: SaveId) -> dict[str, Any]:

@@ -30,7 +30,7 @@ DCP = "#dcp"  # the tree of a step that was saved through ckpt.worker.dcp
 class Restoration:
     """One load into one live state; its objects are asked for their state once, though it may be matched twice.
 
-    That asking may be collective over the ranks, and only some of them may have been in time to look ahead.
+    That asking may be collective over the ranks, and only some of them may have been in time to prefetch.
     """
 
     def __init__(self, state: dict[str, Any], rank: int, *, strict: bool = True) -> None:

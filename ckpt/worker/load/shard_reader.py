@@ -123,19 +123,19 @@ class SavedStep:
             if data is None:
                 data = _map(path, base, record.layout.nbytes)
             regions = [Region(start=read.chunk.start, target=read.flat) for read in wanted if read.flat is not None]
-            bad = blocks if data is None else copy_verified(data, record.blocks, blocks, regions, self._threads)
-            if not bad and data is not None:
+            damaged = blocks if data is None else copy_verified(data, record.blocks, blocks, regions, self._threads)
+            if not damaged and data is not None:
                 for read in wanted:
                     self._hand_out(data, read)
                 return
             log.warning(
                 "step %d: %d blocks of rank %d are damaged in %s: asking for another source",
                 self.step,
-                len(bad),
+                len(damaged),
                 rank,
                 path,
             )
-            self._agent.request("bad", timeout_s=self._open_s, step=self.step, rank=rank, path=path)
+            self._agent.request("damaged", timeout_s=self._open_s, step=self.step, rank=rank, path=path)
         raise CheckpointError(
             f"step {self.step}: no source has the shard of rank {rank} intact; "
             "start the job again: it will restore an older step"

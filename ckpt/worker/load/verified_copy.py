@@ -55,7 +55,7 @@ def copy_verified(
             if low < high:
                 copy_bytes(region.target.ctypes.data + low - region.start, address + low, high - low)
 
-    def is_bad(block: int) -> bool:
+    def is_damaged(block: int) -> bool:
         end = min(len(data), (block + 1) * BLOCK_BYTES)
         populate_for_reading(address + block * BLOCK_BYTES, end - block * BLOCK_BYTES)
         state = xxhash.xxh3_128()
@@ -66,6 +66,6 @@ def copy_verified(
         return state.hexdigest() != expected[block]
 
     if threads == 1 or len(blocks) < 2:
-        return [block for block in blocks if is_bad(block)]
+        return [block for block in blocks if is_damaged(block)]
     with ThreadPoolExecutor(threads, thread_name_prefix="ckpt-verify") as pool:
-        return [block for block, bad in zip(blocks, pool.map(is_bad, blocks), strict=True) if bad]
+        return [block for block, damaged in zip(blocks, pool.map(is_damaged, blocks), strict=True) if damaged]

@@ -95,9 +95,9 @@ class Overlap:
             self._hook = register_optimizer_step_pre_hook(lambda *_: self.hold_back())
         try:
             self._device.begin([job.tensor for job in jobs])
-            for aside in (False, True):
-                now = [job for job in jobs if job.stepped is aside]
-                self._device.copy([job.view for job in now], [job.tensor for job in now], aside=aside)
+            for beside in (False, True):
+                now = [job for job in jobs if job.stepped is beside]
+                self._device.copy([job.view for job in now], [job.tensor for job in now], beside=beside)
             copies = Copies(self._device.mark(), [job for job in jobs if job.stepped])
         except RuntimeError as error:
             with contextlib.suppress(RuntimeError):  # a device that has failed for good writes nothing any more

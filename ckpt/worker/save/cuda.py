@@ -42,13 +42,13 @@ class Device(Protocol):
     def begin(self, tensors: Sequence[torch.Tensor]) -> None:
         """The copies to come wait for all that the compute stream has been given; raises RuntimeError."""
 
-    def copy(self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], *, aside: bool) -> None:
+    def copy(self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], *, beside: bool) -> None:
         """Enqueues copies; raises RuntimeError.
 
         Args:
             views: of mapped memory; must stay mapped until the mark.
             tensors: that the device holds, one for each view.
-            aside: beside the compute stream; else in it, so that no later work can come before.
+            beside: beside the compute stream; else in it, so that no later work can come before.
         """
 
     def mark(self) -> CopyMark:
@@ -59,7 +59,7 @@ class Cuda:
     """CUDA: copies run on a stream of their own, one for each GPU. Costs nothing where CUDA is not in use."""
 
     def __init__(self) -> None:
-        self._aside: dict[torch.device, torch.cuda.Stream] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._used: set[torch.device] = set()
 
     def holds(self, tensor: Any) -> bool:
@@ -83,24 +83,24 @@ class Cuda:
     def begin(self, tensors: Sequence[torch.Tensor]) -> None:
         self._used = {tensor.device for tensor in tensors}
         for device in self._used:
-            if device not in self._aside:
-                self._aside[device] = torch.cuda.Stream(device)
-            self._aside[device].wait_stream(torch.cuda.current_stream(device))
+            if device not in self._streams:
+                self._streams[device] = torch.cuda.Stream(device)
+            self._streams[device].wait_stream(torch.cuda.current_stream(device))
 
-    def copy(self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], *, aside: bool) -> None:
+    def copy(self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], *, beside: bool) -> None:
         for device in self._used:
-            stream = self._aside[device] if aside else torch.cuda.current_stream(device)
+            stream = self._streams[device] if beside else torch.cuda.current_stream(device)
             with torch.cuda.stream(stream):
                 for view, tensor in zip(views, tensors, strict=True):
                     if tensor.device == device:
                         view.copy_(tensor, non_blocking=True)
-                        if aside:
+                        if beside:
                             tensor.record_stream(stream)  # its memory is not given to others before the copy is done
 
     def mark(self) -> CopyMark:
         events = []
         for device in self._used:
-            stream = self._aside[device]
+            stream = self._streams[device]
             stream.wait_stream(torch.cuda.current_stream(device))  # the copies that went there
             event = torch.cuda.Event(blocking=True)  # a waiting thread sleeps
             event.record(stream)

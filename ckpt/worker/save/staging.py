@@ -84,7 +84,7 @@ class Stager:
             return self.stage(slot, tensors, state.tree), None
         views, pieces, stepped = self._slot_views(slot), self._pieces_of(tensors), state.stepped()
         sources = [number for number, _ in self._cuts] if self._cuts is not None else range(len(tensors))
-        aside = [i for i, number in enumerate(sources) if self._device.holds(tensors[number])]
+        beside = [i for i, number in enumerate(sources) if self._device.holds(tensors[number])]
         jobs = [
             CopyJob(
                 key=self._chunks[i].key,
@@ -92,11 +92,11 @@ class Stager:
                 tensor=pieces[i],
                 stepped=place_of(tensors[sources[i]]) in stepped,
             )
-            for i in aside
+            for i in beside
         ]
         with no_grad():
             copies = self._overlap.start(jobs)
-        others = sorted(set(range(len(pieces))) - set(aside))
+        others = sorted(set(range(len(pieces))) - set(beside))
         self._copy((views[i], pieces[i]) for i in others)
         return self._layout(state.tree), copies
 

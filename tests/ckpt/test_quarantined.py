@@ -1,4 +1,4 @@
-"""A step that a restore passes over as its bytes are bad is set aside; one that merely could not be read is not."""
+"""A step that a restore passes over as its bytes are bad is quarantined; one that merely could not be read is not."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from agent_kit import NAMESPACE, World, config, content, lose, run, until
 from parity_kit import instead, of, saved
 from s3_kit import S3Server, s3_server
 from test_cli_ckpt import facts
+from test_lease import CLAIM
 from test_recover import damage, expected
-from test_tenure import CLAIM
 
 from ckpt.agent.protect.gather_sum import Sums
 from ckpt.agent.restore.leader import RestoreLeader
@@ -81,13 +81,13 @@ class TestMemory:
             spoil_parity(tmp_path / "c")
             lose(tmp_path, "a")
             world = await restored(tmp_path, 1, nodes, of("xor"), 10)
-            problem = await world.monitors[0].event("problem", what="step set aside", step=20)
+            problem = await world.monitors[0].event("problem", what="step quarantined", step=20)
             assert "made again from parity, does not verify" in problem["detail"]
             await until(lambda: all(notes(place.ram_dir) for place in world.places))
             await world.__aexit__()
             for node in nodes[1:]:  # as somebody who looks for the reason finds it
                 (row,) = [row for row in facts("ls", tmp_path / node) if row["step"] == 20]
-                assert "set aside by a restore: no rebuild from the parity of a, b, c, d" in row["problems"][0]
+                assert "quarantined by a restore: no rebuild from the parity of a, b, c, d" in row["problems"][0]
                 assert row["shards"] == 2  # nothing was deleted
             world = await restored(tmp_path, 2, nodes, of("xor"), 10)
             assert (await world.plan())["skipped"] == []  # not tried again
@@ -155,12 +155,12 @@ def place(kind: str, root: Path, server: S3Server) -> tuple[CheckpointConfig, Ca
     return config(root / "shared", scheme="none"), lambda node: SharedTier(root / "shared", NAMESPACE)
 
 
-async def drained(root: Path, checkpoint: CheckpointConfig) -> None:
+async def flushed(root: Path, checkpoint: CheckpointConfig) -> None:
     """Steps 10 and 20 are in the lower tier, and in no memory."""
     async with World(root, ["a", "b"], 0, checkpoint) as world:
         for step, slot in ((10, 0), (20, 1)):
             await world.save(step, slot)
-            await world.flush()
+            await world.await_saves()
     lose(root, "a", "b")
 
 
@@ -177,13 +177,13 @@ def flip(kind: str, tier: Tier) -> None:
         damage(Path(str(tier.data_path(save, file))))
 
 
-def test_what_another_run_has_taken_over_is_set_aside_by_that_run_alone(tmp_path: Path, server: S3Server) -> None:
+def test_what_another_run_has_taken_over_is_quarantined_by_that_run_alone(tmp_path: Path, server: S3Server) -> None:
     """It did so while this one restored."""
     checkpoint, _ = place("shared", tmp_path, server)
     tier, go = SharedTier(tmp_path / "shared", NAMESPACE), asyncio.Event()
 
     async def test() -> None:
-        await drained(tmp_path, checkpoint)
+        await flushed(tmp_path, checkpoint)
         flip("shared", tier)
         async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
             restore = world.agents[1]._restore._on_restore
@@ -199,29 +199,29 @@ def test_what_another_run_has_taken_over_is_set_aside_by_that_run_alone(tmp_path
             await until(lambda: tier.write_claim(replace(CLAIM, run_id="run-2")) or world.monitors[0].seen("problem"))
             await world.monitors[0].event("problem", what="nothing goes to the shared tier any more")
             go.set()
-            problem = await world.monitors[0].event("problem", what="step not set aside", step=20)
+            problem = await world.monitors[0].event("problem", what="step not quarantined", step=20)
             assert "taken over" in problem["detail"]
-        assert tier.aside() == [] and [save.step for save in tier.steps()] == [20, 10]
+        assert tier.quarantined() == [] and [save.step for save in tier.steps()] == [20, 10]
 
     run(test)
 
 
 @pytest.mark.parametrize("kind", ["shared", "nvme", "s3"])
 class TestTiers:
-    def test_a_step_that_is_bad_there_is_set_aside_with_the_reason(
+    def test_a_step_that_is_bad_there_is_quarantined_with_the_reason(
         self, tmp_path: Path, server: S3Server, kind: str
     ) -> None:
         checkpoint, tier = place(kind, tmp_path, server)
 
         async def test() -> None:
-            await drained(tmp_path, checkpoint)
+            await flushed(tmp_path, checkpoint)
             flip(kind, tier("b"))
             async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
                 assert (await world.plan())["step"] == 10
                 monitor = world.monitors[1 if kind == "nvme" else 0]  # a node tells of its own disk
-                problem = await monitor.event("problem", what="step set aside", step=20)
+                problem = await monitor.event("problem", what="step quarantined", step=20)
                 assert "node-00001.data: block 0 of rank 1 does not match its checksum" in problem["detail"]
-                ((name, reason),) = tier("b").aside()
+                ((name, reason),) = tier("b").quarantined()
                 assert name.startswith("bad-step-0000000020") and "block 0 of rank 1 does not match" in reason
                 assert await world.contents(2) == expected(2, 10)
             lose(tmp_path, "a", "b")
@@ -255,14 +255,14 @@ class TestTiers:
             return read
 
         async def test() -> None:
-            await drained(tmp_path, checkpoint)
+            await flushed(tmp_path, checkpoint)
             with monkeypatch.context() as patch:
                 patch.setattr(reads, "reader", faulty)
                 async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
                     assert (await world.plan())["step"] == (20 if how == "wire" else 10)
                     await until(lambda: world.agents[0]._leads[0] in ended)
                     assert not world.monitors[0].seen("problem") or kind == "nvme"
-            assert tier("a").aside() == tier("b").aside() == []
+            assert tier("a").quarantined() == tier("b").quarantined() == []
             assert [save.step for save in tier("b").steps()] == [20, 10]
             lose(tmp_path, "a", "b")
             async with World(tmp_path, ["a", "b"], 2, checkpoint) as world:

@@ -36,14 +36,14 @@ def test_a_second_run_is_refused_by_name_and_the_first_loses_nothing(
         checkpoint = config(tmp_path / "shared")
         async with World(tmp_path, ["a", "b"], 0, checkpoint) as first:
             await first.save(10, 0)
-            await first.flush()
+            await first.await_saves()
             another_run(monkeypatch)
             async with World(tmp_path, ["c", "d"], 0, checkpoint) as second:
                 for worker in second.workers:
                     error = (await worker.request("plan"))["error"]
                     assert "namespace test is in use in the shared tier by run run-1" in error and "on a (" in error
             await first.save(20, 1)
-            await first.flush()
+            await first.await_saves()
             assert [save.step for save in SharedTier(tmp_path / "shared", "test").steps()] == [20, 10]
 
     run(test)
@@ -56,7 +56,7 @@ def test_a_run_that_was_killed_is_succeeded_once_it_has_been_silent(
         checkpoint = config(tmp_path / "shared")
         async with World(tmp_path, ["a"], 3, checkpoint) as first:
             await first.save(10, 0)
-            await first.flush()
+            await first.await_saves()
         another_run(monkeypatch)
         async with World(tmp_path, ["b"], 0, checkpoint) as second:
             assert (await second.plan())["step"] == 10
@@ -77,7 +77,7 @@ def test_a_run_that_has_ended_by_the_launchers_word_is_succeeded_at_once(
         checkpoint = config(tmp_path / "shared")
         async with World(tmp_path, ["a"], 3, checkpoint) as first:
             await first.save(10, 0)
-            await first.flush()
+            await first.await_saves()
         another_run(monkeypatch)
         second = World(tmp_path, ["b"], 0, checkpoint, deadlines=NEVER)
         second.places = [replace(place, ended_command=command) for place in second.places]
@@ -103,7 +103,7 @@ def test_a_run_whose_process_on_this_machine_is_gone_is_succeeded_before_silence
         first.places = [replace(place, run_pid=owner.pid) for place in first.places]
         async with first:
             await first.save(10, 0)
-            await first.flush()
+            await first.await_saves()
         another_run(monkeypatch)
         async with World(tmp_path, ["b"], 0, checkpoint, deadlines=NEVER) as second:
             await second.monitors[0].event("problem", what="the namespace is claimed in the shared tier")
@@ -143,13 +143,13 @@ def test_a_second_run_on_a_node_is_refused_its_disk_while_the_first_lives_and_no
     async def test() -> None:
         async with World(tmp_path, ["a"], 0, checkpoint, deadlines=NEVER) as first:
             await first.save(10, 0)
-            await first.flush()
+            await first.await_saves()
             another_run(monkeypatch)
             async with World(other, ["a"], 0, checkpoint, deadlines=NEVER) as second:
                 error = (await second.workers[0].request("plan"))["error"]
                 assert "nvme tier: " in error and "nvme/a/test: in use by run run-1; wait for it to end" in error
             await first.save(20, 1)
-            await first.flush()
+            await first.await_saves()
             assert NvmeTier(tmp_path / "nvme", "test", node="a").steps()[0].step == 20
         async with World(other, ["a"], 1, checkpoint, deadlines=NEVER) as second:
             assert (await second.plan())["step"] == 20
@@ -162,7 +162,7 @@ def test_the_next_attempt_of_the_same_run_does_not_wait(tmp_path: Path) -> None:
         checkpoint = config(tmp_path / "shared")
         async with World(tmp_path, ["a"], 0, checkpoint, deadlines=NEVER) as world:
             await world.save(10, 0)
-            await world.flush()
+            await world.await_saves()
         lose(tmp_path, "a")
         async with World(tmp_path, ["b"], 1, checkpoint, deadlines=NEVER) as world:
             assert (await world.plan())["step"] == 10
@@ -175,7 +175,7 @@ def test_a_run_that_ended_in_peace_is_succeeded_at_once(tmp_path: Path, monkeypa
         checkpoint = config(tmp_path / "shared")
         async with World(tmp_path, ["a"], 0, checkpoint, deadlines=NEVER) as world:
             await world.save(10, 0)
-            await world.flush()
+            await world.await_saves()
             world.workers[0].send(op="bye")
             await world.workers[0].request("plan")  # answered in order: the agent has heard it
             world.monitors[0].send(op="shutdown")
@@ -195,14 +195,14 @@ def test_who_finds_himself_replaced_writes_nothing_more_there(tmp_path: Path) ->
         async with World(tmp_path, ["a"], 0, config(tmp_path / "shared")) as world:
             await world.plan()
             await world.save(10, 0)
-            await world.flush()
+            await world.await_saves()
             # Again and again, as a run that lives: the agent may just be about to write its own.
             await until(lambda: tier.write_claim(replace(CLAIM, run_id="run-2")) or world.monitors[0].seen("problem"))
             problem = await world.monitors[0].event("problem", what="nothing goes to the shared tier any more")
             assert "taken over in the shared tier by job 7 of user u on h" in problem["detail"]
             await world.save(20, 1)
             await world.monitors[0].event("problem", step=20, failed="shared")
-            await world.flush()
+            await world.await_saves()
             found = tier.read_claim()
             assert found is not None and found.run_id == "run-2"
             assert [save.step for save in tier.steps()] == [10]

@@ -12,32 +12,32 @@ import torch
 
 from ckpt.errors import CheckpointError
 from ckpt_bench.figures import Figure, median, timed_s
-from ckpt_bench.node import DRAIN_EVERY, BenchNode
+from ckpt_bench.node import FLUSH_EVERY, BenchNode
 from ckpt_bench.plain import WRITE_BYTES, sequential_write
 
 _FIO = "fio's sequential direct write"
 _FIO_S = 300.0
 
 
-def drains(node: BenchNode, state: dict[str, torch.Tensor], folder: Path, repeat: int) -> list[Figure]:
+def flushes(node: BenchNode, state: dict[str, torch.Tensor], folder: Path, repeat: int) -> list[Figure]:
     """From the commit in memory to the commit in each tier: data, fsync, manifest."""
-    return [_drain(node, tier, state, folder, repeat) for tier in ("nvme", "shared")]
+    return [_flush(node, tier, state, folder, repeat) for tier in ("nvme", "shared")]
 
 
-def _drain(node: BenchNode, tier: str, state: dict[str, torch.Tensor], folder: Path, repeat: int) -> Figure:
+def _flush(node: BenchNode, tier: str, state: dict[str, torch.Tensor], folder: Path, repeat: int) -> Figure:
     nbytes = sum(tensor.nbytes for tensor in state.values())
     ckpt = node.start(tier)
     ckpt.load(dict(state))
-    node.wait_for_memory()  # made ready in the background, which would take the drain's memory bandwidth
+    node.wait_for_memory()  # made ready in the background, which would take the flush's memory bandwidth
     newest = ckpt.newest_step or 0
-    if newest >= DRAIN_EVERY:
+    if newest >= FLUSH_EVERY:
         node.wait_for(tier, newest)  # it goes to the tier that lacks it
-    first = newest // DRAIN_EVERY + 1
+    first = newest // FLUSH_EVERY + 1
     ours: list[float] = []
     peers: dict[str, list[float]] = defaultdict(list)
     missing = {} if tier != "nvme" or shutil.which("fio") else {_FIO: "fio is not installed; apt install fio"}
     for turn in range(first, first + repeat):
-        step = turn * DRAIN_EVERY
+        step = turn * FLUSH_EVERY
         ckpt.save(step, state)
         event = node.wait_for(tier, step)
         ours.append(event["bytes"] / 1e6 / event["seconds"])
@@ -46,7 +46,7 @@ def _drain(node: BenchNode, tier: str, state: dict[str, torch.Tensor], folder: P
         how, seconds = _timed_write(folder / "plain", nbytes)
         peers[f"a sequential {how} write"].append(nbytes / 1e6 / seconds)
     medians = {name: median(values) for name, values in peers.items()}
-    return Figure(name=f"drain to the {tier} tier", value=median(ours), unit="MB/s", peers=medians, missing=missing)
+    return Figure(name=f"flush to the {tier} tier", value=median(ours), unit="MB/s", peers=medians, missing=missing)
 
 
 def _timed_write(path: Path, nbytes: int) -> tuple[str, float]:

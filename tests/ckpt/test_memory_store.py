@@ -14,7 +14,7 @@ import pytest
 from agent_kit import NAMESPACE, RUN_ID, World, config, content, layout, run
 from waiting import until
 
-from ckpt.agent.shards import memory_store as holdings
+from ckpt.agent.shards import memory_store
 from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.format.checksums import checksums
 from ckpt.format.shard_record import SaveId, ShardRecord
@@ -52,7 +52,7 @@ def test_a_slot_that_is_saved_into_while_it_is_verified_neither_counts_nor_is_th
         put(held, "own-0-0", 20)
         return [0] if torn else []
 
-    monkeypatch.setattr(holdings, "bad_blocks", overwritten)
+    monkeypatch.setattr(memory_store, "damaged_blocks", overwritten)
     assert not asyncio.run(held.verify("own-0-0"))
     assert held.record("own-0-0").save.step == 20
     assert held.find(old.save, 0) == []
