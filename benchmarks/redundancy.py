@@ -34,7 +34,7 @@ from rich.table import Table
 
 from ckpt.agent.context import Context
 from ckpt.agent.process.launch import environment
-from ckpt.agent.protect.rebuild_leader import Rebuilding
+from ckpt.agent.protect.leader import RebuildLeader
 from ckpt.agent.rpc.messages import Between
 from ckpt.agent.rpc.peers import Peers
 from ckpt.agent.rpc.transport import MpiTransport
@@ -229,7 +229,7 @@ async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -
             drop_redundancy(memory_store, saves)
             ring = sendrecv(peers, (rank + 1) % size, (rank - 1) % size, memory_store, sink)
             await timed(f"{name}, encode, raw", ring)
-            await timed(f"{name}, encode", saves._redundancy(SAVE, None))
+            await timed(f"{name}, encode", saves.protect.make(SAVE, None))
             if rank == LOST:
                 memory_store.remove("own-0-0")
             await timed(f"{name}, rebuild, raw", sendrecv(peers, to, source, memory_store, sink))
@@ -245,7 +245,7 @@ async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -
 
 def inventory_of(saves: SaveNode) -> Any:
     async def answer(source: int, message: dict[str, Any]) -> dict[str, Any]:
-        return {"parity": saves.parities.inventory(lambda save: False)}
+        return {"parity": saves.protect.inventory(lambda save: False)}
 
     return answer
 
@@ -282,7 +282,7 @@ async def sendrecv(
 
 def drop_redundancy(memory_store: MemoryStore, saves: SaveNode) -> None:
     """Its records: the next round writes into memory that is there already, as all saves but the first do."""
-    for store in (memory_store, saves.parities._parity_store):
+    for store in (memory_store, saves.protect._parity_store):
         for name in [name for name in store.shards() if not name.startswith("own")]:
             store.drop(name)
 
@@ -294,7 +294,7 @@ async def rebuild(context: Context, saves: SaveNode, scheme: str) -> None:
         if context.place.node_rank == LOST:
             await context.exchange.pull(LOST + 1, SAVE, LOST, "own-0-0")
     elif context.place.node_rank == 0:
-        lead = Rebuilding(context)
+        lead = RebuildLeader(context)
         for node, answer in enumerate(await context.peers.call_all("parity", timeout_s=600)):
             lead.note(node, answer["parity"])
         made, *reasons = await lead.bring_back(SAVE, world, {rank: [rank] for rank in range(world) if rank != LOST}, ())

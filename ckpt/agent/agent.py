@@ -10,15 +10,17 @@ import time
 from typing import Any
 
 from ckpt.agent.context import Context
+from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.flush.lease import Lease
-from ckpt.agent.flush.node import FlushLeader, FlushNode
+from ckpt.agent.flush.node import FlushNode
 from ckpt.agent.process.idle_exit import IdleExit
 from ckpt.agent.process.launch import PID_FILE
 from ckpt.agent.process.lifetime import MemoryDirectory, leave_within, yield_to_training
+from ckpt.agent.rejoin.leader import RejoinLeader
+from ckpt.agent.rejoin.node import RejoinNode
 from ckpt.agent.restore.leader import RestoreLeader
 from ckpt.agent.restore.node import RestoreNode
 from ckpt.agent.restore.prefetch import PrefetchNode
-from ckpt.agent.restore.rejoin import RejoinLeader, RejoinNode
 from ckpt.agent.restore.serve import Loading
 from ckpt.agent.rpc.messages import OfRunner, OfWorker, check
 from ckpt.agent.rpc.peers import Peers
@@ -76,7 +78,7 @@ class Agent:
         self._saves = SaveNode(context)
         self._restore = RestoreNode(context, self._saves)
         self._loading = Loading(context, self._restore.plan, self._saves.pinned)
-        self._prefetch = PrefetchNode(context, self._restore.plan, self._loading, self._saves.parities)
+        self._prefetch = PrefetchNode(context, self._restore.plan, self._loading, self._saves.protect)
         self._board = _board_of(place)
         self._stop = Stop(context, self._board)
         self._rejoin = RejoinNode(context, self._saves, self._stop)

@@ -7,6 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ckpt.errors import AgentError
+from ckpt.timeouts import within
+
 T = TypeVar("T")
 
 
@@ -39,3 +42,11 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
 
     threading.Thread(target=work, name=getattr(function, "__name__", "storage"), daemon=True).start()
     return await result
+
+
+async def in_time(timeout_s: float, function: Callable[..., T], *args: Any) -> T:
+    """As `in_thread`; raises AgentError once `timeout_s` is over, and the call goes on by itself."""
+    try:
+        return await within(timeout_s, in_thread(function, *args))
+    except asyncio.TimeoutError:
+        raise AgentError(f"no answer within {timeout_s:g} s") from None

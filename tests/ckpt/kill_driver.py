@@ -16,9 +16,10 @@ from typing import Any
 
 from agent_kit import World, config, run
 
-from ckpt.agent.flush.node import FlushLeader
+from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.protect.gather_sum import Sums
-from ckpt.agent.protect.parity import Parities, ParityStore
+from ckpt.agent.protect.node import ProtectNode
+from ckpt.agent.protect.parity_store import ParityStore
 from ckpt.agent.save.node import SaveNode
 from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.agent.shards.transfer import Exchange
@@ -119,7 +120,7 @@ STAGES: dict[str, Callable[[], None]] = {
     "after all parity": lambda: before(FlushLeader, "wanted", lambda s, step, _: step == 20),
     "first sum of a lost shard": lambda: after_sums("shard", 1),
     "last sum of a lost shard": lambda: after_sums("shard", 2),
-    "before parity is made again": lambda: before(Parities, "make"),
+    "before parity is made again": lambda: before(ProtectNode, "_make_parity"),
     "before a copy is made again": lambda: before(MemoryStore, "publish", lambda s, n, r: n[:4] == "copy"),
 }
 

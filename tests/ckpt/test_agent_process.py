@@ -139,7 +139,7 @@ def dying(stage: str, calls_before: int = 0) -> list[str]:
     [
         ({"scheme": "partner"}, "ckpt.agent.shards.transfer:Exchange:_serve_bytes"),
         ({"scheme": "xor"}, "ckpt.agent.protect.gather_sum:Sums:_serve"),
-        ({"scheme": "rs", "parity": 2}, "ckpt.agent.protect.parity:Parities:_on_lengths"),
+        ({"scheme": "rs", "parity": 2}, "ckpt.agent.protect.node:ProtectNode:_on_lengths"),
         ({"scheme": "rs", "parity": 2}, "ckpt.agent.protect.gather_sum:Sums:_serve"),
     ],
     ids=lambda value: str(value).rpartition(":")[2],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from agent_kit import NAMESPACE, World, run
 
-from ckpt.agent.flush.node import FlushLeader
+from ckpt.agent.flush.leader import FlushLeader
 from ckpt.config import CheckpointConfig
 from ckpt.memory.board import Board
 from ckpt.tiers.nvme import NvmeTier

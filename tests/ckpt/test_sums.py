@@ -59,7 +59,7 @@ def test_a_row_is_given_to_the_member_that_keeps_it_and_to_no_other(tmp_path):
     async def test():
         async with World(tmp_path, NODES, 0, of("rs")) as world:
             await world.save(10, 0)
-            parity = world.agents[0]._saves.parities
+            parity = world.agents[0]._saves.protect
             save = SaveId(step=10, attempt=0, run_id="run-1")
             over, _ = await parity._over(save, ((0,), (1,), (2,), (3,)))
             fields = {"save": {"step": 10, "attempt": 0, "run_id": "run-1"}, "over": over.to_json(), "tag": 7}
@@ -74,7 +74,7 @@ def test_a_member_that_cannot_serve_is_named_with_the_others_of_its_sum(tmp_path
     async def test():
         async with World(tmp_path, ["a", "b", "c"], 0, of("xor")) as world:
             await world.save(10, 0)
-            parity = world.agents[0]._saves.parities
+            parity = world.agents[0]._saves.protect
             save = SaveId(step=10, attempt=0, run_id="run-1")
             over, _ = await parity._over(save, ((0,), (1,), (2,)))
             addends = [
@@ -107,7 +107,7 @@ def test_a_sum_has_a_bounded_number_of_pieces_under_way_however_long_the_shards(
                 sums.Addend(node=n, coefficients=(1,), parts=(replace(part, rank=n),)).to_json() for n in (0, 1)
             )
             fields = {"save": {"step": 10, "attempt": 0, "run_id": "run-1"}, "over": {}, "nbytes": 70_000}
-            makers = [agent._saves.parities._sums for agent in world.agents]
+            makers = [agent._saves.protect._sums for agent in world.agents]
             await makers[0]._serve(2, {**fields, "addend": first, "target": 1, "tag": 76})
             await makers[1]._serve_sum(2, {**fields, "own": [last], "sources": [(first, 76)], "target": 2, "tag": 77})
             offered = world.fake.ranges[(1, 2, 77)][0]

@@ -8,22 +8,17 @@ import os
 import pwd
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from ckpt.agent.context import Context
 from ckpt.agent.flush.run_liveness import has_ended
-from ckpt.agent.storage_calls import in_thread
+from ckpt.agent.storage_calls import in_thread, in_time
 from ckpt.errors import AgentError, CheckpointError, ConfigError, NamespaceError
 from ckpt.tiers.claim import Claim
 from ckpt.tiers.run_process import has_ended as process_has_ended
 from ckpt.tiers.run_process import identity_of
 from ckpt.tiers.s3_client import AccessError
 from ckpt.tiers.tier import Tier
-from ckpt.timeouts import within
-
-T = TypeVar("T")
 
 _BEATS_MISSED = 1.2  # by agents that would have outlived the process of their run
 
@@ -82,11 +77,11 @@ class Lease:
 
     async def _take(self, name: str, tier: Tier) -> None:
         try:
-            await self._in_time(tier.prepare)
-            found = await self._in_time(tier.read_claim)
+            await in_time(self._deadlines.answer_s, tier.prepare)
+            found = await in_time(self._deadlines.answer_s, tier.read_claim)
             if found is not None and not found.yields_to(self._claim):
                 await self._outlive(name, tier, found)
-            await self._in_time(tier.write_claim, self._claim)
+            await in_time(self._deadlines.answer_s, tier.write_claim, self._claim)
             self._held.add(name)
         except NamespaceInUse:
             raise
@@ -118,7 +113,7 @@ class Lease:
                 waits = f"by {found}; the job starts in {self._deadlines.quiet_s:g} s unless that run lives"
                 self._listener.problem(f"the namespace is claimed in the {name} tier", waits)
             await asyncio.sleep(self._deadlines.beat_s / 2)
-            now = await self._in_time(tier.read_claim)
+            now = await in_time(self._deadlines.answer_s, tier.read_claim)
             if now is None or now.yields_to(self._claim):
                 return
             if now != found:
@@ -134,13 +129,13 @@ class Lease:
             return
         try:
             if name not in self._held:
-                await self._in_time(tier.prepare)
-            found = await self._in_time(tier.read_claim)
+                await in_time(self._deadlines.answer_s, tier.prepare)
+            found = await in_time(self._deadlines.answer_s, tier.read_claim)
             if found is not None and found.nonce != self._claim.nonce and not found.yields_to(self._claim):
                 self._lost[name] = f"namespace {self._namespace} was taken over in the {name} tier by {found}"
                 self._listener.problem(f"nothing goes to the {name} tier any more", self._lost[name])
                 return
-            await self._in_time(tier.write_claim, self._claim)
+            await in_time(self._deadlines.answer_s, tier.write_claim, self._claim)
             self._held.add(name)
             self._silent.discard(name)
             self._refused.pop(name, None)
@@ -151,12 +146,6 @@ class Lease:
         if name not in self._silent:
             self._silent.add(name)
             self._listener.problem(f"namespace not claimed in the {name} tier", str(error))
-
-    async def _in_time(self, function: Callable[..., T], *args: Any) -> T:
-        try:
-            return await within(self._deadlines.answer_s, in_thread(function, *args))
-        except asyncio.TimeoutError:
-            raise AgentError(f"no answer within {self._deadlines.answer_s:g} s") from None
 
 
 class NamespaceInUse(AgentError):

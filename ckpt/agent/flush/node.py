@@ -1,34 +1,24 @@
-"""A committed save goes to the lower tiers: every node writes its file, then the commit makes it a checkpoint there.
-
-The tiers go their own ways: each takes one save at a time, at its own cadence, and none waits for another.
-"""
+"""Each node's part in a flush: writes its ranks' shards to a tier, and commits there where the tier is its own disk."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ckpt.agent.context import Context
-from ckpt.agent.flush.lease import Lease
-from ckpt.agent.flush.tier_contents import TierContents
-from ckpt.agent.rpc.peers import Handler, PeerError
+from ckpt.agent.rpc.peers import Handler
 from ckpt.agent.save.node import SaveNode
-from ckpt.agent.shards.transfer import save_to_json
 from ckpt.agent.storage_calls import in_thread
-from ckpt.errors import AgentError, CheckpointError, CorruptError
-from ckpt.format.manifest import ShardPlace, merge, pack
+from ckpt.errors import AgentError, CorruptError
+from ckpt.format.manifest import ShardPlace, pack
 from ckpt.format.shard_record import SaveId
-from ckpt.sections import TierSection
 from ckpt.tiers import reads
 from ckpt.tiers.tier import Tier
-from ckpt.timeouts import within
 
 
 class FlushNode:
-    """What each node does: writes the shards of its own ranks, commits and tidies its own disk, frees the slots."""
+    """Writes the shards of its own ranks, commits and tidies its own disk, frees the slots."""
 
     def __init__(self, context: Context, saves: SaveNode) -> None:
         self._context = context
@@ -90,7 +80,7 @@ class FlushNode:
 
     async def _on_list(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         saves = await in_thread(self._tier(message["tier"]).steps)
-        return {"saves": [save_to_json(save) for save in saves]}
+        return {"saves": [save.to_json() for save in saves]}
 
     async def _on_retain(self, source: int, message: dict[str, Any]) -> None:
         complete = {SaveId.from_json(value) for value in message["complete"]}
@@ -106,145 +96,6 @@ class FlushNode:
         if tier is None:
             raise AgentError(f"no {name} tier is configured")
         return tier
-
-
-class FlushLeader:
-    """What node rank 0 does: decides which tiers a save goes to, and leads it there."""
-
-    def __init__(self, context: Context, lease: Lease, clock: Callable[[], float] = time.monotonic) -> None:
-        self._context = context
-        self._lease = lease
-        self._sections: dict[str, TierSection] = context.config.lower
-        self._listener = context.listener
-        self._deadlines = context.deadlines
-        self._clock = clock
-        self._one_at_a_time: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._busy: dict[str, set[int]] = {name: set() for name in self._sections}
-        self._last_s = dict.fromkeys(self._sections, clock())  # when a save last set out, by tier
-
-    def wanted(self, step: int, asked: bool) -> list[str]:
-        """The tiers that a step goes to: all when asked for, else those where it is due and none is under way."""
-        return [name for name, section in self._sections.items() if self._wanted(name, section, step, asked)]
-
-    def _wanted(self, name: str, section: TierSection, step: int, asked: bool) -> bool:
-        now, busy = self._clock(), self._busy[name]
-        due = step % section.every_steps == 0
-        if section.every_s is not None and now - self._last_s[name] >= section.every_s:
-            due = True
-        if due and busy and not asked:
-            older = ", ".join(map(str, sorted(busy)))
-            self._listener.problem(
-                f"not flushed to the {name} tier", f"step {older} is still on its way there", step, failed=name
-            )
-            self._listener.to_workers("flush_dropped", step=step, tier=name, under_way=older)
-            return False
-        if due or asked:
-            self._set_out(name, step)
-        return due or asked
-
-    def resume(self, contents: TierContents) -> None:
-        """Counts `every_s` on from the newest commit in each tier: a run that often starts again would never be due.
-
-        That was told by a clock of the wall, which may jump: no age is taken for less than nothing or more than due.
-        """
-        for name, section in self._sections.items():
-            if section.every_s is not None and name in contents.last_s:
-                age_s = min(max(time.time() - contents.last_s[name], 0.0), section.every_s)
-                self._last_s[name] = self._clock() - age_s
-
-    def overdue(self, save: SaveId, contents: TierContents) -> list[str]:
-        """The tiers that a restored save goes to: one that was due there was lost with the agents on its way.
-
-        Args:
-            save: what is restored, and lies in memory where its ranks run.
-            contents: what the tiers hold; `resume` has had it.
-        """
-        shards = self._context.memory_store.shards().values()
-        asked = any(record.flush for record in shards if record.save == save)
-        names = []
-        for name, section in self._sections.items():
-            now = asked or self._is_late(name, section, contents)
-            due = save.step if now else save.step - save.step % section.every_steps
-            if (
-                name in contents.held
-                and (due or not save.step)
-                and not any(_is_between(due, other, save) for other in contents.held[name])
-            ):
-                self._set_out(name, save.step)
-                names.append(name)
-        return names
-
-    def _is_late(self, name: str, section: TierSection, contents: TierContents) -> bool:
-        """By seconds; where nothing was ever committed it is."""
-        if section.every_s is None:
-            return False
-        return name not in contents.last_s or self._clock() - self._last_s[name] >= section.every_s
-
-    def _set_out(self, name: str, step: int) -> None:
-        self._busy[name].add(step)
-        self._last_s[name] = self._clock()
-
-    async def lead(self, save: SaveId, nbytes: int, names: list[str]) -> None:
-        """Takes a committed save to the tiers; a failure is reported, and the slots are freed all the same."""
-        await asyncio.gather(*(self._lead(save, nbytes, name) for name in names))
-
-    async def _lead(self, save: SaveId, nbytes: int, name: str) -> None:
-        tier, since_s, step = self._context.tiers[name], time.monotonic(), save.step
-        async with self._one_at_a_time[name]:
-            try:
-                self._lease.check(name)
-                await (self._write_locally(name, step) if tier.node_local else self._write_shared(name, tier, save))
-                failure = None
-            except (CheckpointError, OSError) as error:
-                failure = str(error)
-                self._listener.problem(f"flush to the {name} tier failed", failure, step, failed=name)
-            self._busy[name].discard(step)
-            seconds = round(time.monotonic() - since_s, 6)
-            fields = {"reached": failure is None, "nbytes": nbytes, "seconds": seconds}
-            try:
-                await self._call("flush_done", name, step, self._deadlines.answer_s, **fields)
-            except PeerError as error:
-                self._listener.problem("end of a flush not confirmed by every node", str(error), step)
-            if failure is None:
-                self._listener.to_monitors("commit", tier=name, step=step, bytes=nbytes, seconds=seconds)
-                await self._retain(name, tier, self._sections[name].keep)
-
-    async def _write_shared(self, name: str, tier: Tier, save: SaveId) -> None:
-        """Everybody writes, one commits."""
-        await self._in_time(name, tier.prepare)
-        await self._in_time(name, tier.begin, save)
-        answers = await self._call("flush_write", name, save.step, self._deadlines.flush_s)
-        world_size, packs = self._context.place.world_size, [answer["places"] for answer in answers]
-        shards = await in_thread(merge, save, self._context.config.namespace, world_size, packs)
-        await self._in_time(name, tier.commit, save, world_size, shards)
-
-    async def _write_locally(self, name: str, step: int) -> None:
-        """Everybody writes, then everybody commits: a node commits nothing that another could not write."""
-        await self._call("flush_write", name, step, self._deadlines.flush_s)
-        await self._call("flush_commit", name, step, self._deadlines.flush_s)
-
-    async def _retain(self, name: str, tier: Tier, keep: int) -> None:
-        try:
-            if not tier.node_local:
-                await self._in_time(name, tier.retain, keep, None)
-                return
-            answers = await self._context.call_training("flush_list", timeout_s=self._deadlines.flush_s, tier=name)
-            held = [{SaveId.from_json(value) for value in answer["saves"]} for answer in answers]
-            complete = [save_to_json(save) for save in set.intersection(*held)]
-            await self._context.call_training(
-                "flush_retain", timeout_s=self._deadlines.flush_s, tier=name, keep=keep, complete=complete
-            )
-        except (CheckpointError, OSError) as error:
-            self._listener.problem(f"old steps could not be removed from the {name} tier", str(error))
-
-    async def _call(self, op: str, name: str, step: int, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:
-        return await self._context.call_training(op, timeout_s=timeout_s, tier=name, step=step, **fields)
-
-    async def _in_time(self, name: str, function: Callable[..., Any], *args: Any) -> None:
-        try:
-            await within(self._deadlines.flush_s, in_thread(function, *args))
-        except asyncio.TimeoutError:
-            raise AgentError(f"the {name} tier did not answer within {self._deadlines.flush_s:g} s") from None
 
 
 def _is_committed(tier: Tier, save: SaveId, ranks: Sequence[int]) -> bool:
@@ -264,7 +115,3 @@ def _is_committed(tier: Tier, save: SaveId, ranks: Sequence[int]) -> bool:
     for rank in ranks:
         reads.verify(reads.reader(tier, save, there[rank]), there[rank])
     return True
-
-
-def _is_between(due: int, other: SaveId, save: SaveId) -> bool:
-    return other.run_id == save.run_id and due <= other.step <= save.step

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt.agent.context import Context
-from ckpt.agent.storage_calls import in_thread
+from ckpt.agent.storage_calls import in_time
 from ckpt.config import Place
 from ckpt.errors import CheckpointError
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import committed, last_commit_s
 from ckpt.tiers.tier import Tier
-from ckpt.timeouts import within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +105,10 @@ def _whole(rows: Iterable[Sequence[Any]]) -> list[SaveId]:
 
 async def _steps(context: Context, name: str, tier: Tier, timeout_s: float) -> tuple[list[SaveId], float] | str:
     try:
-        return await within(timeout_s, in_thread(_own_steps, tier))
-    except asyncio.TimeoutError:
-        reason = f"no answer within {timeout_s:g} s"
+        return await in_time(timeout_s, _own_steps, tier)
     except (CheckpointError, OSError) as error:
-        reason = str(error)
-    context.listener.problem(f"{name} tier cannot be read", reason)
-    return f"the {name} tier cannot be read: {reason}"
+        context.listener.problem(f"{name} tier cannot be read", str(error))
+        return f"the {name} tier cannot be read: {error}"
 
 
 def _own_steps(tier: Tier) -> tuple[list[SaveId], float]:

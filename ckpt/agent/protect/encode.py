@@ -13,7 +13,6 @@ from typing import Any
 
 from ckpt.agent.protect.gather_sum import Addend, Room, Sums, Target, addends_of, pieces
 from ckpt.agent.rpc.peers import Peers
-from ckpt.agent.shards.transfer import save_to_json
 from ckpt.errors import AgentError
 from ckpt.format.shard_record import SaveId
 from ckpt.redundancy.parity_record import ParitySet
@@ -75,7 +74,7 @@ class Rows:
             return
         if maker not in ready:
             node, tag = self._nodes[maker], self._peers.new_tag()
-            fields = {"save": save_to_json(save), "over": over.to_json(), "row": row, "tag": tag}
+            fields = {"save": save.to_json(), "over": over.to_json(), "row": row, "tag": tag}
             if (await self._peers.call(node, "row", timeout_s=self._timeout_s, **fields))["comes"]:
                 mine = (into(part.at + start, part.at + stop) for start, stop in pieces(part.nbytes))
                 await self._peers.take(node, tag, mine)

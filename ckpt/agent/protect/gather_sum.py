@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt.agent.rpc.peers import Moving, PeerError, Peers
-from ckpt.agent.shards.transfer import save_to_json
 from ckpt.errors import AgentError
 from ckpt.format.shard_record import SaveId
 from ckpt.redundancy.gf256 import Term, combine, multiply_add
@@ -113,7 +112,7 @@ class Sums:
         maker = addends[-1].node
         sources = [(addend, self._peers.new_tag()) for addend in addends if addend.node != maker]
         mine = [addend for addend in addends if addend.node == maker]
-        fields = {"save": save_to_json(save), "over": over, "nbytes": nbytes}
+        fields = {"save": save.to_json(), "over": over, "nbytes": nbytes}
         asked: list[tuple[int, str, dict[str, Any]]] = [
             (addend.node, "parts", {"addend": addend.to_json(), "target": maker, "tag": tag}) for addend, tag in sources
         ]

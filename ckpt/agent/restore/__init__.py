@@ -7,5 +7,4 @@ handover  nodes that train take over what only holders have
 chosen    a plan for a step that a script chooses
 serve     the bytes of any saved rank for a loading worker
 prefetch  reads for loads while lost shards are still being rebuilt
-rejoin    instead of a restore, when lost agents are replaced in mid-attempt
 """

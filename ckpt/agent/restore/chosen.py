@@ -8,12 +8,10 @@ from typing import Any
 from ckpt.agent.context import Context
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.rpc.peers import PeerError
-from ckpt.agent.shards.transfer import save_to_json
-from ckpt.agent.storage_calls import in_thread
+from ckpt.agent.storage_calls import in_time
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.tier import Tier
-from ckpt.timeouts import within
 
 
 class Chosen:
@@ -62,7 +60,7 @@ class Chosen:
         step, node_disk = message["step"], self._context.node_disk
         held = [(r.save, r.world_size, r.rank, True) for r in self._context.memory_store.shards().values()]
         held += [(*row, False) for row in node_disk.rows()]
-        return {"shards": [[save_to_json(row[0]), *row[1:]] for row in held if row[0].step == step]}
+        return {"shards": [[row[0].to_json(), *row[1:]] for row in held if row[0].step == step]}
 
     async def _look(self, step: int) -> Plan:
         """The best plan for a step: this run's newest attempt first, then what is nearest."""
@@ -79,9 +77,7 @@ class Chosen:
             if tier.node_local:
                 continue
             try:
-                stored = await within(self._context.deadlines.verify_s, in_thread(_of_tier, name, tier, step))
-            except asyncio.TimeoutError:
-                reasons.append(f"the {name} tier does not answer")
+                stored = await in_time(self._context.deadlines.verify_s, _of_tier, name, tier, step)
             except (CheckpointError, OSError) as error:
                 reasons.append(f"the {name} tier: {error}")
             else:

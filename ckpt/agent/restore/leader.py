@@ -16,19 +16,17 @@ from functools import partial
 from typing import Any
 
 from ckpt.agent.context import Context
+from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.flush.lease import Lease
-from ckpt.agent.flush.node import FlushLeader
 from ckpt.agent.flush.tier_contents import TierContents, read_tier_contents
-from ckpt.agent.protect.rebuild_leader import Rebuilding
+from ckpt.agent.protect.leader import RebuildLeader
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.rpc.peers import PeerError
-from ckpt.agent.shards.transfer import save_to_json
-from ckpt.agent.storage_calls import in_thread
+from ckpt.agent.storage_calls import in_time
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.manifest import Manifest
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name
-from ckpt.timeouts import within
 
 _MEMORY = "memory"
 _OWN, _COPY, _DISK = range(3)  # how a node holds a shard: as its own, as a copy, on its NVMe
@@ -56,7 +54,7 @@ class RestoreLeader:
         self._peers = context.peers
         self._listener = context.listener
         self._deadlines = context.deadlines
-        self._rebuilding = Rebuilding(context)
+        self._rebuilding = RebuildLeader(context)
         self._skipped: list[tuple[int, str]] = []
         self._damaged: dict[SaveId, dict[str, str]] = {}  # steps passed over: by tier (or memory), what is damaged
         self._foreseen = False  # nodes have been told of a plan that may come: once, workers ask but once
@@ -102,18 +100,16 @@ class RestoreLeader:
     async def _quarantine(self, save: SaveId, damaged: dict[str, str]) -> None:
         """A step that was passed over is not tried again where it is damaged; nodes know their own disks."""
         everyone = range(len(self._peers.nodes))
-        await self._tell("quarantine", everyone, save=save_to_json(save), reason=damaged.get(_MEMORY, ""))
+        await self._tell("quarantine", everyone, save=save.to_json(), reason=damaged.get(_MEMORY, ""))
         for name, reason in damaged.items():
             where = f"the nodes' {_MEMORY}"
             try:
                 if name != _MEMORY:
                     self._lease.check(name)
-                    moving = in_thread(self._context.tiers[name].quarantine, directory_name(save), reason)
-                    where = await within(self._deadlines.flush_s, moving)
-            except (CheckpointError, OSError, asyncio.TimeoutError) as error:
-                self._listener.problem(
-                    "step not quarantined", f"{name} tier: {str(error) or 'no answer in time'}", save.step
-                )
+                    quarantine = self._context.tiers[name].quarantine
+                    where = await in_time(self._deadlines.flush_s, quarantine, directory_name(save), reason)
+            except (CheckpointError, OSError) as error:
+                self._listener.problem("step not quarantined", f"{name} tier: {error}", save.step)
             else:
                 self._listener.problem("step quarantined", f"{where}: {reason}", save.step)
 
@@ -218,7 +214,7 @@ class RestoreLeader:
         )  # fmt: skip
 
     async def _bring_back(self, save: SaveId, held: Held) -> tuple[list[int], str, str]:
-        """As Rebuilding's; when the world has another size now, nodes prefetch what survives.
+        """As RebuildLeader's; when the world has another size now, nodes prefetch what survives.
 
         A rebuild that fails is tried once more, alone: what was prefetched may have taken the memory that it needed.
         """
@@ -251,10 +247,7 @@ class RestoreLeader:
         }
 
     async def _manifest(self, name: str, save: SaveId) -> Manifest:
-        try:
-            return await within(self._deadlines.verify_s, in_thread(self._context.tiers[name].read_manifest, save))
-        except asyncio.TimeoutError:
-            raise AgentError(f"no answer within {self._deadlines.verify_s:g} s") from None
+        return await in_time(self._deadlines.verify_s, self._context.tiers[name].read_manifest, save)
 
     async def _keep_verified(self, save: SaveId, holders: dict[int, list[int]]) -> None:
         """Lets the best holder of each rank read its bytes; one whose bytes are damaged is struck off for the next."""
@@ -290,7 +283,7 @@ class RestoreLeader:
                     "verify_stored",
                     timeout_s=self._deadlines.restore_s,
                     tier=name,
-                    save=save_to_json(save),
+                    save=save.to_json(),
                     ranks=part,
                 )
                 for node, part in parts.items()
@@ -302,7 +295,7 @@ class RestoreLeader:
 
     async def _verify(self, node: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
         timeout_s = self._deadlines.verify_s
-        return await self._peers.call(node, "verify", timeout_s=timeout_s, save=save_to_json(save), ranks=ranks)
+        return await self._peers.call(node, "verify", timeout_s=timeout_s, save=save.to_json(), ranks=ranks)
 
 
 def _newest_first(memory: dict[SaveId, Any], stored: list[SaveId], run_id: str) -> list[SaveId]:

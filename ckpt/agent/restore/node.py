@@ -14,7 +14,6 @@ from ckpt.agent.restore.handover import Handover
 from ckpt.agent.restore.plan import Placement, Plan
 from ckpt.agent.rpc.peers import Handler
 from ckpt.agent.save.node import SaveNode
-from ckpt.agent.shards.transfer import save_to_json
 from ckpt.agent.storage_calls import in_thread
 from ckpt.capacity import Rates, make_plan
 from ckpt.errors import AgentError, CheckpointError, CorruptError
@@ -68,9 +67,9 @@ class RestoreNode:
             self._listener.problem("this node's disk cannot be read", problem)
         shards = [item for item in self._memory_store.shards().items() if not self._is_quarantined(item[1].save)]
         return {
-            "shards": [[save_to_json(r.save), r.world_size, r.rank, name.startswith("own-")] for name, r in shards],
-            "parity": self._saves.parities.inventory(self._is_quarantined),
-            "nvme": [[save_to_json(save), world_size, rank] for save, world_size, rank in self._node_disk.rows()],
+            "shards": [[r.save.to_json(), r.world_size, r.rank, name.startswith("own-")] for name, r in shards],
+            "parity": self._saves.protect.inventory(self._is_quarantined),
+            "nvme": [[save.to_json(), world_size, rank] for save, world_size, rank in self._node_disk.rows()],
             "nvme_last_s": self._node_disk.last_commit_s,
         }
 
@@ -218,7 +217,8 @@ class RestoreNode:
 
     async def _on_protect_moved(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         placement = Placement.from_json(message["placement"])
-        return {"made": await self._saves.protect_moved(placement, message["alone"])}
+        save = self._saves.newest
+        return {"made": await self._saves.protect.make_moved(save, placement, message["alone"]) if save else 0}
 
     async def _on_quarantine(self, source: int, message: dict[str, Any]) -> None:
         """A step was passed over: whatever of it is damaged here is never tried again."""

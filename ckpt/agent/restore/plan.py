@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpt.agent.shards.transfer import save_to_json
 from ckpt.format.shard_record import SaveId
 
 
@@ -51,7 +50,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "save": save_to_json(self.save) if self.save else None, "world_size": self.world_size, "tier": self.tier,
+            "save": self.save.to_json() if self.save else None, "world_size": self.world_size, "tier": self.tier,
             "holders": [[rank, nodes] for rank, nodes in self.holders.items()], "rebuilt": list(self.rebuilt),
             "nvme": list(self.nvme), "leaving": list(self.leaving), "stored": list(self.stored),
             "fetched": list(self.fetched),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckpt.agent.context import Context
-from ckpt.agent.protect.parity import Parities
+from ckpt.agent.protect.node import ProtectNode
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.restore.serve import Loading
 from ckpt.errors import AgentError, CheckpointError
@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 class PrefetchNode:
     """One node's part: the plan that may come, and what is fetched for it."""
 
-    def __init__(self, context: Context, final: asyncio.Future[Plan], loading: Loading, parities: Parities) -> None:
+    def __init__(self, context: Context, final: asyncio.Future[Plan], loading: Loading, protect: ProtectNode) -> None:
         self._final = final
         self._loading = loading
-        self._parities = parities
+        self._protect = protect
         self._exchange = context.exchange
         self._plan = Plan()  # without a save: none is foreseen
         self._headers: Sequence[int] = ()  # nodes that keep the records of what is lost
@@ -52,7 +52,7 @@ class PrefetchNode:
         if plan.save is None or self._final.done() or blocks != [] or not 0 <= rank < plan.world_size:
             return None
         if rank in plan.rebuilt:
-            record = await self._parities.header(plan.save, rank, self._headers)
+            record = await self._protect.header(plan.save, rank, self._headers)
         else:
             record = await self._exchange.record(plan.holders[rank][0], plan.save, rank)
         return {"path": "", "base": 0, "record": record.to_json()}

@@ -18,7 +18,6 @@ from ckpt.agent.restore.chosen import Chosen
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.shards.growing_buffer import Room
-from ckpt.agent.shards.transfer import save_to_json
 from ckpt.agent.storage_calls import in_thread
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import block_count, span_of
@@ -153,7 +152,7 @@ class Loading:
     async def _have_it_look(self, node: int, save: SaveId, rank: int) -> None:
         timeout_s = self._context.deadlines.verify_s
         try:
-            await self._peers.call(node, "verify_again", timeout_s=timeout_s, save=save_to_json(save), rank=rank)
+            await self._peers.call(node, "verify_again", timeout_s=timeout_s, save=save.to_json(), rank=rank)
         except PeerError as error:
             log.warning("rank %d of step %d: %s", rank, save.step, error)
 

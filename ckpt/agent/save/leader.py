@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt.agent.context import Context
-from ckpt.agent.flush.node import FlushLeader
+from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.errors import AgentError
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt.agent.context import Context
-from ckpt.agent.protect.parity import Parities
-from ckpt.agent.restore.plan import Placement
+from ckpt.agent.protect.node import ProtectNode
 from ckpt.agent.rpc.messages import OfWorker, check
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.rpc.worker_socket import Client
@@ -23,7 +22,6 @@ from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import checksums
 from ckpt.format.layout import Layout
 from ckpt.format.shard_record import SaveId, ShardRecord
-from ckpt.redundancy import members_at, scheme_of
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.quarantine import forget_notes
 
@@ -73,12 +71,8 @@ class SaveNode:
         self._dropped: deque[int] = deque(maxlen=_REMEMBER)  # a worker may come late with one
         self._dropped_up_to = -1  # up to here a worker of this node has dropped its saves
         self._changed = asyncio.Condition()
-        self._copying = asyncio.Lock()  # a name that is free stays so until its record is there
         self._sealing = [asyncio.Lock() for _ in range(self._place.ranks_per_node)]  # each rank's steps in order
-        members = members_at(self._place, context.config.redundancy)
-        scheme = scheme_of(context.config.redundancy)
-        self._sources = scheme.sources(self._place.node_rank, members) if members else ()
-        self.parities = Parities(context)
+        self.protect = ProtectNode(context)
         self._peers.handle("protect", self._on_protect)
         self._peers.handle("commit_save", self._on_commit)
         self._peers.handle("drop", self._on_drop)
@@ -175,28 +169,7 @@ class SaveNode:
 
     async def protect_newest(self) -> int:
         """Makes anew the redundancy that a restored save lacks on this node; returns how many were made."""
-        return await self._redundancy(self.newest, keep=None) if self.newest else 0
-
-    async def protect_moved(self, placement: Placement, alone: list[int]) -> int:
-        """Redundancy of a restored save for the sets of this attempt, in which its ranks lie on other nodes.
-
-        Args:
-            placement: where its shards lie.
-            alone: the ranks whose shard no other node holds: with copies, those get one on the node's partner.
-
-        Returns:
-            How many copies and parities were made here.
-        """
-        save_id, made = self.newest, 0
-        if save_id is None:
-            return 0
-        for rank, node in ((rank, placement.nodes[rank]) for rank in alone):
-            if node in self._sources and not self._memory_store.find(save_id, rank):
-                async with self._copying:
-                    name = self._memory_store.free_name(f"copy-{node}-0", self._slots, keep=None)
-                    await self._context.exchange.pull(node, save_id, rank, name)
-                    made += 1
-        return made + await self.parities.make(save_id, None, placement)
+        return await self.protect.make(self.newest, keep=None) if self.newest else 0
 
     def _rank_of(self, client: Client) -> int:
         ranks = self._context.ranks(self._place.node_rank)
@@ -266,7 +239,7 @@ class SaveNode:
             raise AgentError(f"step {message['step']} was dropped here")
         keep = None if self.newest is None and self._place.generation else self._kept(save)
         try:
-            await self._start(save, self._redundancy(self._context.save_id(save.step), keep))
+            await self._start(save, self.protect.make(self._context.save_id(save.step), keep))
         except asyncio.CancelledError:
             raise AgentError(f"step {save.step} was dropped meanwhile") from None
         save.promised = True
@@ -274,25 +247,6 @@ class SaveNode:
     def _kept(self, save: Save) -> set[SaveId]:
         """What the redundancy of a save must not replace."""
         return {self._context.save_id(save.step), *([self.newest] if self.newest else [])}
-
-    async def _redundancy(self, save_id: SaveId, keep: set[SaveId] | None) -> int:
-        """What this node holds for its set; returns how many copies and parities were made."""
-        return await self._copy(save_id, keep) + await self.parities.make(save_id, keep)
-
-    async def _copy(self, save_id: SaveId, keep: set[SaveId] | None) -> int:
-        """Pulls the shards that this node holds for others and does not have yet; returns how many."""
-        made = 0
-        for node in self._sources:
-            for local_rank, rank in enumerate(self._context.ranks(node)):
-                async with self._copying:
-                    held = [
-                        name for name in self._memory_store.find(save_id, rank) if await self._memory_store.verify(name)
-                    ]
-                    if not held:
-                        name = self._memory_store.free_name(f"copy-{node}-{local_rank}", self._slots, keep)
-                        await self._context.exchange.pull(node, save_id, rank, name)
-                        made += 1
-        return made
 
     async def _on_commit(self, source: int, message: dict[str, Any]) -> None:
         save = self._in_flight.pop(message["step"], None)
@@ -313,12 +267,12 @@ class SaveNode:
     def _tidy(self) -> None:
         local_ranks = range(self._place.ranks_per_node)
         stems = {f"own-{local_rank}" for local_rank in local_ranks}
-        stems |= {f"copy-{node}-{local_rank}" for node in self._sources for local_rank in local_ranks}
+        stems |= {f"copy-{node}-{local_rank}" for node in self.protect.sources for local_rank in local_ranks}
         keep = {pin.save for pin in self.pinned.values()}
         keep |= {self.newest} if self.newest else set()
         self._memory_store.tidy(stems, self._slots, keep)
-        self.parities.tidy(keep)
-        left = {record.save for record in self._memory_store.shards().values()} | self.parities.saves()
+        self.protect.tidy(keep)
+        left = {record.save for record in self._memory_store.shards().values()} | self.protect.saves()
         forget_notes(self._place.ram_dir, set(map(directory_name, left)))
 
     async def _on_drop(self, source: int, message: dict[str, Any]) -> None:

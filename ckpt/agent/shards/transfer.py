@@ -28,7 +28,7 @@ class Exchange:
     async def record(self, node: int, save: SaveId, rank: int) -> ShardRecord:
         """The record of a shard that another node holds; raises PeerError."""
         answer = await self._peers.call(
-            node, "record", timeout_s=self._deadlines.answer_s, save=save_to_json(save), rank=rank
+            node, "record", timeout_s=self._deadlines.answer_s, save=save.to_json(), rank=rank
         )
         record = ShardRecord.from_json(answer["record"])
         if (record.save, record.rank) != (save, rank):
@@ -46,7 +46,7 @@ class Exchange:
         """
         await self._peers.pull(
             node, "shard_bytes", into, timeout_s=self._deadlines.answer_s, landed=landed,
-            save=save_to_json(record.save), rank=record.rank, blocks=None if blocks is None else list(blocks),
+            save=record.save.to_json(), rank=record.rank, blocks=None if blocks is None else list(blocks),
         )  # fmt: skip
 
     async def pull(self, node: int, save: SaveId, rank: int, name: str) -> ShardRecord:
@@ -95,8 +95,3 @@ class Exchange:
             return record, lambda blocks: block_ranges(self._memory_store.bytes_of(names[0], nbytes), blocks)
         on_disk = self._node_disk.shard(save, rank)
         return on_disk.record, on_disk.blocks
-
-
-def save_to_json(save: SaveId) -> dict[str, Any]:
-    """As SaveId.from_json reads it."""
-    return {"step": save.step, "attempt": save.attempt, "run_id": save.run_id}

@@ -1,4 +1,4 @@
-"""What node rank 0 does about shards that no memory holds: has them made again from parity, where enough is left."""
+"""Node rank 0 has shards that no memory holds made again from parity, where enough is left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from ckpt.agent.context import Context
 from ckpt.agent.rpc.peers import PeerError
-from ckpt.agent.shards.transfer import save_to_json
 from ckpt.errors import CheckpointError, CorruptError
 from ckpt.format.shard_record import SaveId
 from ckpt.redundancy.parity_record import ParitySet
@@ -29,7 +28,7 @@ class Found:
         return {node for nodes in self.holders.values() for node in nodes}
 
 
-class Rebuilding:
+class RebuildLeader:
     """Knows what parity there is, and leads its use."""
 
     def __init__(self, context: Context) -> None:
@@ -133,7 +132,7 @@ class Rebuilding:
             over.stripes().rebuild(over.member_of(rank) or 0, *over.range_of(rank), there, parity)
             builders[rank] = self._context.reader(rank, world_size)
         fields = {
-            "save": save_to_json(save), "over": over.to_json(), "shards": list(shards.items()),
+            "save": save.to_json(), "over": over.to_json(), "shards": list(shards.items()),
             "parity": list(parity.items()), "headers": sorted(found.keepers),
         }  # fmt: skip
         return builders, fields
@@ -144,7 +143,7 @@ class Rebuilding:
         async def check(index: int, nodes: list[int]) -> None:
             for node in nodes:
                 timeout_s = self._deadlines.verify_s
-                fields = {"save": save_to_json(save), "over": over.to_json(), "index": index}
+                fields = {"save": save.to_json(), "over": over.to_json(), "index": index}
                 if (await self._peers.call(node, "verify_parity", timeout_s=timeout_s, **fields))["good"]:
                     good[index] = node
                     return

@@ -1,9 +1,8 @@
-"""A node's parity: made over its redundancy set at each save, and what lost shards are made from again."""
+"""A node's redundancy: copies and parity of its set's shards, made at each save, and lost shards made from parity."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -11,38 +10,20 @@ from typing import Any
 from ckpt.agent.context import Context
 from ckpt.agent.protect.encode import Rows
 from ckpt.agent.protect.gather_sum import Addend, HeldBytes, Sums, addends_of
+from ckpt.agent.protect.parity_store import ParityStore
 from ckpt.agent.restore.plan import Placement
-from ckpt.agent.shards.memory_store import Store
-from ckpt.agent.shards.transfer import save_to_json
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.checksums import Arriving, checksums
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.redundancy import members_at, scheme_of
-from ckpt.redundancy.parity_record import ParityRecord, ParitySet, read_parity, write_parity
+from ckpt.redundancy.parity_record import ParityRecord, ParitySet
 from ckpt.redundancy.stripes import Sum
 
 _AT_ONCE = 8  # sums of one rebuild: all of a set of the usual size, each made on another node
 
 
-class ParityStore(Store[ParityRecord]):
-    """The parity in a memory directory."""
-
-    _names = re.compile(r"(parity)-([0-9]+)")
-
-    def find(self, save: SaveId, over: ParitySet, index: int) -> list[str]:
-        """Names of a member's parity over a set."""
-        wanted = (save, over, index)
-        return sorted(name for name, r in self.shards().items() if (r.save, r.over, r.index) == wanted)
-
-    def _load(self, name: str) -> ParityRecord:
-        return read_parity(self.ram_dir, name)
-
-    def _write(self, name: str, record: ParityRecord) -> None:
-        write_parity(self.ram_dir, name, record)
-
-
-class Parities:
-    """One node's parity, and its part in that of others."""
+class ProtectNode:
+    """One node's copies and parity, and its part in the parity of others."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -52,10 +33,12 @@ class Parities:
         self._memory_store = context.memory_store
         self._parity_store = ParityStore(context.place.ram_dir, context.place.run_id, context.config.namespace)
         self._members = members_at(context.place, context.config.redundancy)
-        self._parity = scheme_of(context.config.redundancy).parity(self._members) if self._members else 0
+        scheme = scheme_of(context.config.redundancy)
+        self._parity = scheme.parity(self._members) if self._members else 0
+        self.sources = scheme.sources(context.place.node_rank, self._members) if self._members else ()
         self._index = self._members.index(context.place.node_rank) if self._members else -1  # -1: of a holder
         self._here = Addend(node=context.place.node_rank, coefficients=(), parts=())  # last of a sum that is made here
-        self._making = asyncio.Lock()  # a name that is free stays so until its record is there
+        self._copying, self._making = asyncio.Lock(), asyncio.Lock()  # a free name stays so until its record is there
         self._sums = Sums(context.peers, self._bytes_of, context.deadlines.answer_s)
         self._rows = Rows(context.peers, self._sums, self._members, self._index, context.deadlines.answer_s)
         self._peers.handle("lengths", self._on_lengths)
@@ -63,7 +46,49 @@ class Parities:
         self._peers.handle("verify_parity", self._on_verify)
         self._peers.handle("rebuild", self._on_rebuild)
 
-    async def make(self, save: SaveId, keep: Collection[SaveId] | None, placement: Placement | None = None) -> int:
+    async def make(self, save: SaveId, keep: Collection[SaveId] | None) -> int:
+        """Makes the copies and the parity that this node lacks of a save; returns how many were made.
+
+        Args:
+            save: which.
+            keep: saves whose redundancy must stay, as `free_name` takes it.
+
+        Raises:
+            PeerError: a member does not have its shards, or did not send.
+            OSError: memory is full.
+        """
+        made = 0
+        for node in self.sources:
+            for local_rank, rank in enumerate(self._context.ranks(node)):
+                made += await self._copy(save, rank, node, f"copy-{node}-{local_rank}", keep)
+        return made + await self._make_parity(save, keep)
+
+    async def make_moved(self, save: SaveId, placement: Placement, alone: list[int]) -> int:
+        """As `make` for a restored save, whose ranks lie on other nodes than in this attempt's sets.
+
+        Args:
+            save: which.
+            placement: where its shards lie.
+            alone: the ranks whose shard no other node holds: with copies, those get one on the node's partner.
+        """
+        made = 0
+        for rank, node in ((rank, placement.nodes[rank]) for rank in alone):
+            if node in self.sources:
+                made += await self._copy(save, rank, node, f"copy-{node}-0", keep=None)
+        return made + await self._make_parity(save, None, placement)
+
+    async def _copy(self, save: SaveId, rank: int, node: int, stem: str, keep: Collection[SaveId] | None) -> int:
+        """Pulls a copy of a node's shard, unless one that verifies is here; returns how many were made."""
+        async with self._copying:
+            if any([await self._memory_store.verify(name) for name in self._memory_store.find(save, rank)]):
+                return 0
+            name = self._memory_store.free_name(stem, self._context.config.slots, keep)
+            await self._context.exchange.pull(node, save, rank, name)
+            return 1
+
+    async def _make_parity(
+        self, save: SaveId, keep: Collection[SaveId] | None, placement: Placement | None = None
+    ) -> int:
         """Makes this node's parity of what all members hold of a save, unless it is here; returns how many were made.
 
         Args:
@@ -115,7 +140,7 @@ class Parities:
         """What parity is here, for the leader of a restore: (save, set, member, the set's nodes)."""
         self._parity_store.scan()
         records = [record for record in self._parity_store.shards().values() if not is_quarantined(record.save)]
-        return [[save_to_json(r.save), r.over.to_json(), r.index, list(r.members)] for r in records]
+        return [[r.save.to_json(), r.over.to_json(), r.index, list(r.members)] for r in records]
 
     async def header(self, save: SaveId, rank: int, nodes: Sequence[int]) -> ShardRecord:
         """The record of a lost shard, from whichever of some nodes keeps a copy; raises AgentError."""
@@ -123,7 +148,7 @@ class Parities:
         for node in nodes:
             try:
                 answer = await self._peers.call(
-                    node, "header", timeout_s=self._deadlines.answer_s, save=save_to_json(save), rank=rank
+                    node, "header", timeout_s=self._deadlines.answer_s, save=save.to_json(), rank=rank
                 )
                 return ShardRecord.from_json(answer["header"])
             except CheckpointError as error:
@@ -135,7 +160,7 @@ class Parities:
 
         Asked anew for each save: a shard's length may change.
         """
-        timeout_s, save_json = self._deadlines.answer_s, save_to_json(save)
+        timeout_s, save_json = self._deadlines.answer_s, save.to_json()
         calls = [
             self._peers.call(node, "lengths", timeout_s=timeout_s, save=save_json, ranks=list(own))
             for node, own in zip(self._members, ranks, strict=True)

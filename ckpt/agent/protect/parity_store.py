@@ -1,0 +1,26 @@
+"""The parity in a memory directory."""
+
+from __future__ import annotations
+
+import re
+
+from ckpt.agent.shards.memory_store import Store
+from ckpt.format.shard_record import SaveId
+from ckpt.redundancy.parity_record import ParityRecord, ParitySet, read_parity, write_parity
+
+
+class ParityStore(Store[ParityRecord]):
+    """This node's parity."""
+
+    _names = re.compile(r"(parity)-([0-9]+)")
+
+    def find(self, save: SaveId, over: ParitySet, index: int) -> list[str]:
+        """Names of a member's parity over a set."""
+        wanted = (save, over, index)
+        return sorted(name for name, r in self.shards().items() if (r.save, r.over, r.index) == wanted)
+
+    def _load(self, name: str) -> ParityRecord:
+        return read_parity(self.ram_dir, name)
+
+    def _write(self, name: str, record: ParityRecord) -> None:
+        write_parity(self.ram_dir, name, record)
