@@ -30,7 +30,7 @@ class Stop:
         self._deadlines = context.deadlines
         self._lead: asyncio.Task[None] | None = None
         self._boundary = 0  # agreed; 0 while none is
-        self._peers.handle("stop", self._on_stop)
+        self._peers.handle("ask_stop", self._on_stop)
         self._peers.handle("gate", self._on_gate)
         self._peers.handle("stop_at", self._on_stop_at)
 
@@ -40,7 +40,7 @@ class Stop:
             self._listener.to_monitors("stop_agreed", boundary=self._boundary)
             return
         try:
-            await self._peers.call(0, "stop", timeout_s=self._deadlines.answer_s)
+            await self._peers.call(0, "ask_stop", timeout_s=self._deadlines.answer_s)
         except PeerError as error:
             self._listener.problem("stop not agreed", str(error))
 

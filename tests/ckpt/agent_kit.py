@@ -323,14 +323,14 @@ class World:
             raise AgentError("not heard")
 
         for agent in self.agents:
-            agent._peers.handle("commit", deaf)
+            agent._peers.handle("commit_save", deaf)
         for step in steps:
             for worker in self.workers:
                 worker.save(step, slot)
             await self.monitors[0].event("problem", what="commit not heard by every node", step=step)
             assert all(step in copies(place.ram_dir) for place in self.places)
         for agent in self.agents:
-            agent._peers.handle("commit", agent._saves._on_commit)
+            agent._peers.handle("commit_save", agent._saves._on_commit)
 
     async def plan(self) -> dict[str, Any]:
         """The plan, the same for every worker; `pinned` as the first was told, for that flush may end meanwhile."""

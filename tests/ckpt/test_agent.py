@@ -92,7 +92,7 @@ REFUSED = layout(5000).to_json() | {"chunks": [["x", "uint8", [5000], [], [5000]
         ({"op": "drop_shard", "reason": "no slot in time"}, "rank 3: no slot in time"),
         ({"op": "staged", "slot": 0, "layout": REFUSED}, "the shard of rank 3 was refused: layout: bad chunk"),
         ({"op": "staged", "slot": 0}, "the shard of rank 3 was refused: malformed 'staged': layout is missing"),
-        ({"op": "staged", "slot": 9, "layout": layout(1).to_json()}, "refused: sealed: slot 9 of rank 3 is not"),
+        ({"op": "staged", "slot": 9, "layout": layout(1).to_json()}, "refused: staged: slot 9 of rank 3 is not"),
     ],
 )
 def test_a_rank_that_cannot_save_makes_all_drop_the_step_at_once(tmp_path, message, reason):
@@ -482,7 +482,7 @@ def test_a_source_that_falls_silent_is_named(tmp_path, monkeypatch):
     async def test():
         monkeypatch.setattr("ckpt.agent.rpc.peers.STALL_S", 0.1)
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
-            world.agents[1]._peers.handle("bytes", promises_bytes_and_sends_none)
+            world.agents[1]._peers.handle("shard_bytes", promises_bytes_and_sends_none)
             for worker in world.workers:
                 worker.save(10, 0)
             assert "node b: no bytes moved for 0.1 s" in (await world.workers[0].event("dropped", step=10))["reason"]

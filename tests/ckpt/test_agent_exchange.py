@@ -52,7 +52,7 @@ def test_what_a_name_held_is_given_up_before_other_bytes_come_there(tmp_path: Pa
                 seen.append(record.exists())
                 await there._serve_bytes(source, message)
 
-            world.agents[1]._peers.handle("bytes", watched)
+            world.agents[1]._peers.handle("shard_bytes", watched)
             await here.pull(1, save_id(20), 1, record.stem)
             assert seen == [False] and record.exists()
 
@@ -67,7 +67,7 @@ def test_a_file_into_which_bytes_may_still_come_is_never_used_again(tmp_path: Pa
         async with World(tmp_path, NODES, 0, config(scheme="none")) as world:
             await world.save(10, slot=0)
             here = world.agents[0]._saves._context.exchange
-            world.agents[1]._peers.handle("bytes", refuse)
+            world.agents[1]._peers.handle("shard_bytes", refuse)
             with pytest.raises(PeerError, match="gone"):
                 await here.pull(1, save_id(10), 1, "copy-1-0-0")
             assert not list((tmp_path / "a").glob("copy-*"))

@@ -15,15 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt.agent.rpc.framing import encode
+from ckpt.agent.rpc.messages import catalogue
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.rpc.worker_socket import Client, WorkerSocket
 
-OF_WORKERS = ("plan", "rejoin", "foreseen", "prefetch", "open", "bad", "loaded", "sealed", "skipped", "missed", "bye")
-OF_PEERS = (
-    "sum", "protect", "commit", "drop", "foresee", "withdraw", "sealed", "failed", "missed", "record", "bytes", "bad",
-    "lengths", "header", "verify_parity", "rebuild", "rejoin_verify", "rejoin_protect", "rejoined", "gate", "stop_at",
-    "unheard of",
-)  # fmt: skip
+WORDS = {op: (sender, receiver) for sender, receiver, op in catalogue()}
+OF_WORKERS = tuple(op for op, way in WORDS.items() if way == ("worker", "agent"))
+OF_PEERS = (*(op for op, way in WORDS.items() if "leader" in way or "node" in way), "unheard of")
 
 numbers = st.integers(-3, 3) | st.sampled_from([2**31, 2**63, -(2**63), 10**40, True, False, 0.5, 1e300])
 scalars = st.none() | numbers | st.sampled_from(["", "1", "../../etc/passwd", "\x00", "x" * 5000])

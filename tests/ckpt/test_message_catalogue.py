@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def test_every_request_that_agents_serve_for_each_other_is_in_the_catalogue(tmp_
         async with World(tmp_path, ["a"], 0, config(nvme={"path": str(tmp_path / "nvme")})) as world:
             served = set(world.agents[0]._peers._handlers)
         expected = names("node", "leader") | names("leader", "node") | names("node", "node")
-        rejoin = {"rejoin_verify", "rejoin_protect", "rejoined"}
+        rejoin = {"rejoin_verify", "rejoin_protect", "rejoin_done"}
         assert served | rejoin == expected
 
     run(test)
@@ -49,9 +50,19 @@ def test_every_request_of_workers_and_runners_is_in_the_catalogue(function: str,
 
 
 def test_every_event_is_in_the_catalogue() -> None:
-    assert sent(r"to_(?:trainers|workers)\(\s*\"(\w+)\"", "agent") == names("agent", "worker")
+    assert sent(r"to_workers\(\s*\"(\w+)\"", "agent") == names("agent", "worker")
     to_runner = sent(r"to_monitors\(\s*\"(\w+)\"", "agent") | {"pong"}
     assert to_runner == names("agent", "runner")
+
+
+def test_a_name_stands_for_one_message_on_one_hop_and_a_field_for_one_thing() -> None:
+    ops = Counter(op for _, _, op in catalogue())
+    assert [op for op, count in ops.items() if count > 1] == []
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for kind in catalogue().values():
+        for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+            kinds[field.name].add(str(field.type).removesuffix(" | None"))
+    assert {name: found for name, found in kinds.items() if len(found) > 1} == {}
 
 
 def test_every_deadline_is_one_that_a_process_has() -> None:

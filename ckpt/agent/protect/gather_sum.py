@@ -124,7 +124,7 @@ class Sums:
             tag = self._peers.new_tag()
             terms = {
                 "own": [addend.to_json() for addend in mine],
-                "sources": [(addend.to_json(), tag) for addend, tag in sources],
+                "others": [(addend.to_json(), tag) for addend, tag in sources],
             }
             asked.append((maker, "sum", {**terms, "target": self._peers.rank, "tag": tag}))
             coming = pieces(nbytes)
@@ -160,7 +160,7 @@ class Sums:
     async def _serve_sum(self, source: int, message: dict[str, Any]) -> None:
         """Answers at once; what fails later shows where the sum is wanted, where nothing more arrives."""
         own = self._own(message, [Addend.from_json(addend) for addend in message["own"]])
-        sources = [(Addend.from_json(addend), tag) for addend, tag in message["sources"]]
+        sources = [(Addend.from_json(addend), tag) for addend, tag in message["others"]]
         self._peers.spawn(self._pass_on(sources, own, message["nbytes"], message["target"], message["tag"]))
 
     def _own(self, message: dict[str, Any], addends: Sequence[Addend]) -> list[Own]:

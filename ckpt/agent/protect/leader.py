@@ -132,8 +132,8 @@ class RebuildLeader:
             over.stripes().rebuild(over.member_of(rank) or 0, *over.range_of(rank), there, parity)
             builders[rank] = self._context.reader(rank, world_size)
         fields = {
-            "save": save.to_json(), "over": over.to_json(), "shards": list(shards.items()),
-            "parity": list(parity.items()), "headers": sorted(found.keepers),
+            "save": save.to_json(), "over": over.to_json(), "shard_nodes": list(shards.items()),
+            "parity_nodes": list(parity.items()), "headers": sorted(found.keepers),
         }  # fmt: skip
         return builders, fields
 

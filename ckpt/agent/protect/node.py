@@ -225,7 +225,7 @@ class ProtectNode:
         mine = self._context.ranks(self._place.node_rank)
         stem = f"own-{mine.index(rank)}" if rank in mine else f"copy-{rank}-0"
         name = self._memory_store.free_name(stem, self._context.config.slots, keep=None)
-        shard_at, parity_at = dict(message["shards"]), dict(message["parity"])
+        shard_at, parity_at = dict(message["shard_nodes"]), dict(message["parity_nodes"])
         header = asyncio.ensure_future(self.header(save, rank, message["headers"]))  # beside the bytes
         try:
             await self._fill(name, save, rank, header, over, shard_at, parity_at)

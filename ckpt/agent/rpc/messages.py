@@ -316,7 +316,7 @@ class NodeSealed(ToLeader, op="sealed", deadline="answer_s"):
     step: int
     nbytes: int
     flush: bool
-    tokens: list[Any]
+    token_counts: list[Any]
     elapsed_s: float
 
 
@@ -327,7 +327,7 @@ class AskDrop(ToLeader, op="ask_drop", deadline="answer_s"):
     reason: str
 
 
-class AskDropUpTo(ToLeader, op="drop_up_to", deadline="answer_s"):
+class AskDropUpTo(ToLeader, op="ask_drop_up_to", deadline="answer_s"):
     """A worker of this node had no agent up to this step."""
 
     step: int
@@ -390,7 +390,7 @@ class SendSum(Between, op="sum", deadline="protect_s"):
     """A sum that the receiver makes of others' ranges and its own, pushed to `target`."""
 
     own: list[Any]
-    sources: list[Any]
+    others: list[Any]
     save: dict[str, Any]
     over: dict[str, Any]
     nbytes: int
@@ -435,8 +435,8 @@ class Rebuild(ToNode, op="rebuild", deadline="restore_s", answer="damaged"):
     rank: int
     save: dict[str, Any]
     over: dict[str, Any]
-    shards: list[Any]
-    parity: list[Any]
+    shard_nodes: list[Any]
+    parity_nodes: list[Any]
     headers: list[Any]
 
 
@@ -548,7 +548,7 @@ class RejoinDone(ToNode, op="rejoin_done", deadline="answer_s"):
 # a stop, lower tiers, the end
 
 
-class AgreeStop(ToLeader, op="stop", deadline="answer_s"):
+class AgreeStop(ToLeader, op="ask_stop", deadline="answer_s"):
     """A runner of this node asks for a stop."""
 
 

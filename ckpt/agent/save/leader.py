@@ -27,13 +27,15 @@ class Gathering:
     since_s: float = field(default_factory=time.monotonic)  # when the first node was given a shard of it
     nodes: dict[int, int] = field(default_factory=dict)  # bytes sealed, by node rank
     flush: bool = False
-    told: Counter[str] = field(default_factory=Counter)  # how many ranks told a token of their group of replicas
+    tokens: Counter[str] = field(default_factory=Counter)  # how many ranks have sent a token of their group of replicas
     members: dict[str, int] = field(default_factory=dict)  # by token, how many have to
 
     def differing(self) -> list[str]:
-        """Tokens that not all ranks of their group have told: they do not share out the same tensors."""
+        """Tokens that not all ranks of their group have sent: they do not share out the same tensors."""
         return [
-            f"{told} of {self.members[token]} ranks" for token, told in self.told.items() if told != self.members[token]
+            f"{count} of {self.members[token]} ranks"
+            for token, count in self.tokens.items()
+            if count != self.members[token]
         ]
 
 
@@ -57,7 +59,7 @@ class SaveLeader:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._peers.handle("sealed", self._on_sealed)
         self._peers.handle("ask_drop", self._on_ask_drop)
-        self._peers.handle("drop_up_to", self._on_dropped_up_to)
+        self._peers.handle("ask_drop_up_to", self._on_ask_drop_up_to)
 
     async def run(self) -> None:
         """Leads saves until cancelled."""
@@ -80,8 +82,8 @@ class SaveLeader:
         save.since_s = min(save.since_s, time.monotonic() - message["elapsed_s"])
         save.nodes[source] = message["nbytes"]
         save.flush |= message["flush"]
-        for token, told, members in message["tokens"]:
-            save.told[token] += told
+        for token, count, members in message["token_counts"]:
+            save.tokens[token] += count
             save.members[token] = members
         if self._is_complete(save):
             self._complete.set()
@@ -92,7 +94,7 @@ class SaveLeader:
         if step > self._committed:
             self._spawn(self._drop(step, f"node {self._peers.nodes[source]}: {message['reason']}"))
 
-    async def _on_dropped_up_to(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_ask_drop_up_to(self, source: int, message: dict[str, Any]) -> None:
         self._dropped_up_to = max(self._dropped_up_to, message["step"])
         for step in [step for step in self._gathering if step <= self._dropped_up_to]:
             self._spawn(self._drop(step, f"node {self._peers.nodes[source]}: a rank had no agent"))

@@ -36,7 +36,7 @@ class Save:
     since_s: float = field(default_factory=time.monotonic)
     names: dict[int, str] = field(default_factory=dict)  # of sealed shards, by local rank
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)  # sealing, protecting, and the watch over both
-    tokens: Counter[str] = field(default_factory=Counter)  # of groups of replicas: ranks of this node that told it
+    tokens: Counter[str] = field(default_factory=Counter)  # of groups of replicas: ranks of this node that sent it
     members: dict[str, int] = field(default_factory=dict)  # by token, how many ranks have to
     nbytes: int = 0
     flush: bool = False
@@ -120,7 +120,7 @@ class SaveNode:
         for save in [save for save in self._in_flight.values() if save.step <= step]:
             self._start(save, self._ask_drop(save, f"rank {rank} was without an agent"))
         try:
-            await self._peers.call(0, "drop_up_to", timeout_s=self._deadlines.answer_s, step=step)
+            await self._peers.call(0, "ask_drop_up_to", timeout_s=self._deadlines.answer_s, step=step)
         except PeerError as error:
             self._listener.problem("dropped saves not reported", str(error), step)
 
@@ -214,11 +214,11 @@ class SaveNode:
                 save.names[local_rank] = name
             save.nbytes += len(data)
             if len(save.names) == self._place.ranks_per_node:
-                tokens = [[token, told, save.members[token]] for token, told in save.tokens.items()]
+                token_counts = [[token, count, save.members[token]] for token, count in save.tokens.items()]
                 elapsed_s = time.monotonic() - save.since_s
                 fields = {
-                    "step": save.step, "nbytes": save.nbytes, "flush": save.flush, "tokens": tokens,
-                    "elapsed_s": elapsed_s,
+                    "step": save.step, "nbytes": save.nbytes, "flush": save.flush, "elapsed_s": elapsed_s,
+                    "token_counts": token_counts,
                 }  # fmt: skip
                 await self._peers.call(0, "sealed", timeout_s=self._deadlines.answer_s, **fields)
         except (CheckpointError, OSError) as error:
