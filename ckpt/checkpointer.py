@@ -32,7 +32,8 @@ class Checkpointer:
     without a launcher, on one node, `Checkpointer(namespace="x", shared="./ckpt")` starts an agent of its own; an MPI
     program's `Checkpointer(comm, ...)` starts one on each node.
 
-    Every rank makes the same calls in the same order. Nothing here is a collective operation.
+    Every rank makes the same calls in the same order. Nothing here is a collective operation. Rank 0 logs saves and
+    loads to the logger `ckpt`, at INFO; `logging.basicConfig(level="INFO")` shows them.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ import stat
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from ckpt.epilog.request import NAME, Request, read_request
 from ckpt.errors import CheckpointError
 from ckpt.tiers.open import lower_tiers
 from ckpt.tiers.tier import Tier
-from ckpt.worker.journal import Journal
 
 _LOCK = "on_job_end.lock"
 _LAST_WORDS_S = 5.0
@@ -74,7 +74,7 @@ def _flush(directory: Path, deadline_s: float) -> None:
         os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
     os.environ.update(request.environment)
     _start_no_program()
-    Journal(request.config.namespace, os.environ)
+    _log_to_file(request.config.namespace, os.environ)
     tiers = lower_tiers(request.config, node=None)
     work = [
         threading.Thread(target=_to_tier, args=(directory, request, tiers[name], deadline_s), daemon=True)
@@ -86,6 +86,20 @@ def _flush(directory: Path, deadline_s: float) -> None:
         thread.join(max(0.0, deadline_s - time.monotonic()))
         if thread.is_alive():
             log.warning("node %s: the %s tier did not answer in time", request.node, name)
+
+
+def _log_to_file(namespace: str, env: Mapping[str, str]) -> None:
+    """Nobody reads what this process prints: outcomes go to a file of the namespace, in the user's state folder."""
+    state = Path(env.get("XDG_STATE_HOME") or Path(env.get("HOME", "/")) / ".local" / "state")
+    folder = Path(env.get("HOLDFAST_LOG_DIR") or state / "holdfast" / "log")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        stream = os.fdopen(os.open(folder / f"{namespace}_job_end.log", flags, 0o600), "w")
+    except OSError as error:
+        print(f"ckpt.epilog: no log file in {folder}: {error.strerror}", file=sys.stderr, flush=True)
+        return
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=stream)
 
 
 def _start_no_program() -> None:

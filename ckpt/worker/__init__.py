@@ -9,7 +9,6 @@ boundaries  which steps are saved, and where all ranks stop: no collective, one 
 tensors     what counts as a tensor, and how its bytes lie in memory
 placement   the boxes of a tensor that this rank holds, and the ranks that hold the others
 lazy_torch  torch, imported only when a state contains an object of torch's
-journal     the log of saves and loads that rank 0 writes
 sigterm     SIGTERM left to the agreed stop
 timeouts    the deadlines of a worker
 """

@@ -18,13 +18,12 @@ from ckpt.fork import drop_descriptors_below, let_go_when_forked
 from ckpt.memory.board import Board
 from ckpt.native.memcpy import threads_per_rank
 from ckpt.worker.boundaries import Cadence
-from ckpt.worker.journal import Journal, rate
 from ckpt.worker.load.match import Restoration
 from ckpt.worker.load.shard_reader import SavedStep
 from ckpt.worker.save.flatten import Piece, take_apart
 from ckpt.worker.save.replicas import World
 from ckpt.worker.save.staging import Stager
-from ckpt.worker.session import Identity, Session, Stage
+from ckpt.worker.session import Identity, Session, Stage, rate
 from ckpt.worker.sigterm import leave_sigterm_to_the_stop
 from ckpt.worker.standalone.mpi import ProgramAgents
 from ckpt.worker.standalone.one_node import SoloAgent
@@ -44,7 +43,6 @@ class Engine:
         *,
         replicated: Sequence[str] = (),
         deadlines: WorkerDeadlines | None = None,
-        env: Mapping[str, str] = os.environ,
         agents: SoloAgent | ProgramAgents | None = None,
     ) -> None:
         """
@@ -54,7 +52,6 @@ class Engine:
             identity: which rank this is.
             replicated: see ckpt.Checkpointer.
             deadlines: how long to wait for agents.
-            env: names the folder of the log.
             agents: the agents, where this process or its MPI program has started them.
 
         Raises:
@@ -69,7 +66,6 @@ class Engine:
         self._agents = agents
         self._world = World(rank=identity.rank, world_size=place.world_size, declared=tuple(replicated))
         self._stager = Stager(identity.rank, threads_per_rank(place.ranks_per_node))
-        self._journal = Journal(config.namespace, env) if identity.rank == 0 else None
         self._lock = threading.RLock()  # torch's async_save stages in a thread
         self._session: Session | None = None
         self._cadence: Cadence | None = None
@@ -95,7 +91,7 @@ class Engine:
             ConfigError: not started by a launcher, or the job has no `checkpoint` section.
         """
         config = config or config_from_env(env)
-        return cls(Place.from_env(env), config, _identity(env), replicated=replicated, deadlines=deadlines, env=env)
+        return cls(Place.from_env(env), config, _identity(env), replicated=replicated, deadlines=deadlines)
 
     @classmethod
     def standalone(
@@ -116,7 +112,7 @@ class Engine:
             agents = ProgramAgents(comm, config, env, deadlines.connect_s)
         else:
             agents = SoloAgent(config, identity, env, deadlines.connect_s)
-        return cls(agents.place, config, identity, replicated=replicated, deadlines=deadlines, env=env, agents=agents)
+        return cls(agents.place, config, identity, replicated=replicated, deadlines=deadlines, agents=agents)
 
     # load
 
@@ -270,8 +266,6 @@ class Engine:
             self._stager.close()
             if self._agents:
                 self._agents.close(together=together)
-            if self._journal:
-                self._journal.close()
 
     def let_go(self) -> None:
         """In a process forked from this one: it has no part in the checkpoints, whatever it calls here."""

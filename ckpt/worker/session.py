@@ -18,13 +18,13 @@ from ckpt.format.layout import Layout
 from ckpt.format.shard_record import SaveId
 from ckpt.memory.arena import Arena, Slot
 from ckpt.native.memcpy import threads_per_rank
-from ckpt.worker.journal import rate
 from ckpt.worker.load.shard_reader import SavedStep
 from ckpt.worker.save.async_copy import Background, Copies
 from ckpt.worker.timeouts import WorkerDeadlines
 
 GROW_THREAD, MAP_THREAD = "ckpt-grow", "ckpt-map"
 _REMEMBER = 64  # steps
+_SHORT_S = 0.001  # no speed is given for less
 _FOLLOW_S = 1.0  # between looks for events that came beside the answer to a request
 _REJOIN_POLL_S = 0.05  # between looks for an agent in the place of the lost one
 
@@ -413,3 +413,11 @@ def _save_in(reply: dict[str, Any], place: Place) -> SaveId | None:
     if reply["step"] is None:
         return None
     return SaveId(step=reply["step"], attempt=reply["attempt"], run_id=place.run_id)
+
+
+def rate(nbytes: int, seconds: float) -> str:
+    """Bytes, seconds and MB/s, the same in every line; no speed where the time is too short to tell it."""
+    if seconds < _SHORT_S:
+        return f"{nbytes} bytes in under {_SHORT_S * 1000:g} ms"
+    megabytes_s = nbytes / 1e6 / seconds
+    return f"{nbytes} bytes in {seconds:.3f} s, {megabytes_s:.{0 if megabytes_s >= 10 else 2}f} MB/s"

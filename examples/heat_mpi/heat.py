@@ -12,6 +12,7 @@ Each rank holds some rows of the plate and saves them every 20 steps; no launche
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import os
 import signal
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--lose-rank", type=int, default=-1, help="this rank wipes its memory and dies")
     parser.add_argument("--lose-at", type=int, default=50, help="after this step")
     args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO)  # shows what is saved and loaded
     comm = MPI.COMM_WORLD
     plate = first_plate(comm, args.rows)
     state = {"plate": plate, "step": 0}
