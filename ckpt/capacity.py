@@ -18,7 +18,7 @@ from ckpt.redundancy import Scheme, scheme_of, sets_over
 from ckpt.redundancy.sets import Members
 from ckpt.redundancy.stripes import Stripes
 from ckpt.sections import TierSection
-from ckpt.tiers.posix import node_places
+from ckpt.tiers.tier import node_places
 
 _GB = 1e9
 _SAVE = SaveId(step=1, attempt=0, run_id="plan")

@@ -88,7 +88,7 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
     with os.fdopen(open_regular(path), "rb") as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
-        raise CorruptError(f"{path}: longer than {most_bytes} bytes")
+        raise CorruptError(f"{path}: got more bytes, expected at most {most_bytes}")
     return data
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 
 import xxhash
 
 from ckpt.errors import CheckpointError, one_line
-from ckpt.format.manifest import Manifest, read_manifest
+from ckpt.format.manifest import Manifest
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.parallel import in_parallel
 
@@ -42,30 +40,6 @@ class CatalogEntry:
     @property
     def created_s(self) -> float:
         return self.manifest.created_s if self.manifest else 0.0
-
-
-def list_steps(folder: Path, namespace: str, *, partial: bool = False) -> Iterator[CatalogEntry]:
-    """All step directories of a namespace's folder, as `entries_of` has them; none when the folder is missing.
-
-    Args:
-        folder: of the namespace.
-        namespace: that its manifests must name.
-        partial: a node-local tier's: manifests list one node's shards only.
-    """
-
-    def read(name: str) -> Manifest:
-        if (folder / name).is_symlink():
-            raise CheckpointError("is a symbolic link")
-        try:
-            return read_manifest(folder / name, partial=partial)
-        except NotADirectoryError:
-            raise CheckpointError("is no directory") from None
-
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        names = []
-    return entries_of(names, namespace, read)
 
 
 def entries_of(

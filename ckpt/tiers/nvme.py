@@ -33,7 +33,15 @@ class NvmeTier(SharedTier):
         self._occupancy: Occupancy | None = None
 
     def occupy(self, holder: str) -> None:
-        """See `ckpt.tiers.tier.NodeTier`."""
+        """Bars every other run from this node's folder until `leave`; `holder` names ours.
+
+        It needs no claim: the kernel knows whether another run on the node lives.
+
+        Raises:
+            DiskInUse: another run is there.
+            NamespaceError, ConfigError: the folder is another's, or cannot be made.
+            OSError: the disk cannot be written.
+        """
         self.prepare()
         self._occupancy = self._occupancy or Occupancy(self.folder, holder)
 

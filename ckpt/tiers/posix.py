@@ -13,36 +13,31 @@ import logging
 import os
 import secrets
 import shutil
-import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from ckpt.errors import CheckpointError, ConfigError, CorruptError, NamespaceError
+from ckpt.errors import ConfigError, CorruptError, NamespaceError
 from ckpt.format.atomic_files import durable_write, open_regular, read_regular, sync_directory
-from ckpt.format.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, read_manifest, write_manifest
-from ckpt.format.shard_record import SaveId, ShardRecord
-from ckpt.tiers.catalog import CatalogEntry, committed, directory_name, list_steps, steps_since
-from ckpt.tiers.claim import CLAIM, Claim, parse_claim
-from ckpt.tiers.claim import MAX_BYTES as CLAIM_BYTES
-from ckpt.tiers.direct_io import PAGE_BYTES, DirectFile
+from ckpt.format.manifest import ShardPlace
+from ckpt.format.shard_record import SaveId
+from ckpt.tiers.catalog import directory_name
+from ckpt.tiers.direct_io import DirectFile
 from ckpt.tiers.lustre import on_lustre, set_stripe
 from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
-from ckpt.tiers.quarantine import quarantine, quarantined
+from ckpt.tiers.quarantine import quarantine
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
-from ckpt.tiers.tier import Removed
+from ckpt.tiers.tier import Removed, Tier
 
-SHARD_ALIGN_BYTES = PAGE_BYTES  # a shard can be mapped where it lies, and written past the page cache
 _SQUASHED = 65534  # whom NFS takes root for
 _TRASH = ".trash-"
 
 log = logging.getLogger(__name__)
 
 
-class SharedTier:
+class SharedTier(Tier):
     """One namespace's folder in a shared directory; see `ckpt.tiers.tier.Tier` for the contract."""
 
-    node_local = False
     node: str | None = None  # whose disk it is, where node-local
 
     def __init__(
@@ -81,106 +76,11 @@ class SharedTier:
         if (self.folder / MARK).exists():
             check_mark(read_mark(self.folder), str(self.folder), self.namespace)
 
-    def read_claim(self) -> Claim | None:
-        """The claim beside the mark."""
-        try:
-            descriptor = open_regular(self.folder / CLAIM)
-        except FileNotFoundError:
-            return None
-        with os.fdopen(descriptor, "rb") as file:
-            return parse_claim(file.read(CLAIM_BYTES), str(self.folder / CLAIM))
-
-    def write_claim(self, claim: Claim) -> None:
-        """Through a temporary name; not synced: a claim that a crash takes along has outlived its run."""
-        durable_write(self.folder / CLAIM, claim.to_bytes(), sync=False)
-
     def begin(self, save: SaveId) -> None:
         """Makes the step's directory; on Lustre with the layout that its files inherit."""
-        directory = self._make_directory(save)
-        if self._stripe_count is not None and on_lustre(directory):
+        self._make_directory(save)
+        if self._stripe_count is not None and on_lustre(directory := self._directory(save)):
             set_stripe(directory, self._stripe_count)
-
-    def write_node(
-        self, save: SaveId, node_rank: int, shards: Sequence[tuple[ShardRecord, memoryview]]
-    ) -> list[ShardPlace]:
-        """Writes `node-<rank>.data` through a temporary name; may be repeated until the step is committed."""
-        file = f"node-{node_rank:05d}.data"
-        return self._write(save, file, f".{file}.tmp", shards)
-
-    def write_rank(self, save: SaveId, record: ShardRecord, data: memoryview) -> ShardPlace:
-        """Writes `rank-<rank>.data` through a temporary name of its own."""
-        file = f"rank-{record.rank:05d}.data"
-        return self._write(save, file, f".{file}.{secrets.token_hex(4)}.tmp", [(record, data)])[0]
-
-    def leave_note(self, save: SaveId, name: str, data: bytes) -> None:
-        """One small file."""
-        durable_write(self._make_directory(save) / name, data)
-
-    def notes(self, save: SaveId) -> list[str]:
-        """One listing."""
-        try:
-            return os.listdir(self._directory(save))
-        except FileNotFoundError:
-            return []
-
-    def read_note(self, save: SaveId, name: str) -> bytes:
-        """A link is refused."""
-        return read_regular(self._directory(save) / name, MAX_BYTES)
-
-    def has_since(self, step: int) -> bool:
-        """One listing, and a look into the newer steps."""
-        try:
-            names = os.listdir(self.folder)
-        except FileNotFoundError:
-            return False
-        return any((self.folder / name / NAME).exists() for name in steps_since(names, step))
-
-    def _write(
-        self, save: SaveId, file: str, temporary_name: str, shards: Sequence[tuple[ShardRecord, memoryview]]
-    ) -> list[ShardPlace]:
-        directory = self._make_directory(save)
-        if (directory / NAME).exists():
-            raise CheckpointError(
-                f"{directory}: step {save.step} is committed there already; it is never written again"
-            )
-        temporary = directory / temporary_name
-        places = node_places(file, [record for record, _ in shards])
-        try:
-            output = DirectFile(temporary, self._throttle.take)
-            try:
-                for place, (_, data) in zip(places, shards, strict=True):
-                    output.write(place.offset, data)
-                output.finish()
-            finally:
-                output.close()
-            os.replace(temporary, directory / file)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_directory(directory)
-        sync_directory(self.folder)
-        return places
-
-    def commit(self, save: SaveId, world_size: int, places: Sequence[ShardPlace]) -> Manifest:
-        """Writes the manifest: from here on the step is a checkpoint."""
-        manifest = new_manifest(save, world_size, time.time(), places, partial=self.node_local)
-        write_manifest(self._directory(save), manifest)
-        return manifest
-
-    def steps(self) -> list[SaveId]:
-        """The committed steps, newest first; one with a damaged manifest is logged and left out."""
-        return committed(self.catalog(), self.where)
-
-    def catalog(self) -> Iterator[CatalogEntry]:
-        """One listing, then one manifest after another."""
-        return list_steps(self.folder, self.namespace, partial=self.node_local)
-
-    def read_manifest(self, save: SaveId) -> Manifest:
-        """The manifest of one save."""
-        manifest = read_manifest(self._directory(save), partial=self.node_local)
-        if manifest.save != save or manifest.namespace != self.namespace:
-            raise CorruptError(f"{self._directory(save)}: manifest is of {manifest.save}, expected {save}")
-        return manifest
 
     def read(self, save: SaveId, place: ShardPlace, start: int, into: memoryview) -> None:
         """Reads without a map: a disk that fails is an error here, and would be a SIGBUS there."""
@@ -193,9 +93,6 @@ class SharedTier:
     def quarantine(self, name: str, reason: str) -> str:
         """One atomic rename."""
         return str(quarantine(self.folder, name, reason))
-
-    def quarantined(self) -> list[tuple[str, str]]:
-        return quarantined(self.folder)
 
     def retain(
         self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None,
@@ -215,25 +112,60 @@ class SharedTier:
                 removed(trash.name.removeprefix(_TRASH))
         return names
 
-    def _make_directory(self, save: SaveId) -> Path:
-        """The step's directory, made if need be; raises CorruptError for a link that stands in its place."""
+    def _get(self, path: str, max_bytes: int) -> bytes:
+        file = self.folder / path
+        if file.parent != self.folder and file.parent.is_symlink():
+            raise CorruptError(f"{file.parent}: is a symbolic link")
+        try:
+            return read_regular(file, max_bytes)
+        except NotADirectoryError:
+            raise CorruptError(f"{file.parent}: is no directory") from None
+
+    def _put(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        durable_write(self.folder / path, data, sync=sync)
+
+    def _put_shards(self, save: SaveId, file: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        """Through a temporary name; a rank's file has one for each writer, as several nodes may write it."""
+        self._make_directory(save)
+        directory = self._directory(save)
+        writer = f".{secrets.token_hex(4)}" if file.startswith("rank-") else ""
+        temporary = directory / f".{file}{writer}.tmp"
+        try:
+            output = DirectFile(temporary, self._throttle.take)
+            try:
+                for offset, data in pieces:
+                    output.write(offset, data)
+                output.finish()
+            finally:
+                output.close()
+            os.replace(temporary, directory / file)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(directory)
+        sync_directory(self.folder)
+
+    def _exists(self, path: str) -> bool:
+        return (self.folder / path).exists()
+
+    def _files(self, directory: str) -> list[str]:
+        try:
+            return os.listdir(self.folder / directory)
+        except FileNotFoundError:
+            return []
+
+    def _directories(self) -> list[str]:
+        return self._files("")
+
+    def _make_directory(self, save: SaveId) -> None:
+        """Raises CorruptError for a link that stands in its place."""
         directory = self._directory(save)
         directory.mkdir(mode=0o700, exist_ok=True)
         if directory.is_symlink():
             raise CorruptError(f"{directory}: is a symbolic link, expected our own directory; remove it")
-        return directory
 
     def _directory(self, save: SaveId) -> Path:
         return self.folder / directory_name(save)
-
-
-def node_places(file: str, records: Sequence[ShardRecord]) -> list[ShardPlace]:
-    """Where the shards of a node lie in its file: one after another, each at a multiple of SHARD_ALIGN_BYTES."""
-    places, offset = [], 0
-    for record in records:
-        places.append(ShardPlace(rank=record.rank, file=file, offset=offset, record=record))
-        offset += -(-record.layout.nbytes // SHARD_ALIGN_BYTES) * SHARD_ALIGN_BYTES
-    return places
 
 
 def read_file(path: Path, start: int, into: memoryview) -> None:

@@ -37,11 +37,6 @@ def quarantine(folder: Path, name: str, reason: str) -> Path:
     return target
 
 
-def quarantined(folder: Path) -> list[tuple[str, str]]:
-    """The names and reasons of what was quarantined."""
-    return [(path.name, _reason(path)) for path in sorted(folder.glob(f"{QUARANTINED}*"))]
-
-
 def note_quarantined(memory: Path, name: str, reason: str) -> None:
     """Notes that a save in a node's memory is damaged.
 
@@ -92,10 +87,3 @@ def parse_reason(data: bytes) -> str:
 
 def _note(memory: Path, name: str) -> Path:
     return memory / f"{_PREFIX}{name}.json"
-
-
-def _reason(path: Path) -> str:
-    try:
-        return parse_reason((path / REASON).read_bytes())
-    except OSError:
-        return parse_reason(b"")

@@ -18,7 +18,7 @@ def superfluous(
     that could not be read.
 
     Args:
-        entries: newest first, as `list_steps` gives them.
+        entries: newest first, as `entries_of` gives them.
         keep: committed steps that stay, at least 1.
         running: name of the directory that is being written now.
         complete: the saves that count as committed, whatever the entries say; None: all that have a manifest.

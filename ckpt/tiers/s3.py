@@ -9,30 +9,25 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
-from ckpt.errors import CheckpointError, CorruptError, NamespaceError
-from ckpt.format.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, parse_manifest
-from ckpt.format.shard_record import SaveId, ShardRecord, seal_json
+from ckpt.errors import NamespaceError
+from ckpt.format.manifest import NAME, ShardPlace
+from ckpt.format.shard_record import SaveId
 from ckpt.tiers.buckets import open_bucket, split_url
-from ckpt.tiers.catalog import CatalogEntry, committed, directory_name, entries_of, steps_since
-from ckpt.tiers.claim import CLAIM, Claim, parse_claim
+from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
-from ckpt.tiers.posix import node_places
-from ckpt.tiers.quarantine import QUARANTINED, REASON, parse_reason, quarantined_name, reason_json
+from ckpt.tiers.quarantine import REASON, quarantined_name, reason_json
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.s3_client import S3Options, connections
 from ckpt.tiers.throttle import Throttle
-from ckpt.tiers.tier import Removed
+from ckpt.tiers.tier import Removed, Tier
 
 log = logging.getLogger(__name__)
 
 
-class S3Tier:
+class S3Tier(Tier):
     """One namespace's keys in a bucket; see `ckpt.tiers.tier.Tier` for the contract."""
-
-    node_local = False
 
     def __init__(
         self, url: str, namespace: str, options: S3Options | None = None, throttle: Throttle | None = None
@@ -49,6 +44,7 @@ class S3Tier:
         _, _, self._prefix = split_url(self.url)
         self._bucket = open_bucket(self.url, options or S3Options(), throttle or Throttle(None))
         self._created_s: float | None = None
+        self._at_once = connections()
 
     @property
     def where(self) -> str:
@@ -75,81 +71,6 @@ class S3Tier:
         if (data := self._mark()) is not None:
             self._check(data)
 
-    def read_claim(self) -> Claim | None:
-        """The claim beside the mark."""
-        try:
-            data = self._bucket.get(self._key(CLAIM))
-        except FileNotFoundError:
-            return None
-        return parse_claim(data, f"{self.url}/{CLAIM}")
-
-    def write_claim(self, claim: Claim) -> None:
-        """One small object."""
-        self._bucket.put(self._key(CLAIM), claim.to_bytes())
-
-    def begin(self, save: SaveId) -> None:
-        """There are no directories to make."""
-
-    def write_node(
-        self, save: SaveId, node_rank: int, shards: Sequence[tuple[ShardRecord, memoryview]]
-    ) -> list[ShardPlace]:
-        """Puts `node-<rank>.data`, in parallel parts when it is large; may be repeated until the step is committed."""
-        return self._write(save, f"node-{node_rank:05d}.data", shards)
-
-    def write_rank(self, save: SaveId, record: ShardRecord, data: memoryview) -> ShardPlace:
-        """Puts `rank-<rank>.data`."""
-        return self._write(save, f"rank-{record.rank:05d}.data", [(record, data)])[0]
-
-    def leave_note(self, save: SaveId, name: str, data: bytes) -> None:
-        """One object."""
-        self._bucket.put(self._key(directory_name(save), name), data)
-
-    def notes(self, save: SaveId) -> list[str]:
-        """One listing."""
-        inside = self._key(directory_name(save), "")
-        return [key.removeprefix(inside) for key in self._bucket.keys(inside)]
-
-    def read_note(self, save: SaveId, name: str) -> bytes:
-        """One read."""
-        return self._bucket.get(self._key(directory_name(save), name), MAX_BYTES)
-
-    def has_since(self, step: int) -> bool:
-        """One listing, and a question for each newer step."""
-        names = steps_since(self._bucket.directories(f"{self._prefix}/"), step)
-        return any(self._bucket.exists(self._key(name, NAME)) for name in names)
-
-    def _write(self, save: SaveId, file: str, shards: Sequence[tuple[ShardRecord, memoryview]]) -> list[ShardPlace]:
-        directory = directory_name(save)
-        if self._bucket.exists(self._key(directory, NAME)):
-            raise CheckpointError(
-                f"{self.url}/{directory}: step {save.step} is committed there already; it is never written again"
-            )
-        places = node_places(file, [record for record, _ in shards])
-        pieces = [(place.offset, data) for place, (_, data) in zip(places, shards, strict=True)]
-        self._bucket.put_pieces(self._key(directory, file), pieces)
-        return places
-
-    def commit(self, save: SaveId, world_size: int, places: Sequence[ShardPlace]) -> Manifest:
-        """Puts the manifest: from here on the step is a checkpoint."""
-        manifest = new_manifest(save, world_size, time.time(), places)
-        self._bucket.put(self._key(directory_name(save), NAME), seal_json(manifest.to_json()))
-        return manifest
-
-    def steps(self) -> list[SaveId]:
-        """The committed steps, newest first; one with a damaged manifest is logged and left out."""
-        return committed(self.catalog(), self.where)
-
-    def catalog(self) -> Iterator[CatalogEntry]:
-        """One listing, then one read for each step, several at once."""
-        return self._entries(self._bucket.directories(f"{self._prefix}/"))
-
-    def read_manifest(self, save: SaveId) -> Manifest:
-        """The manifest of one save."""
-        manifest = self._read_manifest(directory_name(save))
-        if manifest.save != save or manifest.namespace != self.namespace:
-            raise CorruptError(f"{self.url}/{directory_name(save)}: manifest is of {manifest.save}, expected {save}")
-        return manifest
-
     def read(self, save: SaveId, place: ShardPlace, start: int, into: memoryview) -> None:
         """Ranges of a few MiB, several at once."""
         self._bucket.get_into(self._key(directory_name(save), place.file), place.offset + start, into)
@@ -159,7 +80,7 @@ class S3Tier:
 
     def quarantine(self, name: str, reason: str) -> str:
         """Copied by the server under the new name, then removed under the old one, its manifest first."""
-        existing = self._bucket.directories(f"{self._prefix}/")
+        existing = self._directories()
         new_name = quarantined_name(name, existing)
         self._bucket.put(self._key(new_name, REASON), reason_json(reason))
         keys = self._bucket.keys(self._key(name, ""))
@@ -168,10 +89,6 @@ class S3Tier:
         self._bucket.delete([self._key(name, NAME)])
         self._bucket.delete(keys)
         return f"{self.url}/{new_name}"
-
-    def quarantined(self) -> list[tuple[str, str]]:
-        names = sorted(QUARANTINED + rest for rest in self._bucket.directories(self._key(QUARANTINED)))
-        return [(name, self._reason(name)) for name in names]
 
     def retain(
         self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None,
@@ -186,7 +103,7 @@ class S3Tier:
         except OSError as error:  # some servers, and some permissions, do not let them be listed
             log.warning("uploads that were never completed are not looked for: %s", error)
             uploads = []
-        names = self._bucket.directories(f"{self._prefix}/")
+        names = self._directories()
         names |= {key.removeprefix(f"{self._prefix}/").partition("/")[0] for key, _ in uploads}
         gone = superfluous(list(self._entries(names)), keep, directory_name(running) if running else None, complete)
         for entry in gone:
@@ -210,17 +127,28 @@ class S3Tier:
         check_mark(mark, self.url, self.namespace)
         return mark
 
-    def _reason(self, name: str) -> str:
-        try:
-            return parse_reason(self._bucket.get(self._key(name, REASON)))
-        except FileNotFoundError:
-            return parse_reason(b"")
+    def _get(self, path: str, max_bytes: int) -> bytes:
+        return self._bucket.get(self._key(path), max_bytes)
 
-    def _entries(self, names: Collection[str]) -> Iterator[CatalogEntry]:
-        return entries_of(names, self.namespace, self._read_manifest, at_once=connections())
+    def _put(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        self._bucket.put(self._key(path), data)
 
-    def _read_manifest(self, directory: str) -> Manifest:
-        return parse_manifest(self._bucket.get(self._key(directory, NAME), MAX_BYTES))
+    def _put_shards(self, save: SaveId, file: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        """In parallel parts when it is large."""
+        self._bucket.put_pieces(self._key(directory_name(save), file), pieces)
+
+    def _exists(self, path: str) -> bool:
+        return self._bucket.exists(self._key(path))
+
+    def _files(self, directory: str) -> list[str]:
+        inside = self._key(directory, "")
+        return [key.removeprefix(inside) for key in self._bucket.keys(inside)]
+
+    def _make_directory(self, save: SaveId) -> None:
+        """There are none to make."""
+
+    def _directories(self) -> set[str]:
+        return self._bucket.directories(f"{self._prefix}/")
 
     def _key(self, *parts: str) -> str:
         return "/".join((self._prefix, *parts))

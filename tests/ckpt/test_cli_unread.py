@@ -24,8 +24,9 @@ from ckpt.format.manifest import NAME, new_manifest
 from ckpt.format.shard_record import seal_json
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.mark import MARK, new_mark
-from ckpt.tiers.posix import SharedTier, node_places
+from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.s3_client import S3Options
+from ckpt.tiers.tier import node_places
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="mounts what cannot be read")
 DATA = "node-00001.data"

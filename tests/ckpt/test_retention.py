@@ -13,8 +13,9 @@ from ckpt.format.manifest import Manifest, new_manifest, parse_manifest
 from ckpt.format.shard_record import seal_json
 from ckpt.tiers.catalog import CatalogEntry
 from ckpt.tiers.claim import Claim
-from ckpt.tiers.posix import SharedTier, node_places
+from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.retention import superfluous
+from ckpt.tiers.tier import node_places
 
 
 def manifest(step: int) -> Manifest:

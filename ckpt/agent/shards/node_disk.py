@@ -14,8 +14,9 @@ from ckpt.format.manifest import ShardPlace
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers import reads
 from ckpt.tiers.catalog import CatalogEntry, directory_name, last_commit_s
+from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.occupancy import DiskInUse
-from ckpt.tiers.tier import NodeTier, Tier
+from ckpt.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class NodeDisk:
     """The shards of node-local tiers on this node, as they were when the attempt began."""
 
     def __init__(self, tiers: dict[str, Tier]) -> None:
-        self._tiers = {name: tier for name, tier in tiers.items() if isinstance(tier, NodeTier)}
+        self._tiers = {name: tier for name, tier in tiers.items() if isinstance(tier, NvmeTier)}
         self._shards: dict[tuple[SaveId, int], DiskShard] = {}
         self._verified: set[tuple[SaveId, int]] = set()
         self.last_commit_s = 0.0  # since the epoch; 0 when there is none
