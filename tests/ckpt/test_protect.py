@@ -185,7 +185,7 @@ def test_memory_that_has_changed_since_its_seal_reaches_no_tier(tmp_path, monkey
                 await world.save(step, slot)
                 await world.await_saves()
             problem = await world.monitors[0].event("problem", step=20, failed=tier)
-            assert "node b: flush: rank 1: its shard in memory does not match its checksums" in problem["detail"]
+            assert "node b: flush_write: rank 1: its shard in memory does not match its checksums" in problem["detail"]
             path = tmp_path / tier
             there = NvmeTier(path, "test", node="a") if tier == "nvme" else SharedTier(path, "test")
             assert [save.step for save in there.steps()] == [10]
