@@ -27,7 +27,7 @@ def job_table(jobs: Sequence[tuple[KnownJob, JobStatus]], width: int) -> Table:
     """
     heading = ["job", "name", "cluster", "state", "step", "folder"]
     rows = [
-        list(map(printable, (job.job_id, job.name, job.cluster, status.state, str(status.step), _place(job))))
+        list(map(printable, (job.job_id, job.name, job.cluster, status.state, str(status.step or "-"), _place(job))))
         for job, status in jobs
     ]
     widths = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]

@@ -43,7 +43,7 @@ def render(status: JobStatus, title: str) -> RenderableType:
     for node, reason in status.out.items():
         facts.add_row("out", Text.assemble((node, "red"), f"  {reason}"))
     speed = f"  ({status.steps_per_s:.3g} steps/s)" if status.steps_per_s else ""
-    facts.add_row("step", f"{status.step}{speed}")
+    facts.add_row("step", f"{status.step or 'none reported'}{speed}")  # a script without a Checkpointer reports none
     committed = "  ".join(f"{tier} {step}" for tier, step in status.committed.items())
     failed = f"  ({plural(status.failed_saves, 'save')} failed)" if status.failed_saves else ""
     nothing = "nothing" if status.state in (*_FAILED, *_ENDED_WELL, "cancelled") else "nothing yet"
@@ -98,6 +98,7 @@ def describe(event: Event) -> str:
         case "fault":
             detect = event.get("detect")
             noticed = f" (noticed within {detect:.1f} s)" if isinstance(detect, int | float) else ""
+            because = because.replace(f": {node}: ", ": ", 1)  # a runner's reason begins with its node
             return f"{event.get('kind')}{f' on {node}' if node else ''}{at_step}{because}{noticed}"
         case "backoff":
             return f"{event.get('seconds')} s of rest before the next attempt, no step was gained{because}"

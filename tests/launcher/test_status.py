@@ -187,6 +187,22 @@ def test_a_job_that_has_ended_commits_nothing_any_more() -> None:
     assert committed == [["committed", "nothing", "yet"], ["committed", "nothing"]]
 
 
+@pytest.mark.parametrize(("told", "shown"), [(STARTED[:-1], "none reported"), (STARTED, "1")])
+def test_a_script_that_reports_no_step_is_not_said_to_be_at_step_0(told: list[dict[str, Any]], shown: str) -> None:
+    console = Console(width=120, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(status_of(told), "7  nanogpt"))
+    (line,) = (line.split(maxsplit=1) for line in console.export_text().splitlines() if line.split()[:1] == ["step"])
+    assert line[1].strip() == shown
+
+
+def test_a_fault_names_its_node_once() -> None:
+    told = event(5, "fault", attempt=0, kind="process_exit", node="n1", reason="n1: rank 0: killed by SIGKILL")
+    assert describe(told) == "process_exit on n1: rank 0: killed by SIGKILL"
+    assert (
+        describe(told | {"reason": "n10: the warm process ended"}) == "process_exit on n1: n10: the warm process ended"
+    )
+
+
 def test_every_event_is_one_line_of_words() -> None:
     for told in DONE:
         line = describe(told)
