@@ -5,6 +5,7 @@
 # make provision-test   a bare Debian becomes a node, with its power cut at every step; needs root and Debian's registry
 # make test-oldest   the tests that need no Slurm, on Python 3.10 with torch 2.6 in .venv-oldest; PyPI's torch brings 6 GB
 #                    of CUDA libraries. OLDEST_PYTHON=/path/to/python3.10 names the interpreter.
+# make test-python PYTHON=/path/to/python3 CUDA=1   the same on another Python, with the pinned torch, in .venv-3.12 or so
 # make test-debian13   the tests on Slurm and the fault suite on Debian 13: Slurm 24.11, Python 3.13; needs
 #                      root and Debian's registry
 # make simulate N=1000000 SEED=0   bad days of simulated jobs, on all cores; a table, and each failure explained
@@ -27,7 +28,7 @@
 #   make demo TORCH=torch==2.9.1                  another version
 
 .DELETE_ON_ERROR:
-.PHONY: check release demo test test-faults test-oldest test-debian13 provision-test chaos lint lock bench bench-faults docs man clean simulate
+.PHONY: check release demo test test-faults test-oldest test-python test-debian13 provision-test chaos lint lock bench bench-faults docs man clean simulate
 SHELL := /bin/bash
 
 # A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
@@ -72,8 +73,14 @@ OLDEST_PYTHON ?= $(shell for p in python3.10 ~/.pyenv/versions/3.10.*/bin/python
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 10))' 2>/dev/null && { echo $$p; break; }; done)
 test-oldest:
 	@test -n "$(OLDEST_PYTHON)" || { echo "make test-oldest: no Python 3.10 found: name one with OLDEST_PYTHON="; exit 2; }
-	@$(MAKE) --no-print-directory VENV=.venv-oldest PYTHON=$(OLDEST_PYTHON) TORCH=torch==2.6.0 CUDA=1 .venv-oldest/.installed-dev
-	@.venv-oldest/bin/python -m pytest $(PARALLEL) -m 'not slurm and not faults and not provision' $(PYTEST_FLAGS)
+	@$(MAKE) --no-print-directory test-python VENV=.venv-oldest PYTHON=$(OLDEST_PYTHON) TORCH=torch==2.6.0 CUDA=1
+
+# A venv of its own for each Python, unless VENV names one.
+PYTHONS_VENV = $(if $(filter-out .venv,$(VENV)),$(VENV),.venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
+test-python:
+	@test -n "$(PYTHON)" || { echo "make test-python: name the interpreter with PYTHON=/path/to/python3"; exit 2; }
+	@$(MAKE) --no-print-directory VENV=$(PYTHONS_VENV) $(PYTHONS_VENV)/.installed-dev
+	@$(PYTHONS_VENV)/bin/python -m pytest $(PARALLEL) -m 'not slurm and not faults and not provision' $(PYTEST_FLAGS)
 
 test-debian13:
 	@command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap
@@ -168,4 +175,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-oldest runs build build.log dist *.egg-info
+	rm -rf $(VENV) .venv-oldest .venv-3.* runs build build.log dist *.egg-info
