@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launcher.env.containers import in_container
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
 from slurm import Slurm, SlurmError
@@ -14,13 +15,18 @@ def require_booster(spec: JobSpec) -> None:
     """Makes sure that the job says where its boosters are to be.
 
     Raises:
-        UsageError: it does not, and has a size above `nodes`.
+        UsageError: it does not, and has a size above `nodes`; or it has checkpoints, and runs in a container.
     """
     booster = spec.elastic.booster if spec.elastic else None
     if spec.most_boosters and not (booster and (booster.partition or booster.qos)):
         raise UsageError(
             "elastic.booster: missing, expected a preemptible partition or QOS "
             f"(booster: {{partition: NAME}}) for the nodes above nodes: {spec.nodes}; or leave max_nodes out"
+        )
+    if spec.most_boosters and spec.checkpoint and in_container(spec.slurm):
+        raise UsageError(
+            f"elastic: got sizes above nodes: {spec.nodes} and slurm.container_*, expected one of them: mpirun, which "
+            "starts the checkpoint agents of several Slurm jobs, starts none in a container; leave max_nodes out"
         )
 
 

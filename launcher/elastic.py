@@ -35,6 +35,11 @@ BOOSTER_OPTIONS = {
 }
 
 
+def of_the_nodes(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a job's sbatch options, those that its boosters have as well."""
+    return {name: value for name, value in options.items() if name in _OF_THE_NODES}
+
+
 @dataclass(frozen=True, kw_only=True)
 class BoosterSection:
     """Where the nodes above `nodes` come from: further Slurm jobs, which Slurm may preempt one by one."""
@@ -86,7 +91,7 @@ class BoosterSection:
         """
         own = {"partition": self.partition, "qos": self.qos, "time": self.time, "account": self.account}
         return {
-            **{name: value for name, value in slurm.items() if name in _OF_THE_NODES},
+            **of_the_nodes(slurm),
             **{name: value for name, value in own.items() if value is not None},
             **self.slurm,
         }

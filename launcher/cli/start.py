@@ -95,21 +95,36 @@ def submit(
 
 
 def _load(job_file: Path, flags: Sequence[str] = (), **changes: Any) -> JobSpec:
-    """Reads the job file and applies the command line to it, including the GPUs of sbatch's --gres."""
+    """Reads the job file and applies the command line to it, including the GPUs of sbatch's --gres.
+
+    Where the job grows, its boosters get the sbatch options of the command line that describe nodes as well.
+    """
     from launcher.jobfile import load_job
 
     given = {name: value for name, value in changes.items() if value is not None}
-    if gres := _gres(flags):
+    options = _flag_values(flags)
+    if gres := options.get("gres"):
         given["slurm"] = {"gres": gres}
-    return load_job(job_file, given)
+    spec = load_job(job_file, given)
+    if spec.most_boosters and (shared := _of_the_nodes(options)):
+        return load_job(job_file, {**given, "slurm": shared})
+    return spec
 
 
-def _gres(flags: Sequence[str]) -> str | None:
+def _flag_values(flags: Sequence[str]) -> dict[str, str]:
     if not flags:
-        return None
+        return {}
     from launcher.submission.slurm import flag_values
 
-    return flag_values(flags).get("gres")
+    return flag_values(flags)
+
+
+def _of_the_nodes(options: dict[str, str]) -> dict[str, str | bool]:
+    """A flag without a value is true."""
+    from launcher.elastic import of_the_nodes
+
+    excluded = {"exclude": options["exclude"]} if options.get("exclude") else {}
+    return {name: value or True for name, value in (of_the_nodes(options) | excluded).items()}
 
 
 def _preview(spec: JobSpec, cluster: str, folder: str, flags: list[str], *, ask: bool) -> None:

@@ -34,5 +34,10 @@ def of_the_steps(options: Mapping[str, Any], job_dir: Path) -> list[str]:
     return [f"--{option}" if value is True else f"--{option}={value}" for option, value in chosen.items()]
 
 
+def in_container(options: Mapping[str, Any]) -> bool:
+    """Whether the job's processes run in a container of pyxis."""
+    return any(map(_is_pyxis, options))
+
+
 def _is_pyxis(option: str) -> bool:
     return option.startswith(_PREFIX) and option not in _SLURMS_OWN

@@ -52,7 +52,13 @@ _SHORT_OPTIONS = {
     "-o": "output",
     "-e": "error",
     "-p": "partition",
+    "-q": "qos",
+    "-A": "account",
+    "-C": "constraint",
+    "-c": "cpus-per-task",
+    "-x": "exclude",
 }
+_FLAGS = ("exclusive",)  # that may stand without a value; one is given with "="
 
 _log = logging.getLogger(__name__)
 
@@ -305,7 +311,7 @@ def flag_values(flags: Sequence[str]) -> dict[str, str]:
     for flag, following in zip(flags, [*flags, ""][1:], strict=True):
         if flag.startswith("--"):
             option, given, value = flag[2:].partition("=")
-            values[option] = value if given else following
+            values[option] = value if given else "" if option in _FLAGS else following
         elif flag[:2] in _SHORT_OPTIONS:
             values[_SHORT_OPTIONS[flag[:2]]] = flag[2:].removeprefix("=") or following
     return values

@@ -12,6 +12,7 @@ import pytest
 from test_clusters_slurm import ENV, Scontrol, cluster
 
 from ckpt.agent.process.launch import JOBS, PYTHON
+from launcher.boosters import require_booster
 from launcher.core.inputs import AllocationState
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
@@ -207,3 +208,14 @@ def test_a_job_that_is_to_grow_where_no_world_can_span_jobs_is_refused(
         spec = JobSpec.from_mapping({**JOB, "slurm": image}, tmp_path)
     with pytest.raises(UsageError, match="elastic: got sizes above `nodes`"):
         cluster(spec, Scontrol()).require_mpi()
+
+
+def test_a_job_with_checkpoints_that_is_to_grow_in_containers_is_refused_at_submission(
+    spec: JobSpec, tmp_path: Path
+) -> None:
+    saves = {"checkpoint": {"namespace": "gpt", "memory": {"every_steps": 10}}}
+    image = {"slurm": {**JOB["slurm"], "container-image": "/i.sqsh"}}
+    require_booster(JobSpec.from_mapping({**JOB, **saves}, tmp_path))
+    require_booster(JobSpec.from_mapping({**JOB, **image}, tmp_path))
+    with pytest.raises(UsageError, match=r"elastic: got sizes above nodes: 2 and slurm.container_\*, expected"):
+        require_booster(JobSpec.from_mapping({**JOB, **saves, **image}, tmp_path))

@@ -189,6 +189,23 @@ def test_gpus_of_one_type_and_by_gres_reach_slurm_once_and_get_a_worker_each(
     assert [spec.workers_per_node for spec in specs] == [8]
 
 
+def test_options_of_the_nodes_reach_boosters_from_the_command_line_and_those_of_the_queue_do_not(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elastic = "elastic: {min_nodes: 2, max_nodes: 4, booster: {partition: boost, time: 60}}\n"
+    (home / "train.py").write_text("")
+    (home / "job.yaml").write_text(f"script: train.py\nnodes: 2\n{elastic}slurm: {{mem: 8G, account: old}}\n")
+    for_nodes = ["-A", "team", "--exclusive", "-Cib", "--mem=16G", "-c", "4", "-x", "n[7-8]"]
+    for_queue = ["-p", "base", "-t", "1-0", "-q", "high", "--nice=5", "--dependency=singleton"]
+    specs: list[JobSpec] = []
+    monkeypatch.setattr("launcher.executor.sbatch_script", lambda spec, *_: specs.append(spec) or ("", []))
+    said(capsys, "submit", "job.yaml", "--dry-run", *for_queue, *for_nodes)
+    (spec,) = specs
+    wanted = {"account": "team", "exclusive": True, "constraint": "ib", "mem": "16G", "cpus-per-task": "4"}
+    assert spec.booster_options == {"partition": "boost", "time": "60", **wanted}
+    assert spec.slurm["exclude"] == "n[7-8]"
+
+
 @pytest.mark.parametrize(
     "words",
     [[], ["run"], ["submit"], ["status"], ["logs"], ["cancel"], ["cluster"], ["cluster", "up"]],
