@@ -124,8 +124,7 @@ def record_own_checkpoint(turn: Turn, given: OwnCheckpointsSeen) -> None:
 def advance(turn: Turn) -> None:
     """Moves the attempt on as far as it goes; called until nothing changes."""
     attempt = turn.attempt
-    if turn.state.job.has_checkpoint and attempt.phase is not AttemptPhase.RECORDING:
-        agent_world.advance(turn, is_training=attempt.phase in AT_WORK)
+    agent_world.advance(turn, is_training=attempt.phase in AT_WORK)
     _PHASES[turn.attempt.phase](turn)
     attempt = turn.attempt
     is_explained = attempt.phase not in (*BEFORE_END, AttemptPhase.EXPLAINING)
@@ -136,9 +135,7 @@ def advance(turn: Turn) -> None:
 def next_s(turn: Turn) -> list[float | None]:
     """When advance() has something to do."""
     attempt, state = turn.attempt, turn.state
-    found: list[float | None] = []
-    if state.job.has_checkpoint and attempt.phase is not AttemptPhase.RECORDING:
-        found += agent_world.next_s(turn, is_training=attempt.phase in AT_WORK)
+    found = agent_world.next_s(turn, is_training=attempt.phase in AT_WORK)
     if attempt.phase in AT_WORK:
         found.append(_stop_deadline_s(turn))
     if attempt.phase is AttemptPhase.TRAINING:

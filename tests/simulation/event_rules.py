@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 _ONCE = ("workers_started", "restore", "first_step", "attempt_end")
+UNANSWERED = "Slurm does not answer"
+_UNNAMED = "it has ended"  # where the scheduler gives no reason: here it always does
 _NOT_COUNTED = ("preflight", "scheduler_lost", "preempted")
 
 
@@ -129,6 +131,8 @@ class EventRules:
         return None
 
     def _problem(self, event: dict[str, Any]) -> str | None:
+        if event["what"] == "no booster can be asked for" and event["detail"] != UNANSWERED:
+            return "no booster can be asked for, and that is not why"
         if "a spare takes its place" not in event["what"]:
             return None
         self._replaced.add(event["node"])
@@ -164,11 +168,11 @@ class EventRules:
             self._is_moved = True
         return None
 
-    def _node_leaving(self, event: dict[str, Any]) -> None:
+    def _node_leaving(self, event: dict[str, Any]) -> str | None:
         self._is_moved = self._is_moved or not self._runs
+        return None if event["reason"] not in ("", _UNNAMED) else "the scheduler's reason is not passed on"
 
-    def _booster_end(self, event: dict[str, Any]) -> None:
-        self._is_moved = self._is_moved or not self._runs
+    _booster_end = _node_leaving
 
     def _node_back(self, event: dict[str, Any]) -> str | None:
         if event["node"] not in self._out:

@@ -5,8 +5,25 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from launcher.core.commands import EndAllocation, EndJob, Order, Record, Requeue, Send, SetTimer, StartWorkers
-from launcher.core.inputs import AllocationState, CancelAsked, Requeued, TerminationExplained, TimerFired
+from launcher.core.commands import (
+    AdoptAgents,
+    EndAllocation,
+    EndJob,
+    Order,
+    Record,
+    Requeue,
+    Send,
+    SetTimer,
+    StartWorkers,
+)
+from launcher.core.inputs import (
+    AllocationsSeen,
+    AllocationState,
+    CancelAsked,
+    Requeued,
+    TerminationExplained,
+    TimerFired,
+)
 from launcher.core.members import Phase
 from launcher.core.replay import History, apply
 from launcher.core.state import AttemptPhase, BoosterPhase, Requests, Stage, State
@@ -26,6 +43,7 @@ FLUSH_S = 500.0
 LEAVING_S = 90.0
 IDLE_S = 60.0  # a booster's way from its start to the next attempt, beside what the job file says
 NOTICED_S = 20.0  # two looks at the boosters
+_END_LOOKS = 8  # at a booster that was ordered to end: it has KillWait
 _SPIN = 200  # decisions in one instant
 
 # What must have happened for a node to be out with such a reason: to that node, or anywhere.
@@ -105,6 +123,7 @@ class Invariants:
         "_leaving",
         "_obeyed_terms",
         "_out_at",
+        "_overdue",
         "_requeued",
         "_rules",
         "_spins",
@@ -133,6 +152,7 @@ class Invariants:
         self._instant = 0.0
         self._spins = 0
         self._unusable: set[str] = set()
+        self._overdue: dict[tuple[int, str], int] = {}  # looks at a booster that was to end, by term
         self._to_kill: set[tuple[str, int]] = set()
         self._out_at: dict[int, frozenset[str]] = {}  # nodes that were out as an attempt began
 
@@ -141,6 +161,9 @@ class Invariants:
         self._history[driver.term] = world.replayed()
         self._check_records(driver, todo)
         self._check_members(driver)
+        goes_on = driver.state.stage is Stage.ATTEMPT and driver.job.has_checkpoint
+        if goes_on and not any(type(command) is AdoptAgents for command in todo):
+            raise Violation("nobody's agents are forgotten", f"term {driver.term} goes on without those that are there")
 
     def decided(self, driver: Driver, before: Any, message: Any, todo: Any) -> None:
         if not self._world.checks:
@@ -185,6 +208,8 @@ class Invariants:
                 self._cancel_s.setdefault(driver.term, now_s)
         if self._world.setup.boosters:
             self._check_boosters(driver, before)
+            if type(message) is AllocationsSeen:
+                self._check_ends(driver, message)
         if type(message) is TimerFired and state.timer_s is not None and not todo and state == before:
             raise Violation("no lost timer", f"the timer fired, and none is set before {state.timer_s}")
         is_unset = state.timer_s is None and before.timer_s is not None and type(message) is not TimerFired
@@ -218,6 +243,15 @@ class Invariants:
             for node in booster.nodes:
                 if node not in state.members or state.members[node].allocation != booster.allocation:
                     raise Violation("one allocation a member", f"{node} of {booster.allocation}")
+
+    def _check_ends(self, driver: Driver, seen: AllocationsSeen) -> None:
+        """A booster that was ordered to end does, also where the first order was lost."""
+        for booster in driver.state.boosters:
+            key = (driver.term, booster.allocation)
+            is_there = seen.states.get(booster.allocation) is not AllocationState.ENDED
+            self._overdue[key] = self._overdue.get(key, 0) + 1 if booster.is_end_sent and is_there else 0
+            if self._overdue[key] > _END_LOOKS:
+                raise Violation("an order to end a booster is heard", f"{booster.allocation} is still there")
 
     def _check_members(self, driver: Driver) -> None:
         members = driver.state.members

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.core.inputs import LaunchEnded, Terminated, TimeWarned
+from simulation.event_rules import UNANSWERED
 from simulation.runner import Runner
 from simulation.standby import BatchScript
 
@@ -169,7 +170,7 @@ class Slurm:
     def requeue(self, exclude: tuple[str, ...]) -> tuple[str | None, bool]:
         """Has the job start again; the error, and whether this request did it."""
         if not self.is_answering:
-            return "Slurm does not answer", False
+            return UNANSWERED, False
         if self._world.setup.is_local:
             return "the local cluster starts no job again", False
         if self._will_start_again:
@@ -277,7 +278,7 @@ class Slurm:
 
     def _answer(self, driver: Driver, answer: Callable[[str | None], Any]) -> None:
         if driver.is_alive:
-            driver.put(answer(None if self.is_answering else "Slurm does not answer"))
+            driver.put(answer(None if self.is_answering else UNANSWERED))
 
     def unusable(self, driver: Driver, nodes: tuple[str, ...], allocations: Mapping[str, str]) -> dict[str, str]:
         if self.lies:
