@@ -21,8 +21,8 @@ from pathlib import Path
 
 CORE = Path(__file__).resolve().parents[2] / "launcher" / "core"
 MODULES = (
-    "agent_world", "attempt", "attempt_reports", "boosters", "choice", "decision", "hang", "launch", "members",
-    "recovery", "replay", "requests", "resize", "teardown", "turn",
+    "agent_world", "attempt", "attempt_reports", "boosters", "choice", "decision", "ending", "hang", "launch",
+    "members", "nodes", "recovery", "replay", "requests", "resize", "stages", "teardown", "turn",
 )  # fmt: skip
 FIRST_SEED = 1_000_000
 BATCH = 100
