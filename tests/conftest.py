@@ -124,6 +124,17 @@ def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _own_signal_handlers() -> Iterator[None]:
+    """What a test sets for a signal, programs run in its process included, is not the next test's."""
+    numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        if handler is not None:
+            signal.signal(number, handler)
+
+
 @pytest.fixture(scope="session")
 def _idle_cluster() -> Iterator[Callable[[], TestCluster]]:
     _remove_clusters_of_dead_sessions()
