@@ -55,7 +55,6 @@ def adopt(turn: Turn, running: Running) -> None:
         generation=running.generation,
         back=running.back,
         lost_s=turn.now_s if running.agents_lost else None,
-        is_judged=running.agents_lost,
     )
     turn.set(agents=world)
     turn.do(AdoptAgents(attempt=running.number, generation=running.generation))
@@ -106,7 +105,8 @@ def on_rejoined(turn: Turn, given: AgentsRejoined) -> None:
     if given.generation <= world.back or given.generation != world.generation:
         return  # reported before, or lost again
     seconds = round(turn.now_s - (world.lost_s if world.lost_s is not None else turn.now_s), 3)
-    turn.set_agents(back=given.generation, lost_s=None, makes_way=False)
+    due_s = world.due_s if world.is_judged else None  # those that another supervisor started have come up after all
+    turn.set_agents(back=given.generation, lost_s=None, makes_way=False, due_s=due_s)
     turn.record("agents_back", attempt=given.attempt, step=given.step, seconds=seconds, generation=given.generation)
 
 

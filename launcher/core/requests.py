@@ -90,6 +90,15 @@ def go_on(turn: Turn, history: History) -> None:
     turn.set(resize=replace(turn.state.resize, is_written=True))
 
 
+def record_again(turn: Turn) -> None:
+    """The job starts anew under a supervisor that has taken over: what was asked before still holds."""
+    asked = turn.state.requests
+    reasons = (CANCEL if asked.is_cancelled else None, HALT if asked.is_halt else None, asked.stop)
+    for reason in dict.fromkeys(reasons):
+        if reason not in (None, RESIZE):
+            turn.record("stop_requested", reason=reason)
+
+
 def on_terminated(turn: Turn, given: Terminated) -> None:
     if given.node is not None and boosters.on_terminated(turn, given.node):
         return

@@ -37,6 +37,7 @@ def start(turn: Turn) -> None:
     if job.is_take_over:
         turn.set(rung="takeover")
     turn.record("job_start", **job.start)
+    requests.record_again(turn)
     for what in job.warnings:
         turn.record("problem", what=what)
     if job.can_requeue:  # the nodes of the local cluster are new each time

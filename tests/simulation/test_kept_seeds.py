@@ -60,6 +60,14 @@ KEPT = {
         Setup(seed=70717, nodes=3),
         (Fault("agent_dies", at_s=3.86), Fault("supervisor_node_crashes", at_s=1.0, after="Restored")),
     ),
+    "a cancel is not forgotten where a successor starts the runners anew": Schedule(
+        Setup(seed=1005444),
+        (Fault("supervisor_killed", at_s=0.02, after="ProbeFolder", nth=2), Fault("cancel", after="FolderProbed")),
+    ),
+    "agents that come up after a take-over are not replaced": Schedule(
+        Setup(seed=1017930),
+        (Fault("supervisor_freezes", after="AgentsRejoined", lasts_s=3.0), Fault("agent_dies", at_s=10.0)),
+    ),
     "a node that comes with another booster holds nothing of the one before": Schedule(
         Setup(seed=70886, nodes=1, least=1, chunk_s=60.0, boosters=2), (Fault("booster_ends", after="WorkersKilled"),)
     ),
