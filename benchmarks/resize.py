@@ -31,7 +31,7 @@ from rich.table import Table
 
 from launcher import Executor
 from launcher.history.recovery import cold_start_s
-from launcher.history.resize import Resize, resizes
+from launcher.history.resize import ResizeCost, resizes
 from launcher.registry import find_job
 from launcher.submission.job_control import scale_job, stop_job
 
@@ -147,7 +147,7 @@ class Run:
         self.job.exception()
 
 
-def split_of(resize: Resize, watch: Watch) -> dict[str, float]:
+def split_of(resize: ResizeCost, watch: Watch) -> dict[str, float]:
     """The phases, one after the other. A phase that ends while an earlier one lasts has cost nothing."""
     log = watch.job_dir / "log" / f"attempt-{resize.attempt}" / "rank-0.log"
     loaded = _LOADED.search(log.read_text(errors="replace"))

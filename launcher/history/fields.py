@@ -26,7 +26,7 @@ class FieldType:
 
 
 @dataclass(frozen=True)
-class Kind:
+class EventKind:
     """A kind of event: its meaning, its own fields, and those of all its fields that a line must have."""
 
     meaning: str
@@ -34,8 +34,8 @@ class Kind:
     required: tuple[str, ...]
 
 
-def _kind(meaning: str, required: str = "", **fields: FieldType) -> Kind:
-    return Kind(meaning, fields, tuple(required.split()))
+def _kind(meaning: str, required: str = "", **fields: FieldType) -> EventKind:
+    return EventKind(meaning, fields, tuple(required.split()))
 
 
 def _is_number(value: Any) -> bool:
@@ -65,7 +65,7 @@ COMMON: Mapping[str, FieldType] = {
     "seconds": NUMBER,
     "term": COUNT,
 }
-EVENTS: Mapping[str, Kind] = {
+EVENTS: Mapping[str, EventKind] = {
     "job_start": _kind(
         "The scheduler has started the job, for the first time or after a requeue.",
         run_id=TEXT, cluster=TEXT, nodes_requested=COUNT, spares=COUNT, restart_count=COUNT,

@@ -10,7 +10,7 @@ Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resize:
+class ResizeCost:
     """One change of the size. Times are in seconds since the epoch; None where an event is missing.
 
     Attributes:
@@ -71,9 +71,9 @@ class TrainingStop:
         return time_s
 
 
-def resizes(events: Iterable[Event]) -> list[Resize]:
+def resizes(events: Iterable[Event]) -> list[ResizeCost]:
     """The job's resizes, oldest first. One that a fault interrupts goes on in the next attempt of the same size."""
-    found: list[Resize] = []
+    found: list[ResizeCost] = []
     stop, nodes = TrainingStop(), 0
     stopped_s: float | None = None
     ended_s = started_s = 0.0
@@ -86,7 +86,7 @@ def resizes(events: Iterable[Event]) -> list[Resize]:
             started_s = event["time"]
             if event["rung"] in ("grow", "shrink") and stopped_s is not None and len(event["nodes"]) != nodes:
                 found.append(
-                    Resize(
+                    ResizeCost(
                         attempt=event.get("attempt") or 0, rung=event["rung"], size=nodes, to=len(event["nodes"]),
                         stopped_s=stopped_s, ended_s=ended_s,
                     )
@@ -102,7 +102,7 @@ def resizes(events: Iterable[Event]) -> list[Resize]:
     return found
 
 
-def _with(resize: Resize, event: Event, started_s: float) -> Resize:
+def _with(resize: ResizeCost, event: Event, started_s: float) -> ResizeCost:
     time_s, seconds = event["time"], event.get("seconds") or 0.0
     match event["event"]:
         case "restore":
