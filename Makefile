@@ -48,10 +48,10 @@ AZURITE := azurite@3.35.0   # Microsoft's emulator of Azure Blob Storage
 demo: $(VENV)/.installed
 	@$(BIN)/python examples/gpt_stdlib/demo.py
 
-# What starts no process, each test within a limit of its own.
+# What starts no process, each test within a limit of its own; property tests with fewer examples than in `make test`.
 check: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest -q -m 'not processes and not slurm and not faults and not provision' --no-processes \
-		--timeout 10 $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile check --timeout 10 \
+		-m 'not processes and not slurm and not faults and not provision' --no-processes $(PYTEST_FLAGS)
 
 test: $(VENV)/.installed-dev
 	@tests/install_slurm.sh

@@ -191,7 +191,7 @@ def test_a_step_that_not_all_seal_in_time_is_dropped_naming_who_was_waited_for(t
 def test_a_lost_node_drops_the_save_naming_it_and_the_next_save_still_works_elsewhere(tmp_path):
     async def test():
         async with World(
-            tmp_path, ["a", "b", "c"], 0, config(), deadlines=AgentDeadlines(answer_s=0.3, protect_s=0.3)
+            tmp_path, ["a", "b", "c"], 0, config(), deadlines=AgentDeadlines(answer_s=2, protect_s=2)
         ) as world:
             await world.save(10, 0)
             for worker in world.workers:

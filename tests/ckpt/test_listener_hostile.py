@@ -68,7 +68,7 @@ async def say(path: Path, *messages: bytes) -> None:
         await writer.wait_closed()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings.default.max_examples, deadline=None)
 @given(st.lists(raw, max_size=6))
 def test_nobody_is_served_before_a_hello_and_nonsense_closes_its_own_connection_alone(sent: list[bytes]) -> None:
     async def scenario() -> None:
@@ -97,7 +97,7 @@ def test_nobody_is_served_before_a_hello_and_nonsense_closes_its_own_connection_
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples // 2, deadline=None)
 @given(st.lists(requests(*OF_WORKERS), max_size=8), st.lists(requests(*OF_PEERS), max_size=8))
 def test_requests_with_wrong_fields_end_no_agent(
     of_workers: list[dict[str, Any]], of_peers: list[dict[str, Any]]

@@ -74,7 +74,7 @@ RESTORED_TO_BEFORE_AN_ATTEMPT_TWICE = [
 ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.lists(records(), max_size=12), st.integers(0, 60), st.booleans())
 @example(RESTORED_TO_BEFORE_AN_ATTEMPT_TWICE, 0, True)
 @example([event("attempt_start", 1, nodes=["n1"], rung="start"), event("workers_started", 2)], 0, True)
