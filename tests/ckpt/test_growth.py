@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,13 +39,17 @@ class Footprint:
     pid_files: int
     files: tuple[tuple[str, int], ...]  # names and bytes
 
-    def is_within(self, other: Footprint) -> bool:
-        """Whether no more is held than `other` holds, which may have had something that was just ending."""
-        counts = (len(self.descriptors), self.threads, self.tasks, self.pid_files)
-        at_most = (len(other.descriptors), other.threads, other.tasks, other.pid_files)
-        return all(here <= there for here, there in zip(counts, at_most, strict=True)) and set(self.files) <= set(
-            other.files
-        )
+    def beyond(self, other: Footprint) -> dict[str, object]:
+        """What is held more than `other` holds, which may have had something that was just ending."""
+        found: dict[str, object] = {}
+        if len(self.descriptors) > len(other.descriptors):
+            found["descriptors"] = Counter(self.descriptors) - Counter(other.descriptors)
+        for name in ("threads", "tasks", "pid_files"):
+            if getattr(self, name) > getattr(other, name):
+                found[name] = (getattr(self, name), getattr(other, name))
+        if files := set(self.files) - set(other.files):
+            found["files"] = (files, other.files)
+        return found
 
 
 def footprint(*ram_dirs: Path) -> Footprint:
@@ -149,10 +154,10 @@ async def repeated(
     for step in steps:
         await work(step)
     deadline = time.monotonic() + WAIT_S
-    while expected is not None and not footprint(*ram_dirs).is_within(expected) and time.monotonic() < deadline:
+    while expected is not None and footprint(*ram_dirs).beyond(expected) and time.monotonic() < deadline:
         await asyncio.sleep(0.01)  # in no task of its own, which would count
     held = footprint(*ram_dirs)
-    assert expected is None or held.is_within(expected)
+    assert expected is None or held.beyond(expected) == {}
     return held
 
 
@@ -252,8 +257,8 @@ def test_attempt_after_attempt_leaves_nothing_behind(node: Node) -> None:
 def same(before: Footprint, ram_dir: Path) -> None:
     """Waits until no more is held than before, when a thread may just have been ending with its descriptor."""
     with suppress(AssertionError):
-        waiting.until(lambda: footprint(ram_dir).is_within(before), deadline_s=10)
-    assert footprint(ram_dir).is_within(before), (footprint(ram_dir), before)
+        waiting.until(lambda: not footprint(ram_dir).beyond(before), deadline_s=10)
+    assert footprint(ram_dir).beyond(before) == {}
 
 
 # a state that grows and shrinks in mid-run
