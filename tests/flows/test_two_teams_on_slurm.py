@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from elastic_job import SIZE_S, ElasticJob, urgent
 from site_conf import site_conf
-from slurm_kit import job_state
+from slurm_kit import ends_as, job_state
 
 from slurm.testbed import TestCluster
 
@@ -140,5 +140,6 @@ def test_an_urgent_job_takes_boosters_only_and_they_return_to_all_jobs_in_turn(
         assert len({event["nodes"][0] for event in watch.events("attempt_start")}) == 1, watch.story()
         resumed = [step for step, _ in job.restores()[-len(outcomes) + 1 :]] if len(outcomes) > 1 else []
         assert resumed == [event["step"] for event in watch.events("attempt_end")[:-1]], watch.story()
+        watch.until(ends_as(six, job.job_id, "COMPLETED"), 60, "end of the epilog")
         shown = six.run_as_user(["scontrol", "show", "job", job.job_id], timeout_s=20).stdout
         assert "JobState=COMPLETED" in shown and "Restarts=0" in shown and f"Partition={team}" in shown, shown
