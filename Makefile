@@ -28,7 +28,7 @@
 #   make demo TORCH=torch==2.9.1                  another version
 
 .DELETE_ON_ERROR:
-.PHONY: check release demo test test-faults test-oldest test-python test-debian13 provision-test chaos lint lock bench bench-faults docs man clean simulate
+.PHONY: check release demo test fuzz test-faults test-oldest test-python test-debian13 provision-test chaos lint lock bench bench-faults docs man clean simulate
 SHELL := /bin/bash
 
 # A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
@@ -60,6 +60,10 @@ test: $(VENV)/.installed-dev
 test-faults: $(VENV)/.installed-dev
 	@tests/install_slurm.sh
 	@$(BIN)/python -m pytest $(PARALLEL) -m faults $(PYTEST_FLAGS)
+
+fuzz: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest $(PARALLEL) --hypothesis-profile fuzz -m 'hypothesis and not slurm and not faults' \
+		--timeout 1800 $(PYTEST_FLAGS)
 
 N ?= 100000
 simulate: $(VENV)/.installed-dev

@@ -36,8 +36,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A machine that is shared by several suites is slow at times: no failure for that.
-settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples in every run, so that a run that fails fails again; `make fuzz` looks for new ones.
+settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.register_profile("check", parent=settings.get_profile("holdfast"), max_examples=20)
+settings.register_profile("fuzz", parent=settings.get_profile("holdfast"), derandomize=False, max_examples=1000)
 settings.load_profile("holdfast")
 
 

@@ -27,7 +27,7 @@ class Occupancy:
             holder: who we are, for whoever is refused.
 
         Raises:
-            Occupied: another process has it; says who.
+            DiskInUse: another process has it; says who.
             OSError: the disk cannot be written, or knows no locks.
         """
         path = folder / LOCK

@@ -142,6 +142,7 @@ def test_a_second_run_on_a_node_is_refused_its_disk_while_the_first_lives_and_no
 
     async def test() -> None:
         async with World(tmp_path, ["a"], 0, checkpoint, deadlines=NEVER) as first:
+            await first.plan()  # it has its disk from its inventory on
             await first.save(10, 0)
             await first.await_saves()
             another_run(monkeypatch)

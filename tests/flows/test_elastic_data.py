@@ -33,7 +33,6 @@ def assert_follows_a_fixed_job(job_dir: Path, folder: Path) -> None:
     assert losses[steps] < 0.9 * losses[1]
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.timeout(400)  # two whole runs
 def test_a_job_that_grows_and_shrinks_as_asked_sees_each_sample_once(tmp_path: Path) -> None:
     watch = resized_run(tmp_path, SIZES)

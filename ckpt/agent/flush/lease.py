@@ -93,7 +93,7 @@ class Lease:
             self._unanswered(name, error)
 
     async def _outlive(self, name: str, tier: Tier, found: Claim) -> None:
-        """Returns once the other run has ended or been silent for `quiet_s`; raises Occupied at its first sign of life.
+        """Returns once the other run has ended or been silent for `quiet_s`; raises NamespaceInUse if it shows life.
 
         That it has ended is the launcher's word, or its process on this machine is gone and no agent counts the claim
         up. Else only silence tells.

@@ -70,7 +70,7 @@ class NodeDisk:
             holder: who we are, for another run that comes.
 
         Raises:
-            Occupied: another run that lives writes there.
+            DiskInUse: another run that lives writes there.
         """
         problems = []
         for name, tier in self._tiers.items():
