@@ -217,12 +217,13 @@ class Node:
     @property
     def responds(self) -> bool:
         """Whether its slurmd answers, according to the controller."""
-        return not self.is_down and "NOT_RESPONDING" not in self.flags
+        return not self.is_down and self.state != "UNKNOWN" and "NOT_RESPONDING" not in self.flags
 
     @property
     def is_down(self) -> bool:
-        """Whether Slurm has set it DOWN, or it never registered."""
-        return self.state in ("DOWN", "UNKNOWN", "FUTURE")
+        """Whether Slurm has set it DOWN, or does not run it yet. UNKNOWN is none of these: a controller that has just
+        started calls each node so until its slurmd registers, and jobs run on there."""
+        return self.state in ("DOWN", "FUTURE")
 
     @classmethod
     def parse(cls, line: str) -> Node:

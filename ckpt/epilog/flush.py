@@ -8,7 +8,8 @@ manifest.json                           last: the commit, by any node that finds
 
 All of it may be written twice, and by several: the bytes of a rank are the same from whoever holds it. A step counts
 as whole by the rule of a restore: every rank's shard has a holder whose bytes verify. Every node names its saves
-newest first, so a step is the newest that these nodes can make whole when it is the newest that is.
+newest first, so a newer step can still become whole only while a node has named nothing of an older one. Such a node
+is waited for: it may be slow, or it is lost.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ckpt.format.manifest import NAME, merge, pack
 from ckpt.format.shard_record import SaveId, seal_json, unseal_json
 from ckpt.tiers.tier import Tier
 
+LATE = 0.25  # of the time that is given: how long a node is waited for that has named nothing
 STEP_IN_S = 60.0  # after which the next holder writes what the one before has not
 COMMIT_TURN_S = 10.0  # after which the next node commits
 _MOST_RANKS = 99_999  # in five digits
@@ -81,13 +83,14 @@ class EpilogFlush:
     def _run(self, deadline_s: float) -> SaveId | None:
         named: list[SaveId] = []
         unnamed = sorted(self._left, reverse=True)
+        late_s = (since_s := self._clock()) + LATE * (deadline_s - since_s)
         if not unnamed or self._tier.has_since(unnamed[0].step):
             return None
         self._check_claim()
         self._tier.prepare()
         while True:
             for index, save in enumerate(named):
-                if len(self._holders(save)) == self._left[save].world_size:
+                if self._is_whole(save) and (self._is_newest(save) or self._clock() > late_s):
                     self._tell_lost(named[:index])
                     return self._bring(save, deadline_s)
             if unnamed:
@@ -129,6 +132,14 @@ class EpilogFlush:
                 for rank in world[int(match[2]) : int(match[3]) + 1]:
                     found.setdefault(rank, []).append((match[1] == "copy", match[5]))
         return {rank: [node for _, node in sorted(nodes)] for rank, nodes in found.items()}
+
+    def _is_whole(self, save: SaveId) -> bool:
+        return len(self._holders(save)) == self._left[save].world_size
+
+    def _is_newest(self, save: SaveId) -> bool:
+        """Whether no newer save can become whole: there is none here, or every node has named what it has of it."""
+        nodes = {node for nodes in self._holders(save).values() for node in nodes}
+        return save == max(self._left) or len(nodes) >= self._request.nodes
 
     def _bring(self, save: SaveId, deadline_s: float) -> SaveId | None:
         """Writes this node's part, and commits once all parts are there and it is this node's turn."""

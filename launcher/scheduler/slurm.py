@@ -216,7 +216,7 @@ class SlurmCluster:
         port = self._slurm.slurmd_port()
 
         # NOT_RESPONDING alone is no reason: a slurmd on a busy machine that is late once is called so until the next
-        # look, minutes later. We look ourselves.
+        # look, minutes later. Nor is UNKNOWN, which nodes are while a controller starts. We look ourselves.
         def why(node: Node) -> str | None:
             if node.name not in there or node.is_down:
                 state = "+".join((node.state, *sorted(node.flags)))

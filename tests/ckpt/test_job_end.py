@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +171,20 @@ def test_a_damaged_shard_comes_from_its_copy(tmp_path: Path) -> None:
     damage(newest[0].with_suffix(".data"))
     found = flush(tmp_path)
     assert {getattr(save, "step", None) for save in found.values()} == {20}, found
+    check(tmp_path, 20)
+
+
+def test_a_node_that_comes_late_with_the_copy_is_waited_for(tmp_path: Path) -> None:
+    """The others alone could make the step before whole."""
+    after(tmp_path, asking(tmp_path))
+    newest = [p for p in (tmp_path / "a").glob("own-0-*.json") if b'"step":20' in p.read_bytes()]
+    damage(newest[0].with_suffix(".data"))
+    with ThreadPoolExecutor() as threads:
+        others = threads.submit(flush, tmp_path, "a", "c")
+        older = SaveId(step=10, attempt=0, run_id=RUN_ID)
+        until(lambda: {name.rpartition(".")[2] for name in tier(tmp_path).notes(older)} >= {"a", "c"})
+        assert flush(tmp_path, "b")["b"].step == 20
+        assert {save.step for save in others.result().values()} == {20}
     check(tmp_path, 20)
 
 

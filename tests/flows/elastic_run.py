@@ -24,21 +24,28 @@ def resized_run(folder: Path, sizes: Sequence[int], *, between: int = 5, **optio
 
     Args:
         folder: for the job's folder.
-        sizes: of the job, in nodes, one after the other.
+        sizes: of the job, in nodes, one after the other. It may have others on its way: on a busy machine two
+            boosters that were asked for at once may join one after the other.
         between: steps that it trains at each size, at least.
         options: of `elastic_job`.
     """
     job = Executor(folder=folder / "%j", cluster="local").submit(elastic_job(100_000, nodes=sizes[0], **options))
     watch = Watch(job.paths.folder)
-    for attempt, size in enumerate(sizes):
-        if attempt:
-            scale_job(find_job(job.job_id), size)
-        start = watch.wait_for("attempt_start", 120, attempt=attempt)
-        assert len(start["nodes"]) == size, watch.story()
-        resumed = watch.wait_for("first_step", 120, attempt=attempt)["step"]
-        watch.wait_for("commit", 120, tier="memory", step=lambda step, after=resumed: step >= after + between)
-    stop_job(find_job(job.job_id))
-    assert job.result()["name"] == "halted", watch.story()
+    try:
+        attempt = -1
+        for size in sizes:
+            if attempt >= 0:
+                scale_job(find_job(job.job_id), size)
+            has_size = lambda nodes, size=size: len(nodes) == size  # noqa: E731
+            later = lambda number, after=attempt: number > after  # noqa: E731
+            attempt = watch.wait_for("attempt_start", 120, attempt=later, nodes=has_size)["attempt"]
+            resumed = watch.wait_for("first_step", 120, attempt=attempt)["step"]
+            watch.wait_for("commit", 120, tier="memory", step=lambda step, after=resumed: step >= after + between)
+        stop_job(find_job(job.job_id))
+        assert job.result()["name"] == "halted", watch.story()
+    except BaseException:
+        job.cancel()
+        raise
     return watch
 
 

@@ -288,6 +288,13 @@ def test_nodes_that_can_be_given_nothing_are_told_by_what_slurm_and_they_themsel
     assert "slurmd does not answer" in found["n2"] and "DOWN+NOT_RESPONDING: Not responding" in found["n3"]
 
 
+def test_nodes_that_a_starting_controller_has_not_heard_of_can_be_given_work(spec: JobSpec) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as slurmd:
+        lines = "\n".join(node_line(name, "UNKNOWN*", slurmd.getsockname()[1]) for name in ("n1", "n2"))
+        scontrol = Scontrol(("RUNNING", 2), lines, "SlurmdPort              = 6818\n")
+        assert cluster(spec, scontrol).unusable(["n1", "n2"], {}) == {}
+
+
 def test_a_node_that_srun_has_named_can_be_given_nothing(
     spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
