@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,8 @@ def one_round(cluster: Any, path: Path, args: argparse.Namespace, number: int, d
         except (Exception, pytest.fail.Exception) as error:
             stood_still = str(error).splitlines()[0] if str(error) else type(error).__name__
         over = job.is_over
-        left = leftovers(job) if over else []
+        stranded = {note for fault in injected if CATALOGUE[fault.name].strands for note in fault.notes}
+        left = leftovers(job, stranded) if over else []
         wrong = [step for step, digest in all_digests(job).items() if digests[step] != digest]
         done = Round(
             injected=injected,
@@ -166,14 +167,21 @@ def ended(job: BrokenJob) -> str | None:
     return None
 
 
-def leftovers(job: BrokenJob) -> list[str]:
-    """Processes of the user and memory of the job on the nodes, once they had time to go."""
-    look = f"pgrep -a -u {job.cluster.user}; ls -d /dev/shm/holdfast-*/*-{job.job_id} 2>/dev/null"
+def leftovers(job: BrokenJob, stranded: Collection[str]) -> list[str]:
+    """Processes of the user and memory of the job on the nodes, once they had time to go.
+
+    Args:
+        job: that has ended.
+        stranded: nodes where its memory may stay.
+    """
+    processes = f"pgrep -a -u {job.cluster.user}"
+    memory = f"ls -d /dev/shm/holdfast-*/*-{job.job_id} 2>/dev/null"
     deadline = time.monotonic() + LEFTOVER_S
     while True:
         job.cluster.run_as_user(["true"])
         found = []
         for node in job.cluster.nodes:
+            look = processes if node in stranded else f"{processes}; {memory}"
             said = job.cluster.run_on_node(node, ["sh", "-c", look], check=False).stdout.strip()
             found += [f"{node}: {line[:120]}" for line in said.splitlines()]
         if not found or time.monotonic() > deadline:

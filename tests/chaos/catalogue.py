@@ -50,6 +50,8 @@ class Fault:
         ends: the outcome that must follow; None where the job must go on.
         needs: what the job or the cluster must have: "s3", "checkpoint", "spares".
         only_last: whether nothing can be injected after it.
+        strands: whether Slurm ends the whole job on the node and calls no hook there. Nobody is left to free the job's
+            memory before the user's next job comes, or a hook finds it due.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Fault:
     ends: str | None = None
     needs: frozenset[str] = frozenset()
     only_last: bool = False
+    strands: bool = False
 
 
 @dataclass
@@ -427,7 +430,7 @@ def drain(at: Injection) -> Undo:
     return lambda: _as_root(at, "scontrol", "update", f"NodeName={node}", "State=RESUME")
 
 
-@fault("node set DOWN", "slurm", nodes=1)
+@fault("node set DOWN", "slurm", nodes=1, strands=True)
 def set_down(at: Injection) -> Undo:
     node = at.node()
     _as_root(at, "scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=chaos")
