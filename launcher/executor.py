@@ -185,7 +185,7 @@ def sbatch_script(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence
     """
     executor = SupervisedSlurmExecutor(_with_job_id(folder), flags)
     executor.use(spec)
-    return executor.script(), executor.sbatch_command("")[:-1]
+    return executor.script(), executor.sbatch_command()
 
 
 def sbatch_test(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> str:

@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from slurm import command
 from slurm.command import CommandError, CommandRunner
@@ -220,6 +221,15 @@ class Slurm:
         if not number.isdigit():
             raise SlurmError(f"sbatch --parsable: got {said.strip()!r}, expected the job's number")
         return int(number)
+
+    def submit_file(self, options: Sequence[str], script: Path | str) -> str:
+        """Submit a script file with a user's own sbatch options; returns sbatch's stdout."""
+        return self._run(["sbatch", *options, str(script)], env=self._env).stdout
+
+    def test_only(self, options: Sequence[str], script: Path | str) -> str:
+        """Slurm's answer to `sbatch --test-only` for a script file, on one line. Submits nothing."""
+        answer = self._run(["sbatch", "--test-only", *options, str(script)], env=self._env)
+        return " ".join(line.removeprefix("sbatch: ") for line in (answer.stdout + answer.stderr).splitlines())
 
     def _list(self, kind: str, first: str, parse: Callable[[str], T]) -> tuple[T, ...]:
         found, errors = read_all(self._scontrol("show", kind, "--oneliner"), first, parse)

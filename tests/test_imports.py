@@ -112,6 +112,20 @@ def test_slurm_needs_the_standard_library_only() -> None:
     assert not wrong
 
 
+def test_slurms_commands_have_one_door() -> None:
+    programs = {"sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo"}
+    callers = {
+        str(path.relative_to(ROOT))
+        for package, path in modules()
+        if not str(path).startswith(str(ROOT / "slurm" / "testbed"))
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.List) and call.args[0].elts
+        for program in call.args[0].elts[:1]
+        if isinstance(program, ast.Constant) and program.value in programs
+    }
+    assert callers == {"slurm/client.py"}
+
+
 def test_mpi_has_one_door() -> None:
     doors = {
         str(path.relative_to(ROOT))

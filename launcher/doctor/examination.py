@@ -79,21 +79,25 @@ def examine(spec: JobSpec | None, folder: Path, *, on_slurm: bool, runner: Comma
 
 def _slurm(spec: JobSpec | None, runner: CommandRunner) -> Iterator[Finding]:
     try:
-        config = Slurm(run=runner).config()
+        slurm = Slurm(run=runner)
+        config = slurm.config()
     except SlurmError as error:
         advice = "set SLURM_CONF to the cluster's slurm.conf and check munge; --cluster local checks only this machine"
         yield _bad("slurm", str(error), "an answer to scontrol show config", advice)
         return
     yield from judge_settings(config)
-    yield from judge_boosters(spec, Slurm(run=runner))
+    yield from judge_boosters(spec, slurm)
     yield from _hooks(config)
-    plugins = runner(["srun", "--mpi=list"], check=False)
-    listed = (plugins.stdout + plugins.stderr).split()
-    if any(word.startswith("pmix") for word in listed):
+    try:
+        types = slurm.mpi_types()
+        listed = ", ".join(types) or "nothing"
+    except SlurmError as error:
+        types, listed = (), str(error)
+    if "pmix" in types:
         yield Finding(check="pmix", status=Status.OK, measured="srun --mpi=list has pmix", expected="pmix")
     else:
         advice = "install Slurm's pmix plugin: srun starts the checkpoint agents by it"
-        row = _bad("pmix", f"srun --mpi=list: {' '.join(listed)[:200]}", "pmix", advice)
+        row = _bad("pmix", f"srun --mpi=list: {listed[:200]}", "pmix", advice)
         if (mpirun := find_mpirun()) is not None:
             row = replace(row, status=Status.WARNING, advice=f"{advice}; without it {mpirun} does, in no container")
         yield row

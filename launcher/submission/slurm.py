@@ -27,7 +27,7 @@ from launcher.sbatch_options import check_sbatch_option
 from launcher.submission.outcome import SupervisedJob
 from launcher.submission.request import make_folder, write_request
 from slurm import Slurm
-from slurm.command import CommandError, run
+from slurm.command import CommandError
 
 _NEXT_STEPS = {  # by words of sbatch's
     "establish a configuration source": "name the cluster's slurm.conf in SLURM_CONF",
@@ -202,9 +202,9 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         asked = flag_values(self._flags).get(name)
         return asked or self.parameters["additional_parameters"].get(name) or self.parameters.get(name)
 
-    def sbatch_command(self, script: Path | str) -> list[str]:
-        """The sbatch command line for a script."""
-        return ["sbatch", *self._flags, str(script)]
+    def sbatch_command(self) -> list[str]:
+        """The sbatch command line, without the script."""
+        return ["sbatch", *self._flags]
 
     def test(self) -> str:
         """What Slurm answers to `--test-only` for the job last given to use().
@@ -218,11 +218,9 @@ class SupervisedSlurmExecutor(SlurmExecutor):
             script.write(self.script())
             script.flush()
             try:
-                command, *words = self.sbatch_command(script.name)
-                done = run([command, "--test-only", *words], timeout_s=_SBATCH_TIMEOUT_S)
+                return Slurm(timeout_s=_SBATCH_TIMEOUT_S).test_only(self._flags, script.name)
             except CommandError as error:
                 raise LauncherError(f"sbatch would refuse the job: {_refusal(error)}") from error
-        return " ".join(line.removeprefix("sbatch: ") for line in (done.stdout + done.stderr).splitlines())
 
     def _num_tasks(self) -> int:
         return 1  # what submitit runs is the supervisor, on the batch host alone
@@ -241,7 +239,7 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         draft, script = folder / f".{uuid.uuid4().hex}.sh", self.script(len(specs)).encode()
         try:
             durable_write(draft, script)
-            stdout = run(self.sbatch_command(draft), timeout_s=_SBATCH_TIMEOUT_S).stdout
+            stdout = Slurm(timeout_s=_SBATCH_TIMEOUT_S).submit_file(self._flags, draft)
             return self._settle(self._get_job_id_from_submission_command(stdout), script, specs)
         except CommandError as error:
             raise LauncherError(f"sbatch refused the job: {_refusal(error)}; nothing was submitted") from error

@@ -210,7 +210,7 @@ def test_torchs_rendezvous_is_open_only_where_a_neighbour_reaches_it(
 
 def test_no_free_node_and_no_plugin_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_pmix() -> dict[str, Any]:
-        slurm = FakeSlurm(config(), mpi="\tnone pmi2\n", node=None)
+        slurm = FakeSlurm(config(), mpi="MPI plugin types are...\n\tnone\n\tpmi2\n", node=None)
         return of(examine(None, tmp_path, on_slurm=True, runner=slurm))
 
     assert without_pmix()["pmix"].status is Status.WARNING, "mpirun starts the agents"

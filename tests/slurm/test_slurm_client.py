@@ -33,6 +33,16 @@ class Answers:
         return done
 
 
+def test_submits_a_file_with_a_users_own_options_before_it() -> None:
+    run = Answers("Submitted batch job 7\n")
+    slurm = Slurm(run=run)
+    assert slurm.submit_file(["-p", "train"], Path("job.sh")) == "Submitted batch job 7\n"
+    assert slurm.test_only(["-p", "train"], "job.sh") == "Submitted batch job 7"
+    assert run.asked == [("sbatch", "-p", "train", "job.sh"), ("sbatch", "--test-only", "-p", "train", "job.sh")]
+    with pytest.raises(CommandError, match="Invalid account"):
+        Slurm(run=Answers(stderr="sbatch: error: Invalid account")).submit_file([], "job.sh")
+
+
 def test_reads_a_job() -> None:
     run = Answers((RECORDED / "job_running.txt").read_text())
     job = Slurm(run=run).job(7)
