@@ -351,7 +351,7 @@ def test_what_was_read_ahead_of_a_rebuild_that_failed_gives_its_memory_to_the_ne
             assert (await world.workers[2].request("foreseen"))["step"] == 20
             world.workers[2].send(op="prefetch", step=20, wants=[[2, None]])
             assert (await world.plan())["step"] == 20
-            assert failed and later and not any(later)
+            assert failed and len(later) >= 3 and not any(later[-3:]), "those of the three members in the next try"
             assert await world.contents(4) == expected(4, 20)
 
     run(test)

@@ -118,11 +118,13 @@ class WorkerSocket:
         optional = {key: value for key, value in (("step", step), ("failed", failed)) if value is not None}
         self.to_monitors("problem", what=what, detail=detail, **optional)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Starts the task itself: asyncio's own task logs an error when it is cancelled, in Python 3.12.1."""
+        task = asyncio.get_running_loop().create_task(self._converse(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = Client(writer)
         try:
             if (uid := peer_of(writer.get_extra_info("socket"))[1]) != os.getuid():
