@@ -54,6 +54,7 @@ def hosts() -> Iterator[list[str]]:
             ip("netns", "add", name)
             stack.callback(ip, "netns", "delete", name)
             ip("link", "add", f"{bridge}v{index}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            stack.callback(ip, "link", "delete", f"{bridge}v{index}")  # at once: with its namespace it goes later
             ip("link", "set", f"{bridge}v{index}", "master", bridge, "up")
             ip("-n", name, "address", "add", f"10.199.0.{index}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up")
