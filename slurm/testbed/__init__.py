@@ -1,12 +1,13 @@
 """A real Slurm of several nodes on this one machine, for tests, demonstrations and CI.
 
-plan.py        what a cluster consists of; the record from which it can always be removed
-daemons.py     munge, slurmctld, slurmd and their configuration
-namespaces.py  machines started, found, killed and connected
-machine.py     the first process of each machine: mounts, address, daemons
-hooks.py       this project's hooks on them; view.py: its Python, visible to the ordinary user
-host.py        this machine: what it must have, what is taken, who may change that now
-cluster.py     TestCluster: up, down, and nodes that are lost and come back
+plan.py        the description of one cluster, on disk: its names, addresses and paths
+daemons.py     the commands and configuration of munge, slurmctld and slurmd
+namespaces.py  starts, finds, kills and connects machines
+machine.py     the first process of each machine: sets up mounts and network, starts the daemons
+hooks.py       Holdfast's Slurm hooks on the machines
+view.py        makes Holdfast and its Python readable for the user of the jobs
+host.py        the host: its requirements, the clusters on it, the lock for changes
+cluster.py     TestCluster: up, down, and failures of nodes and daemons
 
 As root: `cluster = TestCluster.up("ci", nodes=4)`, `cluster.run_as_user(["srun", "hostname"])`, `cluster.down()`.
 """

@@ -1,4 +1,4 @@
-"""The real Slurm on one machine, as one object: up, down, and nodes that are lost and come back."""
+"""TestCluster: builds and removes a Slurm cluster on this host, and makes its nodes and daemons fail and come back."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ SLURMD_PORT = 6818  # Slurm's default
 
 
 class TestCluster:
-    """A cluster of namespaces on this machine, with its own controller, nodes, network and file systems.
+    """A Slurm cluster of Linux namespaces on this host, with its own controller, nodes, network and file systems.
 
-    Made by `up`, found again by `load`. Needs root; jobs run for an ordinary user.
+    `up` builds a new one, `load` finds an existing one. Both need root. Jobs run as a user without privileges.
     """
 
-    __test__ = False  # not a test class, whatever its name
+    __test__ = False  # pytest collects classes whose name begins with Test
 
     def __init__(self, plan: ClusterPlan, run: CommandRunner = command.run) -> None:
         self._plan = plan
@@ -58,16 +58,16 @@ class TestCluster:
         """Build a cluster and wait until all its nodes are idle.
 
         Args:
-            name: what it is called; several clusters may stand side by side.
+            name: the cluster's name. Several clusters can exist at the same time.
             nodes: number of nodes.
-            user: the ordinary user for whom jobs run; None for the user behind sudo, or `nobody`.
-            hooks: whether Slurm calls this project's hooks on its nodes; see `set_hooks`.
-            switches: leaf switches of the topology that Slurm is told; the nodes are dealt to them in order. 0: none.
-            gpus: GPUs that Slurm is told each node has; their devices do nothing.
+            user: the user without privileges as whom jobs run. None: the user who called sudo, else `nobody`.
+            hooks: whether Slurm calls Holdfast's hooks on the nodes; see `set_hooks`.
+            switches: number of leaf switches in topology.conf. The nodes are spread over them in order. 0: no topology.
+            gpus: number of GPUs that gres.conf gives each node. Their devices are dummies.
 
         Raises:
-            TestbedError: it exists already, this machine cannot hold it, or a part did not start. What was built is
-                then removed again.
+            TestbedError: the cluster exists already, the host lacks something, or a part did not start. The parts
+                that were built are removed first.
         """
         check_name(name)
         check_size(nodes)
@@ -84,10 +84,10 @@ class TestCluster:
 
     @staticmethod
     def check(user: str | None = None) -> None:
-        """Find out whether this machine can hold a cluster, without changing it.
+        """Check whether this host can run a cluster. Changes nothing.
 
         Raises:
-            TestbedError: it cannot; the message says why and what to do.
+            TestbedError: the host cannot run one. The message says why and what to do.
         """
         host.check_root()
         host.check_programs()
@@ -95,18 +95,20 @@ class TestCluster:
 
     @classmethod
     def load(cls, name: str = "default") -> TestCluster:
-        """The cluster of that name, also one whose `up` died half way.
+        """Find a cluster of this host by its name. It may be one whose `up` was killed.
 
         Raises:
-            TestbedError: there is none.
+            TestbedError: no cluster has this name, or the caller is not root.
         """
         host.check_root()
         plan = load_plan(RUN_ROOT / check_name(name))
         if plan is None:
             with host.lock():
-                pass  # on the way it removes what an `up` left that died before it had made anything
+                pass  # lock() removes the draft of an `up` that was killed before it had made anything
             there = ", ".join(cls.list()) or "none"
-            raise NoSuchCluster(f"no cluster {name!r} on this machine, there is: {there}; `cluster up` makes one")
+            raise NoSuchCluster(
+                f"no cluster {name!r} on this machine; clusters: {there}; `holdfast cluster up` makes one"
+            )
         return cls(plan)
 
     @staticmethod
@@ -115,9 +117,9 @@ class TestCluster:
         return host.clusters()
 
     def down(self) -> None:
-        """Remove the cluster, however far it was built and whatever runs on it. Nothing of it is left.
+        """Remove the cluster completely, with all its processes. It may be only partly built.
 
-        One that another process has removed meanwhile is left alone: its network may be a newer cluster's by now.
+        Does nothing if another process has removed the cluster: a newer one may use the same network by now.
         """
         with host.lock():
             there = load_plan(self._plan.run_dir)
@@ -135,32 +137,32 @@ class TestCluster:
 
     @property
     def user(self) -> str:
-        """Name of the ordinary user for whom jobs run."""
+        """Name of the user as whom jobs run."""
         return self._plan.user
 
     @property
     def home(self) -> Path:
-        """A directory of that user which all nodes and the host share: the place for job folders."""
+        """The user's home directory, which all nodes and the host share. Job folders belong here."""
         return self._plan.home
 
     @property
     def nvme(self) -> Path:
-        """Where each node sees a local disk of its own, which survives its crash."""
+        """Mount point of each node's own local disk, which survives a crash of the node."""
         return self._plan.nvme
 
     @property
     def log_dir(self) -> Path:
-        """What the machines' daemons wrote, a file each."""
+        """Directory of the daemons' logs, one file for each machine."""
         return self._plan.log_dir
 
     @property
     def host_address(self) -> str:
-        """The address at which the nodes see this host."""
+        """The host's IP address on the cluster's network."""
         return self._plan.host_address
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment in which Slurm's commands on the host speak with this cluster."""
+        """The environment with which Slurm's commands on the host reach this cluster."""
         return {
             "PATH": SYSTEM_PATH,
             "LANG": "C.UTF-8",
@@ -174,7 +176,7 @@ class TestCluster:
 
     @property
     def usage(self) -> str:
-        """How to use the cluster from a shell, in a few lines."""
+        """Shell commands that use and remove the cluster."""
         return (
             f"export SLURM_CONF={self._plan.slurm_conf}\n"
             f"cd {self.home} && runuser -u {self.user} -- env HOME={self.home} sbatch ...\n"
@@ -182,7 +184,7 @@ class TestCluster:
         )
 
     def as_user(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """The argument list that runs a program as the ordinary user, for those who start it themselves."""
+        """The argument list that runs a program as the cluster's user, for callers that start it themselves."""
         return host.as_user(argv, self._plan.account)
 
     def run_as_user(
@@ -195,10 +197,10 @@ class TestCluster:
         input: str = "",
         check: bool = True,
     ) -> Result:
-        """Run a program on the host as the ordinary user, with the cluster's environment and `env` on top.
+        """Run a program on the host as the cluster's user, with the cluster's environment updated by `env`.
 
         Raises:
-            CommandError: as `slurm.command.run`.
+            CommandError: as in `slurm.command.run`.
         """
         return self._run(
             self.as_user(argv),
@@ -213,28 +215,27 @@ class TestCluster:
         """Run a program as root inside a node: its processes, network, /dev/shm, /tmp and disk are the node's.
 
         Raises:
-            TestbedError: the node has crashed.
-            CommandError: as `slurm.command.run`.
+            TestbedError: the cluster has no such node, or the node has crashed.
+            CommandError: as in `slurm.command.run`.
         """
         return self._run_on(self._known(node), argv, timeout_s=timeout_s, check=check)
 
     def set_hooks(self, node: str, **settings: str | float) -> Path:
-        """Sets what the site would in a node's /etc/holdfast/hooks.yaml, beside what the testbed needs.
+        """Write a node's hooks.yaml, with the settings that the testbed needs added.
 
         Returns:
-            What stands for "/" in the files of the node's hooks.
+            The directory that the node's hooks use as "/".
         """
         return write_settings(self._plan, self._known(node), settings)
 
     def node_down(self, node: str) -> None:
-        """Cut a node off the network. Nothing on it ends and no connection is closed: it is just silent."""
+        """Cut a node off the network. Its processes and connections stay."""
         namespaces.set_link(self._plan, self._known(node), False, self._run)
 
     def node_up(self, node: str) -> None:
-        """Connect a node again, and have its slurmd report at once rather than at the controller's next look.
+        """Connect a node to the network again and have its slurmd register with the controller at once.
 
-        Waits until its slurmd can be reached: a link that is set up carries nothing for a second, and srun gives up
-        after two.
+        Waits until its slurmd can be reached: a link carries no packets in the first second after it is set up.
         """
         namespaces.set_link(self._plan, self._known(node), True, self._run)
         if self._daemon_runs(node):
@@ -242,31 +243,35 @@ class TestCluster:
             self.run_on_node(node, ["pkill", "-HUP", "-x", daemon_name(node)])
 
     def kill_daemon(self, machine: str) -> None:
-        """Kill a node's slurmd, or the controller's slurmctld (`ctl`), and nothing else."""
+        """Kill a node's slurmd, or slurmctld (machine `ctl`). All other processes stay."""
         self._run_on(machine, ["pkill", "-KILL", "-x", daemon_name(machine)])
 
     def freeze_daemon(self, machine: str) -> None:
-        """Stop a node's slurmd, or the controller's slurmctld: its kernel takes calls on, and nobody answers them."""
+        """Stop a node's slurmd, or slurmctld, with SIGSTOP. The kernel still accepts connections; none is answered."""
         self._run_on(machine, ["pkill", "-STOP", "-x", daemon_name(machine)])
 
     def thaw_daemon(self, machine: str) -> None:
-        """Let a daemon go on that was frozen."""
+        """Continue a daemon that `freeze_daemon` stopped."""
         self._run_on(machine, ["pkill", "-CONT", "-x", daemon_name(machine)], check=False)
 
     def start_daemon(self, machine: str) -> None:
-        """Start a Slurm daemon that was killed, and wait until it answers."""
+        """Start a Slurm daemon that was killed, and wait until it answers.
+
+        Raises:
+            TestbedError: the machine has crashed, or the daemon does not answer within `READY_TIMEOUT_S`.
+        """
         os.kill(self._first_process(machine), namespaces.START_DAEMON)
         if machine == CONTROLLER:
-            self._wait(self._controller_answers, READY_TIMEOUT_S, "its controller does not answer")
+            self._wait(self._controller_answers, READY_TIMEOUT_S, "slurmctld does not answer")
         else:
             self._wait_for_slurmd(machine)
 
     def crash_node(self, node: str) -> None:
-        """Kill every process of a node at once. Its /dev/shm, /tmp and network link are gone, its disk stays."""
+        """Kill every process of a node at once. The node loses its /dev/shm, /tmp and network link; its disk stays."""
         namespaces.kill_machine(self._plan, self._known(node), self._run)
 
     def restart_node(self, node: str) -> None:
-        """Boot a node that has crashed, or has no network cable left, and wait until its slurmd can be reached."""
+        """Boot a node that has crashed or has lost its network link. Waits until its slurmd can be reached."""
         running = namespaces.find_machine(self._plan, self._known(node)) is not None
         if not running or self._plan.link(node) not in namespaces.links(self._run):
             namespaces.kill_machine(self._plan, node, self._run)
@@ -274,10 +279,10 @@ class TestCluster:
             self._wait_for_slurmd(node)
 
     def restore(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Make the cluster as it was after `up`: no jobs, every node running, connected, not drained, and idle.
+        """Bring the cluster back to its state after `up`: no jobs, and every node running, connected and idle.
 
         Raises:
-            TestbedError: a node is not idle in time.
+            TestbedError: a node is not idle within `timeout_s`.
         """
         links = namespaces.links(self._run)
         if not self._daemon_runs(CONTROLLER):
@@ -287,10 +292,10 @@ class TestCluster:
             if not links.get(self._plan.link(node), True):
                 self.node_up(node)
             if self._daemon_runs(node):
-                self.run_on_node(node, ["pkill", "-CONT", "-x", daemon_name(node)])  # it may be frozen
+                self.run_on_node(node, ["pkill", "-CONT", "-x", daemon_name(node)])  # slurmd may be frozen
             else:
                 self.start_daemon(node)
-        for node in self.nodes:  # scancel alone would give those that ignore SIGTERM their 30 s of KillWait
+        for node in self.nodes:  # scancel alone would wait for KillWait where a process ignores SIGTERM
             self.run_on_node(node, ["pkill", "-KILL", "-u", self.user], check=False)
         self._run(["scancel", f"--user={self.user}"], env=self.env)
         drained = ",".join(node.name for node in self._slurm.nodes() if "DRAIN" in node.flags)
@@ -299,7 +304,7 @@ class TestCluster:
         self._wait_idle(timeout_s)
 
     def status(self) -> dict[str, Any]:
-        """Facts for people and programs: how to reach the cluster; each node's address, link, and state in Slurm."""
+        """The cluster's state as plain data: how to reach it, and each node's address, link and state in Slurm."""
         try:
             states = {node.name: node.state for node in self._slurm.nodes()}
         except CommandError:
@@ -335,7 +340,7 @@ class TestCluster:
     def _first_process(self, machine: str) -> int:
         pid = namespaces.find_machine(self._plan, machine)
         if pid is None:
-            raise TestbedError(f"{machine} of cluster {self.name} does not run: it has crashed; restart it first")
+            raise TestbedError(f"{machine} of cluster {self.name} is not running (crashed); restart it first")
         return pid
 
     def _daemon_runs(self, machine: str) -> bool:
@@ -348,7 +353,7 @@ class TestCluster:
 
     def _known(self, node: str) -> str:
         if node not in self.nodes:
-            raise TestbedError(f"cluster {self.name} has no node {node!r}, its nodes are {', '.join(self.nodes)}")
+            raise TestbedError(f"node of cluster {self.name}: got {node!r}, expected one of {', '.join(self.nodes)}")
         return node
 
     def _build(self) -> None:
@@ -373,18 +378,18 @@ class TestCluster:
                 return True
             return False
 
-        self._wait(reachable, READY_TIMEOUT_S, f"{node} does not boot")
+        self._wait(reachable, READY_TIMEOUT_S, f"slurmd of {node} cannot be reached")
 
     def _wait_idle(self, timeout_s: float) -> None:
         def all_idle() -> bool:
-            with contextlib.suppress(CommandError):  # the controller does not answer yet
+            with contextlib.suppress(CommandError):  # slurmctld does not answer yet
                 return all(node.is_idle for node in self._slurm.nodes())
             return False
 
-        self._wait(all_idle, timeout_s, "its nodes are not all idle")
+        self._wait(all_idle, timeout_s, "not all nodes are idle")
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float, or_else: str) -> None:
-        """Wait as `wait_until`; an error adds what the machines said last, as `up` then removes their logs."""
+        """Call `wait_until`. Its error includes the ends of the machines' logs, because `up` then removes them."""
         try:
             wait_until(condition, timeout_s, f"cluster {self.name}: {or_else}")
         except TestbedError as error:

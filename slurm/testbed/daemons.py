@@ -1,4 +1,4 @@
-"""What runs on the testbed's machines, and the configuration it reads."""
+"""The daemons on the testbed's machines (munged, slurmctld, slurmd), and their configuration files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NODE_CPUS = 8
 NODE_MEMORY_MB = 64000
 
-# Every node has more CPUs and memory in Slurm's books than the machine has (config_overrides): the tests' processes
-# are small and share what there is. cred_expire also governs how long a requeued job waits (120 s by default).
+# config_overrides lets slurm.conf give every node more CPUs and memory than the host has: the tests' processes are
+# small. cred_expire also sets how long a requeued job waits (default 120 s).
 SLURM_CONF = """\
 ClusterName={name}
 SlurmctldHost=ctl({controller})
@@ -86,7 +86,11 @@ def write_configuration(plan: ClusterPlan, run: CommandRunner) -> None:
 
 
 def _topology(plan: ClusterPlan) -> list[str]:
-    """Writes topology.conf: s1, s2, ... below one switch, the nodes dealt to them in order; the line for slurm.conf."""
+    """Writes topology.conf: leaf switches s1, s2, ... with the nodes in order, below one top switch.
+
+    Returns:
+        The lines for slurm.conf.
+    """
     if not plan.switches:
         return []
     each = -(-len(plan.nodes) // plan.switches)
@@ -98,9 +102,12 @@ def _topology(plan: ClusterPlan) -> list[str]:
 
 
 def _gpus(plan: ClusterPlan) -> list[str]:
-    """Makes the devices that are the nodes' GPUs, and gres.conf; the line for slurm.conf.
+    """Makes the nodes' dummy GPU devices and writes gres.conf.
 
-    Slurm takes nothing but devices. These are /dev/null under other names, which Slurm numbers in their order.
+    Slurm accepts only device files as GPUs. So each is a copy of /dev/null; Slurm numbers them in the order of names.
+
+    Returns:
+        The lines for slurm.conf.
     """
     if not plan.gpus:
         return []
@@ -115,16 +122,20 @@ def _gpus(plan: ClusterPlan) -> list[str]:
 
 
 def slurm_version(run: CommandRunner) -> tuple[int, int]:
-    """Release of the installed Slurm, for example (22, 5)."""
-    said = run(["slurmd", "-V"]).stdout
-    found = re.search(r"\b(\d+)\.(\d+)\.", said)
+    """Release of the installed Slurm, for example (22, 5).
+
+    Raises:
+        TestbedError: `slurmd -V` prints no version.
+    """
+    stdout = run(["slurmd", "-V"]).stdout
+    found = re.search(r"\b(\d+)\.(\d+)\.", stdout)
     if found is None:
-        raise TestbedError(f"slurmd -V: got {said.strip()!r}, expected a version such as 'slurm 22.05.8'")
+        raise TestbedError(f"slurmd -V: got {stdout.strip()!r}, expected a version such as 'slurm 22.05.8'")
     return int(found[1]), int(found[2])
 
 
 def munged(plan: ClusterPlan, machine: str) -> list[str]:
-    """The authentication daemon of a machine; goes into the background when it serves."""
+    """The command of a machine's munged. It moves to the background once its socket accepts requests."""
     own = plan.machine_dir(machine) / "munge"
     return [
         "munged",
@@ -137,7 +148,7 @@ def munged(plan: ClusterPlan, machine: str) -> list[str]:
 
 
 def slurm_daemon(plan: ClusterPlan, machine: str) -> list[str]:
-    """Slurm's daemon of a machine; stays in the foreground."""
+    """The command of a machine's Slurm daemon, which stays in the foreground."""
     return ["slurmctld", "-D"] if machine == CONTROLLER else ["slurmd", "-D", "-N", machine]
 
 
@@ -147,7 +158,10 @@ def daemon_environment(plan: ClusterPlan) -> dict[str, str]:
 
 
 def _cgroup_plugin(version: tuple[int, int]) -> str:
-    """No control group is used; slurmd before 24.05 loads a plugin all the same, and v1's asks for least."""
+    """The value of CgroupPlugin. The testbed uses no cgroups.
+
+    slurmd before 24.05 loads a cgroup plugin even so; the plugin for cgroup v1 has the fewest requirements.
+    """
     return "disabled" if version >= (24, 5) else "cgroup/v1"
 
 

@@ -1,4 +1,8 @@
-"""This project's hooks on the testbed's machines: one disk for all, so each has its own root; no reboot of the host."""
+"""Holdfast's Slurm hooks on the testbed's machines.
+
+The machines share the host's file system, so the hooks of each machine get a directory of their own as "/". A reboot
+restarts the machine's slurmd and not the host.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,9 @@ from slurm.testbed.plan import ClusterPlan, daemon_name
 HEALTH_INTERVAL_S = 5
 """Seconds; real clusters check every few minutes."""
 
-# A machine reboots when its slurmd starts anew and says so (-b). The old one has to be gone before, and its child that
-# runs this script may end with it. Slurm takes a node for rebooted only if it started in a later second than the order
-# to reboot was given, and else waits for it in vain. What the new one says goes where the old one's words went.
+# For Slurm a node has rebooted when slurmd starts with -b. The old slurmd must have ended by then. The script runs as
+# a child of the old slurmd, so it continues in a session of its own. slurmctld accepts the reboot only if slurmd starts
+# in a later second than the reboot was requested; so the script waits. The new slurmd writes to the machine's log.
 _REBOOT = """\
 #!/bin/bash
 # The testbed's RebootProgram: slurmd of this machine ends and starts again as after a boot.
@@ -32,7 +36,11 @@ exec slurmd -D -b -N "$(uname -n)"
 
 
 def install_hooks(plan: ClusterPlan) -> list[str]:
-    """Writes the scripts and the nodes' settings; the lines for slurm.conf. Nothing for a cluster without hooks."""
+    """Writes the hook scripts and every node's hooks.yaml. Does nothing for a cluster without hooks.
+
+    Returns:
+        The lines for slurm.conf.
+    """
     if not plan.hooks:
         return []
     plan.hooks_dir.mkdir()
@@ -49,7 +57,11 @@ def install_hooks(plan: ClusterPlan) -> list[str]:
 
 
 def write_settings(plan: ClusterPlan, machine: str, settings: Mapping[str, str | float]) -> Path:
-    """Writes a machine's hooks.yaml; returns what stands for "/" in the files of its hooks."""
+    """Writes a machine's hooks.yaml.
+
+    Returns:
+        The directory that the machine's hooks use as "/".
+    """
     places = Places(plan.hooks_root(machine))
     file = Path(places.settings_file)
     file.parent.mkdir(parents=True, exist_ok=True)

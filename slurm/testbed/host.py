@@ -1,4 +1,4 @@
-"""This machine as the host of clusters: what it must have, what is taken on it, and who may change that now."""
+"""The host of the clusters: its requirements, the clusters on it, and the lock for building and removing them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,27 @@ from slurm.testbed.plan import DATA_ROOT, MAX_CLUSTERS, RUN_ROOT, ClusterPlan, T
 from slurm.testbed.view import in_view
 
 LOCK_TIMEOUT_S = 120.0
-_DRAFT = RUN_ROOT / ".draft"  # a description that is being written or removed
+_DRAFT = RUN_ROOT / ".draft"  # a run directory that is being made or removed
 
 
 def clusters() -> tuple[str, ...]:
-    """Names of the clusters on this machine, half-built ones too."""
+    """Names of the clusters on this host, including those that are only partly built."""
     with contextlib.suppress(FileNotFoundError):
         return tuple(sorted(path.name for path in RUN_ROOT.iterdir() if not path.name.startswith(".")))
     return ()
 
 
 def describe(name: str, size: int, user: str, *, hooks: bool, switches: int, gpus: int) -> ClusterPlan:
-    """Choose what is free on this machine and put it on record, before anything is made."""
+    """Choose a free index for a new cluster and write its plan.json, before anything else is made.
+
+    Raises:
+        TestbedError: the cluster exists already, or the host has `MAX_CLUSTERS` clusters.
+    """
     target = RUN_ROOT / name
     if target.exists():
-        raise TestbedError(f"cluster {name!r} exists, or its up died: holdfast cluster down --name {name} removes it")
+        raise TestbedError(
+            f"cluster {name!r} exists, perhaps only in part; `holdfast cluster down --name {name}` removes it"
+        )
     taken = {plan.index for other in clusters() if (plan := load_plan(RUN_ROOT / other))}
     present = links(command.run)
     free = (index for index in range(MAX_CLUSTERS) if index not in taken)
@@ -43,8 +49,10 @@ def describe(name: str, size: int, user: str, *, hooks: bool, switches: int, gpu
     )
     plan = next((plan for plan in plans if plan.bridge not in present), None)
     if plan is None:
-        raise TestbedError(f"there are {MAX_CLUSTERS} clusters on this machine; take one down first")
-    remove_tree(plan.data_dir)  # of a cluster that ended with the machine it ran on: a reboot empties /run only
+        raise TestbedError(
+            f"this machine has {MAX_CLUSTERS} clusters, the maximum; `holdfast cluster down` removes one"
+        )
+    remove_tree(plan.data_dir)  # a reboot of the host removes a cluster's run directory, but not its data
     _DRAFT.mkdir()
     plan.save(_DRAFT)
     _DRAFT.rename(target)
@@ -52,20 +60,23 @@ def describe(name: str, size: int, user: str, *, hooks: bool, switches: int, gpu
 
 
 def forget(plan: ClusterPlan) -> None:
-    """Take a cluster off the record, after all else of it is gone."""
-    with contextlib.suppress(FileNotFoundError):  # taken down twice
-        plan.run_dir.rename(_DRAFT)  # at once: half removed it would be neither there nor gone
+    """Remove a cluster's run directory, as the last part of the cluster."""
+    with contextlib.suppress(FileNotFoundError):  # another `down` has removed it
+        plan.run_dir.rename(_DRAFT)  # first renamed, so that a killed `down` leaves no run directory without plan.json
     remove_tree(_DRAFT)
-    with contextlib.suppress(OSError):  # other clusters' data is there
+    with contextlib.suppress(OSError):  # the directory has other clusters' data
         DATA_ROOT.rmdir()
 
 
 @contextlib.contextmanager
 def lock() -> Iterator[None]:
-    """Let one process at a time build or remove clusters on this machine.
+    """Hold the lock for building and removing clusters on this host. Files made under the lock have umask 022.
 
-    The run root itself is locked, and goes when nothing is left in it; so one that waited must look whether the
-    directory it has locked is still the one in place. What is made under the lock can be read by all users.
+    The lock is on the directory `RUN_ROOT`, which is removed with the last cluster. So after a wait the function
+    checks that the directory it has locked is still the one at that path.
+
+    Raises:
+        TestbedError: another process holds the lock for longer than `LOCK_TIMEOUT_S`.
     """
     locked = -1
 
@@ -73,10 +84,10 @@ def lock() -> Iterator[None]:
         nonlocal locked
         with contextlib.suppress(FileExistsError):
             RUN_ROOT.mkdir()
-            RUN_ROOT.chmod(0o755)  # whatever our umask
+            RUN_ROOT.chmod(0o755)  # mkdir's mode depends on the umask
         try:
             locked = os.open(RUN_ROOT, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # gone already
+        except FileNotFoundError:  # another process has removed it since
             return False
         with contextlib.suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,20 +96,24 @@ def lock() -> Iterator[None]:
         os.close(locked)
         return False
 
-    wait_until(is_mine, LOCK_TIMEOUT_S, f"{RUN_ROOT} is locked: another cluster up or down did not end")
+    wait_until(is_mine, LOCK_TIMEOUT_S, f"{RUN_ROOT} is locked: another `cluster up` or `cluster down` did not end")
     umask = os.umask(0o022)
     try:
-        remove_tree(_DRAFT)  # left by somebody who died while holding the lock
+        remove_tree(_DRAFT)  # left by a process that died while it held the lock
         yield
     finally:
-        with contextlib.suppress(OSError):  # clusters are there
+        with contextlib.suppress(OSError):  # the directory has clusters
             RUN_ROOT.rmdir()
         os.umask(umask)
         os.close(locked)
 
 
 def remove_tree(directory: Path) -> None:
-    """Remove a directory, also while somebody on the host still writes files into it."""
+    """Remove a directory into which processes of the host may still write.
+
+    Raises:
+        TestbedError: the directory still exists after 10 s.
+    """
 
     def gone() -> bool:
         shutil.rmtree(directory, ignore_errors=True)
@@ -108,25 +123,33 @@ def remove_tree(directory: Path) -> None:
 
 
 def default_user() -> str:
-    """The user behind sudo, or `nobody`, which every Linux has: so no account is made or changed."""
+    """The user who called sudo, else `nobody`. Both exist, so no account has to be made."""
     user = os.environ.get("SUDO_USER", "root")
     return "nobody" if user == "root" else user
 
 
 def as_user(argv: Sequence[str], who: pwd.struct_passwd) -> tuple[str, ...]:
-    """The argument list by which root runs a program as an ordinary user who can reach this project."""
+    """The argument list with which root runs a program as a user, where that user can read this project."""
     become = ("setpriv", f"--reuid={who.pw_uid}", f"--regid={who.pw_gid}", "--clear-groups", "--inh-caps=-all")
     return in_view((*become, *argv), who.pw_uid)
 
 
 def check_root() -> None:
-    """Raise an error unless we are root."""
+    """Check that this process runs as root.
+
+    Raises:
+        TestbedError: it runs as another user.
+    """
     if os.geteuid() != 0:
         raise TestbedError("a cluster on this machine needs root (namespaces, a network bridge): run it with sudo")
 
 
 def check_programs() -> None:
-    """Raise an error unless Slurm and what it needs here are installed."""
+    """Check that Slurm and the other programs of the testbed are installed.
+
+    Raises:
+        TestbedError: some are missing.
+    """
     missing = [program for program in PROGRAMS if shutil.which(program, path=SYSTEM_PATH) is None]
     if missing:
         raise TestbedError(
@@ -136,13 +159,17 @@ def check_programs() -> None:
 
 
 def check_interpreter(user: str) -> None:
-    """Jobs run this Python and this code as the ordinary user: better to learn here that they cannot."""
+    """Check that a user can run this Python with this project, as the jobs will.
+
+    Raises:
+        TestbedError: the user cannot.
+    """
     try:
         probe = as_user([sys.executable, "-c", "import slurm.command"], account(user))
         command.run(probe, env={"PATH": SYSTEM_PATH}, cwd="/")
     except CommandError as error:
-        said = " ".join(error.result.stderr.split())[-200:]
+        stderr = " ".join(error.result.stderr.split())[-200:]
         raise TestbedError(
-            f"user {user} cannot run {sys.executable} with this project ({error.reason}: {said}); make "
-            "the virtual environment from /usr/bin/python3 and keep it and the project where every user may read"
+            f"user {user} cannot run {sys.executable} with this project ({error.reason}: {stderr}); make the virtual "
+            "environment from /usr/bin/python3, and put it and the project where every user can read them"
         ) from error

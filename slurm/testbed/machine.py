@@ -1,8 +1,8 @@
 """The first process of a machine of the testbed: `python -m slurm.testbed.machine RUN_DIR MACHINE`.
 
-It runs in network, mount, UTS, IPC and PID namespaces of its own. It turns them into a machine with a name, an address,
-its own /proc, /dev/shm, /tmp and disk, starts that machine's daemons, and from then on reaps orphans. When it is killed
-the kernel kills every process of the machine and takes the namespaces, mounts and network cable with them: a crash.
+It runs in its own network, mount, UTS, IPC and PID namespaces. It gives the machine a host name, an IP address, its own
+/proc, /dev/shm, /tmp and disk. It starts the machine's daemons and then reaps orphaned processes. To crash the machine
+is to kill this process: the kernel then kills all its processes and removes its namespaces, mounts and network link.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import sys
 from pathlib import Path
 
 from slurm.testbed.daemons import daemon_environment, munged, slurm_daemon
-from slurm.testbed.namespaces import NAMESPACES_READY, PLUG_IN, START_DAEMON
+from slurm.testbed.namespaces import LINK_READY, NAMESPACES_READY, START_DAEMON
 from slurm.testbed.plan import ClusterPlan, load_plan
 from slurm.testbed.view import barriers, needed_paths, view_script
 
 
 def main(run_dir: Path, machine: str) -> None:
-    """Become the machine. Never returns while the machine lives."""
+    """Set up the machine and run as its first process. Never returns."""
     os.umask(0o022)
     _handshake()
     plan = load_plan(run_dir)
     if plan is None:
-        sys.exit(f"machine {machine}: {run_dir} describes no cluster; it was taken down meanwhile")
+        sys.exit(f"machine {machine}: {run_dir} has no plan.json; `cluster down` has removed the cluster meanwhile")
     _log_to(plan.log(machine))
     socket.sethostname(machine)
     _mount(plan, machine)
     _configure_network(plan, machine)
-    subprocess.run(munged(plan, machine), env=daemon_environment(plan), check=True)  # returns once it serves
+    subprocess.run(munged(plan, machine), env=daemon_environment(plan), check=True)  # returns once munged is ready
 
     def start_daemon(*_: object) -> None:
         subprocess.Popen(slurm_daemon(plan, machine), env=daemon_environment(plan), start_new_session=True)
@@ -42,11 +42,11 @@ def main(run_dir: Path, machine: str) -> None:
 
 
 def _handshake() -> None:
-    """Wait until our network cable is plugged in; end if whoever was to do it died."""
+    """Wait until the host has made the network link. Exit if the process that was to make it has died."""
     sys.stdout.buffer.write(NAMESPACES_READY)
     sys.stdout.flush()
-    if sys.stdin.buffer.readline() != PLUG_IN:
-        sys.exit("nobody plugged in the network cable")
+    if sys.stdin.buffer.readline() != LINK_READY:
+        sys.exit("no network link: the process that builds the cluster has ended")
 
 
 def _log_to(path: Path) -> None:
@@ -64,12 +64,12 @@ def _mount(plan: ClusterPlan, machine: str) -> None:
     os.chown(own / "nvme", plan.account.pw_uid, plan.account.pw_gid)
     _command("mount", "-t", "proc", "proc", "/proc")
     paths = needed_paths()
-    replaced = [Path("/dev/shm"), Path("/tmp")]  # PMIx fails where nodes share /tmp
+    replaced = [Path("/dev/shm"), Path("/tmp")]  # PMIx fails if nodes share /tmp
     replaced += [barrier for barrier in barriers(paths, plan.account.pw_uid) if not _is_below(barrier, replaced)]
     _command("sh", "-c", view_script(replaced, paths))
     _command("mount", "--bind", str(plan.hosts_file), "/etc/hosts")
     _command("mount", "--bind", str(own / "nvme"), str(plan.nvme))
-    if machine in plan.nodes:  # the controller's munge serves the host too: it stays where the host sees it
+    if machine in plan.nodes:  # the host uses the controller's munge, so that one stays visible to the host
         _command("mount", "--bind", str(own / "munge"), str(plan.munge_dir))
 
 
@@ -91,7 +91,7 @@ def _reap_forever() -> None:
         try:
             os.wait()
         except ChildProcessError:
-            signal.pause()  # no daemon is left, but a machine runs on: until it is killed, or told to start one
+            signal.pause()  # no process is left; the machine still runs until it is killed or gets START_DAEMON
 
 
 if __name__ == "__main__":

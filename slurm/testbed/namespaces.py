@@ -1,7 +1,7 @@
-"""Machines made of namespaces: started, found again, killed, and connected by a bridge.
+"""Starts, finds, kills and connects the machines of a cluster. A machine is a set of Linux namespaces.
 
-Nothing is kept about a running machine. All that builds or runs a cluster carries the cluster's run directory in its
-environment, and a machine's first process is number 1 in a PID namespace of its own; both are read from /proc.
+No file records which machines run. Every process of a cluster has the cluster's run directory in its environment, and
+a machine's first process has PID 1 in its own PID namespace. Both are read from /proc.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from slurm.testbed.plan import ClusterPlan, TestbedError
 
 MARK = "HOLDFAST_CLUSTER_RUN_DIR"
 BOOT_TIMEOUT_S = 20.0
-NAMESPACES_READY = b"namespaces ready\n"  # a machine's first process says so on its standard output, then waits for
-PLUG_IN = b"cable plugged in\n"  # on its standard input
-START_DAEMON = signal.SIGUSR1  # has a machine's first process start its Slurm daemon again
+NAMESPACES_READY = b"namespaces ready\n"  # a machine's first process writes this to stdout, then waits for LINK_READY
+LINK_READY = b"network link ready\n"  # the answer, on stdin of the machine's first process
+START_DAEMON = signal.SIGUSR1  # makes a machine's first process start its Slurm daemon again
 _CODE_ROOT = Path(__file__).resolve().parents[2]
 
 
 def add_bridge(plan: ClusterPlan, run: CommandRunner) -> None:
-    """Lay the cluster's network and connect the host to it."""
+    """Make the cluster's network bridge and give the host an address on it."""
     _ip(plan, run, "link", "add", plan.bridge, "type", "bridge")
     _ip(plan, run, "address", "add", f"{plan.host_address}/24", "dev", plan.bridge)
     _ip(plan, run, "link", "set", plan.bridge, "up")
 
 
 def start_machines(plan: ClusterPlan, machines: tuple[str, ...], run: CommandRunner) -> None:
-    """Make the machines' namespaces, all at once, then plug in each one's network cable and let it boot.
+    """Make the namespaces of all machines at the same time. Then give each machine its network link and let it boot.
 
     Raises:
-        TestbedError: a machine did not come so far.
+        TestbedError: a machine's namespaces were not made within `BOOT_TIMEOUT_S`, or its first process ended.
     """
     with contextlib.ExitStack() as stack:
         starting = [(machine, stack.enter_context(_spawn(plan, machine))) for machine in machines]
         for machine, first_process in starting:
-            _plug_in(plan, machine, first_process, run)
+            _connect(plan, machine, first_process, run)
 
 
 def kill_machine(plan: ClusterPlan, machine: str, run: CommandRunner) -> None:
-    """Kill every process of a machine at once, as a power failure does; its memory is gone, its disk stays."""
+    """Kill every process of a machine at once, as a power failure does. Its memory is lost, its disk stays."""
     pid = find_machine(plan, machine)
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
@@ -61,7 +61,7 @@ def kill_machine(plan: ClusterPlan, machine: str, run: CommandRunner) -> None:
 
 
 def remove_everything(plan: ClusterPlan, run: CommandRunner) -> None:
-    """Kill all processes of the cluster, however far it was built, and take its network away."""
+    """Kill all processes of a cluster and delete its network. The cluster may be only partly built."""
 
     def all_gone() -> bool:
         left = list(_processes(plan))
@@ -76,27 +76,31 @@ def remove_everything(plan: ClusterPlan, run: CommandRunner) -> None:
 
 
 def find_machine(plan: ClusterPlan, machine: str) -> int | None:
-    """Process id of a machine's first process; None while the machine does not run."""
+    """PID of a machine's first process in the host's PID namespace; None if the machine is not running."""
     return next((pid for pid in _processes(plan) if _is_first_process(pid, machine)), None)
 
 
 def links(run: CommandRunner) -> dict[str, bool]:
-    """The host's network links by name: whether each is up."""
+    """The host's network links: name to whether the link is up."""
     return {link["ifname"]: "UP" in link["flags"] for link in json.loads(run(["ip", "-json", "link"]).stdout)}
 
 
 def set_link(plan: ClusterPlan, machine: str, up: bool, run: CommandRunner) -> None:
-    """Connect a machine to the network, or cut it off without closing anything."""
+    """Connect a machine to the network, or cut it off. Its connections stay open.
+
+    Raises:
+        TestbedError: the machine has no network link, because it has crashed.
+    """
     if plan.link(machine) not in links(run):
-        raise TestbedError(f"{machine} of cluster {plan.name} has no network link: it has crashed; restart it first")
+        raise TestbedError(f"{machine} of cluster {plan.name} has no network link (crashed); restart it first")
     _ip(plan, run, "link", "set", plan.link(machine), "up" if up else "down")
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, or_else: str) -> None:
-    """Return as soon as a condition holds.
+    """Wait until a condition holds.
 
     Raises:
-        TestbedError: it did not hold within `timeout_s`; the message is `or_else`.
+        TestbedError: the condition did not hold within `timeout_s`. The message begins with `or_else`.
     """
     deadline_s = time.monotonic() + timeout_s
     while not condition():
@@ -106,7 +110,10 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, or_else: str) ->
 
 
 def _spawn(plan: ClusterPlan, machine: str) -> subprocess.Popen[bytes]:
-    """Start a machine's first process in new namespaces; it waits for its cable, and ends if we die before."""
+    """Start a machine's first process in new namespaces.
+
+    The process waits for `LINK_READY` on stdin. It exits if this process dies before it sends that.
+    """
     namespaces = ("unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork")
     first_process = (sys.executable, "-S", "-m", "slurm.testbed.machine", str(plan.run_dir), machine)
     with open(plan.log(machine), "ab") as log:
@@ -120,25 +127,25 @@ def _spawn(plan: ClusterPlan, machine: str) -> subprocess.Popen[bytes]:
         )
 
 
-def _plug_in(plan: ClusterPlan, machine: str, starting: subprocess.Popen[bytes], run: CommandRunner) -> None:
+def _connect(plan: ClusterPlan, machine: str, starting: subprocess.Popen[bytes], run: CommandRunner) -> None:
     if starting.stdin is None or starting.stdout is None:
-        raise TypeError("a starting machine has pipes to its first process")
+        raise TypeError(f"{machine}: stdin and stdout of its first process must be pipes")
     answered, _, _ = select.select([starting.stdout], [], [], BOOT_TIMEOUT_S)
     if not answered or starting.stdout.readline() != NAMESPACES_READY:
         raise TestbedError(f"{machine}: its namespaces were not made: {last_lines(plan.log(machine))}")
     pid = find_machine(plan, machine)
     if pid is None:
-        raise TestbedError(f"{machine}: its first process is gone: {last_lines(plan.log(machine))}")
+        raise TestbedError(f"{machine}: its first process has ended: {last_lines(plan.log(machine))}")
     link = plan.link(machine)
     peer = ("name", "eth0", "address", plan.mac(machine), "netns", str(pid))
     _ip(plan, run, "link", "add", link, "type", "veth", "peer", *peer)
     _ip(plan, run, "link", "set", link, "master", plan.bridge, "up")
-    starting.stdin.write(PLUG_IN)
+    starting.stdin.write(LINK_READY)
     starting.stdin.flush()
 
 
 def last_lines(log: Path, count: int = 5) -> str:
-    """The end of a log on one line, for an error message."""
+    """The last `count` lines of a log, joined by " | ", for an error message."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError as error:
@@ -147,10 +154,10 @@ def last_lines(log: Path, count: int = 5) -> str:
 
 
 def _processes(plan: ClusterPlan) -> Iterator[int]:
-    """Root's processes that carry the cluster's mark and still live."""
+    """PIDs of root's live processes that have the cluster's run directory in their environment."""
     wanted = f"{MARK}={plan.run_dir}".encode()
     for entry in os.listdir("/proc"):
-        # gone meanwhile, or of somebody with more rights than ours, so not started by us
+        # The process has ended meanwhile; or it has more privileges than we do, so we have not started it.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             if not entry.isdigit() or os.stat(f"/proc/{entry}").st_uid != 0:
                 continue
@@ -169,7 +176,7 @@ def _is_first_process(pid: int, machine: str) -> bool:
 
 
 def _delete_link(link: str, run: CommandRunner) -> None:
-    """Deletes both ends; the kernel may have been faster, as it deletes a dead machine's end itself."""
+    """Deletes both ends of a link, if they still exist: the kernel deletes the links of a dead machine as well."""
     done = run(["ip", "link", "delete", link], check=False)
     if done.returncode != 0 and link in links(run):
         raise TestbedError(f"network link {link} could not be deleted: {done.stderr.strip()}")

@@ -1,6 +1,6 @@
-"""What a cluster consists of: one small file from which every other name, address and path follows.
+"""The description of one cluster, plan.json. Every name, address and path of the cluster is derived from it.
 
-The file is written before anything else is made, so that whatever a dead `up` left behind can be found and removed.
+`up` writes the file before it makes anything else. So `down` finds and removes the remains of an `up` that was killed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from slurm.errors import SlurmError
 
-RUN_ROOT = Path("/run/holdfast-cluster")  # descriptions, configuration, sockets
-DATA_ROOT = Path("/var/lib/holdfast-cluster")  # the user's home, nodes' disks, logs: may grow
+RUN_ROOT = Path("/run/holdfast-cluster")  # plan.json, configuration, sockets
+DATA_ROOT = Path("/var/lib/holdfast-cluster")  # the user's home, nodes' disks, logs: files that may grow
 CONTROLLER = "ctl"
 MAX_NODES = 64
 MAX_CLUSTERS = 200
@@ -23,13 +23,13 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 
 
 class TestbedError(SlurmError):
-    """The testbed cannot do what was asked; the message says why and what to do."""
+    """The testbed cannot carry out a request. The message says why and what to do."""
 
-    __test__ = False  # not a test class, whatever its name
+    __test__ = False  # pytest collects classes whose name begins with Test
 
 
 class NoSuchCluster(TestbedError):
-    """A cluster's name or size that cannot be, or a cluster that is not there. The command line exits 2."""
+    """The cluster's name or size is not valid, or no cluster has that name. The command line exits with code 2."""
 
     exit_code = 2
 
@@ -40,12 +40,12 @@ class ClusterPlan:
 
     Attributes:
         name: the cluster's name, also its ClusterName in Slurm.
-        index: number of the cluster on this machine; gives its bridge and its subnet 10.213.<index>.0/24.
+        index: number of the cluster on this host. Its bridge is hf<index>, its subnet 10.213.<index>.0/24.
         size: number of nodes; they are called n1, n2, ...
-        user: the ordinary user for whom jobs run.
-        hooks: whether Slurm calls this project's hooks.
-        switches: leaf switches that Slurm is told of, with equally many nodes each; 0 for no topology.
-        gpus: GPUs of each node in Slurm's books; their devices do nothing.
+        user: the user without privileges as whom jobs run.
+        hooks: whether Slurm calls Holdfast's hooks.
+        switches: number of leaf switches in topology.conf, with an equal number of nodes each. 0: no topology.
+        gpus: number of GPUs that gres.conf gives each node. Their devices are dummies.
     """
 
     name: str
@@ -62,7 +62,7 @@ class ClusterPlan:
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """The controller and the nodes, each a machine of its own."""
+        """The controller and the nodes. Each is a separate machine."""
         return (CONTROLLER, *self.nodes)
 
     def address(self, machine: str) -> str:
@@ -71,12 +71,12 @@ class ClusterPlan:
         return f"10.213.{self.index}.{last}"
 
     def mac(self, machine: str) -> str:
-        """A machine's hardware address. A new one after a crash would go unnoticed by others for half a minute."""
+        """A machine's hardware address. It is the same after a crash, so the other machines' ARP entries stay valid."""
         return "02:68:66:" + ":".join(f"{int(part):02x}" for part in self.address(machine).split(".")[1:])
 
     @property
     def host_address(self) -> str:
-        """The address at which the cluster sees the host."""
+        """The host's address on the cluster's network."""
         return f"10.213.{self.index}.254"
 
     @property
@@ -84,7 +84,7 @@ class ClusterPlan:
         return f"hf{self.index}"
 
     def link(self, machine: str) -> str:
-        """The host's end of a machine's network cable."""
+        """Name of the host's end of a machine's network link (a veth pair)."""
         return f"hf{self.index}-{machine}"
 
     @property
@@ -101,7 +101,7 @@ class ClusterPlan:
 
     @property
     def gpu_dir(self) -> Path:
-        """The devices that are every node's GPUs."""
+        """Directory of the dummy GPU devices, the same for every node."""
         return self.run_dir / "gpu"
 
     @property
@@ -114,7 +114,7 @@ class ClusterPlan:
 
     @property
     def munge_dir(self) -> Path:
-        """Where munge's socket is. The host sees the controller's; every node has its own bound over it."""
+        """Directory of munge's socket. On the host it has the controller's socket; each node mounts its own over it."""
         return self.run_dir / "munge"
 
     @property
@@ -127,7 +127,7 @@ class ClusterPlan:
 
     @property
     def nvme(self) -> Path:
-        """Where every node sees its own local disk."""
+        """Mount point of a node's local disk, the same path on every node."""
         return self.data_dir / "nvme"
 
     @property
@@ -135,16 +135,16 @@ class ClusterPlan:
         return self.data_dir / "log"
 
     def machine_dir(self, machine: str) -> Path:
-        """What survives a machine's crash: its disk."""
+        """Directory of a machine's disk, which survives a crash."""
         return self.data_dir / "machines" / machine
 
     @property
     def hooks_dir(self) -> Path:
-        """The scripts that slurm.conf names."""
+        """Directory of the hook scripts that slurm.conf names."""
         return self.run_dir / "hooks"
 
     def hooks_root(self, machine: str) -> Path:
-        """Stands for "/" in the hooks' files: the machines share one disk."""
+        """Directory that the hooks of a machine use as "/", because all machines share the host's file system."""
         return self.machine_dir(machine) / "root"
 
     def log(self, machine: str) -> Path:
@@ -155,7 +155,7 @@ class ClusterPlan:
         return account(self.user)
 
     def save(self, directory: Path) -> None:
-        """Write the description into a directory; on disk when this returns."""
+        """Write plan.json into a directory and flush it to disk."""
         with open(directory / "plan.json", "w", encoding="utf-8") as file:
             json.dump(asdict(self), file)
             file.flush()
@@ -163,15 +163,18 @@ class ClusterPlan:
 
 
 def load_plan(directory: Path) -> ClusterPlan | None:
-    """The description in a cluster's run directory, None if there is none.
+    """Read plan.json of a cluster's run directory.
+
+    Returns:
+        The description; None if there is no plan.json.
 
     Raises:
-        TestbedError: it is there but cannot be read.
+        TestbedError: plan.json cannot be read or does not describe a cluster.
     """
     path = directory / "plan.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        known = {field.name for field in fields(ClusterPlan)}  # another version of this project may have written it
+        known = {field.name for field in fields(ClusterPlan)}  # another version of Holdfast may have written others
         return ClusterPlan(**{key: value for key, value in found.items() if key in known})
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -180,21 +183,33 @@ def load_plan(directory: Path) -> ClusterPlan | None:
 
 
 def check_name(name: str) -> str:
-    """A cluster's name, if it can be one."""
+    """Return the name of a cluster.
+
+    Raises:
+        NoSuchCluster: the name is not valid.
+    """
     if not _NAME.fullmatch(name):
         raise NoSuchCluster(f"cluster name: got {name!r}, expected a-z, 0-9 and '-', 31 at most, first a letter")
     return name
 
 
 def check_size(nodes: int) -> int:
-    """A number of nodes, if a cluster can have it."""
+    """Return the number of nodes of a cluster.
+
+    Raises:
+        NoSuchCluster: the number is not from 1 to `MAX_NODES`.
+    """
     if not 1 <= nodes <= MAX_NODES:
         raise NoSuchCluster(f"number of nodes: got {nodes}, expected 1 to {MAX_NODES}")
     return nodes
 
 
 def account(user: str) -> pwd.struct_passwd:
-    """The account of an ordinary user of this machine."""
+    """Return the account of a user of this host.
+
+    Raises:
+        TestbedError: the user has no account, or is root.
+    """
     try:
         found = pwd.getpwnam(user)
     except KeyError:
@@ -205,8 +220,8 @@ def account(user: str) -> pwd.struct_passwd:
 
 
 def daemon_name(machine: str) -> str:
-    """What `pgrep -x` finds a machine's Slurm daemon by.
+    """The pattern by which `pgrep -x` finds a machine's Slurm daemon.
 
-    At a reconfiguration newer releases execute themselves again, by the file's own name: on Debian slurmd-wlm.
+    At a reconfiguration newer releases of Slurm execute their own binary again. On Debian its name is slurmd-wlm.
     """
     return f"{'slurmctld' if machine == CONTROLLER else 'slurmd'}(-wlm)?"

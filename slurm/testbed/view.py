@@ -1,8 +1,8 @@
-"""This project and its Python, visible to the ordinary user, wherever they lie.
+"""Makes Holdfast and its Python readable for the user of the jobs, wherever they are installed.
 
-A checkout or an interpreter below somebody's 0700 home, or below the /tmp that every node replaces by its own, could
-not be run by a job. Inside a private mount namespace both are bound again at their own paths, below empty directories
-that all may pass. Nothing changes outside that namespace.
+A job cannot run a checkout or an interpreter below a home directory with mode 0700, nor below /tmp, which every node
+replaces by its own. So inside a private mount namespace these directories become empty ones with mode 0755, and both
+are bind-mounted there at their own paths. Nothing changes outside that namespace.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
-_HOLDS = (Path("/mnt"), Path("/media"), Path("/srv"))  # empty on most machines: what is to stay visible waits in one
+_HOLDS = (Path("/mnt"), Path("/media"), Path("/srv"))  # temporary mount point for the paths that stay visible
 
 
 def needed_paths() -> tuple[Path, ...]:
-    """What a job needs in order to run this code: the project, its environment, the interpreter's own files."""
+    """The directories that a job needs to run this code: the project, the virtual environment and the interpreter."""
     found: list[Path] = []
     for path in sorted({PROJECT, *(Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix))}):
         if not any(path.is_relative_to(above) for above in found):
@@ -28,17 +28,18 @@ def needed_paths() -> tuple[Path, ...]:
 
 
 def barriers(paths: Iterable[Path], uid: int) -> tuple[Path, ...]:
-    """The topmost directories above the paths that a user may not pass; outermost first."""
+    """For each path, the topmost directory on its way that a user may not enter; outermost first."""
     found = {next((d for d in reversed((path, *path.parents)) if not _may_pass(d, uid)), None) for path in paths}
     return tuple(sorted(directory for directory in found if directory is not None))
 
 
 def view_script(replaced: Sequence[Path], paths: Sequence[Path]) -> str:
-    """Shell commands, for root in a private mount namespace, that replace directories and keep paths visible.
+    """Shell commands that replace directories by empty ones and keep paths visible. Root runs them in a private
+    mount namespace.
 
     Args:
         replaced: directories that become empty, outermost first.
-        paths: what must be there at its own path afterwards; those below no replaced directory are left alone.
+        paths: paths that stay visible. Those outside all replaced directories need no command.
     """
     hidden = [path for path in paths if any(path.is_relative_to(directory) for directory in replaced)]
     hold = shlex.quote(str(next(d for d in _HOLDS if d.is_dir() and not any(p.is_relative_to(d) for p in paths))))
@@ -54,7 +55,7 @@ def view_script(replaced: Sequence[Path], paths: Sequence[Path]) -> str:
 
 
 def in_view(argv: Sequence[str], uid: int) -> tuple[str, ...]:
-    """The argument list by which root runs a program where a user can reach this project."""
+    """The argument list with which root runs a program in a mount namespace where a user can read this project."""
     paths = needed_paths()
     blocked = barriers(paths, uid)
     if not blocked:
@@ -70,5 +71,5 @@ def _may_pass(directory: Path, uid: int) -> bool:
 
 
 def _mode(directory: Path) -> int:
-    """Anyone may write where anyone could; anyone may pass all others."""
+    """The directory's own mode, with read and search permission for everyone added."""
     return stat.S_IMODE(os.stat(directory).st_mode) | 0o555 if directory.is_dir() else 0o755
