@@ -1,7 +1,7 @@
-"""Training at any number of nodes with the same steps: ElasticSampler, batch_plan and Checkpointer, in plain DDP.
+"""Elastic training in plain DDP with ElasticSampler, batch_plan and Checkpointer.
 
-Every step takes the same samples and the same global batch at each size, so the loss follows that of a job that was
-never resized. `--print-samples` shows in each rank's log which samples it saw.
+Every step has the same samples and the same global batch at any number of nodes. So the loss is that of a job that is
+never resized. With `--print-samples` each rank prints the samples of each step to its log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast import Checkpointer, ElasticLoader, ElasticSampler, batch_plan
 
 
 class StandardLibrary(Dataset):
-    """Windows of the Python standard library's source: [context + 1] bytes each."""
+    """Samples are windows of the Python standard library's source: (index, [context + 1] bytes as int64)."""
 
     def __init__(self, samples: int, context: int) -> None:
         folder = Path(sysconfig.get_paths()["stdlib"])
@@ -68,7 +68,7 @@ def main() -> None:
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--double", action="store_true", help="64-bit floats: sums in another order differ less")
+    parser.add_argument("--double", action="store_true", help="use float64, so that the order of sums matters less")
     parser.add_argument("--print-samples", action="store_true", help="print each step's samples on every rank")
     args = parser.parse_args()
 
@@ -80,7 +80,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     torch.set_default_dtype(torch.float64 if args.double else torch.float32)
 
-    # The same global batch at every world size; elastic.scale of the job file may say otherwise for a size.
+    # The global batch is the same at every world size, unless elastic.scale in the job file sets another one.
     plan = batch_plan(args.global_batch, max_micro_batch=args.max_micro_batch, lr_scaling="linear")
     data = StandardLibrary(args.samples, args.context)
     sampler = ElasticSampler(data, plan, seed=args.seed)

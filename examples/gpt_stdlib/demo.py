@@ -1,8 +1,8 @@
-"""The main job, watched: train on three nodes, lose one with its memory, come back from the peers' memory, finish.
+"""Trains on three nodes, loses one with its memory, and resumes from copies in the memory of the other nodes.
 
-Everything is real but the machine: each node is its own process group with its own memory directory on this host.
-`make demo` runs this: `holdfast run demo.yaml`, and a SIGKILL to all processes of a node. It leaves runs/demo/:
-summary.json, and the job's folder with its events and logs.
+`make demo` runs this script. It starts `holdfast run demo.yaml` and kills all processes of one node. The nodes are
+process groups on this host, each with its own memory directory. Results are in runs/demo/: summary.json, and the job's
+folder with its events and logs.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def main() -> int:
     try:
         killed_at = lose_node(job)
         exit_code = job.wait()
-    except KeyboardInterrupt:  # the job has got it too, and ends
+    except KeyboardInterrupt:  # the terminal sends SIGINT to the job too, which then ends
         return job.wait()
     if exit_code:
         return exit_code
     if killed_at is None:
-        print("the job ended before a node could be lost: nothing was shown")
+        print(f"the job ended before step {LOSE_AFTER_STEP} was committed, so no node was killed; see {FOLDER}")
         return 1
     summary = summarise(submitted_at, killed_at)
     (FOLDER / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
@@ -48,7 +48,11 @@ def main() -> int:
 
 
 def lose_node(job: subprocess.Popen[bytes]) -> float | None:
-    """Waits for mid-training, then kills LOST with its memory. Returns when; None if the job ended first."""
+    """Waits until step LOSE_AFTER_STEP is committed, then kills all processes of LOST and removes its memory.
+
+    Returns:
+        The time of the kill (s since the epoch); None if the job ended first.
+    """
     while job.poll() is None:
         if any(event["event"] == "commit" and event["step"] >= LOSE_AFTER_STEP for event in events()):
             killed_at, run = time.time(), f"local-{job_folder().name}-"
@@ -63,10 +67,10 @@ def lose_node(job: subprocess.Popen[bytes]) -> float | None:
 
 
 def processes_of(node: str, run: str) -> list[tuple[int, str]]:
-    """A node's live processes, and the memory directory of each: Holdfast's variables name them."""
+    """A node's live processes: the PID and memory directory of each, from Holdfast's environment variables."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # ended, or another user's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             variables = dict(item.split("=", 1) for item in path.read_text().split("\0") if "=" in item)
             if variables.get("HOLDFAST_NODE") == node and variables.get("HOLDFAST_RUN_ID", "").startswith(run):
                 found.append((int(path.parent.name), variables["HOLDFAST_RAM_DIR"]))
@@ -78,16 +82,16 @@ def job_folder() -> Path:
 
 
 def events() -> list[dict[str, Any]]:
-    """What has happened, as events.jsonl has it: a line for each event."""
+    """The events of the job so far, from events.jsonl."""
     texts = [path.read_text() for path in FOLDER.glob("*/events.jsonl")]
     return [json.loads(line) for text in texts for line in text.split("\n")[:-1]]
 
 
 def summarise(submitted_at: float, killed_at: float) -> dict[str, Any]:
-    """What runs/demo/summary.json says."""
-    told = events()
-    (fault,) = (event for event in told if event["event"] == "fault")
-    first, second = ({event["event"]: event for event in told if event.get("attempt") == number} for number in (0, 1))
+    """The content of runs/demo/summary.json. Times are in seconds since the epoch, durations in seconds."""
+    found = events()
+    (fault,) = (event for event in found if event["event"] == "fault")
+    first, second = ({event["event"]: event for event in found if event.get("attempt") == number} for number in (0, 1))
 
     def moment(attempt: dict[str, Any], name: str) -> float:
         return float(attempt["attempt_start"]["time"] + attempt[name]["seconds"])
@@ -118,9 +122,9 @@ def show(summary: dict[str, Any]) -> None:
         "final loss": f"{summary['final_loss']:.4f}  (state {summary['state_sha256'][:16]})",
     }
     print("\n" + "\n".join(f"  {name:<28}{value}" for name, value in lines.items()))
-    print(f"\nall of it: {FOLDER}/summary.json")
-    print("the same on Slurm: holdfast submit examples/gpt_stdlib/job.yaml", end="")
-    print("  (none here? as root: holdfast cluster up)")
+    print(f"\nall figures: {FOLDER}/summary.json")
+    print("the same job on Slurm: holdfast submit examples/gpt_stdlib/job.yaml", end="")
+    print("  (for a Slurm on this machine, as root: holdfast cluster up)")
 
 
 if __name__ == "__main__":

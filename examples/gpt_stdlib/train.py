@@ -1,7 +1,7 @@
-"""A small GPT on the Python standard library's own source, in plain PyTorch: DDP, or FSDP2 with --fsdp.
+"""Trains a small GPT on the Python standard library's source, in plain PyTorch: DDP, or FSDP2 with --fsdp.
 
-Holdfast's part are the lines that name `ckpt`. The data order depends on the step alone, so a run with failures
-ends with the weights of a run without.
+Only the lines with `ckpt` use Holdfast. The data of a step depend on the step alone. So a run with failures ends with
+the same weights as a run without.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ class GPT(nn.Module):
 
 
 def standard_library() -> torch.Tensor:
-    """The bytes of every top-level module of the standard library, in the order of their names."""
+    """The bytes of all top-level modules of the standard library, in the order of their names: uint8, [bytes]."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     text = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def batch_of(step: int, data: torch.Tensor, args: argparse.Namespace, rank: int, world: int) -> torch.Tensor:
-    """This rank's part of the global batch of a step: [global_batch / world, context + 1], the same for any restart."""
+    """This rank's part of a step's global batch: int64, [global_batch / world, context + 1]. It depends on no state."""
     generator = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
     starts = torch.randint(len(data) - args.context - 1, (args.global_batch,), generator=generator)
     return torch.stack([data[s : s + args.context + 1] for s in starts[rank::world]]).long()
 
 
 def digest(*state_dicts: dict) -> str:
-    """SHA-256 over every tensor and value, to compare two runs bit for bit. Collective: with FSDP it gathers."""
+    """SHA-256 over all tensors and values, to compare two runs bit for bit. Collective: with FSDP it gathers shards."""
     sha = hashlib.sha256()
 
     def feed(value: object) -> None:
@@ -97,8 +97,8 @@ def digest(*state_dicts: dict) -> str:
 
 def wrap(model: GPT, fsdp: bool) -> nn.Module:
     if not fsdp:
-        # DDP would regroup its gradient buckets after the first step of every start, and sums would then round
-        # differently than in a run that was never interrupted. With find_unused_parameters it keeps the first grouping.
+        # DDP regroups its gradient buckets after the first step of each start. Sums would then round differently from a
+        # run without interruption. With find_unused_parameters DDP keeps the first grouping.
         return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
     from torch.distributed.fsdp import fully_shard
 
@@ -138,7 +138,7 @@ def main() -> None:
     state = {"model": model, "optimizer": optimizer, "loss": 0.0}
 
     with Checkpointer.from_env() as ckpt:
-        step = ckpt.load(state) or 0  # the newest recoverable step; None where there is none
+        step = ckpt.load(state) or 0  # the newest step that can be restored; None if there is none
         while step < args.steps:
             tokens = batch_of(step, data, args, rank, world).to(device)
             loss = F.cross_entropy(trained(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
@@ -152,7 +152,7 @@ def main() -> None:
                     print(f"step {step}/{args.steps}  loss {state['loss']:.4f}", flush=True)
             if ckpt.should_save(step):
                 ckpt.save(step, state)
-            if ckpt.should_stop(step):  # agreed by all ranks; the step has just been saved
+            if ckpt.should_stop(step):  # the same answer on all ranks; this step has been saved
                 break
 
     if step == args.steps:

@@ -1,12 +1,12 @@
-"""Heat in a plate, by MPI ranks with NumPy, that goes on after a rank's or a node's memory is lost.
+"""Heat diffusion in a plate with MPI and NumPy. The program resumes after a rank's or a node's memory is lost.
 
-    mpirun -n 3 python heat.py --lose-rank 1 --lose-at 50     rank 1 wipes its memory and dies after step 50
-    mpirun -n 3 python heat.py                                goes on: rank 1 from disk, the others from memory
+    mpirun -n 3 python heat.py --lose-rank 1 --lose-at 50     rank 1 removes its memory and dies after step 50
+    mpirun -n 3 python heat.py                                resumes: rank 1 from disk, the other ranks from memory
 
-    sbatch --nodes=4 mpi.sbatch heat.py                       the same on several nodes and a spare: what a lost node
-                                                              held comes from the memory of the others
+    sbatch --nodes=4 mpi.sbatch heat.py                       on several nodes with a spare: the data of a lost node
+                                                              come from the memory of the other nodes
 
-Each rank holds some rows of the plate and saves them every 20 steps; no launcher, no daemon.
+Each rank has some rows of the plate and saves them every 20 steps. No launcher and no daemon is needed.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ WAIT_S = 60.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--rows", type=int, default=96, help="of the plate, over all ranks")
+    parser.add_argument("--rows", type=int, default=96, help="rows of the plate, over all ranks")
     parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
     parser.add_argument("--namespace", default="heat")
     parser.add_argument(
-        "--redundancy", default="partner", help="what nodes keep for each other: partner, xor, rs, none"
+        "--redundancy", default="partner", help="redundancy scheme between nodes: partner, xor, rs, none"
     )
-    parser.add_argument("--lose-rank", type=int, default=-1, help="this rank wipes its memory and dies")
-    parser.add_argument("--lose-at", type=int, default=50, help="after this step")
+    parser.add_argument("--lose-rank", type=int, default=-1, help="this rank removes its memory and dies")
+    parser.add_argument("--lose-at", type=int, default=50, help="step after which it dies")
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO)  # shows what is saved and loaded
+    logging.basicConfig(level=logging.INFO)  # Holdfast logs saves and loads
     comm = MPI.COMM_WORLD
     plate = first_plate(comm, args.rows)
     state = {"plate": plate, "step": 0}
-    with Checkpointer(comm, config=what_to_keep(args)) as ckpt:
+    with Checkpointer(comm, config=checkpoint_config(args)) as ckpt:
         step = first = ckpt.load(state) or 0
         while step < args.steps:
             diffuse(comm, plate)
             step += 1
             if ckpt.should_save(step):
                 state["step"] = step
-                ckpt.save(step, state, flush=step == args.steps)  # the last one on disk, however busy that is
+                ckpt.save(step, state, flush=step == args.steps)  # the last step is flushed to disk in any case
             if step == args.lose_at and args.lose_rank >= 0:
                 wait_for_disk(args)
                 comm.Barrier()
@@ -62,12 +62,12 @@ def main() -> None:
                 comm.Barrier()
     rows = comm.gather(plate[1:-1])
     if comm.rank == 0:
-        heat = math.fsum(np.concatenate(rows).ravel())  # exact: the same for any number of ranks
+        heat = math.fsum(np.concatenate(rows).ravel())  # an exact sum: the same for any number of ranks
         print(f"started at step {first}, done at step {step}, heat {heat!r}")
 
 
-def what_to_keep(args: argparse.Namespace) -> dict[str, Any]:
-    """The `checkpoint:` section that a job file would have."""
+def checkpoint_config(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that a job file has in its section `checkpoint:`."""
     return {
         "namespace": args.namespace,
         "memory": {"every_steps": EVERY},
@@ -77,7 +77,10 @@ def what_to_keep(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def first_plate(comm: MPI.Comm, rows: int) -> np.ndarray:
-    """This rank's rows, with one more above and below for the neighbours'; hot in the middle."""
+    """This rank's rows before the first step, [rows + 2, COLUMNS]: hot in the middle of the plate.
+
+    The first and the last row are copies of the neighbours' rows; see `diffuse`.
+    """
     own = range(comm.rank * rows // comm.size, (comm.rank + 1) * rows // comm.size)
     plate = np.zeros((len(own) + 2, COLUMNS))
     for index, row in enumerate(own, start=1):
@@ -87,7 +90,7 @@ def first_plate(comm: MPI.Comm, rows: int) -> np.ndarray:
 
 
 def diffuse(comm: MPI.Comm, plate: np.ndarray) -> None:
-    """One step: neighbours' rows first, then every inner point moves towards the mean around it."""
+    """One step: exchange rows with the neighbours, then move each inner point towards the mean of its neighbours."""
     above = comm.rank - 1 if comm.rank else MPI.PROC_NULL
     below = comm.rank + 1 if comm.rank + 1 < comm.size else MPI.PROC_NULL
     comm.Sendrecv(plate[1], above, recvbuf=plate[-1], source=below)
@@ -98,16 +101,16 @@ def diffuse(comm: MPI.Comm, plate: np.ndarray) -> None:
 
 
 def wait_for_disk(args: argparse.Namespace) -> None:
-    """Until a save is on disk: these steps are so short that the rank would die before the first one is."""
+    """Wait until the first save is on disk. Steps here are so short that the rank would otherwise die before that."""
     deadline = time.monotonic() + WAIT_S
-    while newest_steps(what_to_keep(args))["shared"] is None:
+    while newest_steps(checkpoint_config(args))["shared"] is None:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no step is on disk within {WAIT_S:g} s")
+            raise TimeoutError(f"{args.folder}: got no step within {WAIT_S:g} s, expected the first save")
         time.sleep(0.05)
 
 
 def lose_memory(namespace: str, local_rank: int) -> None:
-    """What a broken node does to a rank's memory, and to the rank."""
+    """Simulate the loss of a node: remove the memory of this rank's checkpoints and kill the rank."""
     for path in Path(f"/dev/shm/holdfast-{os.getuid()}").glob(f"solo-{namespace}-*/own-{local_rank}-*"):
         path.unlink()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,10 +1,10 @@
-"""A sweep through submitit's own executor, the way hydra's submitit launcher does it.
+"""A parameter sweep with submitit's own executor, as in hydra's submitit launcher.
 
     python sweep.py --partition train --nodes 2 --learning-rates 0.1 0.01
 
-Hydra's launcher hands one callable to `AutoExecutor.map_array`, once per configuration; its `checkpoint` method makes
-submitit run it again after a preemption. Inside it, `Torchrun(...)()` trains on the nodes of the job that it is in.
-Nothing but these two methods is needed in a hydra application either: call Torchrun in the function that hydra runs.
+The launcher passes one callable to `AutoExecutor.map_array`, once per configuration. Its `__call__` runs
+`Torchrun(...)()`, which trains on the nodes of the current job. Its `checkpoint` has submitit run the callable again
+after a preemption. A hydra application needs no more: call Torchrun in the function that hydra runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).with_name("train.py")
 
 
 class Sweep:
-    """One callable for all configurations."""
+    """The callable that submitit runs once for each configuration."""
 
     def __call__(self, learning_rate: float, number: int) -> dict[str, Any]:
         namespace = f"sweep-{number}"
@@ -31,21 +31,23 @@ class Sweep:
         return run()
 
     def checkpoint(self, learning_rate: float, number: int) -> submitit.helpers.DelayedSubmission:
-        """After a preemption the same configuration runs again: it goes on from its checkpoints."""
+        """Have the same configuration run again after a preemption. It resumes from its checkpoints."""
         return submitit.helpers.DelayedSubmission(self, learning_rate, number)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cluster", choices=["slurm", "local", "debug"], help="slurm where there is one")
+    parser.add_argument(
+        "--cluster", choices=["slurm", "local", "debug"], help="default: slurm if it is installed, else local"
+    )
     parser.add_argument("--partition")
     parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--folder", default="sweep", help="on a file system that all nodes see")
+    parser.add_argument("--folder", default="sweep", help="a folder on a file system that all nodes share")
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[0.1, 0.01])
     options = parser.parse_args()
     executor = submitit.AutoExecutor(folder=options.folder, cluster=options.cluster)
-    # One task per node: task 0 supervises. slurm_use_srun=False would put it on the batch host alone, where the loss of
-    # another node does not end it.
+    # One task per node; task 0 is the supervisor. With slurm_use_srun=False only the batch host would run a task, and
+    # the loss of another node would not end it.
     executor.update_parameters(
         nodes=options.nodes if options.cluster in (None, "slurm") else 1,
         tasks_per_node=1,

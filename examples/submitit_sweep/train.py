@@ -1,4 +1,4 @@
-"""A small regression on every rank, its state kept by Holdfast."""
+"""Trains a small linear regression with DDP and saves its state with Holdfast."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Makes a bare node a node that Slurm can train on: `holdfast node provision`.
+"""Installs and configures a bare node for training jobs of Slurm: `holdfast node provision`.
 
-command    the verb: reads the request, runs the plan, says how it ended
-plan       the steps in their order, and which of them a request means
-walk       goes through a plan: skip, nothing to do, or apply and verify; one record survives a crash
-step       what a step is; the node as a step sees it
-site       what this site's nodes should be (/etc/holdfast/node.yaml), over what the provider's own files say
-provider   HyperPod's and ParallelCluster's ways to say it
-resume     after a reboot in the middle it goes on by itself
-record     which steps were begun and done, on disk
-apt, fstab Debian's packages; mount points
-fetch      pinned files from their URL, or from a mirror
-steps/     one module for each subject
+command    the command line: options, the printed plan, progress and summary
+plan       all steps in their order; selects the steps of a request
+walk       runs the steps of a plan one after the other
+step       the interface of a step, and of the node that a step works on
+site       the site's settings for its nodes, /etc/holdfast/node.yaml
+provider   the settings that HyperPod and ParallelCluster write on a node
+resume     a systemd unit that continues an interrupted run after a reboot
+record     the file on disk that lists which steps have begun and which are done
+apt, fstab packages of Debian and Ubuntu; lines of /etc/fstab
+fetch      downloads pinned files from their URL or a mirror, and verifies them
+steps/     the steps, one module for each subject
 """

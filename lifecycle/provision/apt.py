@@ -1,4 +1,4 @@
-"""Debian's and Ubuntu's packages."""
+"""Installs packages of Debian and Ubuntu with apt and dpkg."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _APT = ("apt-get", "-y", "-q", "-o", f"DPkg::Lock::Timeout={_LOCK_S}", "-o", "Dp
 
 
 def missing(node: ProvisionedNode, packages: Sequence[str]) -> list[str]:
-    """The packages that are not installed; `name=version` asks for just that version.
+    """List the packages that are not installed. `name=version` requires exactly that version.
 
     Raises:
         StepError: this system has no dpkg.
@@ -41,32 +41,32 @@ def missing(node: ProvisionedNode, packages: Sequence[str]) -> list[str]:
 
 
 def install(node: ProvisionedNode, packages: Sequence[str]) -> None:
-    """Install packages from the system's repositories. A dpkg that was killed is put right first.
+    """Install packages from the system's repositories. First repairs what a killed dpkg has left.
 
     Raises:
-        StepError: one is not there, or they cannot be installed.
+        StepError: a package does not exist or cannot be installed.
     """
-    _mend(node)
+    _repair(node)
     _apt(node, (*_APT, "update"))
     _apt(node, (*_APT, "--no-install-recommends", "install", *packages))
 
 
 def install_file(node: ProvisionedNode, package: Path) -> None:
-    """Install a package that was fetched, and from the repositories what it needs.
+    """Install a package file, and its dependencies from the system's repositories.
 
     Raises:
-        StepError: it cannot be installed.
+        StepError: the package cannot be installed.
     """
-    _mend(node)
+    _repair(node)
     _apt(node, (*_APT, "--no-install-recommends", "install", str(package)))
 
 
-def _mend(node: ProvisionedNode) -> None:
-    """What a dpkg that was killed left: half-unpacked packages are installed again, unpacked ones configured."""
+def _repair(node: ProvisionedNode) -> None:
+    """Repairs what a killed dpkg has left: reinstalls half-unpacked packages and configures unpacked ones."""
     query = ("dpkg-query", "-W", "-f", "${db:Status-Eflag} ${Package}\\n")
     flags = [line.split() for line in node.run(query, check=False).stdout.splitlines()]
     torn = [words[1] for words in flags if words[0] == "reinstreq"]
-    if torn:  # dpkg --configure refuses them, and with them all others; apt reinstalls them only when told
+    if torn:  # with one of these, `dpkg --configure -a` fails for all packages; apt needs --reinstall to repair them
         _apt(node, (*_APT, "update"))
         _apt(node, (*_APT, "--no-install-recommends", "--reinstall", "install", *torn))
     _apt(node, ("dpkg", "--configure", "-a"))
@@ -76,5 +76,5 @@ def _apt(node: ProvisionedNode, argv: Sequence[str]) -> None:
     try:
         node.run(argv, timeout_s=_INSTALL_S, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
     except CommandError as error:
-        said = [line for line in (error.result.stderr + error.result.stdout).splitlines() if line.startswith("E:")]
-        raise StepError(f"{shlex.join(argv[:1])}: {'; '.join(said) or error}") from None
+        errors = [line for line in (error.result.stderr + error.result.stdout).splitlines() if line.startswith("E:")]
+        raise StepError(f"{shlex.join(argv[:1])}: {'; '.join(errors) or error}") from None

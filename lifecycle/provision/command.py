@@ -29,11 +29,11 @@ from slurm import SlurmError
 from slurm.command import CommandError, CommandRunner, Result, run
 
 LOG_FILE = Path("/var/log/holdfast/provision.log")
-_RESOURCE_CONFIG = Path("/opt/ml/config/resource_config.json")  # where HyperPod puts it
-_PARAMETERS = Path("/etc/holdfast/provisioning_parameters.json")  # where on_create.sh keeps it
-_CFN_CONFIG = Path("/etc/parallelcluster/cfnconfig")  # where ParallelCluster puts it, before any script of the site's
-_NO_LOG = "{}: the log cannot be written ({}); going on without it"
-_LOGGED = 20000  # characters of each stream of one command
+_RESOURCE_CONFIG = Path("/opt/ml/config/resource_config.json")  # HyperPod writes this file
+_PARAMETERS = Path("/etc/holdfast/provisioning_parameters.json")  # on_create.sh copies this file from HyperPod
+_CFN_CONFIG = Path("/etc/parallelcluster/cfnconfig")  # ParallelCluster writes this file before it runs site scripts
+_NO_LOG = "{}: the log cannot be written ({}); continuing without a log"
+_LOGGED = 20000  # number of characters of stdout, and of stderr, that the log keeps of one command
 _log = logging.getLogger(__name__)
 
 Names = Annotated[list[str] | None, typer.Option(metavar="STEP", help="Only this step; may be repeated.")]
@@ -47,11 +47,11 @@ def provision(
     config: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help=f"What the site's nodes should be.  [default: {SITE_FILE}]", show_default=False
+            metavar="FILE", help=f"The site's settings for its nodes.  [default: {SITE_FILE}]", show_default=False
         ),
     ] = None,
     mirror: Annotated[
-        str, typer.Option(help="Directory or s3://bucket/prefix that has the pinned files.", metavar="WHERE")
+        str, typer.Option(help="Directory or s3://bucket/prefix with the pinned files.", metavar="WHERE")
     ] = "",
     resource_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="HyperPod's resource_config.json.", show_default=False)
@@ -61,11 +61,12 @@ def provision(
     ] = None,
     root: Annotated[Path, typer.Option(hidden=True)] = Path("/"),
 ) -> None:
-    """Make this node fit for training, step after step. Run it again after a crash or a reboot: it goes on from there.
+    """Install and configure this node for training, in steps. After a crash or a reboot, run it again to continue.
 
-    What is right already is left alone; a second run changes nothing. No disk that anybody uses is formatted.
+    A step whose result is already there changes nothing, so a second run changes nothing. A disk in use is never
+    formatted.
 
-    Exit code 0: the node is as it should be. 1: a step failed; the last line says which, and what to do.
+    Exit code 0: all steps are done. 1: a step failed; the last lines name the step, the reason and the next action.
     """
     if as_json and not dry_run:
         raise NodeUsageError("--json: got it without --dry-run, expected both")
@@ -95,12 +96,12 @@ def provision(
 
 
 def _site(config: Path | None, mirror: str, resource_config: Path | None, parameters: Path | None) -> Site:
-    """The site's own file over what HyperPod or ParallelCluster says; the command line over both."""
+    """The settings of this node. The command line overrides node.yaml, which overrides the provider's files."""
     found: dict[str, Any] = {}
     if resource_config or parameters or (_RESOURCE_CONFIG.exists() and _PARAMETERS.exists()):
         files = resource_config or _RESOURCE_CONFIG, parameters or _PARAMETERS
         found = hyperpod(*files, _addresses())
-        Site.from_mapping(found, ", ".join(map(str, files)))  # so that what is wrong there is not said of node.yaml
+        Site.from_mapping(found, ", ".join(map(str, files)))  # so that errors name these files, and not node.yaml
     elif _CFN_CONFIG.exists():
         found = parallelcluster(_CFN_CONFIG)
         Site.from_mapping(found, str(_CFN_CONFIG))
@@ -114,7 +115,7 @@ def _site(config: Path | None, mirror: str, resource_config: Path | None, parame
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections key by key, all else as a whole."""
+    """Two mappings merged, where `above` overrides `below`: sections key by key, all other values as a whole."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -128,7 +129,7 @@ def _addresses() -> set[str]:
 
 
 def _planned(step: Step, node: ProvisionedNode, fetch: Fetch) -> dict[str, str]:
-    """What a step would do. On a bare node some cannot tell yet: the tools they look with come with an earlier step."""
+    """The plan's row for a step. On a bare node it may be unknown, because an earlier step installs the tools."""
     try:
         if reason := step.skip(node):
             return {"step": step.name, "plan": "skip", "detail": reason}
@@ -166,22 +167,22 @@ def _line(outcome: StepOutcome) -> str:
 
 
 def _summary(outcomes: Sequence[StepOutcome], arguments: Sequence[str]) -> int:
-    """The last lines; returns the exit code."""
+    """Prints the last lines and returns the exit code."""
     last = outcomes[-1] if outcomes else None
     if last is not None and last.ending is Ending.FAILED:
         again = shlex.join(["holdfast", *arguments])
-        typer.echo(f"failed at {last.step}: {last.reason}", err=True)
-        typer.echo(f"log: {LOG_FILE}. When that is put right: {again}", err=True)
+        typer.echo(f"failed at step {last.step}: {last.reason}", err=True)
+        typer.echo(f"log: {LOG_FILE}. Once the cause is fixed, run: {again}", err=True)
         return 1
     counts = {ending: sum(outcome.ending is ending for outcome in outcomes) for ending in Ending}
     following = "holdfast node check --level quick"
     if any(outcome.step == "hooks" and outcome.ending is Ending.DONE for outcome in outcomes):
-        following = f"what `holdfast node slurm-conf` prints into slurm.conf; {following}"
+        following = f"add the lines that `holdfast node slurm-conf` prints to slurm.conf; {following}"
     if not counts[Ending.DONE]:
         typer.echo(f"nothing to do ({counts[Ending.SKIPPED]} skipped); next: {following}")
     else:
         typer.echo(
-            f"done: {counts[Ending.DONE]} applied, {counts[Ending.NOTHING_TO_DO]} were right already, "
+            f"done: {counts[Ending.DONE]} applied, {counts[Ending.NOTHING_TO_DO]} had nothing to do, "
             f"{counts[Ending.SKIPPED]} skipped; next: {following}"
         )
     return 0
@@ -197,29 +198,29 @@ def _open_log(path: Path) -> None:
         handler = _LogFile(path)
     except OSError as error:
         typer.echo(_NO_LOG.format(path, error.strerror), err=True)
-        logger.handlers = [logging.NullHandler()]  # else Python prints what is not logged
+        logger.handlers = [logging.NullHandler()]  # without any handler, Python prints warnings to stderr
         return
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.handlers = [handler]
 
 
 class _LogFile(logging.FileHandler):
-    """Says once that it cannot write (a full disk); provisioning may well be what makes room."""
+    """A log file that reports its first write error (a full disk) once and then stops. Provisioning continues."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         typer.echo(_NO_LOG.format(self.baseFilename, getattr(error, "strerror", None) or error), err=True)
-        with contextlib.suppress(OSError):  # what it still holds
+        with contextlib.suppress(OSError):  # close() flushes, which may fail again
             self.close()
         logging.getLogger("lifecycle.provision").handlers = [logging.NullHandler()]
 
 
 def _logged(runner: CommandRunner) -> CommandRunner:
-    """The runner, with each command and what it said in the log."""
+    """A runner that also logs each command, its exit code and its output."""
 
     def logged(argv: Sequence[str], **options: Any) -> Result:
         try:
-            result = runner(argv, **{"cwd": "/", **options})  # ours may be a directory that others write
+            result = runner(argv, **{"cwd": "/", **options})  # other users may write in the current directory
         except CommandError as error:
             _log_command(error.result)
             raise
@@ -230,5 +231,5 @@ def _logged(runner: CommandRunner) -> CommandRunner:
 
 
 def _log_command(result: Result) -> None:
-    said = result.stdout[-_LOGGED:] + result.stderr[-_LOGGED:]
-    _log.info("%s -> %s (%.1f s)\n%s", shlex.join(result.argv), result.returncode, result.seconds, said)
+    output = result.stdout[-_LOGGED:] + result.stderr[-_LOGGED:]
+    _log.info("%s -> %s (%.1f s)\n%s", shlex.join(result.argv), result.returncode, result.seconds, output)

@@ -1,4 +1,4 @@
-"""Pinned files: from their URL or from a mirror, verified by their checksum before anybody opens them."""
+"""Downloads pinned files from their URL or a mirror, and verifies their checksum before anything uses them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Reader(Protocol):
-    """What is fetched, from wherever."""
+    """An open source of bytes: a web page, an object of S3, or a file of the mirror."""
 
     def __enter__(self) -> _Reader: ...
 
@@ -38,7 +38,7 @@ class _Reader(Protocol):
 
 
 class Fetch:
-    """Gets pinned files into a cache directory. A file there under its own name is whole and verified."""
+    """Downloads pinned files into a cache directory. A file gets its final name there only after it was verified."""
 
     def __init__(self, site: Site, cache: Path) -> None:
         self._site = site
@@ -52,22 +52,22 @@ class Fetch:
         return self._get(file, path, wanted)
 
     def pinned(self, artifact: str, version: str = "", sha256: str = "") -> tuple[PinnedFile, str]:
-        """A file that could be fetched, and its checksum.
+        """The entry of a pinned file, and its SHA-256 in hexadecimal digits.
 
         Raises:
-            StepError: nobody has said its checksum.
+            StepError: neither versions.yaml nor node.yaml has a checksum for this file.
         """
         file = pinned_file(artifact, version, sha256)
         wanted = self._site.sha256.get(artifact) or file.sha256
         if not wanted:
             raise StepError(
-                f"{file.url}: no checksum is pinned for it. Take it once with {self._sum_command(file)}, compare with "
-                f"what its publisher says, and put it into {SITE_FILE}: sha256: {{{artifact}: SUM}}"
+                f"{file.url}: no checksum is pinned for this file. Compute it once with {self._sum_command(file)}, "
+                f"compare it with the publisher's, and add it to {SITE_FILE}: sha256: {{{artifact}: SUM}}"
             )
         return file, wanted
 
     def _get(self, file: PinnedFile, path: Path, wanted: str) -> Path:
-        """Into a part file, verified, then renamed; what a killed fetch left is overwritten."""
+        """Download into PATH.part, verify, rename to PATH. A PATH.part that a killed download left is overwritten."""
         source = self._source(file)
         part = path.with_name(path.name + ".part")
         try:
@@ -78,17 +78,17 @@ class Fetch:
             part.unlink(missing_ok=True)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StepError(
-                    f"{self._cache}: {error.strerror} while {source} was fetched; nothing of it is left; make room "
-                    "there, then run `holdfast node provision` again"
+                    f"{self._cache}: {error.strerror} during the download of {source}; the part file is removed; make "
+                    "room there, then run `holdfast node provision` again"
                 ) from None
-            raise StepError(f"{source}: cannot be fetched ({error}); {self._advice()}") from None
+            raise StepError(f"{source}: cannot be downloaded ({error}); {self._advice()}") from None
         got = _sha256(part)
         if got != wanted:
             size = part.stat().st_size
             part.unlink()
             raise StepError(
-                f"{source}: got SHA-256 {got} over {size} bytes, expected {wanted}; nothing of it was run. "
-                f"Was it cut short, or replaced? {self._advice()}"
+                f"{source}: got SHA-256 {got} over {size} bytes, expected {wanted}; the file is removed and was not "
+                f"used. It is incomplete, or it was replaced; {self._advice()}"
             )
         part.replace(path)
         _log.info("fetched %s", source)
@@ -111,12 +111,12 @@ class Fetch:
         return _WebFile(source)
 
     def _advice(self) -> str:
-        where = f"put the right file into the mirror {self._site.mirror}" if self._site.mirror else "name a mirror"
+        where = f"put the right file into the mirror {self._site.mirror}" if self._site.mirror else "set `mirror`"
         return f"{where}, or check the network, then run `holdfast node provision` again"
 
 
 class _WebFile:
-    """A URL's bytes, through the environment's proxy. Failed requests are tried again; every error is an OSError."""
+    """The bytes of a URL, through the proxy of the environment. Retries failed requests; every error is an OSError."""
 
     def __init__(self, url: str) -> None:
         import urllib3
@@ -159,7 +159,7 @@ class _WebFile:
 
 
 class _S3Object:
-    """An object's bytes; whatever goes wrong on the way is an OSError, as it is with a file."""
+    """The bytes of an object in S3. Every error is an OSError, as with a file."""
 
     def __init__(self, source: str) -> None:
         try:
@@ -168,13 +168,13 @@ class _S3Object:
             from botocore.exceptions import BotoCoreError, ClientError
         except ImportError:
             raise StepError(
-                f"{source}: boto3 is not installed; `pip install 'holdfast-hpc[s3]'`, or copy the mirror"
+                f"{source}: boto3 is not installed; `pip install 'holdfast-hpc[s3]'`, or copy the mirror to a directory"
             ) from None
         self._errors = (BotoCoreError, ClientError)
         bucket, _, key = source.removeprefix("s3://").partition("/")
         with self._as_os_error():
             config = Config(connect_timeout=_TIMEOUT_S, read_timeout=_TIMEOUT_S)
-            client = boto3.session.Session().client("s3", config=config)  # the default one keeps old credentials
+            client = boto3.session.Session().client("s3", config=config)  # the default session caches credentials
             self._body = client.get_object(Bucket=bucket, Key=key)["Body"]
 
     def __enter__(self) -> _S3Object:

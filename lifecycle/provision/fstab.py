@@ -1,28 +1,28 @@
-"""/etc/fstab, one line for each mount point; lines that somebody else wrote are left alone."""
+"""Holdfast's lines in /etc/fstab, one for each mount point. Lines without the option x-holdfast are never changed."""
 
 from __future__ import annotations
 
 from lifecycle.provision.step import ProvisionedNode, StepError
 
 _FILE = "/etc/fstab"
-_OURS = "x-holdfast"  # an option that mount(8) ignores, as all that begin with x-
+_OURS = "x-holdfast"  # mount(8) ignores options that begin with x-
 
 
 def line(source: str, mount_point: str, kind: str, options: str, passes: int = 0) -> str:
-    """A line of ours."""
+    """A line with Holdfast's mark. `passes` is fs_passno of fstab(5)."""
     return f"{source} {mount_point} {kind} {options},{_OURS} 0 {passes}"
 
 
 def holds(node: ProvisionedNode, wanted: str) -> bool:
-    """Whether the file has this line."""
+    """Whether /etc/fstab has exactly this line."""
     return wanted in node.text(_FILE).splitlines()
 
 
 def put(node: ProvisionedNode, wanted: str) -> None:
-    """Put a line of ours in, in place of the one we wrote before for the same mount point.
+    """Add a line, or replace Holdfast's own line for the same mount point.
 
     Raises:
-        StepError: the mount point has a line of somebody else's.
+        StepError: /etc/fstab has a line for this mount point that Holdfast did not write.
     """
     mount_point = wanted.split()[1]
     kept = []
@@ -30,7 +30,10 @@ def put(node: ProvisionedNode, wanted: str) -> None:
         fields = old.split()
         same = len(fields) >= 4 and not old.lstrip().startswith("#") and fields[1] == mount_point
         if same and _OURS not in fields[3].split(","):
-            raise StepError(f"{_FILE}: got {old!r} for {mount_point}, expected no line of others; remove it or --skip")
+            raise StepError(
+                f"{_FILE}: got {old!r} for {mount_point}, expected no line that Holdfast did not write; remove it, "
+                "or skip this step with --skip"
+            )
         if not same:
             kept.append(old)
     node.write(_FILE, "\n".join([*kept, wanted]) + "\n")

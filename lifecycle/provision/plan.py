@@ -1,4 +1,4 @@
-"""The steps in their order, and which of them a request means."""
+"""All steps in their order; selects the steps of a request."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from lifecycle.provision.steps.shm import Shm
 from lifecycle.provision.steps.slurmd import Slurmd
 from lifecycle.provision.steps.users import Users
 
-# What a step needs comes before it: packages before all, the node's disk before what caches on it, slurmd last: from
-# then on jobs may come.
+# A step comes after the steps that it depends on: packages first, the local disk before the caches on it. slurmd is
+# last, because jobs can start once it runs.
 STEPS: tuple[Step, ...] = (
     Packages(),
     Users(),
@@ -48,10 +48,15 @@ STEPS: tuple[Step, ...] = (
 
 
 def choose(only: Iterable[str] = (), skip: Iterable[str] = (), steps: Sequence[Step] = STEPS) -> tuple[Step, ...]:
-    """The steps that a request means, in the plan's order.
+    """Select the steps of a request, in the plan's order.
+
+    Args:
+        only: names of the steps to run; empty: all.
+        skip: names of the steps to leave out.
+        steps: all steps.
 
     Raises:
-        UsageError: it names a step that there is not; the nearest one is named.
+        UsageError: a name is not the name of a step. The message suggests the nearest name.
     """
     only, skip = tuple(only), tuple(skip)
     names = [step.name for step in steps]

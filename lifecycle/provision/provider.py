@@ -1,4 +1,4 @@
-"""What the provider of a node says of it: SageMaker HyperPod's two files, AWS ParallelCluster's one."""
+"""Reads a node's settings from files of its provider: two of SageMaker HyperPod, or one of AWS ParallelCluster."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 
 from lifecycle.errors import NodeUsageError
 
-_ROLES = {"HeadNode": "controller", "ComputeFleet": "compute", "LoginNode": "login"}  # ParallelCluster's words
+_ROLES = {"HeadNode": "controller", "ComputeFleet": "compute", "LoginNode": "login"}  # by ParallelCluster's names
 
 
 def hyperpod(resource_config: Path, parameters: Path, addresses: Collection[str]) -> dict[str, Any]:
-    """HyperPod's files as keys of a site: this node's role, and where its Lustre file system is.
+    """Read HyperPod's files as keys of `Site`: the node's role, instance type, Lustre file system and slurmctld.
 
     Args:
         resource_config: resource_config.json: `InstanceGroups[].{Name, InstanceType, Instances[].CustomerIpAddress}`.
         parameters: provisioning_parameters.json: `controller_group, login_group, fsx_dns_name, fsx_mountname`.
-        addresses: this node's own IP addresses; they say which instance it is.
+        addresses: this node's own IP addresses, by which its instance is found in resource_config.json.
 
     Raises:
-        UsageError: a file is missing or malformed, or no instance has such an address.
+        UsageError: a file is missing or malformed, or no instance has one of the addresses.
     """
     group, controllers = _group(resource_config, parameters, addresses)
     wanted = _read(parameters)
     _text(wanted, "controller_group", parameters)
-    # HyperPod's own service makes the instance store one file system, and mounts it there.
+    # HyperPod's own service formats the instance store as one file system and mounts it there.
     site: dict[str, Any] = {"role": "compute", "nvme": {"mount": "/opt/dlami/nvme"}}
     for role in ("controller", "login"):
         if wanted.get(f"{role}_group") == group["Name"]:
@@ -46,32 +46,32 @@ def hyperpod(resource_config: Path, parameters: Path, addresses: Collection[str]
 
 
 def parallelcluster(facts: Path) -> dict[str, Any]:
-    """ParallelCluster's file as keys of a site: this node's role, and where its instance store is.
+    """Read ParallelCluster's file as keys of `Site`: the node's role, and where its instance store is mounted.
 
-    Slurm's daemon is left to ParallelCluster: it starts slurmd, with the node's name, after OnNodeConfigured.
+    `slurm.start` is false, because ParallelCluster starts slurmd itself, with the node's name, after OnNodeConfigured.
 
     Args:
-        facts: /etc/parallelcluster/cfnconfig: lines of a shell, `cfn_node_type=ComputeFleet`.
+        facts: /etc/parallelcluster/cfnconfig, shell assignments such as `cfn_node_type=ComputeFleet`.
 
     Raises:
-        UsageError: it cannot be read, or names no kind of node that is known.
+        UsageError: the file cannot be read, or its cfn_node_type is not known.
     """
     try:
         lines = facts.read_text().splitlines()
     except (OSError, ValueError) as error:
         raise NodeUsageError(f"{facts}: cannot be read ({error})") from None
-    told = {key: _unquoted(value) for key, _, value in (line.partition("=") for line in lines)}
-    kind = told.get("cfn_node_type", "")
+    variables = {key: _unquoted(value) for key, _, value in (line.partition("=") for line in lines)}
+    kind = variables.get("cfn_node_type", "")
     if kind not in _ROLES:
         raise NodeUsageError(f"{facts}: cfn_node_type: got {kind!r}, expected {', '.join(_ROLES)}")
     site: dict[str, Any] = {"role": _ROLES[kind], "slurm": {"start": False}}
-    if told.get("cfn_ephemeral_dir"):
-        site["nvme"] = {"mount": told["cfn_ephemeral_dir"]}
+    if variables.get("cfn_ephemeral_dir"):
+        site["nvme"] = {"mount": variables["cfn_ephemeral_dir"]}
     return site
 
 
 def _unquoted(value: str) -> str:
-    """A shell's word as it means it; "" where it is more than one word, as a list is."""
+    """A shell word without its quotes; "" if the value is not exactly one word."""
     try:
         words = shlex.split(value)
     except ValueError:
@@ -80,7 +80,7 @@ def _unquoted(value: str) -> str:
 
 
 def _group(resource_config: Path, parameters: Path, addresses: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """This node's instance group, and the controllers' addresses."""
+    """This node's instance group, and the IP addresses of the controllers."""
     groups = _read(resource_config).get("InstanceGroups")
     if not isinstance(groups, list):
         raise NodeUsageError(f"{resource_config}: InstanceGroups: got {type(groups).__name__}, expected a list")
@@ -101,7 +101,7 @@ def _group(resource_config: Path, parameters: Path, addresses: Collection[str]) 
     if mine is None:
         raise NodeUsageError(
             f"{resource_config}: got instances {', '.join(seen) or 'none'}, expected one with an address of this node "
-            f"({', '.join(sorted(addresses)) or 'it has none'}); is this node in the cluster?"
+            f"({', '.join(sorted(addresses)) or 'it has none'}); check that this node belongs to the cluster"
         )
     return mine, controllers
 
@@ -110,7 +110,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:
-        raise NodeUsageError(f"{path}: there is no such file") from None
+        raise NodeUsageError(f"{path}: no such file; expected a JSON file of HyperPod") from None
     except (OSError, ValueError, RecursionError) as error:
         raise NodeUsageError(f"{path}: cannot be read as JSON ({error})") from None
     if not isinstance(found, dict):
@@ -121,7 +121,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _text(found: dict[str, Any], key: str, where: object) -> str:
     value = found.get(key)
     if not isinstance(value, str) or not value:
-        raise NodeUsageError(f"{where}: {key}: got {value!r}, expected text")
+        raise NodeUsageError(f"{where}: {key}: got {value!r}, expected text that is not empty")
     return value
 
 

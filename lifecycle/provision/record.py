@@ -1,4 +1,7 @@
-"""/var/lib/holdfast/provision.json: which steps were begun, and which are done. Losing it loses no work: steps look."""
+"""/var/lib/holdfast/provision.json: the state of each step, begun or done.
+
+If the file is lost, no work is lost: each step checks the node itself before it changes anything.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ RECORD_FILE = "/var/lib/holdfast/provision.json"
 
 
 class StepsRecord:
-    """The steps' record of one node; every change is on disk before the call returns."""
+    """The record of one node's steps. Every change is on disk when the call returns."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -21,18 +24,18 @@ class StepsRecord:
             found = json.loads(path.read_text())["steps"]
             self._steps = {str(name): dict(entry) for name, entry in found.items()}
         except (FileNotFoundError, ValueError, KeyError, AttributeError, TypeError):
-            pass  # none yet, or torn by something else: every step looks for itself
+            pass  # no record yet, or a damaged one: each step checks the node itself
 
     def interrupted(self, step: str) -> bool:
-        """Whether the step was begun and not finished: what it left may look done and not be."""
+        """Whether the step has begun and not finished. `Step.is_done` may then be wrong, so the step runs again."""
         return self._steps.get(step, {}).get("state") == "begun"
 
     def begin(self, step: str) -> None:
-        """Before the step changes anything."""
+        """Record that a step begins. Call this before the step changes anything."""
         self._set(step, "begun")
 
     def done(self, step: str) -> None:
-        """After the step was verified; nothing is written where the record says so already."""
+        """Record that a step is done. Call this after the step was verified. Writes only if the state changes."""
         if self._steps.get(step, {}).get("state") != "done":
             self._set(step, "done")
 

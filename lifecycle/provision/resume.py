@@ -1,7 +1,7 @@
-"""A run that a reboot or a loss of power cuts short goes on by itself: a unit of systemd stands until it has ended.
+"""Continues an interrupted `holdfast node provision` after a reboot, by a systemd unit.
 
-The unit is written before the first change, with the run's own command, and removed when every step is as it should
-be. A step that asks for a reboot (a new kernel module) is so taken up again after it.
+`arm` writes the unit, with the run's own command line, before the first change. `disarm` removes it when all steps are
+done. So a step that needs a reboot (a new kernel module) runs again after the reboot.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ UNIT_FILE = "/etc/systemd/system/holdfast-provision.service"
 _WANTED = "/etc/systemd/system/multi-user.target.wants/holdfast-provision.service"
 _UNIT = """\
 [Unit]
-Description=Goes on with `holdfast node provision`, which was cut short or failed; removed by the run that succeeds
+Description=Continues an interrupted or failed `holdfast node provision`; a run that succeeds removes this unit
 Wants=network-online.target
 After=network-online.target
 
@@ -31,14 +31,14 @@ WantedBy=multi-user.target
 
 
 def arm(node: ProvisionedNode, arguments: Sequence[str], directory: Path) -> None:
-    """Has this run taken up again at every boot until `disarm`; nothing where systemd does not run.
+    """Have systemd repeat this run at every boot until `disarm`. Does nothing where systemd is not running.
 
-    A unit that stands is left: an earlier run has more to do, and takes itself away when that is done.
+    An existing unit is kept: it belongs to an earlier run, which is not finished and removes the unit when it is.
 
     Args:
         node: the node.
-        arguments: of `holdfast`.
-        directory: what relative paths in them start from.
+        arguments: the arguments of `holdfast`.
+        directory: the working directory, for relative paths in the arguments.
 
     Raises:
         OSError: the unit cannot be written.
@@ -54,7 +54,14 @@ def arm(node: ProvisionedNode, arguments: Sequence[str], directory: Path) -> Non
 
 
 def disarm(node: ProvisionedNode, arguments: Sequence[str], directory: Path, *, whole: bool) -> None:
-    """This run has ended well: takes its unit away, and where it was a whole run, another's too."""
+    """Remove this run's unit after it has succeeded.
+
+    Args:
+        node: the node.
+        arguments: the arguments of `holdfast`.
+        directory: the working directory of this run.
+        whole: whether the run had all steps. Then the unit of another run is removed too.
+    """
     if not whole and node.text(UNIT_FILE) != _unit(arguments, directory):
         return
     node.path(_WANTED).unlink(missing_ok=True)
@@ -67,7 +74,7 @@ def _unit(arguments: Sequence[str], directory: Path) -> str:
 
 
 def _quoted(word: str) -> str:
-    """One argument, as systemd.service(5) reads it."""
+    """One argument, quoted for ExecStart= by the rules of systemd.service(5)."""
     for found, escaped in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$"), ("\n", "\\n")):
         word = word.replace(found, escaped)
     return f'"{word}"'

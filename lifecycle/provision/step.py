@@ -1,4 +1,4 @@
-"""What a step is, and the node as a step sees it."""
+"""The interface of a step, and of the node that a step works on."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from slurm.command import CommandRunner
 
 
 class StepError(LifecycleError):
-    """A step cannot do its work, or did it and the node is still not as it should be. The message says what to do."""
+    """A step failed, or its result is missing although it succeeded. The message says what to do."""
 
 
 class Fetcher(Protocol):
-    """How a step gets a file that is not on the node. `Fetch` is the real one."""
+    """Downloads a file that a step installs. `Fetch` implements it."""
 
     def __call__(self, artifact: str, version: str = "", sha256: str = "") -> Path:
-        """The file, whole and verified.
+        """Return the path of the complete and verified file.
 
         Args:
-            artifact: its name in versions.yaml.
-            version: "" takes the table's.
-            sha256: "" takes the site's, else the table's.
+            artifact: name of the file in versions.yaml.
+            version: its version; "": the version in versions.yaml.
+            sha256: its checksum in hexadecimal digits; "": the one in versions.yaml. One in node.yaml overrides it.
 
         Raises:
-            StepError: it is not there, not pinned, or not what was pinned.
+            StepError: the file cannot be downloaded, has no pinned checksum, or does not match the checksum.
         """
 
 
@@ -41,10 +41,10 @@ class ProvisionedNode:
     """The node that is provisioned.
 
     Attributes:
-        root: "/" but in tests.
-        site: what it should be.
-        run: runs a program.
-        fetch: gets a pinned file.
+        root: the root of its file system; "/" except in tests.
+        site: the site's settings for this node.
+        run: runs a program on the node.
+        fetch: downloads a pinned file.
     """
 
     root: Path
@@ -53,34 +53,34 @@ class ProvisionedNode:
     fetch: Fetcher
 
     def path(self, absolute: str) -> Path:
-        """Where a file of the node is."""
+        """The path of a node's file below `root`."""
         return self.root / absolute.lstrip("/")
 
     def text(self, absolute: str) -> str:
-        """A file's text; "" where there is none."""
+        """The text of a file; "" if there is no such file."""
         try:
             return self.path(absolute).read_text(errors="replace")
         except FileNotFoundError:
             return ""
 
     def write(self, absolute: str, text: str, mode: int = 0o644) -> None:
-        """Make a file say this, durably; one that does already is not touched."""
+        """Write a file durably. Does nothing if the file has this text already."""
         if self.text(absolute) != text:
             publish(self.path(absolute), text.encode(), mode)
 
     def mounted(self, mount_point: str) -> str:
-        """The source that is mounted there, the last one on top; "" where nothing is."""
+        """The source of the topmost mount at a mount point; "" if nothing is mounted there."""
         sources = [line.split()[0] for line in self.text("/proc/mounts").splitlines() if line.split()[1] == mount_point]
         return sources[-1] if sources else ""
 
     @property
     def instance(self) -> str:
-        """The instance type: what the site says, else the firmware; "" on a machine that is no EC2 instance."""
+        """The EC2 instance type from node.yaml, else from the firmware; "" if the machine is no EC2 instance."""
         return self.site.instance or instance_type(self.root) or ""
 
     @property
     def efa_devices(self) -> int:
-        """EFA interfaces this machine type has, or, on an unknown one, that the kernel shows."""
+        """The number of EFA interfaces of this instance type; for an unknown type, of those the kernel lists."""
         row = expected(self.instance)
         if row is not None:
             return row.efa
@@ -89,13 +89,13 @@ class ProvisionedNode:
 
     @property
     def has_gpu(self) -> bool:
-        """Whether NVIDIA's driver runs here, or this machine type has GPUs."""
+        """Whether NVIDIA's driver is loaded, or this instance type has GPUs."""
         row = expected(self.instance)
         return self.path("/proc/driver/nvidia").exists() or bool(row and row.gpus)
 
     @property
     def in_container(self) -> bool:
-        """Whether this is a container: the kernel, its modules and its mounts are then somebody else's."""
+        """Whether this is a container. Its host then sets up the kernel, the modules and the mounts."""
         marks = ("/.dockerenv", "/run/.containerenv", "/.singularity.d")
         if self.site.container is not None:
             return self.site.container
@@ -103,48 +103,51 @@ class ProvisionedNode:
 
     @property
     def has_systemd(self) -> bool:
-        """Whether systemd runs here (sd_booted(3))."""
+        """Whether the machine was booted with systemd; the same test as sd_booted(3)."""
         return self.path("/run/systemd/system").is_dir()
 
 
 class Step(ABC):
-    """One subject that provisioning puts right.
+    """One part of provisioning, such as the packages or the local disk.
 
-    Called in the order skip, is_done, apply, verify; all but `apply` change nothing. `apply` may be killed at any
-    point: it is called again then, also where `is_done` would already say yes. It has to do only what is missing.
+    The methods are called in the order skip, is_done, apply, verify. Only `apply` changes the node. `apply` may be
+    killed at any point. The next run then calls it again, even if `is_done` is true. It must do only what is missing.
     """
 
     name: str
 
     @abstractmethod
     def goal(self, node: ProvisionedNode) -> str:
-        """What the node has afterwards; one line of the plan."""
+        """The state of the node after the step, as one line of the plan."""
 
     def skip(self, node: ProvisionedNode) -> str:
-        """Why this node needs no such step; "" where it does."""
+        """The reason why the step does not apply to this node; "" if it applies."""
         return ""
 
     def fetches(self, node: ProvisionedNode) -> Sequence[tuple[str, ...]]:
-        """What `apply` may fetch, each as `Fetcher` takes it."""
+        """The files that `apply` may download, each as the arguments of a `Fetcher`."""
         return ()
 
     @abstractmethod
     def is_done(self, node: ProvisionedNode) -> bool:
-        """Whether the node is already so: looked at, not remembered."""
+        """Whether the node has the state of `goal`. Inspects the node and reads no record."""
 
     @abstractmethod
     def apply(self, node: ProvisionedNode) -> None:
-        """Make it so.
+        """Bring the node to the state of `goal`.
 
         Raises:
-            StepError, CommandError, OSError: it cannot.
+            StepError, CommandError, OSError: the step failed.
         """
 
     def verify(self, node: ProvisionedNode) -> None:
-        """Make sure that it is so.
+        """Check the result of `apply`.
 
         Raises:
-            StepError: it is not.
+            StepError: the node does not have the state of `goal`.
         """
         if not self.is_done(node):
-            raise StepError(f"{self.name}: applied without an error, and still not so: {self.goal(node)}")
+            raise StepError(
+                f"{self.name}: the step ended without an error, but its result is missing, expected "
+                f"{self.goal(node)}; see the log of provisioning"
+            )

@@ -1,4 +1,4 @@
-"""Goes through a plan on a node."""
+"""Runs the steps of a plan on a node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,14 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutcome:
-    """How one step ended, why (skipped, failed), and how long it took, in seconds."""
+    """How one step ended.
+
+    Attributes:
+        step: name of the step.
+        ending: how it ended.
+        reason: why it was skipped or has failed; else "".
+        seconds: how long it took.
+    """
 
     step: str
     ending: Ending
@@ -47,17 +54,20 @@ def walk(
     on_end: Callable[[StepOutcome], None] = lambda outcome: None,
     before_change: Callable[[], None] = lambda: None,
 ) -> list[StepOutcome]:
-    """Put the node right, step after step, up to the first that fails.
+    """Run the steps one after the other, until all have run or one fails.
 
     Args:
-        steps: in their order.
-        node: what they work on.
-        on_begin: told before a step looks at the node.
-        on_end: told how it ended.
-        before_change: called before a step changes anything.
+        steps: the steps in their order.
+        node: the node that they work on.
+        on_begin: called before each step.
+        on_end: called with the outcome of each step.
+        before_change: called before each step that changes the node.
+
+    Returns:
+        The outcomes of the steps that ran. Only the last one can be a failure.
 
     Raises:
-        LifecycleError: somebody else provisions this node right now.
+        LifecycleError: another process provisions this node.
     """
     outcomes: list[StepOutcome] = []
     with _alone(node.path(_LOCK)):
@@ -105,7 +115,7 @@ def _alone(lock: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
-            raise LifecycleError(f"{lock}: process {holder} provisions this node right now; wait for its end") from None
+            raise LifecycleError(f"{lock}: process {holder} provisions this node; wait until it has ended") from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield

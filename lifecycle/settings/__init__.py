@@ -1,12 +1,13 @@
-"""Files that people write, read and validated: job files, and the site's node, health and heal settings.
+"""Reads and validates files that people write: job files, and the site's node, health and heal settings.
 
-yaml_file   reads a file as plain data; yaml_core.py has the rules: YAML 1.2, and less of it
-keys        what a model says of each of its keys
-aliases     other names for keys
-validation  plain data against a model: all errors at once
-schema      a model as JSON Schema
-models      the models of the site's files
+yaml_file   reads a YAML file as plain data
+yaml_core   parses a restricted YAML 1.2
+keys        the description of each key in a model
+aliases     other names that files may use for keys
+validation  validates plain data against a model and reports all errors at once
+schema      makes a JSON Schema from a model
+models      lists the models of the site's files
 
-A model is a frozen dataclass whose fields' metadata describe its keys; see `keys`. Models need nothing but the standard
-library. pydantic does the validating and is imported only when something is validated.
+A model is a frozen dataclass. The metadata of its fields describe its keys; see `keys`. Models import only the standard
+library. `validation` uses pydantic, and imports it only when it validates something.
 """

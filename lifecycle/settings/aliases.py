@@ -1,4 +1,4 @@
-"""Other names that a file may use for keys: `also_named` in their metadata."""
+"""Aliases: other names that a file may use for keys, from `also_named` in the keys' metadata."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ Path = tuple[str | int, ...]  # the keys and indices that lead to a value
 
 
 class Aliases:
-    """Puts a key's own name in an alias's place.
+    """Replaces aliases by the keys' own names.
 
     Attributes:
-        problems: an alias that is given together with its key, by path.
+        problems: an error for each alias that is given together with its key; from the alias's path to the text.
     """
 
     def __init__(self) -> None:
         self.problems: dict[Path, str] = {}
-        self._written: dict[Path, str] = {}  # by the path of the key
+        self._written: dict[Path, str] = {}  # from the path of a key to the alias in the file
 
     def replaced(self, model: Any, data: Any, path: Path = ()) -> Any:
-        """The data of a model, with each key under its own name."""
+        """Return a model's data with each key under its own name.
+
+        Args:
+            model: the model; see `keys`.
+            data: the data as in the file.
+            path: the path of the data in the file.
+        """
         if not isinstance(data, Mapping):
             return data
         keys = keys_of(model)
@@ -31,7 +37,9 @@ class Aliases:
         for written, value in data.items():
             name: Any = names.get(written, written)
             if name != written and name in data:
-                self.problems[(*path, written)] = f"{name}, which is the same key, is given too; leave one of them out"
+                self.problems[(*path, written)] = (
+                    f"{name}, another name of this key, is given too; leave one of them out"
+                )
                 continue
             if name != written:
                 self._written[(*path, name)] = written
@@ -40,5 +48,5 @@ class Aliases:
         return plain
 
     def as_written(self, path: Path) -> Path:
-        """A path with the aliases that the file uses."""
+        """Return a path with the names that the file uses."""
         return tuple(self._written.get(path[: depth + 1], part) for depth, part in enumerate(path))

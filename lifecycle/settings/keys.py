@@ -1,18 +1,20 @@
-"""What a model says of each of its keys: the source of errors, of the reference pages and of the JSON Schema.
+"""The keys of a model and their descriptions. Errors, reference pages and JSON Schemas are made from them.
 
-A model is a frozen dataclass. What the type of a field does not say, its metadata does:
+A model is a frozen dataclass. A field's type describes its values; its metadata add:
 
     description     one sentence, for the reference and the schema
-    ge, gt, le, lt  limits; pattern: a regular expression that the whole text matches, with ^ and $
+    ge, gt, le, lt  limits of a number
+    pattern         a regular expression that the whole text must match, with ^ and $
     unit, example   for the reference
-    expected        the values in words, where type and limits do not say them; of a list or mapping: of its items
-    derived         the default in words, where other keys decide it
-    free_text       True where text may have line breaks
+    expected        the allowed values in words, if type and limits do not describe them; for a list or a mapping, the
+                    allowed items
+    derived         the default in words, if it depends on other keys
+    free_text       True if the text may have line breaks
     also_named      another name that files may use for the key
 
-pydantic reads those that it knows by the same names. A model may have `rules`: methods that take the section as it
-stands in the file, and yield (key, problem) for what breaks the rule. A rule that reads a refused value is left out, so
-each rule of a file whose values are right is told with the values that are wrong.
+pydantic reads those metadata that it knows, under the same names. A model may have `rules`: methods that get the
+section and its data, and yield (key, problem) for each violation. A rule that reads an invalid value is skipped. So one
+validation reports both the invalid values and the violations of rules between valid values.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ def key(description: str, *, default: Any = MISSING, **metadata: Any) -> Any:
     """A field of a model.
 
     Args:
-        description: one sentence, or a few.
-        default: its default; a mutable one is copied for each instance.
-        metadata: see the module.
+        description: one or a few sentences.
+        default: the default. A dict is copied for each instance.
+        metadata: further metadata; see the top of this module.
     """
     metadata["description"] = description
     if isinstance(default, dict):
@@ -45,11 +47,11 @@ class Key:
     """One key of a model.
 
     Attributes:
-        name: the key.
-        type: its type, None left out.
-        is_optional: whether it may be None.
-        default: its default; MISSING where it has to be given.
-        metadata: see the module.
+        name: the name of the key.
+        type: the type of its values, without None.
+        is_optional: whether the value may be None.
+        default: the default; MISSING if there is none.
+        metadata: see the top of this module.
     """
 
     name: str
@@ -64,7 +66,7 @@ class Key:
 
     @property
     def section(self) -> Any:
-        """The model below this key, or of each item of its list; None for a plain value."""
+        """The model of this key's section, or of each item of its list; None for a plain value."""
         found = item_type(self.type) if self.is_list else self.type
         return found if dataclasses.is_dataclass(found) else None
 
@@ -78,12 +80,12 @@ class Key:
 
     @property
     def values(self) -> str:
-        """The values that it takes, in words; of a list or a mapping, those of its items."""
+        """The allowed values in words; for a list or a mapping, the allowed items."""
         return str(self.metadata.get("expected") or _words(item_type(self.type), self.metadata))
 
     @property
     def container(self) -> str:
-        """What a list or a mapping is called; "" for a plain value."""
+        """The kind of container in words: "a list", "a mapping (key: value)", or "" for a plain value."""
         if self.is_list:
             return "a list"
         return "a mapping (key: value)" if self.is_mapping or self.section else ""
@@ -97,7 +99,7 @@ def keys_of(model: type) -> dict[str, Key]:
 
 
 def item_type(of: Any) -> Any:
-    """The type of a list's items or a mapping's values; of anything else, itself."""
+    """The type of a list's items or of a mapping's values; any other type is returned as it is."""
     arguments = typing.get_args(of)
     if typing.get_origin(of) is tuple:
         return arguments[0]
@@ -105,7 +107,7 @@ def item_type(of: Any) -> Any:
 
 
 def members(of: Any) -> tuple[Any, ...]:
-    """The types of a union; of anything else, itself."""
+    """The types of a union; for any other type, that type alone."""
     return typing.get_args(of) if typing.get_origin(of) in (types.UnionType, typing.Union) else (of,)
 
 

@@ -1,10 +1,10 @@
-"""The site's settings by the names of their files; the launcher adds the job file."""
+"""The models of the site's settings files. The launcher adds the model of the job file."""
 
 from __future__ import annotations
 
 
 def models() -> dict[str, type]:
-    """The model of each file in /etc/holdfast that is described by a model, imported now."""
+    """From the name of a file in /etc/holdfast to its model. Imports the models, so call it late."""
     from lifecycle.heal.settings import HealSettings
     from lifecycle.health.settings import Settings
     from lifecycle.provision.site import Site

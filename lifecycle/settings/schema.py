@@ -1,4 +1,4 @@
-"""A model as JSON Schema, with which editors complete a file and mark what is wrong in it."""
+"""Makes a JSON Schema from a model. Editors use it to complete keys and to mark errors in a file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lifecycle.settings.yaml_file import parse_yaml
 
 
 def json_schema(model: type, title: str) -> dict[str, Any]:
-    """The JSON Schema of a file.
+    """Make the JSON Schema of a file.
 
     Args:
-        model: see `keys`.
-        title: what the file is called.
+        model: the model of the file; see `keys`.
+        title: the title of the schema.
     """
     from pydantic import TypeAdapter
 
@@ -26,7 +26,7 @@ def json_schema(model: type, title: str) -> dict[str, Any]:
 
 
 def sections_of(model: Any) -> Iterator[Any]:
-    """A model, and the models below its keys, in order."""
+    """Yield a model and the models of its sections, in the order of the keys."""
     yield model
     for key in keys_of(model).values():
         if key.section:
@@ -34,7 +34,7 @@ def sections_of(model: Any) -> Iterator[Any]:
 
 
 def _complete(schema: dict[str, Any], model: type) -> None:
-    """Adds to a section's schema what pydantic does not know of its keys."""
+    """Adds to a section's schema the metadata that pydantic does not read."""
     schema["additionalProperties"] = False
     schema["required"] = [name for name, key in keys_of(model).items() if key.is_required]
     schema.pop("title", None)
@@ -52,7 +52,7 @@ def _complete(schema: dict[str, Any], model: type) -> None:
 
 
 def _let_text_be_a_number(entry: Any) -> None:
-    """Text takes a number as it is spelt; see `validation`."""
+    """Allows a number wherever text is allowed, as `validation` does."""
     if isinstance(entry, dict):
         if entry.get("type") == "string" and not {"enum", "const", "format"} & entry.keys():
             entry["type"] = ["string", "number"]

@@ -1,4 +1,7 @@
-"""Plain data against a model: all errors of a file at once, each in one line that names file, key, got and expected."""
+"""Validates plain data against a model. Reports all errors of a file at once.
+
+Each error is one line with the file, the key, the value that was got and the values that were expected.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from lifecycle.settings.aliases import Aliases, Path
 from lifecycle.settings.keys import Key, item_type, keys_of, members
 
 _Model = TypeVar("_Model")
-_SHOWN = 80  # characters of a value
+_SHOWN = 80  # maximum number of characters of a value in an error
 
 
 def validated(
@@ -28,19 +31,20 @@ def validated(
     source: str,
     sources: Mapping[str, str] | None = None,
 ) -> _Model:
-    """The instance of a model that plain data describes.
+    """Validate plain data and return an instance of its model.
 
-    Text takes a number as it is spelt, a list or section takes nothing (`key:`) as an empty one, and no other value is
-    converted.
+    Two kinds of values are converted. Where the model has text, a number becomes its spelling in the file. Where the
+    model has a list or a section, an empty value (`key:`) becomes an empty list or section.
 
     Args:
-        model: see `keys`.
-        given: keys and values, as a file or a caller has them.
-        found: problems that the caller has found by itself, to be reported with the others.
-        source: what to call them in errors; sources: the same for some keys.
+        model: the model; see `keys`.
+        given: keys and values from a file or a caller.
+        found: further problems, found by the caller, that are reported with the others; from path to text.
+        source: name of the file or caller, for errors.
+        sources: the same for single keys of the top level, where it differs.
 
     Raises:
-        UsageError: one line for each problem.
+        UsageError: the data are invalid. The message has one line for each problem.
     """
     aliases = Aliases()
     given = aliases.replaced(model, given)
@@ -60,13 +64,13 @@ def validated(
 
 
 def got(value: Any, expected: str) -> str:
-    """The problem of a value that is not what it should be."""
+    """The text of a problem: the value that was got, shortened, and the values that were expected."""
     shown = "nothing" if value is None else repr(value)
     return f"got {shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + '...'}, expected {expected}"
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """The problem of a key that there is not."""
+    """The text of a problem with a key that does not exist, with the nearest known key."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"unknown key, {f'did you mean {near[0]}?' if near else 'known keys: ' + ', '.join(known)}"
 
@@ -109,14 +113,17 @@ def _plain_value(key: Key, of: Any, value: Any, problems: dict[Path, str], path:
 
 
 def _is_text(value: str, free: bool) -> bool:
-    """Whether a program, or a line of a configuration file, can be given this."""
+    """Whether the text can be an argument of a program or, unless it is `free`, part of one line of a file."""
     if free:
         return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
     return value.isprintable()
 
 
 def _checked(model: Any, data: Any, problems: dict[Path, str]) -> Any:
-    """pydantic's instance; what it refuses is added to the problems, unless the value has one already."""
+    """The instance that pydantic makes; None if the data are invalid.
+
+    Adds pydantic's errors to `problems`, except for values that have a problem already.
+    """
     from pydantic import ValidationError
 
     try:
@@ -138,7 +145,12 @@ def _adapter(model: Any) -> Any:
 
 
 def _place(model: Any, location: Path) -> tuple[Path, Key | None, Any, bool]:
-    """Where an error is: its path without the members of unions, its key, the key's model, whether an item is wrong."""
+    """Finds the place of an error.
+
+    Returns:
+        Its path without the members of unions; its key; the model of that key; and whether an item of a list or
+        mapping is invalid, rather than the whole value.
+    """
     path: list[str | int] = []
     key, of, is_item = None, model, False
     for part in location:
@@ -165,11 +177,11 @@ def _problem(error: Any, key: Key | None, within: Any, is_item: bool) -> str:
 
 
 class _Refused(Exception):
-    """A rule reads a value that was refused."""
+    """Raised when a rule reads an invalid value."""
 
 
 class _Accepted:
-    """What a rule sees of a section: its values that were not refused."""
+    """A section as a rule gets it. To read an invalid value raises `_Refused`."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.__dict__.update(values)
@@ -179,7 +191,7 @@ class _Accepted:
 
 
 def _broken_rules(model: Any, data: Any, path: Path, refused: frozenset[Path]) -> Iterator[tuple[Path, str]]:
-    """What breaks the rules between keys, of this section and those below it."""
+    """Violations of the rules of this section and of the sections below it, as (path, problem)."""
     if not isinstance(data, Mapping) or path in refused:
         return
     for name, key in keys_of(model).items():
@@ -207,7 +219,7 @@ def _accepted(model: Any, data: Mapping[str, Any], path: Path, refused: frozense
 
 
 def _accepted_value(of: Any, value: Any, path: Path, refused: frozenset[Path]) -> Any:
-    """A value as its model has it, without the items of a list or a mapping that were refused."""
+    """A value converted to the type of its model. Invalid items of a list or mapping are left out."""
     if path in refused:
         raise _Refused(path)
     if isinstance(value, Mapping) and dataclasses.is_dataclass(of):

@@ -1,7 +1,7 @@
-"""YAML by the core schema of YAML 1.2, and less of it: plain data, no aliases, no duplicate keys, shallow.
+"""Parses YAML by the core schema of YAML 1.2, restricted to plain data: no aliases, no duplicate keys, limited depth.
 
-PyYAML's own loaders follow YAML 1.1, which takes `1:00:00` for 3600, `012` for 10 and `on` for true. Job files have
-Slurm's notations in them, so here these stay text. A number also keeps its spelling: str() of `2.10` is "2.10".
+PyYAML's own loaders follow YAML 1.1, which reads `1:00:00` as 3600, `012` as 10 and `on` as true. Job files have
+Slurm's notations, so here `1:00:00` and `on` are text. A number keeps its spelling: str() of `2.10` is "2.10".
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ _LINE_BREAKS_OF_1_1 = re.compile("[\x85\u2028\u2029]")
 
 
 def plain_data(text: str) -> Any:
-    """Parses one document. Keys are text as it stands there, also where a value would be a number.
+    """Parse one YAML document. Keys are always text, as they are written.
+
+    Returns:
+        dict, list, str, int, float, bool or None. A number's str() is its spelling in the document.
 
     Raises:
-        yaml.YAMLError: it is not YAML; or it has an alias, a duplicate key, a tag other than !!str, a second document,
-            more than 32 levels, or a character that YAML 1.1 alone takes for a line break.
-        ValueError: a number has more digits than Python reads.
+        yaml.YAMLError: the text is not YAML; or it has an alias, a duplicate key, a tag other than !!str, a second
+            document, more than 32 levels, or a character that is a line break only in YAML 1.1.
+        ValueError: a number has more digits than Python's int() accepts.
     """
     if found := _LINE_BREAKS_OF_1_1.search(text):
         line = text.count("\n", 0, found.start()) + 1
-        raise yaml.YAMLError(f"line {line} has {found[0]!a}, a line break in YAML 1.1 alone; write it as an escape")
+        raise yaml.YAMLError(f"line {line} has {found[0]!a}, a line break only in YAML 1.1; write it as an escape")
     events: Iterator[yaml.Event] = yaml.parse(text, Loader=yaml.BaseLoader)
     next(events)  # the stream's start
     if isinstance(next(events), yaml.StreamEndEvent):
@@ -36,7 +39,7 @@ def plain_data(text: str) -> Any:
     value = _value(events, next(events), depth=0)
     next(events)  # the document's end
     if not isinstance(after := next(events), yaml.StreamEndEvent):
-        raise _refusal(after, "a second document is not read")
+        raise _refusal(after, "got a second document, expected one")
     return value
 
 
@@ -60,11 +63,11 @@ class _WrittenFloat(float):
 
 def _value(events: Iterator[yaml.Event], event: Any, depth: int) -> Any:
     if isinstance(event, yaml.AliasEvent):
-        raise _refusal(event, "aliases (*name) are not read")
+        raise _refusal(event, "aliases (*name) are not allowed")
     if isinstance(event, yaml.ScalarEvent):
         return _scalar(event)
     if event.tag is not None:
-        raise _refusal(event, f"tag {event.tag} is not read")
+        raise _refusal(event, f"tag {event.tag} is not allowed")
     if depth == MAX_DEPTH:
         raise _refusal(event, f"nested too deeply, more than {MAX_DEPTH} levels")
     if isinstance(event, yaml.SequenceStartEvent):
@@ -85,7 +88,7 @@ def _value(events: Iterator[yaml.Event], event: Any, depth: int) -> Any:
 def _scalar(event: Any) -> Any:
     text = event.value
     if event.tag not in (None, "!", _STR_TAG):
-        raise _refusal(event, f"tag {event.tag} is not read")
+        raise _refusal(event, f"tag {event.tag} is not allowed")
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise _refusal(event, "half of a surrogate pair is not text")
     if event.tag is None and event.implicit[0]:  # neither quoted nor tagged

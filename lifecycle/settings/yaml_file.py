@@ -1,4 +1,4 @@
-"""Files that people write: job files and settings, read as YAML. `yaml_core` has the rules."""
+"""Reads the YAML files that people write: job files and settings. `yaml_core` parses them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Reads a file of settings: its keys and values, not yet validated; none of an empty file.
+    """Read a settings file.
+
+    Returns:
+        Its keys and values, not yet validated; an empty dict for an empty file.
 
     Raises:
-        UsageError: the file cannot be read, or is not keys and values in YAML.
+        UsageError: the file cannot be read, or is not a YAML mapping.
     """
     return settings_of(read_yaml(path, "settings"), str(path))
 
 
 def settings_of(found: Any, source: str) -> dict[str, Any]:
-    """The keys and values that parse_yaml() found; none of an empty file.
+    """Return the keys and values in the result of parse_yaml(); an empty dict for None.
 
     Raises:
-        UsageError: it found something else.
+        UsageError: the result is not a dict.
     """
     if not isinstance(found, dict | None):
         raise NodeUsageError(f"{source}: got a {type(found).__name__}, expected keys and values")
@@ -32,18 +35,18 @@ def settings_of(found: Any, source: str) -> dict[str, Any]:
 
 
 def read_yaml(path: Path, what: str) -> Any:
-    """Reads a YAML file as plain data.
+    """Read a YAML file as plain data; see parse_yaml().
 
     Args:
         path: the file.
-        what: what the file should hold, for errors: "a job file".
+        what: the expected contents, for errors: "a job file".
 
     Raises:
-        UsageError: the file cannot be read, is larger than 1 MiB, or is not such YAML.
+        UsageError: the file cannot be read, is larger than 1 MiB, or is not YAML that `yaml_core` accepts.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise NodeUsageError(f"{path}: no regular file; expected {what} (YAML)")
+            raise NodeUsageError(f"{path}: not a regular file; expected {what} (YAML)")
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
@@ -55,21 +58,21 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 def parse_yaml(data: bytes, source: str) -> Any:
-    """Parses YAML as plain data: dict with text as keys, list, str, int, float, bool and None.
+    """Parse YAML as plain data: dict with text as keys, list, str, int, float, bool and None.
 
     Args:
-        data: the YAML.
-        source: what to call it in errors.
+        data: the YAML, in UTF-8.
+        source: name of the file, for errors.
 
     Raises:
-        UsageError: it is larger than 1 MiB, or is not YAML that `yaml_core` reads.
+        UsageError: the data are larger than 1 MiB, or are not YAML that `yaml_core` accepts.
     """
-    import yaml  # here, as in `yaml_core`: importers of this module do not always read a file
+    import yaml  # imported here, like `yaml_core`, because most users of this module read no file
 
     from lifecycle.settings.yaml_core import plain_data
 
     if len(data) > MAX_FILE_BYTES:
-        raise NodeUsageError(f"{source}: larger than {MAX_FILE_BYTES} bytes; expected YAML that a person writes")
+        raise NodeUsageError(f"{source}: got more than {MAX_FILE_BYTES} bytes, expected a smaller YAML file")
     try:
         return plain_data(data.decode())
     except UnicodeDecodeError as error:

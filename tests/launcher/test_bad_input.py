@@ -94,7 +94,7 @@ BAD_JOBS = [
     ({"elastic": {"minReplicas": 4, "maxReplicas": 2}}, "elastic.maxReplicas: got 2, expected at least 4"),
     (
         {"elastic": {"min_nodes": 1, "minReplicas": 1}},
-        "elastic.minReplicas: min_nodes, which is the same key, is given too; leave one of them out",
+        "elastic.minReplicas: min_nodes, another name of this key, is given too; leave one of them out",
     ),
     (
         {"elastic": {"min_nodes": 2, "max_nodes": 8, "step": 4}},
@@ -266,7 +266,7 @@ BAD_COMMANDS = [
     (["supervise", "job.yaml", "--job-dir", "s3://b/x"], "--job-dir: got s3://b/x, expected a directory; "),
     (["submit"], "Missing argument 'JOB.yaml'"),
     (["submit", "nope.yaml"], "nope.yaml: no such file; expected a job file (YAML)"),
-    (["submit", "."], ".: no regular file; expected a job file (YAML)"),
+    (["submit", "."], ".: not a regular file; expected a job file (YAML)"),
     (["submit", "job.yaml", "--cluster", "pbs"], "cluster: got 'pbs', expected one of slurm, local"),
     (["submit", "job.yaml", "--cluster", "local", "-p", "train"], "expected no sbatch options there"),
     (["submit", "job.yaml", "--nodes", "0"], "command line: nodes: got 0, expected a whole number, from 1 to 65536"),
@@ -296,7 +296,7 @@ BAD_COMMANDS = [
     (["status", "--jsn"], "No such option: --jsn"),
     (["cluster", "up", "--nodes", "0"], "number of nodes: got 0, expected 1 to 64"),
     (["cluster", "up", "--name", "../x"], "cluster name: got '../x', expected a-z"),
-    (["node", "check", "--config", "."], ".: no regular file; expected settings (YAML)"),
+    (["node", "check", "--config", "."], ".: not a regular file; expected settings (YAML)"),
     (["node", "heal", "--every", "nan"], "--every: got nan, expected seconds"),
     (["node", "heal", "--config", "."], ".: not a regular file, expected one that only root can write"),
     (["node", "lemons", "--days=-1"], "Invalid value for '--days'"),

@@ -129,11 +129,11 @@ def test_an_empty_section_is_an_absent_one(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("script: a.py\nscript: b.py\n", "job.yaml: not valid YAML: key 'script' is given twice at line 2, column 1"),
-        ("a: &x [1]\nb: *x\n", "job.yaml: not valid YAML: aliases (*name) are not read at line 2, column 4"),
+        ("a: &x [1]\nb: *x\n", "job.yaml: not valid YAML: aliases (*name) are not allowed at line 2, column 4"),
         ("script: [\n", "job.yaml: not valid YAML: "),
         (
             "script: !!python/object:os.system x\n",
-            "job.yaml: not valid YAML: tag tag:yaml.org,2002:python/object:os.system is not read",
+            "job.yaml: not valid YAML: tag tag:yaml.org,2002:python/object:os.system is not allowed",
         ),
         ("[" * 5000, "job.yaml: not valid YAML: nested too deeply, more than 32 levels"),
         ("- script\n", "job.yaml: got ['script'], expected a mapping"),
@@ -147,7 +147,7 @@ def test_unreadable_yaml_is_one_clear_line(tmp_path: Path, text: str, message: s
 
 
 def test_a_file_of_more_than_a_mebibyte_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="larger than 1048576 bytes"):
+    with pytest.raises(UsageError, match="got more than 1048576 bytes"):
         load_job(write(tmp_path, "#" * (1 << 20) + "\n"))
 
 

@@ -1,1 +1,1 @@
-"""The steps, one subject a module; `lifecycle.provision.plan` has their order."""
+"""The steps of provisioning, one module for each subject. `lifecycle.provision.plan` has their order."""

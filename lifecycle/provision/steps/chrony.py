@@ -1,4 +1,4 @@
-"""chrony: clocks of nodes that differ make munge reject credentials, and logs hard to read together."""
+"""chrony keeps the nodes' clocks equal. munge rejects credentials of nodes whose clocks differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _AMAZON = "169.254.169.123"  # Amazon Time Sync, reachable from every instance
 
 
 class Chrony(Step):
-    """chrony with the site's time servers, or EC2's own."""
+    """Installs chrony with the site's NTP servers, or Amazon Time Sync on EC2."""
 
     name = "chrony"
 
@@ -18,7 +18,7 @@ class Chrony(Step):
         return f"chrony with {' '.join(self._servers(node)) or 'the distribution’s servers'}"
 
     def skip(self, node: ProvisionedNode) -> str:
-        return "the clock is the host's" if node.in_container else ""
+        return "a container uses the clock of its host" if node.in_container else ""
 
     def is_done(self, node: ProvisionedNode) -> bool:
         return not apt.missing(node, ("chrony",)) and node.text(_CONF) == self._text(node)

@@ -1,4 +1,4 @@
-"""enroot and pyxis: containers as Slurm jobs (`srun --container-image`)."""
+"""enroot and pyxis run Slurm jobs in containers (`srun --container-image`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PLUGSTACK = "/etc/slurm/plugstack.conf.d/pyxis.conf"
 
 
 class Containers(Step):
-    """enroot with its data on the node's own disk, and pyxis built against this node's Slurm."""
+    """Installs enroot with its data on the node's local disk, and builds pyxis against this node's Slurm."""
 
     name = "containers"
 
@@ -23,7 +23,7 @@ class Containers(Step):
     def skip(self, node: ProvisionedNode) -> str:
         if not node.site.enroot:
             return "no `enroot: true` in node.yaml"
-        return "containers are the host's" if node.in_container else ""
+        return "not in a container: the host runs the containers" if node.in_container else ""
 
     def is_done(self, node: ProvisionedNode) -> bool:
         files = all(node.text(path) == text for path, text in self._files(node).items())
@@ -46,7 +46,7 @@ class Containers(Step):
             node.write(path, text)
 
     def _files(self, node: ProvisionedNode) -> dict[str, str]:
-        # Below the user's own directory, 0700, which the prolog makes: no other user can make or read one of these.
+        # The prolog makes this directory with mode 0700, so no other user can make or read directories below it.
         own = f"{node.site.nvme.mount}/holdfast-$(id -u)"
         settings = {
             "ENROOT_RUNTIME_PATH": f"{own}/enroot/run",

@@ -1,4 +1,4 @@
-"""EFA's software, by Amazon's installer: kernel module, libfabric, aws-ofi-nccl, Open MPI."""
+"""Installs EFA's software with Amazon's installer: kernel module, libfabric, aws-ofi-nccl, Open MPI."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INSTALL_S = 1800.0
 
 
 class Efa(Step):
-    """EFA's software in the pinned version; where the site names none, a newer one that is there is left alone."""
+    """Installs EFA's software in the pinned version. Without `efa` in node.yaml, an installed newer version is kept."""
 
     name = "efa"
 
@@ -27,7 +27,7 @@ class Efa(Step):
     def skip(self, node: ProvisionedNode) -> str:
         if node.site.container or node.site.efa:
             return ""
-        return "" if node.efa_devices else "no EFA interface here; `efa: VERSION` in node.yaml installs it all the same"
+        return "" if node.efa_devices else "this node has no EFA interface; `efa: VERSION` in node.yaml installs anyway"
 
     def is_done(self, node: ProvisionedNode) -> bool:
         return self._suffices(node) and node.path(_FI_INFO).exists()
@@ -43,9 +43,10 @@ class Efa(Step):
             script = Path(folder) / "aws-efa-installer" / "efa_installer.sh"
             if not script.is_file():
                 raise StepError(
-                    f"{archive}: got no aws-efa-installer/efa_installer.sh in it, expected Amazon's installer"
+                    f"{archive}: the archive has no aws-efa-installer/efa_installer.sh, expected Amazon's installer; "
+                    "remove the file, check `sha256` in node.yaml, and run again"
                 )
-            # Limits are a step of their own. A container has no kernel to put a module into, and no device to try.
+            # The step `limits` sets the limits. A container can load no kernel module and has no EFA device to test.
             kernel = ("--skip-kmod", "--no-verify") if node.in_container else ()
             node.run(("bash", str(script), "-y", "--skip-limit-conf", *kernel), cwd=script.parent, timeout_s=_INSTALL_S)
 
@@ -53,15 +54,15 @@ class Efa(Step):
         got, wanted = installed_version(node), self._pinned(node).efa
         if not self._suffices(node):
             raise StepError(
-                f"{_INSTALLED}: got version {got or 'none'}, expected {wanted}; see the installer's words in the log"
+                f"{_INSTALLED}: got version {got or 'none'}, expected {wanted}; see the installer's output in the log"
             )
         if not node.path(_FI_INFO).exists():
-            raise StepError(f"{_FI_INFO}: is missing though the installer ended well; see its words in the log")
+            raise StepError(f"{_FI_INFO}: missing although the installer succeeded; see its output in the log")
         if node.efa_devices and not node.in_container:
             found = node.run((_FI_INFO, "-p", "efa"), check=False)
             if found.returncode != 0:
                 raise StepError(
-                    f"{_FI_INFO} -p efa: finds no device ({found.stderr.strip()}), expected {node.efa_devices}; "
+                    f"{_FI_INFO} -p efa: got no device ({found.stderr.strip()}), expected {node.efa_devices}; "
                     "a new kernel module may need a reboot: reboot, then run again"
                 )
 
@@ -75,7 +76,7 @@ class Efa(Step):
 
 
 def installed_version(node: ProvisionedNode) -> str:
-    """Of the EFA installer that was run here; "" for none."""
+    """Version of the EFA installer that has run on this node; "" if none has."""
     for line in node.text(_INSTALLED).splitlines():
         if line.startswith(_VERSION_LINE):
             return line.removeprefix(_VERSION_LINE).strip()

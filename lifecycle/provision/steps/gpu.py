@@ -1,4 +1,4 @@
-"""What GPUs need beside NVIDIA's driver: the NCCL of torch for programs outside torch, nccl-tests, GDRCopy."""
+"""Software for GPUs other than NVIDIA's driver: NCCL for programs without torch, nccl-tests, GDRCopy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BUILD_S = 1800.0
 
 
 class Nccl(Step):
-    """NVIDIA's NCCL packages in the version that torch was built with, from NVIDIA's repository."""
+    """Installs NVIDIA's NCCL packages in the version that torch was built with, from NVIDIA's repository."""
 
     name = "nccl"
 
@@ -25,7 +25,7 @@ class Nccl(Step):
     def skip(self, node: ProvisionedNode) -> str:
         if not node.has_gpu:
             return "no NVIDIA GPU here"
-        return "" if node.site.torch else "no `torch` in node.yaml to choose it; torch brings its own"
+        return "" if node.site.torch else "no `torch` in node.yaml, which selects the version; torch has its own NCCL"
 
     def is_done(self, node: ProvisionedNode) -> bool:
         return not apt.missing(node, self._packages(node))
@@ -39,7 +39,7 @@ class Nccl(Step):
 
 
 class NcclTests(Step):
-    """nccl-tests, built here: for sbatch_templates/nccl_tests.sbatch, and for people."""
+    """Builds nccl-tests, for sbatch_templates/nccl_tests.sbatch and for use by hand."""
 
     name = "nccl-tests"
     _home = "/opt/nccl-tests"
@@ -65,7 +65,7 @@ class NcclTests(Step):
 
 
 class GdrCopy(Step):
-    """GDRCopy's library: aws-ofi-nccl reads and writes GPU memory with it. Its module comes with NVIDIA's driver."""
+    """Builds GDRCopy's library, with which aws-ofi-nccl accesses GPU memory. Its kernel module is a package."""
 
     name = "gdrcopy"
     _library = "/usr/local/lib/libgdrapi.so"
@@ -90,8 +90,8 @@ class GdrCopy(Step):
         super().verify(node)
         if not node.in_container and "gdrdrv" not in node.text("/proc/modules"):
             raise StepError(
-                "kernel module gdrdrv: is not loaded, expected it beside GDRCopy's library; install gdrdrv-dkms from "
-                "NVIDIA's repository and `modprobe gdrdrv`, then run again"
+                "kernel module gdrdrv: not loaded, but GDRCopy's library needs it; install gdrdrv-dkms from NVIDIA's "
+                "repository and `modprobe gdrdrv`, then run again"
             )
 
 
@@ -100,7 +100,7 @@ def _version(artifact: str) -> str:
 
 
 def _build(node: ProvisionedNode, artifact: str, home: str, make: tuple[str, ...]) -> None:
-    """Unpack a source archive beside its place, build it there, and give it its name when it is whole."""
+    """Unpack and build a source archive in a temporary directory next to `home`. Rename it to `home` at the end."""
     archive = node.fetch(artifact)
     place = node.path(home)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -112,4 +112,4 @@ def _build(node: ProvisionedNode, artifact: str, home: str, make: tuple[str, ...
         if place.exists():
             node.run(("rm", "-rf", "--one-file-system", str(place)))
         os.rename(folder, place)
-        os.mkdir(folder)  # TemporaryDirectory removes it
+        os.mkdir(folder)  # TemporaryDirectory expects it at its exit

@@ -1,4 +1,4 @@
-"""What Slurm calls on this node: the scripts that slurm.conf names, and the hooks' settings."""
+"""Installs the hook scripts that slurm.conf names, and the hooks' settings."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from slurm.hooks.entry import DIRECTORY, scripts
 from slurm.hooks.places import Places
 from slurm.hooks.trust import check_trusted, installation
 
-_SETTINGS = "# Settings of holdfast's Slurm hooks: docs/admin/hooks.md. What is not set has its default.\n"
+_SETTINGS = "# Settings of holdfast's Slurm hooks: docs/admin/hooks.md. Keys that are not set have their default.\n"
 
 
 class Hooks(Step):
-    """The scripts in /etc/slurm/holdfast; the lines for slurm.conf are printed by `holdfast node slurm-conf`."""
+    """Writes the scripts to /etc/slurm/holdfast. `holdfast node slurm-conf` prints the lines for slurm.conf."""
 
     name = "hooks"
 
@@ -26,8 +26,8 @@ class Hooks(Step):
 
     def skip(self, node: ProvisionedNode) -> str:
         if node.in_container:
-            return "Slurm is the host's"
-        return "" if node.site.role == "compute" else f"a {node.site.role} runs no jobs"
+            return "not in a container: the host runs slurmd"
+        return "" if node.site.role == "compute" else f"a {node.site.role} node runs no jobs"
 
     def is_done(self, node: ProvisionedNode) -> bool:
         same = all(node.text(f"{DIRECTORY}/{name}") == text for name, text in scripts().items())
@@ -39,7 +39,7 @@ class Hooks(Step):
         for name, text in scripts().items():
             publish(node.path(f"{DIRECTORY}/{name}"), text.encode(), 0o755)
         settings = self._settings(node)
-        if not settings.exists():  # the admin's own stay
+        if not settings.exists():  # settings of the administrator are kept
             mount = node.site.nvme.mount
             text = _SETTINGS + (f"local_disk: {mount}\n" if node.mounted(mount) else "")
             node.write("/" + str(settings.relative_to(node.root)), text)
@@ -51,9 +51,9 @@ class Hooks(Step):
 
     @staticmethod
     def _mistrust(node: ProvisionedNode, *paths: Path) -> str:
-        """Why root must not run what is here; empty where it may."""
+        """Why root must not run these files, because other users can change them; "" if root may."""
         if node.root != Path("/"):
-            return ""  # our own interpreter is not the one of that root
+            return ""  # below another root, hooks use another interpreter than this process
         try:
             check_trusted(*paths)
         except SlurmError as error:

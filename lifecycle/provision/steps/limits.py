@@ -1,4 +1,4 @@
-"""Limits of processes, and huge pages: EFA and NCCL register memory, which counts as locked."""
+"""Process limits and huge pages. Memory that EFA and NCCL register counts as locked memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SYSCTL = "/etc/sysctl.d/90-holdfast.conf"
 
 
 class Limits(Step):
-    """Locked memory and open files, for logins (pam_limits) and for daemons (systemd), slurmd among them."""
+    """Limits of locked memory and open files, for logins (pam_limits) and for daemons such as slurmd (systemd)."""
 
     name = "limits"
 
@@ -38,7 +38,7 @@ class Limits(Step):
 
 
 class HugePages(Step):
-    """Huge pages of 2 MiB, now and after a reboot. EFA's own package reserves what EFA needs; this is for more."""
+    """Reserves huge pages of 2 MiB, now and after a reboot. EFA's package reserves its own; these are in addition."""
 
     name = "hugepages"
 
@@ -48,7 +48,7 @@ class HugePages(Step):
     def skip(self, node: ProvisionedNode) -> str:
         if not node.site.huge_pages:
             return "no `huge_pages` in node.yaml"
-        return "the kernel is the host's" if node.in_container else ""
+        return "a container uses the kernel of its host" if node.in_container else ""
 
     def is_done(self, node: ProvisionedNode) -> bool:
         return node.text(_SYSCTL) == self._text(node) and self._reserved(node) >= node.site.huge_pages
@@ -62,7 +62,7 @@ class HugePages(Step):
         if got < node.site.huge_pages:
             raise StepError(
                 f"/proc/sys/vm/nr_hugepages: got {got}, expected {node.site.huge_pages}; memory is too fragmented or "
-                "too small: reboot (the setting is kept), or ask for fewer in node.yaml"
+                "too small: reboot (the setting is kept), or set a lower `huge_pages` in node.yaml"
             )
 
     def _text(self, node: ProvisionedNode) -> str:

@@ -1,4 +1,6 @@
-"""systemd-logind: by default it removes the files of users in /dev/shm when they log out, those of their jobs too."""
+"""Configures systemd-logind to keep users' files in /dev/shm. By default it removes them when the user logs out,
+although the user's jobs may still need them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ _PROGRAMS = ("/usr/lib/systemd/systemd-logind", "/lib/systemd/systemd-logind")
 
 
 class Logind(Step):
-    """RemoveIPC=no, in a file of its own: whoever wants systemd's default back removes the file."""
+    """Writes RemoveIPC=no to a separate file. To restore systemd's default, remove the file."""
 
     name = "logind"
 

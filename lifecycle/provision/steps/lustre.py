@@ -1,4 +1,4 @@
-"""FSx for Lustre, or any Lustre: its client, and the file system mounted."""
+"""Installs the Lustre client and mounts a Lustre file system, such as FSx for Lustre."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MOUNT_S = 300.0
 
 
 class Lustre(Step):
-    """The Lustre file system, mounted now and at each boot.
+    """Mounts the Lustre file system now and at each boot. New files below its root get `stripe_count`.
 
-    A file system linked to S3 loads its files when they are first read (lazy load): that needs `lfs hsm_restore` ahead
-    of a job to be fast, and nothing of the client. Striping: new files of the root directory get `stripe_count`.
+    A file system linked to S3 loads each file when it is first read (lazy load). `lfs hsm_restore` before a job makes
+    its first reads fast. The client needs no setting for that.
     """
 
     name = "lustre"
@@ -31,7 +31,7 @@ class Lustre(Step):
     def skip(self, node: ProvisionedNode) -> str:
         if node.site.fsx is None:
             return "no `fsx` in node.yaml"
-        return "mounts are the host's" if node.in_container else ""
+        return "not in a container: the host mounts file systems" if node.in_container else ""
 
     def is_done(self, node: ProvisionedNode) -> bool:
         fsx = self._fsx(node)
@@ -53,13 +53,13 @@ class Lustre(Step):
             except CommandError as error:
                 raise StepError(
                     f"{self._source(fsx)}: cannot be mounted ({error.reason}: {error.result.stderr.strip()}); check "
-                    "the name, and that the security group lets TCP 988 and 1018-1023 through, both ways"
+                    "`fsx` in node.yaml, and that the security group allows TCP 988 and 1018-1023 in both directions"
                 ) from None
         if not self._striped(node, fsx):
             node.run(("lfs", "setstripe", "-c", str(fsx.stripe_count), fsx.mount), timeout_s=60)
 
     def _client(self, node: ProvisionedNode) -> None:
-        """Lustre's modules for the kernel that runs; a kernel they do not fit is said before anything is tried."""
+        """Installs and loads Lustre's modules for the running kernel. An error names a kernel that has no modules."""
         if node.run(("modprobe", "lustre"), check=False).returncode == 0:
             return
         packages = (f"lustre-client-modules-{platform.release()}", "lustre-client-utils")
@@ -67,8 +67,8 @@ class Lustre(Step):
             apt.install(node, packages)
         except StepError as error:
             raise StepError(
-                f"no Lustre client for kernel {platform.release()} ({error}); add the FSx client repository "
-                "(AWS: Installing the Lustre client), or boot a kernel that it has"
+                f"no Lustre client for kernel {platform.release()} ({error}); add the FSx client repository (AWS: "
+                "Installing the Lustre client), or boot a kernel for which that repository has modules"
             ) from None
         node.run(("modprobe", "lustre"), timeout_s=60)
 
@@ -79,7 +79,7 @@ class Lustre(Step):
         return found == str(fsx.stripe_count)
 
     def _line(self, fsx: Fsx) -> str:
-        # flock: torch and pip lock files; _netdev: only when the network is there.
+        # flock: torch and pip lock files. _netdev: systemd mounts only after the network is up.
         options = "defaults,noatime,flock,_netdev,nofail,x-systemd.automount,x-systemd.requires=network.service"
         return fstab.line(self._source(fsx), fsx.mount, "lustre", options)
 

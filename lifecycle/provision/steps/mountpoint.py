@@ -1,4 +1,4 @@
-"""Mountpoint for Amazon S3: buckets as directories, read through a cache on the node's own disk."""
+"""Mountpoint for Amazon S3: mounts buckets as directories, with a read cache on the node's local disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PROGRAM = "/usr/bin/mount-s3"
 
 
 class Mountpoint(Step):
-    """The site's buckets, mounted now and at each boot (mount-s3 in fstab, from 1.18 on)."""
+    """Mounts the site's buckets now and at each boot. mount-s3 supports fstab since version 1.18."""
 
     name = "mountpoint"
 
@@ -20,7 +20,7 @@ class Mountpoint(Step):
     def skip(self, node: ProvisionedNode) -> str:
         if not node.site.s3:
             return "no `s3` in node.yaml"
-        return "mounts are the host's" if node.in_container else ""
+        return "not in a container: the host mounts file systems" if node.in_container else ""
 
     def is_done(self, node: ProvisionedNode) -> bool:
         return node.path(_PROGRAM).exists() and all(

@@ -1,8 +1,8 @@
-"""The node's own disks, as one file system.
+"""Formats and mounts the node's local disks as one file system.
 
-A device is formatted only where nothing says that somebody uses it: no signature of any file system, partition table,
-RAID, LVM or swap (blkid -p), no partitions, no holders, not mounted, and the kernel grants exclusive use (O_EXCL).
-Where any of these cannot be told, it is not formatted.
+A device is formatted only if all these hold: it has no signature of a file system, partition table, RAID, LVM or swap
+(blkid -p), no partitions and no holders; it is not mounted; and the kernel grants exclusive use (O_EXCL). If one of
+these cannot be determined, the device is not formatted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MKFS_S = 600.0
 
 
 class Nvme(Step):
-    """One file system over the node's own disks, RAID 0 where there are several, mounted now and at each boot."""
+    """Makes one file system on the local disks and mounts it now and at each boot. Several disks become a RAID 0."""
 
     name = "nvme"
 
@@ -35,15 +35,17 @@ class Nvme(Step):
 
     def skip(self, node: ProvisionedNode) -> str:
         if node.in_container:
-            return "disks are the host's"
+            return "not in a container: the host mounts the disks"
         if node.site.role != "compute":
-            return f"a {node.site.role} needs none"
-        return "" if self._devices(node) or self._has_file_system(node) else "no instance store, no `nvme.devices`"
+            return f"a {node.site.role} node needs no local disk"
+        if self._devices(node) or self._has_file_system(node):
+            return ""
+        return "no instance store on this node, and no `nvme.devices` in node.yaml"
 
     def is_done(self, node: ProvisionedNode) -> bool:
         source = node.mounted(node.site.nvme.mount)
         if source and not self._is_ours(node, source):
-            return True  # the image's own service did it (HyperPod, DLAMI), or the admin: not ours to change
+            return True  # mounted by a service of the image (HyperPod, DLAMI) or by the administrator: kept as it is
         return bool(source) and fstab.holds(node, self._line(node))
 
     def apply(self, node: ProvisionedNode) -> None:
@@ -60,7 +62,7 @@ class Nvme(Step):
             node.run(("mount", f"LABEL={LABEL}", mount), timeout_s=120)
 
     def _line(self, node: ProvisionedNode) -> str:
-        # nofail: instance store is empty after a stop and start; the node must boot to be provisioned again.
+        # nofail: the instance store is empty after a stop and start, and the node must boot without it.
         options = "defaults,noatime,nofail,x-systemd.device-timeout=30s"
         return fstab.line(f"LABEL={LABEL}", node.site.nvme.mount, node.site.nvme.fs, options)
 
@@ -69,16 +71,16 @@ class Nvme(Step):
         return found.stdout.strip() == LABEL
 
     def _has_file_system(self, node: ProvisionedNode) -> bool:
-        """Whether one of ours is there, after a reboot or a crash; an array of ours is assembled to see."""
+        """Whether a file system of this step exists, for example after a reboot. First assembles this step's array."""
         if self._members(node):
             self._assemble(node)
         return node.run(("blkid", "-c", "/dev/null", "-L", LABEL), check=False).returncode == 0
 
     def _device(self, node: ProvisionedNode) -> str:
-        """The one device to format: the only disk, or an array over all of them."""
+        """The device to format: the only disk, or a RAID 0 array of all disks, which is made here."""
         devices = self._devices(node)
         if len(devices) > 1 and self._members(node) == list(devices):
-            return _ARRAY  # killed between mdadm and mkfs
+            return _ARRAY  # an earlier run was killed between mdadm and mkfs
         for device in devices:
             self._refuse_used(node, device)
         if len(devices) == 1:
@@ -88,12 +90,12 @@ class Nvme(Step):
         return _ARRAY
 
     def _format(self, node: ProvisionedNode, device: str) -> None:
-        # Looked at once more, right before: a new array may show what an older one had. mkfs gets no -f.
+        # Checked again here: a new array may show the signatures of an older one on the same disks. mkfs gets no -f.
         self._refuse_used(node, device)
         node.run((f"mkfs.{node.site.nvme.fs}", "-q", "-L", LABEL, device), timeout_s=_MKFS_S)
 
     def _members(self, node: ProvisionedNode) -> list[str]:
-        """The site's devices that are parts of an array of ours; mdadm puts its host's name before the array's."""
+        """The devices that belong to an array of this step. mdadm writes array names as HOST:NAME."""
         found = {device: self._signatures(node, device) for device in self._devices(node)}
         return [
             device
@@ -102,12 +104,12 @@ class Nvme(Step):
         ]
 
     def _assemble(self, node: ProvisionedNode) -> None:
-        """The array, where the kernel has not put it together at boot; mdadm says so by its exit code where it has."""
+        """Assembles the array if the kernel has not done so at boot. mdadm fails if it is assembled already."""
         if not node.path(_ARRAY).exists():
             node.run(("mdadm", "--assemble", _ARRAY, *self._members(node)), check=False)
 
     def _settle(self, node: ProvisionedNode) -> None:
-        """udev makes the link that LABEL= needs."""
+        """Waits for udev, which makes the symbolic link that `mount LABEL=` uses."""
         if node.has_systemd:
             node.run(("udevadm", "settle", "--timeout=30"), timeout_s=60)
 
@@ -119,30 +121,33 @@ class Nvme(Step):
         return sorted(disk["name"] for disk in disks if (disk["model"] or "").strip() == _INSTANCE_STORE)
 
     def _signatures(self, node: ProvisionedNode, device: str) -> dict[str, str]:
-        """What blkid finds on a device.
+        """The signatures that blkid finds on a device, by blkid's keys (TYPE, LABEL, ...); empty if there are none.
 
         Raises:
-            StepError: it cannot be read; that is not "nothing found".
+            StepError: blkid cannot read the device.
         """
         found = node.run(("blkid", "-p", "-o", "export", device), check=False)
         if found.returncode == _NOTHING_FOUND:
             return {}
         if found.returncode != 0:
             raise StepError(
-                f"{device}: blkid cannot say what is on it ({found.stderr.strip() or found.returncode}); "
-                "not formatted. Clear it by hand with `wipefs -a` if it may go"
+                f"{device}: blkid cannot read its signatures ({found.stderr.strip() or found.returncode}); "
+                "not formatted. If its data can be lost, clear it by hand with `wipefs -a`"
             )
         return dict(line.split("=", 1) for line in found.stdout.splitlines() if "=" in line)
 
     def _refuse_used(self, node: ProvisionedNode, device: str) -> None:
-        """Raises StepError unless nothing at all speaks against formatting the device."""
+        """Raises StepError if there is any sign that the device is in use; see the top of this module."""
         path = os.path.realpath(node.path(device))
-        advice = "not formatted. If it may go: `wipefs -a` it by hand; else take it out of `nvme.devices`"
+        advice = (
+            "not formatted. If its data can be lost, clear it by hand with `wipefs -a`; else remove it from "
+            "`nvme.devices` in node.yaml"
+        )
         try:
             if not stat.S_ISBLK(os.stat(path).st_mode):
                 raise StepError(f"{device}: got a file that is no block device; {advice}")
         except FileNotFoundError:
-            raise StepError(f"{device}: there is no such device; see `lsblk`") from None
+            raise StepError(f"{device}: no such device; see `lsblk`, and `nvme.devices` in node.yaml") from None
         found = self._signatures(node, device)
         if found:
             what = found.get("TYPE") or found.get("PTTYPE") or "a signature"
@@ -159,5 +164,5 @@ class Nvme(Step):
         try:
             os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
         except OSError as error:
-            why = "the kernel says it is in use" if error.errno == errno.EBUSY else str(error.strerror)
+            why = "the kernel reports it as in use" if error.errno == errno.EBUSY else str(error.strerror)
             raise StepError(f"{device}: {why}; {advice}") from None

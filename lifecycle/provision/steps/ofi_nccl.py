@@ -1,4 +1,4 @@
-"""aws-ofi-nccl where NCCL finds it; EFA's installer brings it. Without it NCCL falls back to sockets, silently."""
+"""Lets NCCL find aws-ofi-nccl, which EFA's installer installs. Without it NCCL silently uses sockets instead of EFA."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _LIBRARIES = ("libnccl-net.so", "libnccl-net-ofi.so")  # the second name since i
 
 
 class OfiNccl(Step):
-    """aws-ofi-nccl on the loader's path."""
+    """Adds the directory of aws-ofi-nccl to the dynamic linker's search path."""
 
     name = "ofi-nccl"
 
     def goal(self, node: ProvisionedNode) -> str:
-        return f"aws-ofi-nccl of {_HOME} on the loader's path"
+        return f"aws-ofi-nccl of {_HOME} on the dynamic linker's search path"
 
     def skip(self, node: ProvisionedNode) -> str:
         if node.site.container or node.site.efa or node.efa_devices:
@@ -32,15 +32,15 @@ class OfiNccl(Step):
         folder = plugin_folder(node)
         if not folder:
             raise StepError(
-                f"{_HOME}: got no {' or '.join(_LIBRARIES)}, expected the EFA installer to bring one; run the efa step "
-                "again (`--only efa`), with an installer of 1.40 or newer"
+                f"{_HOME}: got no {' or '.join(_LIBRARIES)}, expected one from the EFA installer; run the step `efa` "
+                "again (`--only efa`), with installer 1.40 or newer"
             )
         node.write(_CONF, f"{folder}\n")
         node.run(("ldconfig",), timeout_s=120)
 
 
 def plugin_folder(node: ProvisionedNode) -> str:
-    """Where the plugin's library is; "" for nowhere."""
+    """Directory of the plugin's library; "" if it is not installed."""
     home = node.path(_HOME)
     found = [path for name in _LIBRARIES for path in sorted(home.glob(f"lib*/**/{name}"))]
     return str(Path("/") / found[0].parent.relative_to(node.root)) if found else ""

@@ -1,4 +1,4 @@
-"""Packages that the other steps and training need."""
+"""Installs the distribution's packages that training and the other steps need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BUILD = ("build-essential", "git")
 
 
 class Packages(Step):
-    """What every node has from its distribution."""
+    """Installs the packages of every node, a compiler on nodes with GPUs, and the site's own packages."""
 
     name = "packages"
 

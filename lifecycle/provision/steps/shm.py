@@ -1,4 +1,4 @@
-"""/dev/shm: it holds the checkpoints of this node's ranks and its partners' copies."""
+"""Sets the size of /dev/shm, which holds the checkpoints of this node's ranks and of its partner nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MOUNT = "/dev/shm"
 
 
 class Shm(Step):
-    """The size of /dev/shm, now and after a reboot. A size that is larger already stays."""
+    """Sets the size of /dev/shm, now and after a reboot. A larger size is kept."""
 
     name = "shm"
 
@@ -25,7 +25,7 @@ class Shm(Step):
     def apply(self, node: ProvisionedNode) -> None:
         fstab.put(node, self._line(node))
         if not node.mounted(_MOUNT):
-            raise StepError(f"{_MOUNT}: nothing is mounted there, expected a tmpfs; reboot, then run again")
+            raise StepError(f"{_MOUNT}: got no mount, expected a tmpfs; reboot, then run again")
         node.run(("mount", "-o", f"remount,size={self._wanted_bytes(node)}", _MOUNT))
 
     def verify(self, node: ProvisionedNode) -> None:
@@ -45,6 +45,6 @@ class Shm(Step):
         return (int(size.rstrip("kmgKMG")) << shift) & ~4095
 
     def _size_bytes(self, node: ProvisionedNode) -> int:
-        """Of the tmpfs as df sees it, in whole pages."""
+        """Size of the tmpfs by df, a multiple of the page size."""
         found = node.run(("df", "--block-size=1", "--output=size", _MOUNT)).stdout.split()
         return int(found[-1])

@@ -1,4 +1,4 @@
-"""Slurm's daemon on this node: its limits, where it gets its configuration, munge's key."""
+"""Configures slurmd on this node: its limits, the source of slurm.conf, and munge's key."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _PACKAGES = ("slurmd", "slurm-client", "munge")
 
 
 class Slurmd(Step):
-    """slurmd with the limits that training needs; with `conf_server`, configless."""
+    """Starts slurmd with the limits that training needs. With `conf_server`, slurmd gets slurm.conf from slurmctld."""
 
     name = "slurmd"
 
     def goal(self, node: ProvisionedNode) -> str:
         server = node.site.slurm.conf_server
-        later = "" if node.site.slurm.start else "; started by others"
+        later = "" if node.site.slurm.start else "; another service starts it"
         return f"slurmd with memlock {node.site.memlock}{f', slurm.conf from {server}' if server else ''}{later}"
 
     def skip(self, node: ProvisionedNode) -> str:
         if node.in_container:
-            return "Slurm is the host's"
-        return "" if node.site.role == "compute" else f"a {node.site.role} has no slurmd"
+            return "not in a container: the host runs slurmd"
+        return "" if node.site.role == "compute" else f"a {node.site.role} node has no slurmd"
 
     def is_done(self, node: ProvisionedNode) -> bool:
         files = all(node.text(path) == text for path, text in self._files(node).items())
@@ -72,7 +72,9 @@ class Slurmd(Step):
         try:
             return path.read_bytes()
         except OSError as error:
-            raise StepError(f"{path}: munge's key cannot be read ({error.strerror}); see `slurm.munge_key`") from None
+            raise StepError(
+                f"{path}: munge's key cannot be read ({error.strerror}); check `slurm.munge_key` in node.yaml"
+            ) from None
 
     def _key_is_right(self, node: ProvisionedNode) -> bool:
         if not node.site.slurm.munge_key:
@@ -81,7 +83,7 @@ class Slurmd(Step):
         return key.exists() and key.read_bytes() == self._wanted_key(node) and key.stat().st_mode & 0o077 == 0
 
     def _put_key(self, node: ProvisionedNode) -> None:
-        """Under a temporary name, with munge's owner, before it gets its own: nobody else ever reads it."""
+        """Writes the key to a temporary file that only the user munge can read, and renames it."""
         key = node.path(_KEY)
         temporary = key.with_name(".munge.key.holdfast")
         temporary.unlink(missing_ok=True)

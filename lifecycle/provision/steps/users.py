@@ -1,4 +1,4 @@
-"""Users, the same on all nodes: Slurm runs a job under its user's number."""
+"""Makes the site's users with the same uid on all nodes. Slurm runs a job by the uid of its user."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lifecycle.provision.step import ProvisionedNode, Step, StepError
 
 
 class Users(Step):
-    """The site's users, with the numbers they have everywhere. None is changed or removed."""
+    """Adds the site's users with their uid and gid. Existing users are never changed or removed."""
 
     name = "users"
 
@@ -37,7 +37,10 @@ class Users(Step):
                 self._make_home(node, user, gid)
 
     def _make_home(self, node: ProvisionedNode, user: User, gid: int) -> None:
-        """Whole or not at all: useradd itself, killed, leaves a user without a home, or with one of root's."""
+        """Makes a home directory under a temporary name and renames it.
+
+        A killed useradd would leave the user without a home directory, or with one that root owns.
+        """
         home = node.path(_home(user))
         home.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         part = home.with_name(f".{home.name}.holdfast")
@@ -59,7 +62,7 @@ class Users(Step):
             if name == user.name or int(uid) == user.uid:
                 raise StepError(
                     f"/etc/passwd: got {name} with uid {uid}, expected {user.name} with uid {user.uid}; "
-                    "the numbers must be the same on all nodes: change it by hand, or node.yaml"
+                    "a uid must be the same on all nodes: change the account by hand, or change node.yaml"
                 )
         return False
 

@@ -72,7 +72,7 @@ def test_a_file_without_a_pinned_checksum_is_not_fetched_until_the_site_names_on
         _fetch(tmp_path, mirror=mirror)("efa", "1.42.0")
     command = str(caught.value).split("`")[1]
     taken = run(("bash", "-c", command)).stdout.split()[0]
-    assert taken == _SHA256 and "into /etc/holdfast/node.yaml: sha256: {efa: SUM}" in str(caught.value)
+    assert taken == _SHA256 and "add it to /etc/holdfast/node.yaml: sha256: {efa: SUM}" in str(caught.value)
     assert _fetch(tmp_path, mirror=mirror, sha256={"efa": taken})("efa", "1.42.0").read_bytes() == _BODY
 
 
@@ -92,7 +92,7 @@ def test_the_command_that_takes_a_checksum_reads_what_would_be_fetched(
 
 
 def test_a_file_that_the_mirror_lacks_is_said(tmp_path: Path) -> None:
-    with pytest.raises(StepError, match=r"cannot be fetched.*put the right file into the mirror"):
+    with pytest.raises(StepError, match=r"cannot be downloaded.*put the right file into the mirror"):
         _fetch(tmp_path, mirror=str(tmp_path))("efa", "1.42.0", _SHA256)
 
 
@@ -110,7 +110,7 @@ def test_from_a_mirror_on_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             fetch("efa", "9", _SHA256)
         server.stop()
         with pytest.raises(
-            StepError, match=r"cannot be fetched \(Could not connect.*put the right file into the mirror"
+            StepError, match=r"cannot be downloaded \(Could not connect.*put the right file into the mirror"
         ):
             fetch("efa", "9", _SHA256)
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [f"efa-{_FILE}"]
@@ -122,7 +122,7 @@ def test_a_disk_that_is_full_is_named_and_nothing_half_is_left(tmp_path: Path) -
     cache.mkdir()
     run(("mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(cache)))
     try:
-        with pytest.raises(StepError, match=rf"{cache}: No space left on device while .*; make room there"):
+        with pytest.raises(StepError, match=rf"{cache}: No space left on device during .*; make room there"):
             _fetch(tmp_path, mirror=_mirror(tmp_path, _BODY))("efa", "1.42.0", _SHA256)
         assert list(cache.iterdir()) == []
     finally:
@@ -166,7 +166,7 @@ def test_from_its_url_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Mo
     if not cut:
         assert _fetch(tmp_path)("efa", "1.42.0", _SHA256).read_bytes() == _BODY
         return
-    with pytest.raises(StepError, match=f"over {len(_BODY) // 2} bytes|cannot be fetched"):
+    with pytest.raises(StepError, match=f"over {len(_BODY) // 2} bytes|cannot be downloaded"):
         _fetch(tmp_path)("efa", "1.42.0", _SHA256)
     assert not list((tmp_path / "cache").glob("*"))
 

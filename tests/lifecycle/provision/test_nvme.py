@@ -127,7 +127,7 @@ def test_a_disk_that_the_kernel_holds_is_never_formatted_though_it_looks_empty(d
         outcome = _walk(_real([device], tmp_path / "local"))
     finally:
         os.close(held)
-    assert outcome.ending is Ending.FAILED and "the kernel says it is in use" in outcome.reason
+    assert outcome.ending is Ending.FAILED and "the kernel reports it as in use" in outcome.reason
 
 
 def test_of_two_disks_with_one_in_use_neither_is_touched(disk: Disk, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_disk_that_blkid_cannot_read_is_not_formatted(tmp_path: Path) -> None:
     programs.answers[("blkid", "-p")] = (4, "")
     programs.answers[("blkid", "-c")] = (2, "")
     outcome = walk(choose(["nvme"]), node_of(tmp_path, programs, nvme={"devices": ["/dev/sda"]}))[0]
-    assert outcome.ending is Ending.FAILED and "blkid cannot say" in outcome.reason
+    assert outcome.ending is Ending.FAILED and "blkid cannot read" in outcome.reason
 
 
 def test_what_somebody_else_has_mounted_there_is_left_alone(tmp_path: Path) -> None:

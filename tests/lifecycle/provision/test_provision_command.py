@@ -30,7 +30,7 @@ def test_a_log_that_cannot_be_written_is_said_once_and_stops_nothing(
     monkeypatch.setattr(command, "LOG_FILE", tmp_path / log)
     assert provision(bare(tmp_path / "root")) == 0
     said = capsys.readouterr()
-    assert said.err == f"{tmp_path / log}: the log cannot be written ({why}); going on without it\n"
+    assert said.err == f"{tmp_path / log}: the log cannot be written ({why}); continuing without a log\n"
     assert "done: 1 applied" in said.out and list((tmp_path / "root/etc/security/limits.d").iterdir())
 
 
@@ -44,7 +44,7 @@ def test_two_runs_at_once_are_one_and_an_error(
     with lock.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert provision(tmp_path) == 1
-    assert f"{lock}: process 4711 provisions this node right now" in capsys.readouterr().err
+    assert f"{lock}: process 4711 provisions this node" in capsys.readouterr().err
 
 
 def test_a_plan_says_which_files_nobody_has_a_checksum_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,9 @@ def test_a_plan_says_which_files_nobody_has_a_checksum_of(tmp_path: Path, capsys
     site = "efa: '1.51.0'\ns3: [{bucket: data, mount: /s3/data}]\nenroot: true\n"
     rows = plan(site)
     assert {row["plan"] for row in rows.values()} == {"would fail"}
-    assert "no checksum is pinned for it" in rows["efa"]["detail"] and "sha256: {efa: SUM}" in rows["efa"]["detail"]
+    assert (
+        "no checksum is pinned for this file" in rows["efa"]["detail"] and "sha256: {efa: SUM}" in rows["efa"]["detail"]
+    )
     sums = "".join(f"  {name}: '{'0' * 64}'\n" for name in ("efa", "mountpoint", "enroot", "enroot-caps", "pyxis"))
     assert {row["plan"] for row in plan(f"{site}sha256:\n{sums}").values()} == {"apply"}
     assert plan("instance: p5.48xlarge\n")["efa"]["plan"] == "apply"  # the default has one

@@ -106,7 +106,7 @@ def test_hyperpods_files_say_what_this_node_is(tmp_path: Path) -> None:
         ("[]", _PARAMETERS, "got list, expected an object"),
         ({}, _PARAMETERS, "InstanceGroups: got NoneType, expected a list"),
         ({"InstanceGroups": [{"Name": "x"}]}, _PARAMETERS, "InstanceGroups[0]: expected an object with Name and Inst"),
-        ({"InstanceGroups": [{"Instances": []}]}, _PARAMETERS, "Name: got None, expected text"),
+        ({"InstanceGroups": [{"Instances": []}]}, _PARAMETERS, "Name: got None, expected text that is not empty"),
         (
             {"InstanceGroups": [{"Name": "x", "Instances": [{"CustomerIpAddress": "a;b"}]}]},
             _PARAMETERS,
@@ -114,8 +114,12 @@ def test_hyperpods_files_say_what_this_node_is(tmp_path: Path) -> None:
         ),
         ({"InstanceGroups": []}, _PARAMETERS, "expected one with an address of this node (10.1.0.7)"),
         ("[" * 100_000, _PARAMETERS, "cannot be read as JSON (maximum recursion depth"),
-        (_RESOURCES, {}, "controller_group: got None, expected text"),
-        (_RESOURCES, {"controller_group": "ctl", "fsx_dns_name": "x"}, "fsx_mountname: got None, expected text"),
+        (_RESOURCES, {}, "controller_group: got None, expected text that is not empty"),
+        (
+            _RESOURCES,
+            {"controller_group": "ctl", "fsx_dns_name": "x"},
+            "fsx_mountname: got None, expected text that is not empty",
+        ),
         (_RESOURCES, "\x00", "cannot be read as JSON"),
     ],
 )

@@ -112,7 +112,7 @@ def test_an_archive_that_is_not_amazons_is_refused(tmp_path: Path) -> None:
 
 def test_an_installer_without_the_plugin_is_a_failure_and_not_a_fall_back_to_sockets(tmp_path: Path) -> None:
     outcome = _one("ofi-nccl", node_of(bare(tmp_path), instance="p5.48xlarge"))
-    assert outcome.ending is Ending.FAILED and "run the efa step again" in outcome.reason
+    assert outcome.ending is Ending.FAILED and "run the step `efa` again" in outcome.reason
 
 
 def test_a_machine_without_efa_or_gpu_skips_what_needs_them(tmp_path: Path) -> None:

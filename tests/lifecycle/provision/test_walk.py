@@ -109,7 +109,7 @@ class _Broken(_Claims):
 def test_a_step_that_does_not_verify_fails_by_name_and_stops_the_walk(tmp_path: Path) -> None:
     outcomes = walk([_Broken(), _Claims()], node_of(bare(tmp_path)))
     assert [outcome.ending for outcome in outcomes] == [Ending.FAILED]
-    assert outcomes[0].step == "broken" and "still not so" in outcomes[0].reason
+    assert outcomes[0].step == "broken" and "its result is missing" in outcomes[0].reason
     assert StepsRecord(tmp_path / "var/lib/holdfast/provision.json").interrupted("broken")
 
 
@@ -118,7 +118,7 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
 
     class Nested(_Claims):
         def apply(self, node: ProvisionedNode) -> None:
-            with pytest.raises(LifecycleError, match="provisions this node right now"):
+            with pytest.raises(LifecycleError, match="provisions this node"):
                 walk([_Claims()], node)
             self.applied = 1
 

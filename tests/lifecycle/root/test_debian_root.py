@@ -178,8 +178,8 @@ def test_a_step_that_fails_is_named_with_the_way_on(machine: Machine, tmp_path: 
     script = f"mkdir /empty; {_CREATE} --mirror /empty --only efa"
     assert machine.power_on(script, log).wait(timeout=_RUN_S) == 1
     said = log.read_text()
-    assert "failed at efa: " in said and "cannot be fetched" in said
-    assert "When that is put right: holdfast node provision" in said
+    assert "failed at step efa: " in said and "cannot be downloaded" in said
+    assert "Once the cause is fixed, run: holdfast node provision" in said
 
 
 # What ParallelCluster does: the script alone in /tmp under a name of its own, its facts in cfnconfig, Args as they are.
@@ -230,4 +230,4 @@ def test_parallelclusters_script_alone_gets_the_package_from_a_bucket(machine: M
     assert (machine.root / "opt/alone/source").read_text() == f"{url}#sha256={sum_}\n"
     assert "ann:x:2001:2001" in (machine.root / "etc/passwd").read_text()
     head = {row["step"]: row for row in json.loads(said[said.rindex("\n[\n") :])}
-    assert head["slurmd"]["detail"] == "a controller has no slurmd" and head["hooks"]["plan"] == "skip"
+    assert head["slurmd"]["detail"] == "a controller node has no slurmd" and head["hooks"]["plan"] == "skip"
