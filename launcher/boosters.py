@@ -1,4 +1,4 @@
-"""Whether Slurm can give an elastic job its boosters, and take them back: asked before the job is submitted."""
+"""Checks, before an elastic job is submitted, that Slurm can start its boosters and can preempt them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from slurm.preemption import Boosters, Preemption
 
 
 def require_booster(spec: JobSpec) -> None:
-    """Makes sure that the job says where its boosters are to be.
+    """Check that a job with sizes above `nodes` names a partition or QOS for its boosters.
 
     Raises:
-        UsageError: it does not, and has a size above `nodes`; or it has checkpoints, and runs in a container.
+        UsageError: the job names none; or it has checkpoints and runs in a container.
     """
     booster = spec.elastic.booster if spec.elastic else None
     if spec.most_boosters and not (booster and (booster.partition or booster.qos)):
@@ -31,15 +31,15 @@ def require_booster(spec: JobSpec) -> None:
 
 
 def check_boosters(spec: JobSpec, partition: str | None, qos: str | None) -> None:
-    """Makes sure that Slurm can take the job's boosters back. Where Slurm does not answer, nothing is refused.
+    """Check that Slurm can preempt the job's boosters. Refuses nothing if Slurm does not answer.
 
     Args:
         spec: the job.
-        partition: its own; several, separated by commas, where one of them must do; None for the site's default.
-        qos: its own; None for its account's default.
+        partition: the job's own partition, or several, separated by commas; None for the site's default.
+        qos: the job's own QOS; None for its account's default.
 
     Raises:
-        UsageError: a line for each thing that is wrong.
+        UsageError: one line for each problem.
     """
     if not spec.most_boosters:
         return
@@ -52,11 +52,11 @@ def check_boosters(spec: JobSpec, partition: str | None, qos: str | None) -> Non
 
 
 def booster_problems(spec: JobSpec, preemption: Preemption, partition: str | None, qos: str | None) -> Iterator[str]:
-    """What is wrong with a job's boosters: key and problem.
+    """The problems of a job's boosters, each as (key, problem).
 
     Args:
         spec: the job, with a size above `nodes`.
-        preemption: the cluster's.
+        preemption: the cluster's settings for preemption.
         partition, qos: see check_boosters().
     """
     options = spec.booster_options
@@ -77,7 +77,7 @@ def booster_problems(spec: JobSpec, preemption: Preemption, partition: str | Non
 
 
 def partition_names(preemption: Preemption, asked: str | None) -> tuple[str, ...]:
-    """The partitions that a job asks for; the site's default where it names none."""
+    """The partitions that a job asks for; the site's default partition if it names none."""
     if asked:
         return tuple(asked.split(","))
     return tuple(each.name for each in preemption.partitions if each.is_default)

@@ -1,4 +1,4 @@
-"""`holdfast ckpt plan`: the job file's sizes, and the command line's, for the account that ckpt makes."""
+"""`holdfast ckpt plan`: combines the sizes in the job file with those of the command line, for ckpt's calculation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads of a file system that may hang, for an event loop that must not."""
+"""Reads files in a thread, so that a file system that hangs does not block the event loop."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ T = TypeVar("T")
 
 
 class DiskRead(Generic[T]):
-    """One read, repeated. While the file system hangs, one thread waits for it, however often it is asked.
+    """A blocking read that can be repeated. If the file system hangs, only one thread waits for it.
 
     Args:
-        read: reads; it blocks.
-        path: what it reads, for messages.
+        read: the read; it may block.
+        path: the file that it reads, for messages.
     """
 
     def __init__(self, read: Callable[[], T], path: Path) -> None:
         self._read = read
         self._path = path
         self._reading: asyncio.Task[T] | None = None
-        self._count = 0  # of the reads begun
+        self._count = 0  # number of reads that have begun
 
     async def newest(self, timeout_s: float) -> T:
-        """What a read gives that begins now, or when the one under way has ended.
+        """The result of a read that begins after this call. A running read is waited for, then a new one starts.
 
         Raises:
-            TimeoutError: the file system has not answered within `timeout_s`; the read goes on.
+            TimeoutError: the file system has not answered within `timeout_s`. The read continues in its thread.
         """
         earlier, deadline_s = self._count, time.monotonic() + timeout_s
         while True:
@@ -47,6 +47,6 @@ class DiskRead(Generic[T]):
 
 
 def _see(reading: asyncio.Task[T]) -> None:
-    """Nobody may wait for it any more."""
+    """Takes the task's exception, because no caller may wait for the task any more."""
     if not reading.cancelled():
         reading.exception()

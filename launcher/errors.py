@@ -1,25 +1,25 @@
-"""Errors that the launcher raises on purpose; each message is one line that says what to do next."""
+"""The launcher's errors. Each message says what to do next."""
 
 from __future__ import annotations
 
 
 class LauncherError(Exception):
-    """Something the launcher tried did not work. The command line prints the message and exits 1."""
+    """An operation of the launcher failed. The command line prints the message and exits with code 1."""
 
     exit_code = 1
 
 
 class JobFailed(LauncherError):
-    """The supervised job ended without finishing; the message names the outcome, the step and the cause.
+    """The supervised job ended before it was done. The message names the outcome, the step and the cause.
 
     Raised inside the job; job.result() raises submitit's FailedJobError, which carries this message.
     """
 
 
 class UsageError(LauncherError):
-    """A request that cannot be served as written (job file, option, folder). Raised before anything is submitted.
+    """A job file, an option or a folder is not valid. Raised before anything is submitted.
 
-    The command line prints the message and exits 2. Catch it to let the user correct the request.
+    The command line prints the message and exits with code 2. Catch this error to let the user correct the request.
     """
 
     exit_code = 2

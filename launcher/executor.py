@@ -1,4 +1,4 @@
-"""submitit's way in: an executor whose jobs are supervised, so that they survive the nodes they lose.
+"""A submitit executor for supervised jobs, which survive the loss of nodes.
 
 executor = Executor(folder="runs/%j")
 executor.update_parameters(nodes=8, spares=1, gpus_per_node=8, timeout_min=1440, slurm_partition="train")
@@ -48,8 +48,8 @@ _JOB_PARAMETERS = {
 class Torchrun:
     """A training script to run on every node under torch elastic, as torchrun would.
 
-    `Executor.submit` takes one. Called instead, inside a job that any other executor submitted or on a laptop, it runs
-    there and returns the outcome: see `launcher.submission.in_allocation`.
+    Pass it to `Executor.submit`. Or call it inside a job of any other executor, or on a laptop: the script then runs
+    there, and the call returns the outcome. See `launcher.submission.in_allocation`.
 
     Args:
         script: path of the script; relative to the working directory at submission.
@@ -67,42 +67,42 @@ class Torchrun:
         object.__setattr__(self, "options", options)
 
     def mapping(self, *args: str) -> dict[str, Any]:
-        """The keys of the job file that this stands for, with further arguments of the script."""
+        """The same job as keys of a job file, with further arguments for the script."""
         return {**self.options, "script": self.script, "args": [*self.args, *args]}
 
     def __call__(self, *args: str) -> dict[str, Any]:
-        """Runs the script where this process runs: in the Slurm job that we are in, or on the local cluster.
+        """Run the script on the nodes of the current Slurm job; outside of Slurm, on the local cluster.
 
         Returns:
             The outcome as plain data: name, step, exit_code, reason, seconds.
 
         Raises:
-            JobFailed: it ended without finishing.
-            UsageError: it cannot run as written.
-            SystemExit: it stopped, to go on when the job that we are in has been requeued.
+            JobFailed: the job ended before it was done.
+            UsageError: the options are not valid.
+            SystemExit: the job has stopped, and continues when Slurm has requeued the current job.
         """
         return run_here(self.mapping(*args), f"Torchrun({self.script!r})")
 
     def checkpoint(self, *args: str) -> DelayedSubmission:
-        """What submitit is to run after a requeue: the same, which goes on from what is in its folder."""
+        """submitit runs the result after a requeue: the same script, which continues from its checkpoints."""
         return DelayedSubmission(self, *args)
 
 
 class Executor(submitit.AutoExecutor):
     """A submitit executor for supervised training jobs.
 
-    Takes what submitit's AutoExecutor takes, and update_parameters() also `spares` (nodes kept warm to replace lost
-    ones) and `workers_per_node`. Submissions of a batch() that ask Slurm for the same become one job array, in which
-    each has its own nodes, folder and supervisor.
+    It has the parameters of submitit's AutoExecutor. update_parameters() has two more: `spares` (warm nodes that
+    replace lost ones) and `workers_per_node`. Submissions in one batch() with the same sbatch options become one job
+    array. Each job of the array has its own nodes, folder and supervisor.
 
     Args:
-        folder: where each job keeps all its files; %j stands for the job's id and is added if it is missing. On Slurm
-            it must be on a file system that all nodes share.
-        cluster: "slurm" or "local"; None takes Slurm where srun is found.
+        folder: the folder of each job's files. %j stands for the job's id and is added if it is missing. On Slurm the
+            folder must be on a file system that all nodes share.
+        cluster: "slurm" or "local"; None: Slurm if srun is found, else local.
         kwargs: arguments of submitit's executors, prefixed by the cluster's name: slurm_python=...
 
     Raises:
-        UsageError: no such cluster, or a folder that cannot be written.
+        UsageError: there is no such cluster, or the folder cannot be written.
     """
 
     def __init__(self, folder: Path | str = "runs/%j", cluster: str | None = None, **kwargs: Any) -> None:
@@ -167,7 +167,7 @@ class Executor(submitit.AutoExecutor):
         return JobSpec.from_mapping(mapping, Path.cwd(), f"Torchrun({job.script!r})")
 
     def _check(self, spec: JobSpec) -> None:
-        """Refuses what cannot work, before anything is submitted."""
+        """Raises UsageError for a job that cannot work, before anything is submitted."""
         check_modules(spec, os.environ)
         if spec.checkpoint and spec.checkpoint.shared:
             _check_shared(spec.checkpoint.shared.path, spec.checkpoint.namespace)
@@ -178,7 +178,7 @@ class Executor(submitit.AutoExecutor):
 
 
 def sbatch_script(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> tuple[str, list[str]]:
-    """What a submission to Slurm would do, without doing it.
+    """Show a submission to Slurm without submitting anything.
 
     Returns:
         The sbatch script, and the command line that would submit it (the script's name left out).
@@ -189,7 +189,7 @@ def sbatch_script(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence
 
 
 def sbatch_test(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> str:
-    """What Slurm answers to `sbatch --test-only`: when and where the job would start.
+    """Slurm's answer to `sbatch --test-only`: when and where the job would start.
 
     Raises:
         LauncherError: sbatch refuses the job.
@@ -201,10 +201,10 @@ def sbatch_test(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[s
 
 
 def check_partition(names: str | None, spec: JobSpec) -> None:
-    """Compares the job's size with its partition's. Where Slurm does not answer, sbatch is left to judge.
+    """Check that the job's partition has enough nodes. Refuses nothing if Slurm does not answer: sbatch will decide.
 
     Args:
-        names: the partition asked for, or several of which one must do; None is the site's default.
+        names: the job's partition, or several, separated by commas; None for the site's default.
         spec: the job.
 
     Raises:
@@ -233,7 +233,7 @@ def _with_job_id(folder: Path | str) -> Path:
 
 
 def _check_writable(folder: Path) -> None:
-    """Tries a file in the folder that all jobs share: permissions alone do not tell (read-only mounts, quotas)."""
+    """Writes a test file to the folder of all jobs. Permissions alone do not show read-only mounts and quotas."""
     try:
         make_folder(folder)
         with tempfile.TemporaryFile(dir=folder):

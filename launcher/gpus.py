@@ -1,11 +1,11 @@
-"""What a job asks for in GPUs, in the words of its file and in Slurm's. All other modules ask here."""
+"""The GPUs that a job asks for: converts between `gpus_per_node` of the job file and Slurm's options."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-MAX_PER_NODE = 64  # as many workers have a row on a node's board, where they post their steps
+MAX_PER_NODE = 64  # a node's board, to which workers write their steps, has rows for 64 workers
 EXPECTED = f"a whole number, from 0 to {MAX_PER_NODE}, or a type and a number such as a100:8"
 
 _GPUS = re.compile(r"(?:(?P<type>[A-Za-z0-9_.-]+):)?(?P<count>[0-9]{1,9})")
@@ -13,18 +13,18 @@ _GRES_GPUS = re.compile(r"gpu(?::(?![0-9]+$)(?P<type>[^:]+))?(?::(?P<count>[0-9]
 
 
 def requested(gpus_per_node: Any, gres: Any) -> int | str:
-    """GPUs of each node, as `gpus_per_node` has them: 8, or a100:8.
+    """The GPUs of each node, in the notation of `gpus_per_node`: 8, or a100:8.
 
     Args:
-        gpus_per_node: the job file's; None where it is absent.
-        gres: sbatch's --gres; where both ask for GPUs they have to agree.
+        gpus_per_node: the value in the job file; None if it is absent.
+        gres: the value of sbatch's --gres. If both ask for GPUs, they must be equal.
 
     Raises:
-        ValueError: the problem, which begins with the key.
+        ValueError: a value is not valid, or the two differ. The message begins with the key.
     """
     by_gres = of_gres(gres)
     value = by_gres or 0 if gpus_per_node is None else gpus_per_node
-    if isinstance(value, str) and value.isdecimal():  # a command line's
+    if isinstance(value, str) and value.isdecimal():  # from the command line
         value = int(value)
     found = None if isinstance(value, bool) else _GPUS.fullmatch(str(value))
     if not found or int(found["count"]) > MAX_PER_NODE or (found["type"] and not int(found["count"])):
@@ -42,14 +42,14 @@ def count(gpus: int | str) -> int:
 
 
 def option(gpus_per_node: int | str, gres: Any) -> int | str | None:
-    """What sbatch's --gpus-per-node is to ask for; None where the job has no GPUs, or its --gres asks for them."""
+    """The value for sbatch's --gpus-per-node; None if the job has no GPUs, or asks for them by --gres."""
     return gpus_per_node if gpus_per_node and of_gres(gres) is None else None
 
 
 def of_gres(gres: Any) -> int | str | None:
-    """What of a --gres is GPUs, as `gpus_per_node` has them; None where it asks for none.
+    """The GPUs in a value of --gres, in the notation of `gpus_per_node`; None if it has none.
 
-    A --gres counts for each node, as `gpus_per_node` does: gpu:8, or gpu:a100:8,lustre:1.
+    Like `gpus_per_node`, --gres is for each node: gpu:8, or gpu:a100:8,lustre:1.
     """
     found = [_GRES_GPUS.fullmatch(item.strip()) for item in str(gres or "").split(",")]
     gpus = [(each["type"], int(each["count"] or 1)) for each in found if each]
@@ -59,6 +59,6 @@ def of_gres(gres: Any) -> int | str | None:
 
 
 def each_of(total: Any, nodes: int) -> str | None:
-    """`gpus_per_node` of a --gpus for all nodes together (16, a100:16); None where it cannot be divided."""
+    """`gpus_per_node` for a value of --gpus, which is for all nodes together (16, a100:16); None if not divisible."""
     kind, colon, count = str(total).rpartition(":")
     return f"{kind}{colon}{int(count) // nodes}" if count.isdecimal() and int(count) % nodes == 0 else None

@@ -1,4 +1,4 @@
-"""`holdfast logs`: which files hold what a rank or a node wrote, printed and followed."""
+"""`holdfast logs`: finds the log files of ranks, nodes and the supervisor, prints them and follows them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from launcher.submission.job_control import OUTCOMES
 from launcher.tail import Tail
 
 _POLL_S = 0.3
-_ASK_S = 2.0  # between questions how the job stands: they may go to Slurm
+_ASK_S = 2.0  # between two requests for the job's status, which may ask Slurm
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which logs.
+    """Which logs to print.
 
     Attributes:
-        rank: one worker; None with no node means rank 0.
-        node: all workers of one node, and its runner.
-        supervisor: the supervisor's log instead.
-        attempt: the attempt; None for the newest.
+        rank: the worker with this rank. Without rank and node: rank 0.
+        node: all workers of this node, and its runner.
+        supervisor: whether to print the supervisor's log instead.
+        attempt: number of the attempt; None for the newest.
     """
 
     rank: int | None = None
@@ -37,10 +37,10 @@ class Selection:
 
 
 def log_files(folder: Path, selection: Selection) -> dict[str, Path]:
-    """The files selected, by the label that their lines get.
+    """The selected files, from the label of their lines to the path.
 
     Raises:
-        UsageError: there is no such attempt, node or rank.
+        UsageError: the job has no such attempt, node or rank, or no log yet.
     """
     if selection.supervisor:
         path = folder / "log" / "supervisor.log"
@@ -64,13 +64,13 @@ def log_files(folder: Path, selection: Selection) -> dict[str, Path]:
 
 
 def print_logs(folder: Path, selection: Selection, lines: int | None, write: Callable[[str], None]) -> None:
-    """Prints what the selected logs hold.
+    """Print the selected logs.
 
     Args:
         folder: the job's folder.
         selection: which logs.
-        lines: how many of each file's last lines; None for all.
-        write: takes one line.
+        lines: number of last lines of each file; None for all lines.
+        write: prints one line.
     """
     files = log_files(folder, selection)
     for label, tail in _open(files, lines).items():
@@ -85,17 +85,17 @@ def follow_logs(
     now: Callable[[], JobStatus],
     note: Callable[[str], None],
 ) -> None:
-    """Prints what the selected logs hold and what is added, until the job has ended.
+    """Print the selected logs and new lines as they are written, until the job has ended.
 
-    Without a given attempt it goes over to the next attempt's files when there is one.
+    If the selection names no attempt, the files of each new attempt follow.
 
     Args:
         folder: the job's folder.
         selection: which logs.
-        lines: how many of each file's last lines to begin with; None for all.
-        write: takes one line.
-        now: how the job stands.
-        note: takes a line that is no log's: what the job does while there is nothing to print.
+        lines: number of last lines of each file to begin with; None for all lines.
+        write: prints one line of a log.
+        now: returns the job's status.
+        note: prints a line about the job's state while there is no log to print.
     """
     tails: dict[str, Tail] = {}
     status, asked_s, noted, written = now(), time.monotonic(), "", False
@@ -133,7 +133,7 @@ def _open(files: dict[str, Path], lines: int | None) -> dict[str, Tail]:
 
 
 def _drain(label: str, tail: Tail, labelled: bool, write: Callable[[str], None], ended: bool) -> bool:
-    """Whether there was a line."""
+    """Writes the new lines of one file. Returns whether there were any."""
     prefix = f"[{label}] " if labelled else ""
     written = False
     for line in tail.lines():
@@ -160,7 +160,7 @@ def _ranks(attempt_dir: Path) -> list[int]:
 
 
 def _ranks_of(folder: Path, attempt_dir: Path, selection: Selection) -> list[int]:
-    """The ranks of a node in an attempt: node rank times workers per node, and on."""
+    """The ranks of a node in an attempt. The first is the node rank times the number of workers per node."""
     number = int(attempt_dir.name[8:])
     nodes = _status_in_attempt(folder, number).nodes
     if selection.node not in nodes:

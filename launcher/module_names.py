@@ -1,8 +1,9 @@
-"""A script's own modules may have the names of Holdfast's packages: which of the two an import finds.
+"""Resolves conflicts between a script's own modules and Holdfast's packages of the same name.
 
-A worker comes from a process that has loaded ours. Before the script runs, names that mean a module of the user's there
-are given back. Two cases cannot be helped and are refused at submission: a directory of PYTHONPATH that hides Holdfast
-from its own programs, and a script that uses Holdfast beside a module that hides what it uses.
+A worker is forked from a process that has imported Holdfast's packages. Before the script runs, `give_back` removes
+those packages from sys.modules whose names mean modules of the user. Two conflicts cannot be resolved. Such jobs are
+refused at submission: a directory in PYTHONPATH that hides Holdfast from its own programs, and a script that imports
+Holdfast but has a module next to it that hides a package of Holdfast.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def give_back() -> None:
-    """In a worker: forgets our packages whose names, by sys.path, mean other modules."""
+    """In a worker: remove Holdfast's packages from sys.modules if sys.path finds other modules of their names."""
     for name in _OURS:
         if _found(name, sys.path) is not None:
             for module in [each for each in sys.modules if each.partition(".")[0] == name]:
@@ -33,14 +34,14 @@ def give_back() -> None:
 
 
 def check_modules(spec: JobSpec, env: Mapping[str, str]) -> None:
-    """Refuses a job in which a module of the user's would be taken for one of Holdfast's.
+    """Refuse a job in which a module of the user would be imported instead of one of Holdfast's.
 
     Args:
         spec: the job.
-        env: the environment that it is submitted from.
+        env: the environment at submission.
 
     Raises:
-        UsageError: names the file, and what to do.
+        UsageError: there is such a module. The message names its file and what to do.
     """
     folders = spec.env.get("PYTHONPATH", env.get("PYTHONPATH", "")).split(os.pathsep)
     for name in _OURS:
@@ -60,7 +61,7 @@ def check_modules(spec: JobSpec, env: Mapping[str, str]) -> None:
 
 
 def _found(name: str, folders: Iterable[str]) -> str | None:
-    """The file of a module of this name that is not ours; a folder without __init__.py is no module."""
+    """The file of a module of this name that is not Holdfast's. A folder without __init__.py is not a module."""
     spec = PathFinder.find_spec(name, list(folders))
     if spec is None or spec.origin is None or Path(spec.origin).resolve().is_relative_to(_ROOT / name):
         return None
@@ -71,7 +72,7 @@ def _imports_holdfast(script: Path) -> bool:
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return False  # the script's own run says so
+        return False  # the error will be shown when the script runs
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -30,12 +30,12 @@ class Outcome:
     """How a job ended.
 
     Attributes:
-        name: done, stopped (to go on after a requeue), halted (saved and ended, as a user asked), user_error,
-            no_progress, too_few_nodes, cancelled, fabric or internal; superseded: another supervisor decides.
+        name: done, stopped (continues after a requeue), halted (saved and ended on a user's request), user_error,
+            no_progress, too_few_nodes, cancelled, fabric, internal, or superseded (another supervisor decides).
         step: the newest finished step; None if none is known.
-        exit_code: the exit code that says so.
-        reason: why, in words; for done, what was not saved.
-        seconds: since this supervisor started.
+        exit_code: the job's exit code for this outcome.
+        reason: the reason in words; for done, the saves that are missing.
+        seconds: time since this supervisor started.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Outcome:
 
     @classmethod
     def read(cls, job_dir: Path) -> Outcome | None:
-        """The outcome in a job's folder, which its supervisor wrote last; None where there is none that can be read."""
+        """Read the outcome in a job's folder; None if there is none, or it cannot be read."""
         try:
             result = read_json(job_dir / RESULT_FILE)
             result.pop("run_id", None)
@@ -55,17 +55,17 @@ class Outcome:
             return None
 
     def write(self, job_dir: Path, run_id: str) -> None:
-        """Leaves it in a job's folder, with the run it belongs to."""
+        """Write the outcome into a job's folder, with the id of its run."""
         result = asdict(self) | {"run_id": run_id}
         durable_write(job_dir / RESULT_FILE, json.dumps(result, indent=1).encode() + b"\n")
 
 
 def kept(status: JobStatus, why_unsaved: str) -> str:
-    """What outlives a job that was halted: memory goes with the job.
+    """The reason of a halted job: the steps that remain in tiers below memory. Memory is freed with the job.
 
     Args:
-        status: the job's.
-        why_unsaved: what kept the ranks from saving in the stop; "" if nothing did.
+        status: the job's status.
+        why_unsaved: why the ranks did not save at the stop; "" if they did.
     """
     lower = {tier: step for tier, step in status.committed.items() if tier != "memory"}
     steps = ", ".join(f"step {step} in {tier}" for tier, step in lower.items())
@@ -74,7 +74,7 @@ def kept(status: JobStatus, why_unsaved: str) -> str:
 
 
 def unsaved(status: JobStatus) -> str:
-    """What a job that is done has not saved: nobody looks for a failed save in what ended well."""
+    """The saves that a finished job is missing, by tier, with the reason; "" if there are none."""
     lost = []
     for tier, why in status.unsaved.items():
         newest = status.committed.get(tier)

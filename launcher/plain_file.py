@@ -1,4 +1,4 @@
-"""Reading files of a job's folder. It may be a stranger's, and a pipe there must not hold up the reader."""
+"""Reads files of a job's folder safely. The folder may be another user's; a pipe in it must not block the reader."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LONGEST_BYTES = 16 << 20
 
 
 def open_plain(path: Path) -> IO[bytes]:
-    """Opens a regular file to read.
+    """Open a regular file for reading.
 
     Raises:
-        OSError: there is none, it cannot be read, or it is a pipe, a socket or a device.
+        OSError: the file is missing, cannot be read, or is a pipe, a socket or a device.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -25,11 +25,11 @@ def open_plain(path: Path) -> IO[bytes]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file with one JSON object.
+    """Read a file with one JSON object.
 
     Raises:
-        OSError: as for open_plain.
-        ValueError: it holds something else, or more than 16 MiB.
+        OSError: as in open_plain().
+        ValueError: the file is not a JSON object, or is larger than 16 MiB.
     """
     with open_plain(path) as file:
         data = file.read(_LONGEST_BYTES + 1)

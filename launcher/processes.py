@@ -1,4 +1,4 @@
-"""Finding and ending processes on this node, by what the kernel says of them."""
+"""Finds and ends processes on this node, from /proc."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Has the kernel SIGKILL this process when its parent thread ends; ends it now if that has already happened.
+    """Have the kernel SIGKILL this process when its parent thread ends. Ends it now if the parent has ended already.
 
     Args:
-        parent_pid: the parent as it knows itself.
+        parent_pid: the parent's PID, in the parent's own PID namespace.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
@@ -30,12 +30,12 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """From now on, orphaned descendants of this process become its children: descendants() finds them all."""
+    """Make orphaned descendants of this process its children from now on, so that descendants() finds them all."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children(pid: int) -> list[int]:
-    """A process' children, zombies too. One may be missing while others end: ask again when they have."""
+    """PIDs of a process' children, including zombies. While children end, the list may be incomplete (proc(5))."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -44,7 +44,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Live processes below one (zombies are not); it costs what they are, not what the node has."""
+    """PIDs of a process' live descendants, without zombies. Reads only these processes, not all of /proc."""
     found = []
     left = children(pid)
     while left:
@@ -56,7 +56,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def session_pids(session: int) -> list[int]:
-    """Live processes of a session (zombies are not)."""
+    """PIDs of a session's live processes, without zombies."""
     found = []
     for pid in _pids():
         with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ def session_pids(session: int) -> list[int]:
 
 
 def state_of(pid: int) -> str:
-    """The kernel's letter for a process' state (proc(5)): R, S, D, T (stopped), Z; "" when it is gone."""
+    """The letter of a process' state (proc(5)): R, S, D, T (stopped), Z, ...; "" if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -74,7 +74,7 @@ def state_of(pid: int) -> str:
 
 
 def status_of(pid: int) -> dict[str, str]:
-    """What the kernel says of a process in /proc/PID/status (proc(5)); empty when it is gone."""
+    """The fields of /proc/PID/status (proc(5)); empty if the process has ended."""
     try:
         fields = dict(line.partition(":")[::2] for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     except OSError:
@@ -83,12 +83,12 @@ def status_of(pid: int) -> dict[str, str]:
 
 
 def handles(pid: int, number: int) -> bool:
-    """Whether a process has a handler of its own for a signal."""
+    """Whether a process has installed a handler for a signal."""
     return bool(int(status_of(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
 def cpu_ticks(pid: int) -> int | None:
-    """CPU time that a process has used, in clock ticks (100 a second); None when it has ended."""
+    """CPU time that a process has used, in clock ticks (100 a second); None if the process has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -99,7 +99,7 @@ def cpu_ticks(pid: int) -> int | None:
 
 
 def pids_with_environment(wanted: Mapping[str, str]) -> list[int]:
-    """Live processes whose environment at exec (inherited through fork) holds these values."""
+    """PIDs of live processes that have these variables in their environment at exec (inherited through fork)."""
     needles = [f"{name}={value}".encode() for name, value in wanted.items()]
     found = []
     for pid in _pids():
@@ -111,7 +111,7 @@ def pids_with_environment(wanted: Mapping[str, str]) -> list[int]:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """A process' environment at exec; empty when it is gone or not ours to read."""
+    """A process' environment at exec; empty if the process has ended or is another user's."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -120,10 +120,10 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 async def end_all(find: Callable[[], list[int]], timeout_s: float) -> list[int]:
-    """SIGKILLs what `find` returns until it returns nothing.
+    """SIGKILL the processes that `find` returns, again and again until it returns none.
 
     Returns:
-        What still lives after `timeout_s` (uninterruptible sleep), normally empty.
+        PIDs that still live after `timeout_s` (in uninterruptible sleep); normally none.
     """
     deadline = time.monotonic() + timeout_s
     pause_s = _FIRST_POLL_S

@@ -23,20 +23,20 @@ from launcher.supervisor_process import Process
 from launcher.tail import Tail
 
 _POLL_S = 0.1
-_REPORT_EVERY_S = 10.0  # between step lines where there is no terminal to redraw
+_REPORT_EVERY_S = 10.0  # between two lines with the step, if the output is not a terminal
 _UNSAID = ("commit", "node_ready", "attempt_end", "job_end")
 EXIT_CANCELLED = 13
 EXIT_LEFT_RUNNING = 130
 
 
 def follow(job: KnownJob, console: Console) -> int:
-    """Shows a local job's events as they come. Ctrl-C cancels the job; a second one does not wait for its end.
+    """Show a local job's events as they come. Ctrl-C cancels the job; a second Ctrl-C returns before the job's end.
 
     Returns:
         The exit code of the job's outcome.
 
     Raises:
-        LauncherError: the supervisor died without an outcome.
+        LauncherError: the supervisor died before it wrote an outcome.
     """
     process = Process.read(job.folder)
     tail = Tail(job.folder / "events.jsonl")
@@ -97,7 +97,7 @@ def _conclude(job: KnownJob, status: JobStatus, console: Console) -> int:
 
 
 class _View:
-    """Takes in events and shows the ones worth a line."""
+    """Reads a job's events and prints a line for most of them."""
 
     def __init__(self, console: Console, tail: Tail) -> None:
         self._tail = tail
@@ -111,7 +111,7 @@ class _View:
         pass
 
     def update(self) -> None:
-        """Reads and shows what is new."""
+        """Read and show new events."""
         for event in self._tail.events():
             self._history.add(event)
             self._show(event)
@@ -120,7 +120,7 @@ class _View:
         return self._history.status()
 
     def say(self, line: str) -> None:
-        """Prints a line of our own."""
+        """Print a line that is not an event."""
         self._console.print(line, soft_wrap=True, highlight=False)
 
     def _show(self, event: Event) -> None:
@@ -129,7 +129,7 @@ class _View:
 
 
 class _PlainView(_View):
-    """Lines only: for a log file or a pipe."""
+    """The view for a log file or a pipe: prints lines only."""
 
     def __init__(self, console: Console, tail: Tail) -> None:
         super().__init__(console, tail)
@@ -143,7 +143,7 @@ class _PlainView(_View):
 
 
 class _TerminalView(_View):
-    """Lines above, and at the bottom one that is redrawn."""
+    """The view for a terminal: prints lines, and below them redraws one line with the job's state."""
 
     def __init__(self, console: Console, tail: Tail) -> None:
         super().__init__(console, tail)
@@ -162,7 +162,7 @@ class _TerminalView(_View):
 
 
 def _standing(status: JobStatus) -> Text:
-    """Where the job stands, on one line."""
+    """The job's state on one line."""
     speed = f" ({status.steps_per_s:.3g} steps/s)" if status.steps_per_s else ""
     parts = [f"step {status.step}{speed}"] if status.step else []
     parts += [f"committed in {tier}: {step}" for tier, step in status.committed.items()]
@@ -176,7 +176,7 @@ def _standing(status: JobStatus) -> Text:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the job as Ctrl-C does: it was asked to run in the foreground."""
+    """Treats SIGTERM and SIGHUP (a closed terminal) like Ctrl-C, because the job runs in the foreground."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,7 +1,7 @@
-"""The jobs that this user has submitted from this machine, so that `holdfast status` finds them by id or name.
+"""The registry of jobs that this user has submitted from this machine. `holdfast status` finds them by id or name.
 
-One small file per job in $XDG_STATE_HOME/holdfast/jobs (default ~/.local/state). It only points to the job's folder,
-which holds all there is to know; losing the file loses the short way to the job, nothing else.
+Each job has one small file in $XDG_STATE_HOME/holdfast/jobs (default ~/.local/state). The file names the job's folder,
+which has all data of the job. If the file is lost, the job can still be named by its folder.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class KnownJob:
-    """A job and where it lives.
+    """An entry of the registry.
 
     Attributes:
         job_id: Slurm's job id, or the local cluster's.
         name: the job's name.
         cluster: "slurm" or "local".
         folder: the job's folder.
-        nodes: nodes that train.
-        spares: warm nodes beside them.
-        submitted_s: when it was submitted, in epoch seconds.
+        nodes: number of nodes that train.
+        spares: number of further warm nodes.
+        submitted_s: time of the submission, in seconds since the epoch.
     """
 
     job_id: str
@@ -51,7 +51,7 @@ class KnownJob:
 
 
 def remember(job: KnownJob) -> None:
-    """Notes a job. A home directory that cannot be written is no reason to fail a submission that has succeeded."""
+    """Add a job to the registry. If the home directory cannot be written, this only logs a warning."""
     digest = hashlib.sha256(str(job.folder).encode()).hexdigest()[:8]
     path = _directory() / f"{job.job_id}-{digest}.json"
     try:
@@ -64,7 +64,7 @@ def remember(job: KnownJob) -> None:
 
 
 def known_jobs() -> list[KnownJob]:
-    """All jobs noted whose folder still exists, oldest first. Notes of vanished folders are removed."""
+    """All jobs of the registry whose folder exists, oldest first. Removes entries whose folder does not exist."""
     jobs = []
     for path in _directory().glob("*.json"):
         job = _read(path)
@@ -76,22 +76,22 @@ def known_jobs() -> list[KnownJob]:
 
 
 def listed_jobs(runs: Path | None = None) -> list[KnownJob]:
-    """All jobs noted, and those in `runs` (default ./runs) that nobody noted, as an sbatch script's; oldest first."""
+    """All jobs of the registry, and further jobs in `runs` (default ./runs), as of sbatch scripts; oldest first."""
     jobs = known_jobs()
     noted = {job.folder for job in jobs}
     for folder in (runs or Path("runs")).absolute().glob("*"):
-        with contextlib.suppress(OSError):  # another user's, or gone by now
+        with contextlib.suppress(OSError):  # the folder is another user's, or was removed
             if folder not in noted and _is_job(folder):
                 jobs.append(_of_folder(folder))
     return sorted(jobs, key=lambda job: job.submitted_s)
 
 
 def find_job(reference: str, runs: Path | None = None) -> KnownJob:
-    """Finds a job.
+    """Find a job.
 
     Args:
-        reference: the job's folder, or its id in `runs`, or the id or the name of a job noted (the newest of a name).
-        runs: folder of job folders to look into first; default ./runs.
+        reference: the job's folder; or its id in `runs`; or its id or name in the registry (the newest of a name).
+        runs: the folder of job folders that is searched first; default ./runs.
 
     Raises:
         UsageError: there is no such job.
@@ -111,7 +111,7 @@ def find_job(reference: str, runs: Path | None = None) -> KnownJob:
 
 
 def _of_folder(folder: Path) -> KnownJob:
-    """A job known by its folder alone, as one that an sbatch script started."""
+    """A job that is not in the registry, from its folder alone. An sbatch script may have started it."""
     for known in known_jobs():
         if known.folder == folder:
             return known
@@ -145,7 +145,7 @@ def _is_job(folder: Path) -> bool:
 
 
 def _is_submitted(folder: Path) -> bool:
-    """Whether Slurm was given this folder's job: until it starts, submitit's script is all there is."""
+    """Whether this folder's job was submitted to Slurm. Until the job starts, the folder has only submitit's script."""
     job_id = folder.absolute().name.partition("_")[0]  # without the number in an array
     return (folder / f"{job_id}_submission.sh").is_file()
 

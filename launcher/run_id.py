@@ -1,4 +1,4 @@
-"""The identity of a run: the same through all requeues of its job."""
+"""The id of a run. It stays the same through all requeues of the job."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 
 def slurm_run_id(cluster: str, job_id: int | str) -> str:
-    """The run of a Slurm job."""
+    """The id of the run that a Slurm job starts."""
     return f"slurm-{cluster}-{job_id}"
 
 
 def base_job(run_id: str) -> int:
-    """The Slurm job that a run on Slurm started with, and is named after."""
+    """The id of the Slurm job in the id of a run: the job with which the run started."""
     return int(run_id.rpartition("-")[2])
 
 
 def local_run_id(job_dir: Path) -> str:
-    """The run in a job folder: the folder's name, and a hash that keeps equal names apart."""
+    """The id of a local run: the name of the job's folder, and a hash of its path."""
     path = str(job_dir.absolute())
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", job_dir.absolute().name)[:32]
     return f"local-{name}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"

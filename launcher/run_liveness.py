@@ -1,8 +1,7 @@
-"""`python -m launcher.run_liveness RUN_ID`: exit code 0 when the job of that run has ended for certain.
+"""`python -m launcher.run_liveness RUN_ID`: exits with code 0 if the job of that run has certainly ended.
 
-Of a job on Slurm that is Slurm's word; of one on the local cluster that its processes, of this machine, are gone.
-
-The ckpt agents of a new run ask it about the run whose claim they find; see HOLDFAST_RUN_ENDED.
+For a job on Slurm, Slurm's state of the job decides. For a job on the local cluster, all its processes on this machine
+must have ended. The ckpt agents of a new run call this program for the run whose claim they find (HOLDFAST_RUN_ENDED).
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from pathlib import Path
 from ckpt.agent.process.launch import PYTHON
 from slurm import Slurm, SlurmError
 
-_UNSURE = "NODE_FAIL"  # a node that Slurm has lost may live on, cut off
+_UNSURE = "NODE_FAIL"  # processes may still run on a node that Slurm cannot reach
 
 
 def command() -> list[str]:
-    """Its argv, but for the run's id."""
+    """The command line of this program, without the run's id."""
     return [*PYTHON, "-m", "launcher.run_liveness"]
 
 
 def verdict(run_id: str, slurm: Slurm, env: Mapping[str, str]) -> tuple[bool, str]:
-    """Whether a run has ended for certain, and what is known of it.
+    """Return whether a run has certainly ended, and the state of its job in words.
 
-    Slurm forgets jobs some time after their end, so a job of our cluster that it does not know has ended. A job that
-    is being ended shows as COMPLETING until the last of its processes is gone.
+    slurmctld deletes its record of a job some time after the end (MinJobAge). So a job of this cluster that it does not
+    know has ended. A job that is ending is COMPLETING until its last process has ended.
     """
     cluster = env.get("SLURM_CLUSTER_NAME", "")
     if run_id.startswith("local-"):
@@ -46,7 +45,7 @@ def verdict(run_id: str, slurm: Slurm, env: Mapping[str, str]) -> tuple[bool, st
 
 
 def _local(run_id: str, env: Mapping[str, str]) -> tuple[bool, str]:
-    """Looks among the jobs of this user, and beside the job that asks."""
+    """The same for a local run, searched in the registry and in the folder that has the current job's folder."""
     from launcher.processes import pids_with_environment
     from launcher.registry import listed_jobs
     from launcher.run_id import local_run_id

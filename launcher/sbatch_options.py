@@ -1,4 +1,4 @@
-"""sbatch options that a job file or a command line passes on, and those that a supervised job sets itself."""
+"""The sbatch options that a job file or a command line may pass to sbatch, and those that Holdfast sets itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Options = dict[str, str | Literal[True]]  # by long name with dashes; True is a 
 _OPTION = re.compile(r"[a-z][a-z0-9]+(-[a-z0-9]+)*")
 _TIME_LIMIT_SIGNAL = re.compile(r"(B:)?((SIG)?USR[12]|10|12)(@\d+)?")
 
-# What the job file has a word of its own for, or what a supervised job cannot do without.
+# Options that have a key of their own in the job file, or that a supervised job must set itself.
 OWNED_SBATCH_OPTIONS = {
     "nodes": "set `nodes` and `spares` in the job file",
     "ntasks": "set `workers_per_node` in the job file",
@@ -33,7 +33,7 @@ OWNED_SBATCH_OPTIONS = {
 
 
 def normal_options(section: Mapping[Any, Any]) -> Options:
-    """The options of a `slurm` section: underscores become dashes, numbers text, and false leaves an option out."""
+    """The options of a `slurm` section. Underscores become dashes, numbers become text; false removes an option."""
     options: Options = {}
     for key, value in section.items():
         if value is True or (isinstance(value, str | int | float) and value is not False):
@@ -44,12 +44,12 @@ def normal_options(section: Mapping[Any, Any]) -> Options:
 def option_problems(
     section: Mapping[Any, Any], nodes: int, owned: Mapping[str, str] = OWNED_SBATCH_OPTIONS
 ) -> Iterator[tuple[str, str]]:
-    """What is wrong in a `slurm` section, by key.
+    """The problems of a `slurm` section, each as (key, problem).
 
     Args:
-        section: the section as it stands in the file.
-        nodes: that are to train.
-        owned: options that are not passed on, and what to do instead.
+        section: the section as it is in the file.
+        nodes: number of nodes that train.
+        owned: options that are not passed to sbatch, and what to do instead.
     """
     for key, value in section.items():
         option = str(key).replace("_", "-")
@@ -63,13 +63,13 @@ def option_problems(
 
 
 def check_sbatch_option(option: str, value: Any, where: str, nodes: int) -> None:
-    """Refuses an sbatch option that would undo what a supervised job rests on.
+    """Refuse an sbatch option with which a supervised job cannot work.
 
     Args:
         option: long name with dashes.
         value: its value; True for a flag.
-        where: how to name it in the error.
-        nodes: that are to train.
+        where: name of the option in the error.
+        nodes: number of nodes that train.
 
     Raises:
         UsageError: the option is one that the job file sets in another way.

@@ -1,6 +1,6 @@
-"""The wish for another size, which `holdfast scale` leaves in the job's folder, as `holdfast stop` does its own.
+"""The request for another number of nodes, which `holdfast scale` writes to a file in the job's folder.
 
-The next supervisor, after a take-over or a requeue, finds it there: it holds until another one is left.
+The request is valid until the next one, so supervisors after a take-over or a requeue read it too.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _NAME = "scale.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleRequest:
-    """Which size a user wants.
+    """A user's request for a number of nodes.
 
     Attributes:
-        host: where it was asked.
-        nodes: that are to train.
-        asked_s: when it was asked, in epoch seconds.
+        host: the host on which the user made the request.
+        nodes: number of nodes that are to train.
+        asked_s: time of the request, in seconds since the epoch.
     """
 
     host: str
@@ -32,7 +32,7 @@ class ScaleRequest:
 
     @classmethod
     def read(cls, job_dir: Path) -> ScaleRequest | None:
-        """The request in a job's folder; None if there is none that can be read."""
+        """Read the request in a job's folder; None if there is none, or it cannot be read."""
         try:
             request = cls(**read_json(job_dir / _NAME))
         except (OSError, ValueError, TypeError):
@@ -41,10 +41,10 @@ class ScaleRequest:
         return request if is_count and isinstance(request.asked_s, int | float) else None
 
     def write(self, job_dir: Path) -> None:
-        """Leaves it in a job's folder, in place of an earlier one."""
+        """Write the request into a job's folder, in place of an earlier one."""
         durable_write(job_dir / _NAME, json.dumps(asdict(self)).encode())
 
     @staticmethod
     def remove(job_dir: Path) -> None:
-        """The job has ended: a later run in the same folder begins with the size of its job file."""
+        """Remove the request after the job's end. A later run in the same folder begins with the job file's size."""
         (job_dir / _NAME).unlink(missing_ok=True)

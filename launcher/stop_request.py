@@ -1,7 +1,7 @@
-"""The request to save and end a job for good, which `holdfast stop` leaves in the job's folder.
+"""The request to save and end a job for good, which `holdfast stop` writes to a file in the job's folder.
 
-It is a file because whoever asks may have no connection to the supervisor, and because it outlives one: the next
-supervisor, after a take-over or a requeue, finds it there.
+It is a file for two reasons. `holdfast stop` may have no connection to the supervisor. And the next supervisor, after a
+take-over or a requeue, reads it too.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _NAME = "stop.json"
 
 @dataclass(frozen=True, kw_only=True)
 class StopRequest:
-    """When to stop.
+    """A user's request to stop.
 
     Attributes:
-        host: where it was asked.
-        at_step: not before this step; None for any.
-        at_s: not before this moment, in epoch seconds; None for at once.
-        asked_s: when it was asked, in epoch seconds.
-        is_served: whether the job was taken out of the queue, so that no supervisor has to act.
+        host: the host on which the user made the request.
+        at_step: stop at this step or later; None for any step.
+        at_s: stop at this time or later, in seconds since the epoch; None for now.
+        asked_s: time of the request, in seconds since the epoch.
+        is_served: whether the job was removed from Slurm's queue, so that no supervisor has to act.
     """
 
     host: str
@@ -37,7 +37,7 @@ class StopRequest:
 
     @classmethod
     def read(cls, job_dir: Path) -> StopRequest | None:
-        """The request in a job's folder; None if there is none that can be read."""
+        """Read the request in a job's folder; None if there is none, or it cannot be read."""
         try:
             request = cls(**read_json(job_dir / _NAME))
         except (OSError, ValueError, TypeError):
@@ -46,12 +46,12 @@ class StopRequest:
         return request if all(isinstance(number, int | float) for number in numbers) else None
 
     def write(self, job_dir: Path) -> None:
-        """Leaves it in a job's folder, in place of an earlier one."""
+        """Write the request into a job's folder, in place of an earlier one."""
         durable_write(job_dir / _NAME, json.dumps(asdict(self)).encode())
 
     @staticmethod
     def remove(job_dir: Path) -> None:
-        """The job has ended: a later run in the same folder is not to stop."""
+        """Remove the request after the job's end, so that a later run in the same folder does not stop."""
         (job_dir / _NAME).unlink(missing_ok=True)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""A local job's supervising process, found again from any other process through a file in the job's folder."""
+"""The process of a local job's supervisor. A file in the job's folder names it for other processes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from launcher.plain_file import read_json
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """A process on this machine, safe against reuse of its number.
+    """A process, identified so that a reused PID is not mistaken for it.
 
     Attributes:
-        pid: process id.
-        start_ticks: the kernel's start time of the process, in clock ticks since boot (proc(5), field 22 of stat).
-        host: the host it runs on.
-        pid_namespace: where its number counts: the host's boot and the kernel's name of the PID namespace.
+        pid: the PID.
+        start_ticks: start time of the process, in clock ticks since boot (proc(5), field 22 of stat).
+        host: the host that it runs on.
+        pid_namespace: the host's boot id and the PID namespace, in which the PID is valid.
     """
 
     pid: int
@@ -31,34 +31,34 @@ class Process:
 
     @classmethod
     def of_pid(cls, pid: int) -> Process:
-        """Describes a process that runs now (or has just ended: it then counts as not alive)."""
+        """Describe a running process. If it has just ended, `alive` of the result is false."""
         ticks = _start_ticks(pid) or 0
         return cls(pid=pid, start_ticks=ticks, host=socket.gethostname(), pid_namespace=_pid_namespace())
 
     @classmethod
     def read(cls, job_dir: Path) -> Process | None:
-        """The process that save() noted in a job's folder; None if there is none, or the note makes no sense."""
+        """Read the file that save() wrote to a job's folder; None if there is none, or it is not valid."""
         try:
             process = cls(**read_json(job_dir / "process.json"))
             numbers = isinstance(process.pid, int) and isinstance(process.start_ticks, int)
         except (OSError, ValueError, TypeError):
             return None
-        return process if numbers and process.pid > 0 else None  # kill(2) takes others for groups, or for all
+        return process if numbers and process.pid > 0 else None  # kill(2) signals groups of processes for pid <= 0
 
     def save(self, job_dir: Path) -> None:
-        """Notes the process in a job's folder."""
+        """Write the process to a file in a job's folder."""
         (job_dir / "process.json").write_text(json.dumps(asdict(self)))
 
     def alive(self) -> bool:
-        """Whether it runs. A process of another host cannot be asked and counts as running."""
+        """Whether the process runs. A process of another host cannot be checked; the result is then true."""
         return self.host != socket.gethostname() or _start_ticks(self.pid) == self.start_ticks
 
     def has_ended(self) -> bool:
-        """Whether it is gone for certain: another boot, or another container, may bear this host's name."""
+        """Whether the process has certainly ended. A different boot or container may have the same host name."""
         return self.pid_namespace == _pid_namespace() != "" and not self.alive()
 
     def interrupt(self) -> bool:
-        """Sends SIGINT; False if the process is gone or on another host."""
+        """Send SIGINT. Returns False if the process has ended or is on another host."""
         if self.host != socket.gethostname() or not self.alive():
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -68,7 +68,7 @@ class Process:
 
 
 def _pid_namespace() -> str:
-    """Empty where the kernel does not say."""
+    """The boot id and the PID namespace of this process; "" if they cannot be read."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot_id} {os.readlink('/proc/self/ns/pid')}"
@@ -77,10 +77,10 @@ def _pid_namespace() -> str:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """None for a process that is gone or a zombie."""
+    """The start time of a process in clock ticks since boot; None if it has ended or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    fields = stat.rpartition(")")[2].split()  # the process' name in parentheses may have any characters
     return None if fields[0] in "ZX" else int(fields[19])

@@ -1,4 +1,4 @@
-"""Reading files while others append to them, a chunk at a time: they may be larger than memory."""
+"""Reads files to which other processes append. Reads in chunks, because a file may be larger than memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import IO
 from launcher.history.events import Event, parse_event
 from launcher.plain_file import open_plain
 
-_CHUNK_BYTES = 1 << 20  # also the longest line: the next part of a longer one counts as a line of its own
+_CHUNK_BYTES = 1 << 20  # also the maximum length of a line; a longer line is split
 
 
 class Tail:
-    """The whole lines of a growing file, each given once. A file that is not there yet is empty."""
+    """Returns each complete line of a growing file once. A file that does not exist yet counts as empty."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -21,7 +21,7 @@ class Tail:
         self._rest = b""
 
     def lines(self) -> Iterator[str]:
-        """The lines completed since the last call; those added meanwhile are the next call's."""
+        """The lines that were completed between the previous call and the beginning of this one."""
         try:
             with open_plain(self.path) as file:
                 end = file.seek(0, 2)
@@ -36,7 +36,7 @@ class Tail:
             return
 
     def skip_to_last(self, count: int) -> None:
-        """Leaves out all but the last `count` lines. One that has no end yet is not counted."""
+        """Skip all but the last `count` complete lines."""
         try:
             with open_plain(self.path) as file:
                 self._offset = _start_of_last(file, count)
@@ -44,17 +44,17 @@ class Tail:
             return
 
     def rest(self) -> str:
-        """What stands behind the last line end, of a file that grows no more."""
+        """The text after the last line end, of a file that does not grow any more."""
         rest, self._rest = self._rest, b""
         return rest.decode(errors="replace")
 
     def events(self) -> list[Event]:
-        """The lines that hold an event, as events.jsonl has them."""
+        """The events in the new lines. Lines that are not events are skipped."""
         return [event for line in self.lines() if (event := parse_event(line)) is not None]
 
 
 def _start_of_last(file: IO[bytes], count: int) -> int:
-    """Where the last `count` whole lines of a file begin."""
+    """The offset in bytes at which the last `count` complete lines of a file begin."""
     start, ends = file.seek(0, 2), 0
     while start > 0:
         length = min(_CHUNK_BYTES, start)
