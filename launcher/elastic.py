@@ -1,4 +1,4 @@
-"""The `elastic` section of a job file: the sizes between which a job shrinks and grows, and how boosters are asked for.
+"""The `elastic` section of a job file: the sizes of a job that shrinks and grows, and its boosters.
 
 HyperPod's names of the keys are accepted as aliases.
 """
@@ -15,20 +15,20 @@ from lifecycle.settings.keys import key
 from slurm import SlurmError
 from slurm.time_limit import NOTATIONS, time_limit_min
 
-MAX_NODES = 1 << 16  # Slurm has no more in one cluster
+MAX_NODES = 1 << 16  # Slurm's maximum in one cluster
 
-# Of the job's own sbatch options, those that describe its nodes: the nodes of boosters are alike.
+# The sbatch options that describe nodes. Boosters get them from the job, so that all nodes are alike.
 _OF_THE_NODES = frozenset(
     ("account", "wckey", "constraint", "exclusive", "gres", "mem", "mem-per-cpu", "mem-per-gpu", "tmp", "mincpus",
      "cpus-per-task", "cpus-per-gpu", "sockets-per-node", "cores-per-socket", "threads-per-core", "hint", "network")
 )  # fmt: skip
 _SIZES_SHOWN = 8
 
-# Further sbatch options that a booster cannot be given: the job file has a word of its own for them, or they are set.
+# sbatch options that `elastic.booster.slurm` cannot have: the job file has a key for them, or Holdfast sets them.
 BOOSTER_OPTIONS = {
     **{name: f"set `elastic.booster.{name}` in the job file" for name in ("partition", "qos", "time", "account")},
     "nodes": "`elastic` decides the size of a booster",
-    "exclude": "the nodes that the job has, and those that failed, are excluded",
+    "exclude": "the nodes of the job, and those that failed, are excluded",
     "requeue": "a booster that ends is submitted again",
     "no-requeue": "set for every booster",
     "dependency": "boosters are submitted while the job runs",
@@ -36,28 +36,28 @@ BOOSTER_OPTIONS = {
 
 
 def of_the_nodes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a job's sbatch options, those that its boosters have as well."""
+    """Those sbatch options of a job that describe nodes. Its boosters get them as well."""
     return {name: value for name, value in options.items() if name in _OF_THE_NODES}
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoosterSection:
-    """Where the nodes above `nodes` come from: further Slurm jobs, which Slurm may preempt one by one."""
+    """Boosters, which supply the nodes above `nodes`: further Slurm jobs, which Slurm may preempt one by one."""
 
     partition: str | None = key(
-        "Their partition: preemptible, and of a lower PriorityTier than the job's own; or give a QOS.",
+        "Partition of the boosters. It must be preemptible, with a lower PriorityTier than the job's. Or set `qos`.",
         default=None,
         derived="the job's",
         example="boost",
     )
     qos: str | None = key(
-        "Their QOS: one that the QOS of more urgent jobs preempts.",
+        "QOS of the boosters. The QOS of more urgent jobs must preempt it.",
         default=None,
         derived="the partition's",
         example="scavenger",
     )
     time: str | None = key(
-        "Slurm's time limit of each booster, as sbatch's --time takes it. One that ends is submitted again.",
+        "Time limit of each booster, in the notation of sbatch's --time. A booster that ends is submitted again.",
         default=None,
         expected=NOTATIONS,
         derived="the partition's",
@@ -65,11 +65,11 @@ class BoosterSection:
         example="4:00:00",
     )
     account: str | None = key(
-        "The account that pays for them.", default=None, derived="the job's `slurm.account`", example="team"
+        "Slurm account of the boosters.", default=None, derived="the job's `slurm.account`", example="team"
     )
     slurm: Mapping[str, str | Literal[True]] = key(
-        "Further sbatch options of boosters by long name. They already have those of `slurm` that describe nodes: mem, "
-        "constraint, gres, exclusive and the like.",
+        "Further sbatch options of boosters by long name. Boosters already get those options of `slurm` that describe "
+        "nodes, such as mem, constraint, gres and exclusive.",
         default={},
         expected="a string, a number or true",
         example="{nice: 100}",
@@ -99,21 +99,21 @@ class BoosterSection:
 
 @dataclass(frozen=True, kw_only=True)
 class Elastic:
-    """Between which sizes a job shrinks and grows. It shrinks where nodes are lost and no spare is left, or where Slurm
-    takes nodes back, and grows into free nodes where a size is above `nodes`."""
+    """The sizes between which a job shrinks and grows. It shrinks if nodes are lost and no spare is left, or if Slurm
+    takes nodes back. It grows when further nodes are free, if it has a size above `nodes`."""
 
     min_nodes: int | None = key(
-        "It trains on no fewer nodes.",
+        "Smallest number of nodes.",
         default=None,
         ge=1,
         le=MAX_NODES,
-        derived="the smallest of `sizes`; without them it has to be given",
+        derived="the smallest of `sizes`; required without `sizes`",
         unit="nodes",
         example=2,
         also_named="minReplicas",
     )
     max_nodes: int | None = key(
-        "It trains on no more nodes.",
+        "Largest number of nodes.",
         default=None,
         ge=1,
         le=MAX_NODES,
@@ -123,7 +123,7 @@ class Elastic:
         also_named="maxReplicas",
     )
     step: int | None = key(
-        "Its sizes are min_nodes, min_nodes + step, ... up to max_nodes (2 for a model that is cut over two nodes).",
+        "The sizes are min_nodes, min_nodes + step, ... up to max_nodes (2 for a model that is split over two nodes).",
         default=None,
         ge=1,
         le=MAX_NODES,
@@ -133,7 +133,7 @@ class Elastic:
         also_named="replicaIncrementStep",
     )
     sizes: tuple[int, ...] = key(
-        "All sizes that it may have, in place of a step.",
+        "All allowed sizes, instead of min_nodes, max_nodes and step.",
         default=(),
         unit="nodes",
         expected=f"a whole number, from 1 to {MAX_NODES}",
@@ -141,7 +141,7 @@ class Elastic:
         also_named="replicaDiscreteValues",
     )
     scaling_timeout_s: float = key(
-        "It grows once its nodes have not changed for this time.",
+        "The job grows only after its nodes have not changed for this time.",
         default=60,
         ge=0,
         allow_inf_nan=False,
@@ -150,7 +150,7 @@ class Elastic:
         also_named="scalingTimeoutInSeconds",
     )
     graceful_shutdown_timeout_s: float = key(
-        "Time for all ranks to reach an agreed step and to save before the size changes; then they are ended.",
+        "Time for all ranks to reach an agreed step and to save before the size changes. After it they are killed.",
         default=600,
         gt=0,
         allow_inf_nan=False,
@@ -159,7 +159,7 @@ class Elastic:
         also_named="gracefulShutdownTimeoutInSeconds",
     )
     faulty_scale_down_timeout_s: float = key(
-        "After a loss, time to wait for a node that is about to join before the job shrinks.",
+        "After a loss, time to wait for a new node before the job shrinks.",
         default=30,
         ge=0,
         allow_inf_nan=False,
@@ -177,10 +177,10 @@ class Elastic:
         also_named="scaleUpSnoozeTimeInSeconds",
     )
     booster: BoosterSection | None = key(
-        "Where the nodes above `nodes` come from; Slurm needs it to grow.", default=None
+        "Options of the boosters, which supply the nodes above `nodes`. Required on Slurm to grow.", default=None
     )
     scale: Mapping[str, Mapping[str, int | float | str | bool]] = key(
-        "A recipe of each size, for the script: batch sizes, learning rate.",
+        "Settings of each size, for the script: batch sizes, learning rate.",
         default={},
         expected="a mapping of numbers and text",
         example="{2: {lr: 3e-4, micro_batch: 8}}",
@@ -194,10 +194,10 @@ class Elastic:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Elastic:
-        """The section that dataclasses.asdict() has made JSON of. It is not validated again.
+        """Make the section from the JSON of its dataclasses.asdict(). The data are not validated again.
 
         Raises:
-            TypeError, KeyError: asdict() cannot have made that.
+            TypeError, KeyError: the data are not from asdict().
         """
         booster = data["booster"]
         return cls(
@@ -209,7 +209,7 @@ def sizes_of(elastic: Any, nodes: int) -> tuple[int, ...]:
     """The numbers of nodes that a job may train on, the largest first.
 
     Args:
-        elastic: its section; or None.
+        elastic: the section; or None.
         nodes: the job's `nodes`.
     """
     if elastic is None:
@@ -221,17 +221,17 @@ def sizes_of(elastic: Any, nodes: int) -> tuple[int, ...]:
 
 
 def booster_nodes_of(sizes: Iterable[int], nodes: int) -> int:
-    """The number of nodes of a booster: with these, every size above `nodes` is reached. 0 where none is above."""
+    """The number of nodes of each booster, with which every size above `nodes` can be reached; 0 if there is none."""
     return math.gcd(*(size - nodes for size in sizes if size > nodes))
 
 
 def all_sizes_are_numbers(given: Mapping[str, Any]) -> bool:
-    """Whether no item of `sizes` is refused by itself: the others say nothing of what the job's sizes are."""
+    """Whether all items of `sizes` are valid. If one is not, rules about the job's sizes are skipped."""
     return all(isinstance(size, int) and not isinstance(size, bool) for size in given.get("sizes", ()))
 
 
 def contradictions(elastic: Any) -> Iterator[tuple[str, str]]:
-    """What is wrong in the section by itself, by key."""
+    """The problems of the section by itself, each as (key, problem)."""
     low, high, step, sizes = elastic.min_nodes, elastic.max_nodes, elastic.step, elastic.sizes
     for size in sizes:
         if not 1 <= size <= MAX_NODES:
@@ -247,13 +247,13 @@ def contradictions(elastic: Any) -> Iterator[tuple[str, str]]:
     elif low is None:
         yield "min_nodes", "missing, expected a whole number, at least 1; or give sizes"
     elif high is not None and high < low:
-        yield "max_nodes", f"got {high}, expected at least {low}, as min_nodes says"
+        yield "max_nodes", f"got {high}, expected at least {low}, the value of min_nodes"
     elif high is not None and (high - low) % (step or 1):
         yield "step", f"got {step}, expected a divisor of max_nodes - min_nodes = {high - low}"
 
 
 def problems_in_job(elastic: Any, nodes: int) -> Iterator[tuple[str, str]]:
-    """What is wrong in the section, which is right by itself, for a job with so many `nodes`; by key of the job."""
+    """The problems of a valid section in a job with this number of `nodes`, each as (key of the job, problem)."""
     low, step = elastic.min_nodes, elastic.step or 1
     if not elastic.sizes and elastic.max_nodes is None:
         if low > nodes:

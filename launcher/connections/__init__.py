@@ -1,7 +1,7 @@
-"""Connections between the hosts of a job. A peer proves the job's secret before it is read.
+"""Connections between the hosts of a job. A peer must prove that it knows the job's secret before its data are read.
 
 channel          authenticated frames between supervisor and runners
-handshake_limit  how many connections may be unproven, and which go first
+handshake_limit  limits the connections that have not proved the secret yet
 listener         accepts connections, some at a time
 links            the supervisor's connections to all runners
 reports          the runners' messages as inputs of the decision core

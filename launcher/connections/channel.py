@@ -5,7 +5,7 @@ each connection. A frame is a 4-byte big-endian length, a 32-byte HMAC-SHA256 ov
 and the payload, a JSON object. The sequence number is not sent: a frame that is replayed, reordered, reflected or
 altered fails its HMAC, and the connection closes. Nothing of a frame is read before its HMAC has been checked.
 
-Whoever has not proved the secret is held to little: HELLO_BYTES, HANDSHAKE_TIMEOUT_S, and a number of connections.
+A peer that has not proved the secret is limited to HELLO_BYTES, HANDSHAKE_TIMEOUT_S and a number of connections.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NONCE_BYTES = 16
 _MAC_BYTES = 32
 _CLIENT, _SERVER = b"c", b"s"
 _BACKLOG = 4096  # all runners of a large job connect at once; the kernel caps it at net.core.somaxconn
-_REFUSALS_LOGGED_EVERY_S = 10.0  # anybody can cause one: they must not fill the log
+_REFUSALS_LOGGED_EVERY_S = 10.0  # any host can cause refusals, and they must not fill the log
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))  # made once: json.dumps would make one for each frame
 
@@ -46,7 +46,7 @@ Message = dict[str, Any]
 
 
 class ChannelError(LauncherError):
-    """The peer did not prove the job's secret, broke the protocol, or went away. The connection is closed."""
+    """The peer did not prove the job's secret, violated the protocol, or closed the connection. It is closed now."""
 
 
 class Channel:
@@ -63,10 +63,10 @@ class Channel:
         self.peer_host: str = (writer.get_extra_info("peername") or ("unknown",))[0]
 
     async def receive(self) -> Message:
-        """The next message.
+        """Wait for the next message.
 
         Raises:
-            ChannelError: the connection ended or carried a frame that is not the peer's next one.
+            ChannelError: the connection ended, or a frame is not the next frame of the peer.
         """
         try:
             length = int.from_bytes(await self._reader.readexactly(4), "big")
@@ -93,10 +93,10 @@ class Channel:
         return message
 
     def send(self, message: Message) -> None:
-        """Queues a message for sending; never blocks. A peer that has gone shows in `receive`.
+        """Queue a message for sending. Never blocks. If the peer has ended, `receive` raises the error.
 
         Raises:
-            ValueError: the message is larger than MAX_PAYLOAD_BYTES as JSON; the first one: than HELLO_BYTES.
+            ValueError: the message as JSON is larger than MAX_PAYLOAD_BYTES; for the first message, HELLO_BYTES.
         """
         payload = _ENCODER.encode(message).encode()
         limit = MAX_PAYLOAD_BYTES if self._sent else HELLO_BYTES
@@ -109,7 +109,7 @@ class Channel:
         self._writer.write(len(payload).to_bytes(4, "big") + mac + payload)
 
     async def close(self, timeout_s: float = 1.0) -> None:
-        """Sends what is queued, then closes; after `timeout_s` whatever is left is dropped."""
+        """Send the queued messages and close. Messages that are not sent within `timeout_s` are discarded."""
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             await within(timeout_s, self._writer.drain())
             self._writer.close()
@@ -117,7 +117,7 @@ class Channel:
         self.abort()
 
     def abort(self) -> None:
-        """Closes at once, dropping what is queued."""
+        """Close at once and discard the queued messages."""
         self._writer.transport.abort()
 
     def _mac(self, direction: bytes, sequence: int, payload: bytes) -> bytes:
@@ -130,13 +130,13 @@ async def connect(host: str, port: int, secret: bytes, hello: Message) -> tuple[
     Args:
         host, port: the server's address.
         secret: the job's secret.
-        hello: the first message; it proves our knowledge of the secret.
+        hello: the first message. Its HMAC proves that we know the secret.
 
     Returns:
-        The channel and the server's answer, which proves the server's.
+        The channel, and the server's answer. Its HMAC proves that the server knows the secret.
 
     Raises:
-        ChannelError: no server, a wrong one, or no answer within HANDSHAKE_TIMEOUT_S.
+        ChannelError: there is no server, it does not know the secret, or it did not answer in HANDSHAKE_TIMEOUT_S.
     """
     try:
         return await within(HANDSHAKE_TIMEOUT_S, _connect(host, port, secret, hello))
@@ -174,14 +174,13 @@ async def serve(
         host: address to listen on.
         secret: the job's secret.
         accept: called with the channel and the first message of each client that proved the secret within
-            HANDSHAKE_TIMEOUT_S; the connection ends when it returns. It must answer the first message.
-        port: 0 lets the system choose.
-        max_half_open: connections that have not proved the secret; of more, the oldest of the host that has most are
-            dropped, or none is accepted where each host has few.
+            HANDSHAKE_TIMEOUT_S. It must answer the first message. The connection is closed when it returns.
+        port: 0: the system chooses.
+        max_half_open: maximum number of connections that have not proved the secret yet; see `Handshakes`.
     """
     handshakes = Handshakes(max_half_open)
     refusals = _Refusals()
-    greeted = 0  # connections in their handshake, those that are being dropped among them
+    greeted = 0  # number of connections in their handshake, including those that are being dropped
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal greeted
@@ -209,7 +208,7 @@ async def serve(
 
 
 class _Refusals:
-    """Logs refused connections: the first at once, those that follow soon with the next line."""
+    """Logs refused connections: the first at once, and the number of further ones with a later line."""
 
     def __init__(self) -> None:
         self._logged_s: float | None = None

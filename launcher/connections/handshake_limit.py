@@ -1,20 +1,20 @@
-"""Connections that have not yet proved the job's secret: how many a server keeps, and which go when there are more."""
+"""Limits the connections that have not proved the job's secret yet, and chooses which of them to drop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-_FAIR = 4  # connections of one host; more of them make way for others
+_FAIR = 4  # a host with more connections than this loses its oldest one to a new connection
 
 
 class Handshakes:
-    """Keeps at most `limit` of them; one more, and the oldest of the host that has most is dropped.
+    """Keeps at most `limit` unproven connections. A further one drops the oldest of the host that has the most.
 
-    So whoever opens connections and says nothing crowds out only themselves: a runner's host has one or two, for the
-    milliseconds of its handshake. Where each host has few, all may be runners: then there is no room for one more.
+    So a host that opens connections without a handshake only loses its own: a runner's host has one or two, for
+    milliseconds. If no host has more than a few, all may be runners. Then none is dropped, and `is_full` is true.
 
     Args:
-        limit: connections at a time, at least 1.
+        limit: maximum number of connections, at least 1.
     """
 
     def __init__(self, limit: int) -> None:
@@ -28,15 +28,15 @@ class Handshakes:
 
     @property
     def is_full(self) -> bool:
-        """Whether one more would drop that of a host which has few."""
+        """Whether a further connection would drop one of a host that has only a few."""
         return self._count >= self._limit and max(map(len, self._hosts.values())) <= min(_FAIR, self._limit - 1)
 
     def add(self, host: str, drop: Callable[[], None]) -> int:
-        """Takes a connection in; returns its number.
+        """Add a connection and return its number.
 
         Args:
             host: the peer's address.
-            drop: ends the connection; called at most once, and never after `remove`.
+            drop: closes the connection. Called at most once, and never after `remove`.
         """
         number, self._next = self._next, self._next + 1
         self._hosts.setdefault(host, {})[number] = drop
@@ -50,7 +50,7 @@ class Handshakes:
         return number
 
     def remove(self, host: str, number: int) -> None:
-        """The connection has proved the secret, or has ended; nothing happens if it was dropped."""
+        """Remove a connection that has proved the secret or has ended. Does nothing if it was dropped."""
         if self._hosts.get(host, {}).pop(number, None) is not None:
             self._count -= 1
             if not self._hosts[host]:

@@ -1,4 +1,4 @@
-"""The IPv4 addresses of a job's hosts: what a host has, and what all of them have as a few ranges."""
+"""The IPv4 addresses of a job's hosts: lists those of this host, and combines those of all hosts into a few ranges."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 MOST_RANGES = 128
-MOST_OF_A_HOST = 64  # bridges of containers among them
+MOST_OF_A_HOST = 64  # including those of bridges for containers
 
 _ROUTES = Path("/proc/net/fib_trie")
 
@@ -16,21 +16,21 @@ Range = tuple[str, str]
 
 
 def own_addresses() -> list[str]:
-    """This host's addresses, but for those of the loopback network; none where the kernel does not list them."""
+    """This host's addresses, without those of the loopback network; empty if the kernel does not list them."""
     try:
         lines = [line.split() for line in _ROUTES.read_text().splitlines()]
     except OSError:
         return []
-    # "|-- 192.0.2.2" and below it "/32 host LOCAL"; each stands there twice
+    # The kernel lists each address twice, as "|-- 192.0.2.2" with "/32 host LOCAL" on the next line.
     found = (above[1] for above, below in pairwise(lines) if below == ["/32", "host", "LOCAL"] and above[0] == "|--")
     return [address for address in dict.fromkeys(found) if not address.startswith("127.")][:MOST_OF_A_HOST]
 
 
 def ranges(addresses: Iterable[object], most: int = MOST_RANGES) -> list[Range]:
-    """The fewest ranges that hold these addresses and no others; what is no IPv4 address is left out.
+    """The smallest number of ranges that have exactly these addresses. Values that are no IPv4 address are ignored.
 
-    Of more than `most` ranges, those that are nearest to each other become one: it holds the addresses between them,
-    too.
+    If there are more than `most` ranges, neighbouring ranges are merged, the nearest first. A merged range also has
+    the addresses in between.
     """
     found: list[list[int]] = []
     for number in sorted({number for number in map(_number, addresses) if number is not None}):

@@ -1,7 +1,7 @@
-"""A socket that only a job's hosts reach: the kernel drops every other host's packets to it.
+"""A TCP socket that only the job's hosts can reach: the kernel drops the packets of all other hosts.
 
-The filter needs no rights, and the connections that are accepted inherit it (socket(7), SO_ATTACH_FILTER). It does not
-keep out other users on the job's own hosts.
+The filter needs no privileges, and accepted connections inherit it (socket(7), SO_ATTACH_FILTER). It does not keep out
+other users on the job's own hosts.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _DROP, _KEEP = 0, 0xFFFFFFFF
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A TCP socket with an address of this host; with all of them where `host` is a name, or an address elsewhere."""
+    """A TCP socket bound to `host` if that is an address of this host; else bound to all addresses of this host."""
     bound = socket.socket()
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((str(IPv4Address(host)), port))
-    except ValueError:  # the name may mean a loopback address here, and another one elsewhere
+    except ValueError:  # on this host the name may mean a loopback address, on other hosts another address
         bound.bind(("", port))
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
@@ -42,7 +42,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def filter_refused() -> str:
-    """Why the kernel refuses this user such a filter; empty where it does not."""
+    """Why the kernel does not allow this user such a filter; "" if it does."""
     with socket.socket() as bound:
         try:
             keep_out_others(bound, [])
@@ -52,18 +52,18 @@ def filter_refused() -> str:
 
 
 def keep_out_others(bound: socket.socket, hosts: Sequence[Range]) -> None:
-    """Drops all packets to a socket but those from these hosts, and from this one over its loopback network.
+    """Drop all packets to a socket, except those from these hosts and from this host's loopback network.
 
-    Before it listens: connections that were made earlier stay.
+    Call this before the socket listens: existing connections stay.
 
     Raises:
-        OSError: the kernel, or a sandbox, does not allow the filter.
+        OSError: the kernel or a sandbox does not allow the filter.
     """
     program = [
         (_LOAD_BYTE, 0, 0, _IP_HEADER),
         (_SHIFT, 0, 0, 4),
         (_IF_EQUAL, 1, 0, 4),
-        (_RETURN, 0, 0, _DROP),  # no IPv4
+        (_RETURN, 0, 0, _DROP),  # the packet is not IPv4
         (_LOAD_WORD, 0, 0, _SOURCE),
     ]
     for first, last in (_LOOPBACK, *hosts):

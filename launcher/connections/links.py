@@ -1,4 +1,4 @@
-"""The supervisor's end of the runners' connections: who is there, who has fallen silent, what they say."""
+"""The supervisor's end of the connections to runners: which are connected, which are silent, and their messages."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from launcher.leadership.terms import SUSPECT_S
 log = logging.getLogger(__name__)
 
 SILENCE_S = 2.5  # heartbeats come every 0.5 s
-ISOLATED_S = 20.0  # most nodes silent at once: time for others to take over, before we believe that they are gone
-RETURN_S = 6.0  # for a runner whose connection broke while we may have been at fault; it looks for us twice a second
-_PAUSE_S = 2.0  # a supervisor that did not run for longer has messages to read before it judges its workers
+ISOLATED_S = 20.0  # if most nodes are silent at once: time for another supervisor to take over before they are lost
+RETURN_S = 6.0  # time to reconnect for a runner whose connection broke perhaps because of us; it tries twice a second
+_PAUSE_S = 2.0  # a supervisor that was stopped for longer reads the waiting messages before it judges workers
 _TICK_S = 0.1
 _ACK_EVERY_S = 0.9  # every other heartbeat
 _CLOSE_TIMEOUT_S = 3.0
 _FEWEST_HALF_OPEN = 16
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
-_OTHER_FILES = 256  # logs, pipes and sockets of the process beside the runners' connections
+_OTHER_FILES = 256  # descriptors for logs, pipes and sockets, in addition to the runners' connections
 
 
 class _Link:
@@ -36,8 +36,8 @@ class _Link:
         self.channel = channel
         self.hello = hello
         self.allocation = allocation
-        self.state = hello  # of the last heartbeat
-        self.unread: list[Message] = []  # while the node's other allocation is still here
+        self.state = hello  # the last heartbeat
+        self.unread: list[Message] = []  # messages that wait until the runner of the node's earlier allocation has left
         self.addresses: list[str] = hello["addresses"]
         self.heard_s = time.monotonic()
         self.acked_s = 0.0
@@ -45,7 +45,7 @@ class _Link:
 
 @dataclass(frozen=True, kw_only=True)
 class _Broken:
-    """A connection that is to come back: the old one, since when (monotonic), and what is to be sent then."""
+    """A broken connection whose runner may reconnect: the old link, the time of the break, and unsent messages."""
 
     link: _Link
     since_s: float
@@ -53,23 +53,23 @@ class _Broken:
 
 
 class Links:
-    """Serves the runners of the base's nodes, and of the boosters'. All that they say goes into `inbox`, in order.
+    """Serves the runners on the nodes of the base and of the boosters. Puts their messages into `inbox`, in order.
 
-    Slurm may give a booster a node that an earlier one is just leaving. Then the runners of both are connected: the
-    core gets the second one too, and nothing more of it until the first has gone.
+    Slurm may give a booster a node that an earlier booster is leaving. Then the runners of both are connected. The core
+    gets the hello of the second, and its further messages only after the first has disconnected.
 
     Args:
         nodes: the nodes of the base.
         secret: the job's secret.
-        inbox: takes an input for each message, and NodeLost for each runner that goes.
-        allocation: the base's.
-        most_further: how many nodes of boosters may be connected at once.
+        inbox: gets an input for each message, and NodeLost for each runner that is lost.
+        allocation: the allocation of the base.
+        most_further: maximum number of connected nodes of boosters.
         successors: nodes that may take over, in this order.
-        restart_count: how often the job was requeued; runners of another start of it are not taken on.
+        restart_count: number of requeues of the job. Runners of another start of the job are refused.
 
     Attributes:
-        heartbeats: the runners' heartbeats, put together.
-        term: of the supervisor; every runner receives it.
+        heartbeats: the runners' heartbeats, combined.
+        term: the supervisor's term, which every runner receives.
     """
 
     def __init__(
@@ -87,18 +87,18 @@ class Links:
         self._most_further = most_further
         self._restart_count = restart_count
         self._successors = tuple(successors)
-        self._turns: dict[str, int] | None = None  # of those that are left; made when it is asked for
+        self._turns: dict[str, int] | None = None  # places of the remaining successors; computed when needed
         self._away: set[str] = set()  # nodes that were lost
         self._isolated_s: float | None = None  # since when most nodes have been silent
-        self._awaited: set[str] = set()  # nodes that ought to come, as silent as those that came and fell silent
+        self._awaited: set[str] = set()  # nodes whose runners are expected; until they connect they count as silent
         self._awaited_s = 0.0
-        self._broken: dict[str, _Broken] = {}  # nodes whose connection broke while we may have been at fault
+        self._broken: dict[str, _Broken] = {}  # nodes whose connection broke, perhaps because of us
         self._ticked_s = time.monotonic()
-        self._stood_still_s = -RETURN_S  # until when
+        self._stood_still_s = -RETURN_S  # end of the last time during which this process or the network stood still
         self._secret = secret
         self._inbox = inbox
         self._links: dict[str, _Link] = {}
-        self._seconds: dict[str, _Link] = {}  # of another allocation than the node's runner in _links or _broken
+        self._seconds: dict[str, _Link] = {}  # second runner of a node, from another allocation
         self._dismissed: dict[tuple[str, str], bool] = {}  # node, allocation ("": any) -> whether it forgets its memory
         self._is_closed = False
         self.heartbeats = Heartbeats()
@@ -107,8 +107,8 @@ class Links:
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self, host: str) -> int:
-        """Starts listening; returns the port."""
-        kept = len(self._nodes) + 2 * self._most_further + _OTHER_FILES  # descriptors that no stranger gets
+        """Start listening; returns the port."""
+        kept = len(self._nodes) + 2 * self._most_further + _OTHER_FILES  # descriptors reserved for proven connections
         allowed = _allow_files(kept + MAX_HALF_OPEN)
         handshakes = max(_FEWEST_HALF_OPEN, min(MAX_HALF_OPEN, allowed - kept))
         self._server = await serve(host, self._secret, self._accept, max_half_open=handshakes)
@@ -116,7 +116,7 @@ class Links:
         return self._server.port
 
     def send(self, node: str, message: Message) -> None:
-        """Sends to a node's runner, when it is back where its connection broke; to one that is lost, nothing."""
+        """Send a message to a node's runner; to a broken one after it has reconnected, to a lost one never."""
         link = self._links.get(node)
         if link is not None:
             link.channel.send(message)
@@ -129,16 +129,16 @@ class Links:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Those of the base, and the further ones that are connected."""
+        """The nodes of the base, and the connected nodes of boosters."""
         return (*sorted(self._nodes), *sorted((self._links.keys() | self._seconds.keys()) - self._nodes))
 
     def state(self, node: str) -> Message:
-        """The last heartbeat of the node's runner; of one that has just gone, nothing of use."""
+        """The last heartbeat of the node's runner; without useful content if the runner has just disconnected."""
         link = self._last(node)
         return link.state if link is not None else {"warm": False, "port": 0}
 
     def address(self, node: str) -> str:
-        """The address from which the node's runner came; the node's name if it has just gone."""
+        """The address from which the node's runner connected; the node's name if it has just disconnected."""
         link = self._last(node)
         return link.channel.peer_host if link is not None else node
 
@@ -148,17 +148,17 @@ class Links:
         return [*link.addresses, link.channel.peer_host] if link is not None else []
 
     def await_return(self, nodes: Iterable[str]) -> None:
-        """After a take-over: these nodes' runners look for us."""
+        """After a take-over: expect the runners of these nodes to connect."""
         self._awaited = {node for node in nodes if node not in self._links and not self._is_dismissed(node)}
         self._awaited_s = time.monotonic()
 
     def dismiss(self, node: str, *, forget: bool, allocation: str = "") -> None:
-        """Tells a node's runner to leave, now or when it comes back; its messages are ignored from then on.
+        """Have a node's runner end, now or when it reconnects. Its further messages are ignored.
 
         Args:
             node: the node.
-            forget: whether it removes its memory directory.
-            allocation: only the runner of this one; "" for any.
+            forget: whether the runner removes its memory directory.
+            allocation: only the runner of this allocation; "" for any.
         """
         self._dismissed[node, allocation] = forget
         link = self._last(node)
@@ -174,11 +174,11 @@ class Links:
 
     @property
     def is_isolated(self) -> bool:
-        """Whether most nodes are silent at once: then it may be us who are cut off."""
+        """Whether most nodes are silent at once. Then this supervisor's host may be the one that is cut off."""
         return self._isolated_s is not None
 
     def abort(self) -> None:
-        """Drops every connection without a message."""
+        """Close all connections without a message."""
         self._is_closed = True
         if self._watching is not None:
             self._watching.cancel()
@@ -188,7 +188,7 @@ class Links:
             link.channel.abort()
 
     async def close(self) -> None:
-        """Waits for the runners that were dismissed to go, then closes every connection."""
+        """Wait until the dismissed runners have disconnected, then close all connections."""
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         while (self._links or self._seconds) and time.monotonic() < deadline:
             await asyncio.sleep(_TICK_S / 5)
@@ -246,7 +246,7 @@ class Links:
             link.state = message
             if self._links.get(node) is link and self.heartbeats.add(node, message):
                 self._put(NodeWarm(node=node))
-            turn = self._turn(node)  # who is to follow us has to notice soonest
+            turn = self._turn(node)  # the first successor must notice our loss soonest
             if turn == 0 or link.heard_s - link.acked_s >= _ACK_EVERY_S:
                 link.acked_s = link.heard_s
                 link.channel.send({"op": "ack", "turn": turn})
@@ -256,12 +256,12 @@ class Links:
             self._put(to_input(node, message))
 
     def _is_dismissed(self, node: str, allocation: str | None = None) -> bool:
-        """Whether the runner of a node in this allocation is; by default in the base."""
+        """Whether the runner of a node in this allocation was dismissed. Default: the base."""
         own = self._allocation if allocation is None else allocation
         return self._is_closed or (node, "") in self._dismissed or (node, own) in self._dismissed
 
     def _promote(self, node: str) -> None:
-        """The node's earlier runner has gone: the one of another allocation takes its place."""
+        """After a node's runner has disconnected: its second runner, of another allocation, takes its place."""
         if (link := self._seconds.pop(node, None)) is None:
             return
         self._links[node] = link
@@ -271,8 +271,11 @@ class Links:
         link.unread.clear()
 
     def _is_of_this_start(self, channel: Channel, hello: Message) -> bool:
-        """Whether a runner belongs to this start of the job. One of an earlier start leaves, without the memory: that
-        is now the memory of this start. One of a later start looks for its own supervisor again."""
+        """Whether a runner belongs to this start of the job, by its number of requeues.
+
+        A runner of an earlier start ends, but keeps the memory directory, which this start uses. A runner of a later
+        start searches for its own supervisor again.
+        """
         restart_count = hello.get("restart_count")
         if restart_count == self._restart_count:
             return True
@@ -283,7 +286,7 @@ class Links:
         return False
 
     async def _serve_follower(self, channel: Channel) -> None:
-        """Another task of the job that we were started in: it stays for as long as we answer."""
+        """Serve another task of the Slurm job in which this supervisor runs. It stays while the supervisor answers."""
         channel.send({"op": "welcome"})
         with contextlib.suppress(ChannelError):
             while True:
@@ -299,7 +302,7 @@ class Links:
             if self._stands_still(now_s):
                 self._stood_still_s = now_s
             self._ticked_s = now_s
-            if lag_s > _TICK_S:  # we were not running: what came meanwhile has not been read yet
+            if lag_s > _TICK_S:  # this process did not run, so messages may have come that it has not read yet
                 for link in (*self._links.values(), *self._seconds.values()):
                     link.heard_s += lag_s
             if lag_s > _PAUSE_S:
@@ -325,9 +328,9 @@ class Links:
         return self._turns.get(node)
 
     def _may_be_cut_off(self, now_s: float) -> bool:
-        """Whether to doubt ourselves rather than the nodes. Two nodes cannot tell which of them it is.
+        """Whether this supervisor's host may be cut off, rather than the nodes. With two nodes this is undecidable.
 
-        Only the base's nodes are asked: boosters may all go at once, and never take over.
+        Only nodes of the base count: boosters may all end at once, and never take over.
         """
         links = [link for node, link in self._links.items() if node in self._nodes]
         awaited = self._awaited & self._nodes
@@ -349,7 +352,7 @@ class Links:
         return False
 
     def _last(self, node: str) -> _Link | None:
-        """The node's connection, also one that broke and is to come back."""
+        """The node's connection, or a broken one whose runner may reconnect."""
         broken = self._broken.get(node)
         return broken.link if broken is not None else self._links.get(node)
 
@@ -357,11 +360,11 @@ class Links:
         return now_s - self._ticked_s > SUSPECT_S
 
     def _close(self, node: str, link: _Link) -> None:
-        """A connection has ended. After a standstill of ours, or one of the network, that says nothing of the node."""
+        """Handle the end of a connection. If this process or the network stood still, the node may be healthy."""
         now_s = time.monotonic()
         in_doubt = self.is_isolated or self._stands_still(now_s) or now_s - self._stood_still_s < RETURN_S
         if in_doubt and self._links.get(node) is link and not self._is_dismissed(node, link.allocation):
-            log.warning("%s: its connection broke while we, or the network, stood still: its return is awaited", node)
+            log.warning("%s: connection broke while this process or the network stood still; it may reconnect", node)
             del self._links[node]
             self._broken[node] = _Broken(link=link, since_s=now_s)
         else:
@@ -389,7 +392,7 @@ class Links:
 
 
 def _allow_files(count: int) -> int:
-    """Raises the soft limit on open files where the usual 1024 is too low; the hard limit stays. Returns the limit."""
+    """Raise the soft limit of open files to `count` if it is lower, up to the hard limit. Returns the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         soft = count if hard == resource.RLIM_INFINITY else min(count, hard)

@@ -1,7 +1,7 @@
-"""Accepts connections a few at a time: who floods the port must not keep the loop from those that are connected.
+"""Accepts a few connections in each turn of the event loop, so that a flood of connections does not block the loop.
 
-asyncio's own server accepts the whole backlog in one turn of the loop, and each connection costs memory, a descriptor
-and a handshake before it is known whose it is.
+asyncio's own server accepts the whole backlog in one turn. Each connection costs memory, a descriptor and a handshake
+before the peer is known.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Listener:
     """A listening socket. Made by `listen`.
 
     Attributes:
-        port: where it listens.
+        port: the port on which it listens.
     """
 
     def __init__(self, sock: socket.socket, handle: Handle, is_full: Callable[[int], bool], limit: int) -> None:
@@ -32,13 +32,13 @@ class Listener:
         self._handle = handle
         self._is_full = is_full
         self._limit = limit
-        self._starting = 0  # connections that are yet to be handed over
+        self._starting = 0  # number of accepted connections for which `handle` was not called yet
         self._connections: set[asyncio.Task[None]] = set()
         self.port: int = sock.getsockname()[1]
         self._accepting = asyncio.create_task(self._accept())
 
     def close(self) -> None:
-        """Accepts no more; connections that are there stay."""
+        """Stop accepting connections. Existing ones stay."""
         self._accepting.cancel()
 
     async def _accept(self) -> None:
@@ -50,7 +50,7 @@ class Listener:
                         await asyncio.sleep(_PAUSE_S)
                     try:
                         connection, _ = await loop.sock_accept(self._sock)
-                    except OSError as error:  # no descriptor is left, or the peer has gone
+                    except OSError as error:  # no descriptor is free, or the peer has closed the connection
                         log.warning("connection not accepted: %s", error)
                         await asyncio.sleep(_NO_DESCRIPTOR_S)
                         continue
@@ -58,14 +58,14 @@ class Listener:
                     task = asyncio.create_task(self._serve(connection))
                     self._connections.add(task)
                     task.add_done_callback(self._connections.discard)
-                await asyncio.sleep(0)  # sock_accept() does not end the turn where somebody waits already
+                await asyncio.sleep(0)  # sock_accept() returns without yielding if a connection waits already
         finally:
             self._sock.close()
 
     async def _serve(self, connection: socket.socket) -> None:
         try:
             reader, writer = await asyncio.open_connection(sock=connection, limit=self._limit)
-        except OSError:  # it has gone already
+        except OSError:  # the peer has closed the connection
             connection.close()
             return
         finally:
@@ -79,11 +79,11 @@ def listen(
     """Listens for connections.
 
     Args:
-        host, port: where; port 0 lets the system choose.
+        host, port: the address; with port 0 the system chooses the port.
         handle: called with each connection.
-        backlog: connections that the kernel keeps for us.
-        is_full: whether to accept none for now; called with the number of connections yet to be handed over.
-        limit: of each reader's buffer, in bytes.
+        backlog: number of connections that the kernel queues.
+        is_full: whether to accept none for now. Called with the number of connections not yet passed to `handle`.
+        limit: size of each reader's buffer, in bytes.
     """
     sock = socket.create_server((host, port), backlog=backlog)
     sock.setblocking(False)

@@ -1,4 +1,4 @@
-"""The runners' messages as inputs of the core; heartbeats put together to the progress of an attempt."""
+"""Converts the runners' messages to inputs of the core, and combines their heartbeats to the attempt's progress."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from launcher.core.inputs import (
 
 log = logging.getLogger(__name__)
 
-_RECORDED = ("problem", "rebuilt", "stop_agreed")  # what agents report, and is only recorded
+_RECORDED = ("problem", "rebuilt", "stop_agreed")  # reports of agents that are recorded and need no decision
 
 
 def to_input(node: str, message: Message) -> Input | None:
-    """A runner's message as an input; None for one that means nothing to the core.
+    """Convert a runner's message to an input of the core; None if the core does not need it.
 
     Args:
-        node: the runner's.
-        message: with `op`; see launcher.runner.
+        node: the runner's node.
+        message: the message, with `op`; see launcher.runner.
     """
     read = _READ.get(message["op"])
     if read is None:
@@ -54,7 +54,7 @@ def to_input(node: str, message: Message) -> Input | None:
 
 
 class Heartbeats:
-    """What the heartbeats of an attempt's nodes say together. It costs little for each of thousands of nodes."""
+    """Combines the heartbeats of an attempt's nodes, at little cost for each of thousands of nodes."""
 
     def __init__(self) -> None:
         self._attempt: int | None = None
@@ -64,7 +64,7 @@ class Heartbeats:
         self._forget(None)
 
     def add(self, node: str, message: Message) -> bool:
-        """Takes a heartbeat; returns whether it is the first that says that the node is warm."""
+        """Add a heartbeat. Returns whether it is the first that reports the node as warm."""
         attempt = message["attempt"]
         if attempt is not None and attempt != self._attempt and attempt >= (self._attempt or 0):
             self._forget(attempt)
@@ -76,11 +76,11 @@ class Heartbeats:
         return is_new
 
     def left(self, node: str) -> None:
-        """The node's runner has gone; the next one has to become warm anew."""
+        """Forget a node whose runner has disconnected. Its next runner has to become warm again."""
         self._warm.discard(node)
 
     def progress(self) -> Progress | None:
-        """The progress since this was asked last; None where there is none."""
+        """The progress since the previous call; None if there is none."""
         if self._attempt is None:
             return None
         known = [step for step in self._nodes_at if step is not None]
@@ -102,7 +102,7 @@ class Heartbeats:
         self._attempt = attempt
         self._step: int | None = None
         self._slowest: dict[str, int | None] = {}
-        self._nodes_at: Counter[int | None] = Counter()  # of the above, how many nodes are at each: few values
+        self._nodes_at: Counter[int | None] = Counter()  # number of nodes for each value of the mapping above
         self._activity: dict[str, int] = {}
         self._has_told = self._is_active = self._rank_ended = False
 
@@ -164,7 +164,7 @@ def _monitor(node: str, message: Message) -> Input | None:
 
 
 def _free(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The event's own fields; the supervisor says which attempt and node."""
+    """The event's own fields. The supervisor adds the attempt and the node."""
     return {key: value for key, value in fields.items() if key not in ("attempt", "node", "time", "event")}
 
 

@@ -1,6 +1,6 @@
-"""Which process supervises a job: one at a time, in numbered terms.
+"""Leadership of a job: one process at a time supervises it, for a numbered term.
 
-terms       the terms in the job's folder, and the lease that the holder of the newest renews
-lease       a supervisor's own leadership: takes a term, renews its lease, notices who took over
-succession  a runner's view: which supervisor leads; starts a standby when there is none
+terms       the files of the terms, and the lease that the holder of the newest term renews
+lease       a supervisor's leadership: takes a term, renews the lease, notices a take-over
+succession  a runner's part: finds the supervisor, and starts a standby if there is none
 """

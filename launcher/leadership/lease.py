@@ -17,23 +17,23 @@ from launcher.leadership.terms import RENEW_S, Term, claim, newest_number, renew
 log = logging.getLogger(__name__)
 
 _CHECK_S = 0.2
-_LOOKS = 2  # in a row that must find the folder removed, before that ends the job
+_LOOKS = 2  # number of checks in a row that must find the folder removed before the job ends
 
 
 class Superseded(LauncherError):
-    """Another supervisor has a higher term: this one writes nothing more, gives no more orders, and ends."""
+    """Another supervisor has a higher term. This one must not write or command anything more, and ends."""
 
 
 class FolderRemovedError(LauncherError):
-    """Somebody has removed the job's folder, or all that was in it. It ends the job: waiting would not help."""
+    """The job's folder, or all its content, was removed. The job ends, because waiting would not help."""
 
 
 class Leadership:
-    """One term of one supervisor. Checked before every record and every order that leaves the process.
+    """One term of one supervisor. The supervisor checks it before each record and each order that it sends.
 
     Args:
         job_dir: the job's folder.
-        run_id, node, host: ours; the term names them.
+        run_id, node, host: of this supervisor; they are written into the term.
     """
 
     def __init__(self, job_dir: Path, *, run_id: str, node: str | None, host: str) -> None:
@@ -46,14 +46,14 @@ class Leadership:
         self.term = 0
 
     def take(self, port: int, after: int | None) -> None:
-        """Takes the next term.
+        """Take the next term.
 
         Args:
-            port: where runners reach us.
-            after: the term that is taken over, and no other; None takes whichever is next.
+            port: the port on which runners reach this supervisor.
+            after: the term that is taken over; only its successor may be taken. None: take the next free term.
 
         Raises:
-            Superseded: somebody else took over.
+            Superseded: another supervisor has taken the term.
             OSError: the folder cannot be written.
         """
         while True:
@@ -67,41 +67,42 @@ class Leadership:
                 return
 
     def check(self) -> None:
-        """
+        """Check that this term is the highest. If the terms cannot be read, only logs a warning.
+
         Raises:
-            Superseded: there is a higher term than ours.
-            FolderRemovedError: as `confirm`.
+            Superseded: there is a higher term.
+            FolderRemovedError: as in `confirm`.
         """
         now_s = time.monotonic()
         if not self.term or now_s - self._checked_s < _CHECK_S:
             return
         try:
             number = self._newest()
-        except OSError as error:  # what is written meanwhile is kept, and does not count if another rules
+        except OSError as error:  # events that are written now are ignored by readers if another term is higher
             log.warning("terms of %s not read: %s", self._job_dir, error)
             return
         self._compare(number)
         self._checked_s = now_s
 
     def confirm(self) -> None:
-        """As `check`, before what cannot be taken back.
+        """Check that this term is the highest, before an action that cannot be undone.
 
         Raises:
-            OSError: the terms cannot be read. Others may see them, and have taken over, while a node that is cut off
-                does not.
-            FolderRemovedError: our folder, or all that was in it, is not on its file system any more.
+            Superseded: there is a higher term.
+            OSError: the terms cannot be read. This node may be cut off, and another supervisor may have taken over.
+            FolderRemovedError: the job's folder, or all its content, was removed.
         """
         self._compare(self._newest())
 
     async def hold(
         self, is_reached: Callable[[], bool], lost: Callable[[], None], removed: Callable[[FolderRemovedError], None]
     ) -> None:
-        """Renews the lease while the runners answer; returns when we are superseded, or have no folder.
+        """Renew the lease while the runners answer. Returns when this term is superseded or the folder was removed.
 
         Args:
-            is_reached: whether most runners answer. If not we may be the one who is cut off, and let others take over.
-            lost: called when somebody did.
-            removed: called when the folder is not there any more.
+            is_reached: whether most runners answer. If not, this host may be cut off; the lease then runs out.
+            lost: called when another supervisor has taken over.
+            removed: called when the folder was removed.
         """
         missing = 0
         while True:
@@ -119,12 +120,12 @@ class Leadership:
                 if missing == _LOOKS:
                     removed(error)
                     return
-            except OSError as error:  # training does not depend on it, and runners that are connected look at no lease
+            except OSError as error:  # training does not need the lease; connected runners do not read it
                 log.warning("lease of %s not renewed: %s", self._job_dir, error)
             await asyncio.sleep(RENEW_S)
 
     def _newest(self) -> int:
-        """The highest term. Ours is written again where it was removed from a folder that is there."""
+        """The highest term. If our term's file was removed from an existing folder, it is written again."""
         number = newest_number(self._job_dir)
         if number >= self.term or self._taken is None:
             return number

@@ -1,4 +1,4 @@
-"""A runner's part in the succession: which supervisor rules, and, when it is our turn, a standby that takes over."""
+"""A runner's part in the succession: follows the supervisor with the highest term, and starts a standby on its turn."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from slurm import JobEnvironment, Slurm, SlurmError
 
 log = logging.getLogger(__name__)
 
-STAGGER_S = 2.0  # between one candidate and the next: the first needs so long to be up and seen
-_MEETING_S = 1.0  # one that has just begun is connected to first
+STAGGER_S = 2.0  # between one candidate and the next: time for a standby to start and to be noticed
+_MEETING_S = 1.0  # time to connect to a supervisor whose term has just begun
 _READ_TIMEOUT_S = 0.5  # the terms' file system may hang
-_MAX_TURN = 8  # from here on nobody waits longer: claiming a term is safe for any number at once
-# Of the step that we run in; a supervisor starts steps of its own.
+_MAX_TURN = 8  # later candidates do not wait longer: any number of them can safely claim a term at once
+# Variables of the step of this runner. A standby does not get them, because a supervisor starts its own steps.
 _STEP_VARIABLES = ("SLURM_STEP", "SLURM_TASK", "SLURM_CPU_BIND", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_DISTRIBUTION",
                    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_SRUN", "SLURM_LAUNCH", "SLURM_UMASK", "PMI")  # fmt: skip
 
@@ -37,16 +37,16 @@ class Succession:
         self._job_dir = job_dir
         self._terms = DiskRead(lambda: newest(job_dir), job_dir / "terms")
         self._ruling: Term | None = None
-        self._is_unread = False  # whether they could not be read when that was tried last
+        self._is_unread = False  # whether the last attempt to read the terms failed
         self._standby: asyncio.subprocess.Process | None = None
         self._lost_s: float | None = None
-        self._missed = 0  # the term that has been without a supervisor since then
+        self._missed = 0  # the term whose supervisor has been missing since then
         self._was_closed = False  # whether the supervisor's host closed our connection
-        self.term = 0  # the highest that we have obeyed
-        self.turn: int | None = None  # our place in the succession; None: there is none
+        self.term = 0  # the highest term that this runner has accepted
+        self.turn: int | None = None  # this node's place in the succession; None: it has none
 
     def welcome(self, term: int, turn: int | None) -> bool:
-        """A supervisor has taken us on; False if a higher one has before: we do not obey it."""
+        """Accept a supervisor that this runner has connected to. False if its term is lower than an accepted one."""
         if term < self.term:
             log.warning("supervisor of term %s refused: we obey term %s", term, self.term)
             return False
@@ -55,22 +55,22 @@ class Succession:
         return True
 
     def answered(self) -> None:
-        """The supervisor has sent a message: nobody needs to stand by."""
+        """Note a message of the supervisor. A standby is not needed then."""
         self._lost_s, self._was_closed = None, False
         if self._standby is not None and self._standby.stdin is not None:
             self._standby.stdin.close()
 
     def closed(self) -> None:
-        """The supervisor, or its host's kernel, has closed the connection."""
+        """Note that the supervisor, or its host's kernel, has closed the connection."""
         self._was_closed = True
 
     async def is_superseded(self) -> bool:
-        """Whether a higher term rules than the one that we obey."""
+        """Whether there is a higher term than the one that this runner has accepted."""
         ruling = await self.ruling()
         return ruling is not None and ruling.number > self.term
 
     async def ruling(self) -> Term | None:
-        """The newest term, or the newest that could be read before."""
+        """The newest term; if the terms cannot be read, the newest one of an earlier read."""
         try:
             self._ruling = await self._terms.newest(_READ_TIMEOUT_S)
             self._is_unread = False
@@ -81,7 +81,7 @@ class Succession:
         return self._ruling
 
     async def step_in(self) -> None:
-        """Called again and again while the supervisor is missed: starts a standby when our turn has come."""
+        """Start a standby when this node's turn has come. Call this repeatedly while the supervisor is missing."""
         if self.turn is None or self._stands_by:
             return
         now_s = time.monotonic()
@@ -89,12 +89,12 @@ class Succession:
         missed = max(self.term, ruling.number if ruling is not None else 0)
         if self._lost_s is None or missed != self._missed:
             self._lost_s, self._missed = now_s, missed
-        # Each term since ours has gone to one who came before us.
+        # Each term since the accepted one went to a candidate before this node.
         turn = max(0, self.turn - (missed - self.term))
         meeting_s = _MEETING_S if missed > self.term else 0.0
         if now_s < self._lost_s + STAGGER_S * min(turn, _MAX_TURN) + meeting_s:
             return
-        self._lost_s = now_s  # and again after a while, should this one come to nothing
+        self._lost_s = now_s  # if this standby fails, the next one starts after the same wait
         me = os.getpid()
         log.info("no supervisor: standing by for term %s", missed + 1)
         self._standby = await asyncio.create_subprocess_exec(
@@ -107,10 +107,10 @@ class Succession:
         )
 
     async def abandon(self) -> None:
-        """Nobody supervises the job, and nobody will: hands it back to Slurm rather than leave it running and empty.
+        """Give the job back to Slurm, because it has no supervisor and will get none.
 
-        It is requeued, or cancelled where that is refused or its outcome is written. A node that is cut off does not
-        get through to Slurm, or sees that the lease is renewed.
+        The job is requeued. If Slurm refuses, or the outcome is written, it is cancelled. A node that is cut off does
+        not do this: it cannot reach Slurm, or it sees that the lease is renewed.
         """
         try:
             lease = LeaseWatch(self._job_dir)
@@ -124,13 +124,13 @@ class Succession:
             log.error("the job has no supervisor and could not be handed back: %s", error)
 
     async def close(self) -> None:
-        """Waits for the supervisor that we started, which ends with us; a standby leaves."""
+        """Wait until the supervisor that this runner started has ended. A standby that has not taken over ends."""
         self.answered()
         if self._standby is not None:
             await self._standby.wait()
 
     def _hand_back(self) -> None:
-        """Every runner does this at about the same time: whoever comes later finds it done."""
+        """Requeue or cancel the job. All runners do this at about the same time; later ones find it done."""
         us, slurm = JobEnvironment.from_env(os.environ), Slurm()
 
         def is_ours() -> bool:
@@ -157,10 +157,10 @@ class Succession:
 
 
 def _outlive_signals(parent_pid: int) -> None:
-    """Slurm may be ending the step: a standby that is coming up has to stop and save what runs.
+    """Ignore the signals with which Slurm ends a step, because a standby has to stop and save the running workers.
 
-    `scancel --signal=INT` signals every process of a step. A SIGINT cancels the job at the batch script's supervisor
-    alone: one that has taken over never gets it.
+    `scancel --signal=INT` signals every process of a step. SIGINT is to cancel the job only at the supervisor of the
+    batch script; a supervisor that has taken over never gets it.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -1,8 +1,8 @@
-"""Who supervises a job: terms, taken one after another in the job's folder, and the lease that the holder renews.
+"""The terms of a job's supervisors, as files in the job's folder, and the lease that the holder of the newest renews.
 
-`terms/<number>.json` is made by link(2), which one process alone can do, on NFS too: a number has one holder for ever,
-and the highest number rules. A supervisor that finds a higher one stops. The lease is a count that grows while
-the holder of the newest term lives and its runners answer; how old it is each reader measures by its own clock.
+`terms/<number>.json` is made by link(2), which succeeds for only one process, on NFS too. So each number has one holder
+for ever. The supervisor with the highest number decides; one that finds a higher number ends. The lease is a count that
+grows while the holder of the newest term lives and its runners answer. Each reader measures its age by its own clock.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 RENEW_S = 0.5
-LEASE_S = 1.5  # a lease that has not changed for so long has run out
-SUSPECT_S = 1.25  # a supervisor or a runner that is silent for so long, over two heartbeats, may be lost
+LEASE_S = 1.5  # a lease that has not changed for this time has run out
+SUSPECT_S = 1.25  # a supervisor or a runner that is silent for this time (over two heartbeats) may be lost
 
-_LONGEST_LOOK_S = 0.5  # what passes between two looks counts as no more: we, or the file system, may have stood still
+_LONGEST_LOOK_S = 0.5  # a longer time between two reads counts as this: we or the file system may have stood still
 
 _NAME = re.compile(r"(\d{6})\.json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """One supervisor's time.
+    """A supervisor's term.
 
     Attributes:
-        number: from 1; the highest rules.
+        number: from 1. The supervisor with the highest number decides.
         run_id: the run that it supervises.
         node: the node on which it runs; None on the local cluster.
-        host, port: where runners reach it.
-        pid: its process.
+        host, port: the address at which runners reach it.
+        pid: the PID of its process.
     """
 
     number: int
@@ -55,17 +55,17 @@ def newest_number(job_dir: Path) -> int:
 
 
 def newest(job_dir: Path) -> Term | None:
-    """The highest term taken so far.
+    """The highest term taken so far; None if there is none.
 
     Raises:
-        OSError, ValueError: it cannot be read.
+        OSError, ValueError: the term's file cannot be read.
     """
     number = newest_number(job_dir)
     return Term(**json.loads(_path(job_dir, number).read_text())) if number else None
 
 
 def claim(job_dir: Path, term: Term) -> bool:
-    """Takes a term; False if somebody else has that number."""
+    """Take a term. Returns False if another supervisor has that number."""
     directory = job_dir / "terms"
     directory.mkdir(mode=0o700, exist_ok=True)
     draft = directory / f".{term.number}-{term.host}-{os.getpid()}"
@@ -83,7 +83,7 @@ def claim(job_dir: Path, term: Term) -> bool:
 
 
 def renew(job_dir: Path, number: int, count: int) -> None:
-    """Shows that the holder of a term lives. A lease cannot be torn: it is written by one short pwrite."""
+    """Renew the lease of a term. Readers never see half of it, because one short pwrite writes it."""
     fd = os.open(job_dir / "lease", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(fd, f"{number:6} {count:12}\n".encode(), 0)
@@ -92,11 +92,11 @@ def renew(job_dir: Path, number: int, count: int) -> None:
 
 
 class LeaseWatch:
-    """How long the lease has not changed, as seen from here. Look at it often: only what was watched counts.
+    """Measures how long the lease has not changed. Call `quiet_s` often: a gap between calls counts only in part.
 
     Args:
         job_dir: the job's folder.
-        clock: monotonic seconds.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, job_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -107,7 +107,7 @@ class LeaseWatch:
         self._quiet_s = 0.0
 
     def quiet_s(self) -> float:
-        """Since the last change seen, or since the watch began."""
+        """Time without a change since the last one that was seen, or since the watch began, in seconds."""
         seen, now_s = self._read(), self._clock()
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         self._quiet_s = self._quiet_s + min(passed_s, _LONGEST_LOOK_S) if seen == self._seen else 0.0

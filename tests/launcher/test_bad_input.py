@@ -90,7 +90,10 @@ BAD_JOBS = [
     ({"elastic": {}}, "elastic.min_nodes: missing, expected a whole number, at least 1"),
     ({"nodes": 2, "elastic": {"min_nodes": 3}}, "elastic.min_nodes: got 3, expected at most 2, the job's nodes; or"),
     ({"elastic": {"min_nodes": 1, "min_node": 1}}, "elastic.min_node: unknown key, did you mean min_nodes?"),
-    ({"elastic": {"min_nodes": 4, "max_nodes": 2}}, "elastic.max_nodes: got 2, expected at least 4, as min_nodes says"),
+    (
+        {"elastic": {"min_nodes": 4, "max_nodes": 2}},
+        "elastic.max_nodes: got 2, expected at least 4, the value of min_nodes",
+    ),
     ({"elastic": {"minReplicas": 4, "maxReplicas": 2}}, "elastic.maxReplicas: got 2, expected at least 4"),
     (
         {"elastic": {"min_nodes": 1, "minReplicas": 1}},
