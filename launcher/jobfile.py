@@ -1,7 +1,6 @@
-"""The job file: what to run, on how many nodes, and what to keep. Validated once, here, before anything is submitted.
+"""The job file: script, number of nodes, restarts, checkpoints. It is validated once, before anything is submitted.
 
-Relative paths (`script`, `checkpoint.shared.path`) count from the job file's folder, so a job means the same wherever
-it is submitted from.
+Relative paths (`script`, `checkpoint.shared.path`) are relative to the job file's folder, not to the working directory.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from lifecycle.settings.keys import key
 from slurm import SlurmError
 from slurm.time_limit import NOTATIONS, time_limit_min
 
-_NO_LIMIT = 1_000_000  # restarts; torch wants a number
+_NO_LIMIT = 1_000_000  # restarts, because torch needs a number
 _BLIND_RESTARTS = 100
 MIN_HANG_TIMEOUT_S = 2.0  # runners report twice a second
 
@@ -62,7 +61,7 @@ class Restart:
         example=10,
     )
     hang_timeout_s: float | None = key(
-        "Workers that make no step for this time hang; 0 never takes them for hung.",
+        "Workers that finish no step in this time count as hung; 0 turns the detection off.",
         default=None,
         ge=0,
         allow_inf_nan=False,
@@ -138,9 +137,11 @@ class JobSpec:
     )
     restart: Restart = key("When to start again, and when to give up.", default=Restart())
     elastic: Elastic | None = key(
-        "Between which sizes the job shrinks and grows; without it, it keeps its size.", default=None
+        "The sizes between which the job shrinks and grows. Without this section the size is fixed.", default=None
     )
-    checkpoint: CheckpointConfig | None = key("What is kept where; without it, nothing.", default=None)
+    checkpoint: CheckpointConfig | None = key(
+        "Checkpoints and their tiers. Without this section nothing is saved.", default=None
+    )
     slurm: Mapping[str, str | Literal[True]] = key(
         "Further sbatch options by long name; true is a flag without value.",
         default={},
@@ -153,7 +154,7 @@ class JobSpec:
         example="require",
     )
     preload: tuple[str, ...] = key(
-        "Modules, and names in modules, that are loaded once on each node: a restart need not load them again.",
+        "Modules, and names in modules, that each node imports once, so that a restart does not import them again.",
         default=(),
         expected="a module's name, such as torch.nn",
         example="[lightning, transformers.Trainer]",
@@ -166,7 +167,7 @@ class JobSpec:
         example="out/ckpt*.pt",
     )
     time: str | None = key(
-        "Slurm's time limit, as sbatch's --time takes it. The local cluster has no limit.",
+        "Slurm's time limit, in the notation of sbatch's --time. The local cluster has no limit.",
         default=None,
         expected=NOTATIONS,
         derived="the partition's",
@@ -178,16 +179,16 @@ class JobSpec:
     def from_mapping(
         cls, mapping: Any, base_dir: Path, source: str = "job", overrides: Mapping[str, Any] | None = None
     ) -> JobSpec:
-        """Validates a job given as plain data.
+        """Validate a job that is given as plain data.
 
         Args:
-            mapping: the job file's keys.
-            base_dir: folder that relative paths count from.
-            source: what to call the mapping in errors, usually the job file's name.
-            overrides: keys that the command line gives, over the mapping's; of `slurm`, option by option.
+            mapping: the keys of a job file.
+            base_dir: the folder to which relative paths are relative.
+            source: name of the mapping in errors, usually the job file's name.
+            overrides: keys from the command line, which override those of `mapping`; in `slurm`, option by option.
 
         Raises:
-            UsageError: one line for each unknown key (which names the nearest), wrong type or value, missing script.
+            UsageError: the job is not valid. One line for each unknown key, wrong type or value, or missing script.
         """
         from lifecycle.settings.validation import validated
 
@@ -238,22 +239,22 @@ class JobSpec:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of nodes that it may train on, the largest first."""
+        """The numbers of nodes on which the job may train, the largest first."""
         return sizes_of(self.elastic, self.nodes)
 
     @property
     def booster_nodes(self) -> int:
-        """Nodes of each booster; 0 where the job does not grow."""
+        """Number of nodes of each booster; 0 if the job does not grow."""
         return booster_nodes_of(self.sizes, self.nodes)
 
     @property
     def most_boosters(self) -> int:
-        """Boosters with which it has its largest size."""
+        """Number of boosters with which the job has its largest size."""
         return (self.sizes[0] - self.nodes) // self.booster_nodes if self.booster_nodes else 0
 
     @property
     def booster_options(self) -> Options:
-        """The sbatch options of a booster, by long name: where its nodes come from, and what each node has."""
+        """The sbatch options of a booster, by long name."""
         booster = self.elastic.booster if self.elastic else None
         options = (booster or BoosterSection()).options(self.slurm)
         asked = gpus.option(self.gpus_per_node, options.get("gres"))
@@ -261,20 +262,23 @@ class JobSpec:
 
     @property
     def max_restarts(self) -> int:
-        """Restarts after which it gives up. Large jobs lose nodes for months: where progress is seen, only the attempts
-        without any are counted."""
+        """Number of restarts after which the job ends.
+
+        Large jobs lose nodes for months. So if progress is visible there is no limit, and only
+        `restart.max_without_progress` ends the job.
+        """
         if self.restart.max_restarts is not None:
             return self.restart.max_restarts
         return _NO_LIMIT if self.checkpoint is not None or self.progress is not None else _BLIND_RESTARTS
 
     @property
     def most_nodes(self) -> int:
-        """Nodes to ask the scheduler for: `nodes`, and the spares. Boosters are jobs of their own."""
+        """Number of nodes of the base: `nodes` and the spares. Boosters are separate Slurm jobs."""
         return self.nodes + self.spares
 
     @property
     def least_nodes(self) -> int:
-        """Nodes with which it can start."""
+        """Smallest number of nodes with which the job can start."""
         return self.most_nodes if self.elastic is None else self.sizes[-1]
 
     def to_json(self) -> dict[str, Any]:
@@ -288,10 +292,10 @@ class JobSpec:
 
     @classmethod
     def from_json(cls, data: Any) -> JobSpec:
-        """The job that to_json() has made JSON of. It was validated then, and is not again.
+        """Make the job from the JSON of to_json(). The data are not validated again.
 
         Raises:
-            LauncherError: to_json() cannot have made that.
+            LauncherError: the data are not from to_json().
         """
         try:
             optional = {"elastic": Elastic.from_json, "checkpoint": CheckpointConfig.from_json}
@@ -310,7 +314,7 @@ def load_job(path: Path | str, overrides: Mapping[str, Any] | None = None) -> Jo
 
     Args:
         path: the file.
-        overrides: keys that the command line gives, over the file's.
+        overrides: keys from the command line, which override those of the file.
 
     Raises:
         UsageError: the file cannot be read, is not YAML, or does not describe a job.
@@ -326,10 +330,10 @@ def load_job(path: Path | str, overrides: Mapping[str, Any] | None = None) -> Jo
 
 
 def read_job(job_dir: Path) -> JobSpec:
-    """The job of a folder, as its supervisor has written it.
+    """Read the job in job.json of a job's folder.
 
     Raises:
-        LauncherError: the folder's job.json cannot be read, or is not what a supervisor writes.
+        LauncherError: job.json cannot be read, or no supervisor has written it.
     """
     path = job_dir / "job.json"
     try:
@@ -350,7 +354,7 @@ def _time_problem(where: str, limit: str | bool | None) -> Iterator[tuple[str, s
 
 
 def _overridden(mapping: Any, overrides: Mapping[str, Any]) -> Any:
-    """A job file's keys with the command line's over them. GPUs in the command line's --gres replace the file's."""
+    """The keys of a job file, overridden by those of the command line. GPUs in --gres override those of the file."""
     if not isinstance(mapping, Mapping):
         return mapping
     data, options = {**mapping, **overrides}, mapping.get("slurm") or {}
@@ -362,7 +366,7 @@ def _overridden(mapping: Any, overrides: Mapping[str, Any]) -> Any:
 
 
 def _filled_in(mapping: Any, base_dir: Path) -> tuple[Any, Any]:
-    """The job file's keys with the defaults that other keys decide, and what is wrong with those."""
+    """Adds the defaults that depend on other keys to a job file's keys; returns these and problems that were found."""
     if not isinstance(mapping, Mapping):
         return mapping, {}
     data = dict(mapping)

@@ -1,13 +1,13 @@
-"""How runners and ckpt agents are started: on Slurm, or on this machine alone.
+"""Starts runners and ckpt agents, on Slurm or on this machine alone.
 
-cluster.py        the contract
+cluster.py        the interface
 slurm.py          inside a Slurm job: one srun step for the runners, one per attempt for the agents
-boosters.py       a run's further Slurm jobs: their scripts, states and end
-booster.py        what a booster's batch script runs: a runner on each of its nodes
-srun_log.py       the nodes on which an srun could not start its tasks
-local.py          nodes are process groups on this machine; kill_node() loses one
-mpirun.py         where mpirun is
-child_process.py  a process that we started, and end for certain
+boosters.py       submits, observes and ends the boosters, which are further Slurm jobs of a run
+booster.py        the program of a booster's batch script: starts a runner on each of its nodes
+srun_log.py       reads from srun's log on which nodes it could not start its tasks
+local.py          nodes as process groups on this machine; kill_node() kills one
+mpirun.py         finds mpirun
+child_process.py  a child process of the supervisor
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from launcher.scheduler.cluster import Cluster
 
 
 def open_cluster(name: str, spec: JobSpec, job_dir: Path) -> Cluster:
-    """The cluster of a job.
+    """Make the `Cluster` of a job.
 
     Args:
-        name: "slurm" (inside a Slurm job) or "local".
+        name: "slurm" (only inside a Slurm job) or "local".
+        spec: the job.
+        job_dir: its folder.
 
     Raises:
-        UsageError: there is no such cluster.
-        slurm.SlurmError: "slurm" outside a Slurm job.
+        UsageError: the name is neither.
+        slurm.SlurmError: the name is "slurm", and this process is not in a Slurm job.
     """
     if name == "local":
         from launcher.scheduler.local import LocalCluster

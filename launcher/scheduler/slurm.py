@@ -1,14 +1,16 @@
-"""Inside a Slurm job: runners are one long-lived step, the ckpt agents of each attempt another.
+"""The cluster inside a Slurm job: one long step has the runners, one step per attempt has the ckpt agents.
 
-Where srun has no PMIx, mpirun starts the agents, and an srun for each node its daemons.
+If srun has no PMIx plugin, mpirun starts the agents, and for each node an srun starts mpirun's daemon.
 
-Every srun names its nodes: after a node has died, SLURM_JOB_NODELIST is stale and a plain srun fails. Both steps get
---no-kill of their own, or the loss of one node would end them everywhere. The exit code of such an srun says nothing.
+Every srun gets a list of nodes: after a node has died, SLURM_JOB_NODELIST is out of date and an srun without a list
+fails. Both steps have --no-kill; without it the loss of one node would end them on all nodes. The exit code of an srun
+with --no-kill carries no information.
 
-A step goes on without its srun, but srun has a helper that cancels the step when srun alone is killed, and srun cancels
-it on a SIGTERM, and on a node that crashes and is back within SlurmdTimeout ("Aborting, io error and missing step on
-node"; all seen on 22.05). So once the runners are there, their srun is killed with its helper. Until then, and for the
-agents, it outlives a supervisor that dies; where another node may have taken over it is killed likewise.
+A step continues without its srun. But three events cancel the step: srun alone is killed (its helper process then
+cancels the step); srun gets SIGTERM; or a node crashes and is back within SlurmdTimeout ("Aborting, io error and
+missing step on node"). All were seen on 22.05. So once the runners are connected, their srun is killed together with
+its helper. Until then, and for the agents, srun outlives a supervisor that dies. If another node may have taken over,
+srun is killed in the same way.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ _ASK_AGAIN_S = 0.3
 
 
 class SlurmCluster:
-    """The nodes of the Slurm job that we run in. A Cluster."""
+    """The nodes of the Slurm job in which this process runs. Implements Cluster."""
 
     name = "slurm"
     listen_host = "0.0.0.0"
@@ -80,7 +82,7 @@ class SlurmCluster:
         self._grows = spec.most_boosters > 0
         self._runners: ChildProcess | None = None
         self._agents: ChildProcess | None = None
-        self._launches: Launches | None = None  # of the srun that was started last
+        self._launches: Launches | None = None  # reads the log of the srun that was started last
         self.run_id = slurm_run_id(job.cluster, job.job_id)
         self.allocation = str(job.job_id)
         self.nodes = job.nodes
@@ -90,7 +92,7 @@ class SlurmCluster:
 
     @cached_property
     def topology(self) -> Topology:
-        """Which nodes hang on one switch; none where Slurm does not answer."""
+        """The switches of the nodes; empty if Slurm does not answer."""
         try:
             return self._slurm.topology()
         except SlurmError as error:
@@ -99,10 +101,10 @@ class SlurmCluster:
 
     @cached_property
     def _mpi_types(self) -> tuple[str, ...]:
-        """What srun starts MPI programs by; pmix alone where Slurm does not answer."""
+        """The MPI plugin types of srun; only pmix if Slurm does not answer."""
         try:
             return self._slurm.mpi_types()
-        except SlurmError as error:  # the runners' srun will fail likewise, and say of which node
+        except SlurmError as error:  # the runners' srun will fail too, and name the node
             log.warning("whether srun knows pmix is not known: %s", error)
             return ("pmix",)
 
@@ -190,7 +192,7 @@ class SlurmCluster:
                 step.let_go()
 
     def end_job(self) -> None:
-        """The batch script ends the job when it sees the outcome. Where it is lost with its host, scancel has to."""
+        """The batch script ends the job when it sees the outcome. If its host is lost, scancel has to end the job."""
         try:
             deadline_s = time.monotonic() + _SCRIPT_ENDS_S
             while (job := self._insist(lambda: self._slurm.job(self._job_id))) is not None and job.state == "RUNNING":
@@ -215,8 +217,9 @@ class SlurmCluster:
         known = [node for node in self._slurm.nodes() if node.name in nodes]
         port = self._slurm.slurmd_port()
 
-        # NOT_RESPONDING alone is no reason: a slurmd on a busy machine that is late once is called so until the next
-        # look, minutes later. Nor is UNKNOWN, which nodes are while a controller starts. We look ourselves.
+        # NOT_RESPONDING alone does not count: a slurmd that answers late once keeps this flag until slurmctld's next
+        # ping, minutes later. UNKNOWN does not count either: nodes have it while slurmctld starts. So we connect to
+        # slurmd ourselves.
         def why(node: Node) -> str | None:
             if node.name not in there or node.is_down:
                 state = "+".join((node.state, *sorted(node.flags)))
@@ -228,21 +231,21 @@ class SlurmCluster:
         with ThreadPoolExecutor(_CONNECTING_AT_ONCE) as threads:
             reasons = zip(known, threads.map(why, known), strict=True)
             found = {node.name: reason for node, reason in reasons if reason is not None}
-        return found | self.not_launched(nodes)  # a slurmd that is stopped still answers a call, by its kernel
+        return found | self.not_launched(nodes)  # the kernel accepts connections even for a stopped slurmd
 
     def requeue(self, exclude: Collection[str] = ()) -> None:
         excluded = self._with_those_excluded(exclude) if exclude else []
         try:
             self._slurm.requeue(self._reference)
         except SlurmError:
-            if self.why_terminated() != "requeue":  # somebody else has just done it
+            if self.why_terminated() != "requeue":  # otherwise the job was requeued by another process meanwhile
                 raise
         if excluded:
-            # Not before: Slurm refuses it for a running job. Not too late: the job cannot start again before its old
-            # nodes have completed, and that waits for us.
+            # This must come after the requeue, because Slurm refuses it for a running job. It is early enough: the job
+            # cannot start again before its old nodes have completed, which they do only after this process has ended.
             try:
                 self._insist(lambda: self._slurm.exclude(self._reference, excluded))
-            except SlurmError as error:  # the supervisor still knows which nodes are out, should it be given them
+            except SlurmError as error:  # if the job gets these nodes again, the supervisor does not use them
                 log.warning("job %s is requeued, but may be given %s again: %s", self._job_id, excluded, error)
 
     def why_terminated(self) -> str:
@@ -254,7 +257,7 @@ class SlurmCluster:
             log.info("job %s is %s, reason %s, restarts %d", self._reference, job.state, job.reason, job.restarts)
         if job is None or job.restarts > self.restart_count:
             return "requeue"
-        # A preempted job runs on during its grace time. One that is being ended shows as COMPLETING whatever the cause.
+        # A preempted job is RUNNING during its grace time. A job that is ending is COMPLETING, whatever the cause.
         if job.state == "RUNNING":
             return "preempted"
         return "batch_script_lost" if job.has_lost_its_script else "cancel"
@@ -265,11 +268,11 @@ class SlurmCluster:
 
     async def close(self, *, forget: bool) -> None:
         if self._runners is not None:
-            await self._runners.end(_CLOSE_TIMEOUT_S)  # srun may be waiting for a dead node
+            await self._runners.end(_CLOSE_TIMEOUT_S)  # srun may wait for a dead node
 
     def _with_those_excluded(self, nodes: Collection[str]) -> list[str]:
-        """These nodes, as far as the job can start without them, and those that the job's user has excluded; none where
-        Slurm does not answer."""
+        """The nodes to exclude: the given ones, as far as the job can start without them, and those that the user has
+        excluded. Empty if Slurm does not answer."""
         try:
             job = self._insist(lambda: self._slurm.job(self._reference))
             partition = self._slurm.partition(job.partition) if job is not None else None
@@ -291,10 +294,11 @@ class SlurmCluster:
         return sorted(excluded)
 
     def _to_fill_spares(self, nodes: Collection[str], count: int) -> list[str]:
-        """The nodes, of those out of use, that take the places of spares: the job would wait for others for ever.
+        """Choose `count` of the excluded nodes that the job may get again, to fill the places of spares.
 
-        Slurm does not start it on fewer nodes than it asked for: `update NumNodes=3-4` of a job with tasks per node
-        makes it wait with BadConstraints (seen on 22.05). Nodes that Slurm can give at once come first.
+        Without them the job would wait for ever: Slurm does not start it on fewer nodes than it asked for, and `update
+        NumNodes=3-4` of a job with tasks per node makes it wait with BadConstraints (seen on 22.05). Nodes that are
+        available now are chosen first.
         """
         usable: set[str] = set()
         with contextlib.suppress(SlurmError):
@@ -304,7 +308,7 @@ class SlurmCluster:
         return chosen
 
     def _insist(self, ask: Callable[[], T]) -> T:
-        """Asks Slurm until it answers: a SIGTERM may go to every process of the job, a running scontrol among them."""
+        """Repeats a request to Slurm. A SIGTERM to all processes of the job may also end a running scontrol."""
         for _ in range(_ASK_TIMES - 1):
             try:
                 return ask()
@@ -313,7 +317,7 @@ class SlurmCluster:
         return ask()
 
     def _of_allocation(self, job: str) -> dict[str, str]:
-        """What agents in an allocation find in their environment that those in others do not."""
+        """The variables of agents that differ between allocations."""
         if job == self.allocation:
             return {"HOLDFAST_RAM_DIR": str(memory_of(self.run_id))}
         return {"HOLDFAST_RAM_DIR": str(memory_of(self.run_id, job)), ALLOCATION: job}

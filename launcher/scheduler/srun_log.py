@@ -1,7 +1,7 @@
-"""Which nodes an srun could not start its tasks on: it says so in words, and its exit code says nothing.
+"""Reads from srun's log the nodes on which it could not start its tasks. srun's exit code does not show them.
 
-Slurm ends such a step on all its nodes, --no-kill or not: srun itself does, when a node refuses a task at once, or when
-it has not answered within twice MessageTimeout (20 s by default; seen on 22.05).
+srun ends such a step on all its nodes, even with --no-kill. It does so when a node refuses a task, or when a node has
+not answered within twice MessageTimeout (20 s by default; seen on 22.05).
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-# src/api/step_launch.c, the same words from 22.05 to 25.11.
+# src/api/step_launch.c; the text is the same from 22.05 to 25.11.
 _FAILED = re.compile(r"Task launch for .* failed on node ([^\s:]+): (.*)")
 
 
 class Launches:
-    """What has been written to an srun's log since now. Others may have written to it before.
+    """The text that is written to an srun's log from now on. Earlier sruns may have written to the same log.
 
     Args:
-        log_path: of the log; it need not be there yet.
+        log_path: path of the log, which need not exist yet.
     """
 
     def __init__(self, log_path: Path) -> None:
@@ -29,7 +29,7 @@ class Launches:
             self._begins_at = 0
 
     def failed(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Which of these nodes no task was started on, with the reason."""
+        """The nodes, of the given ones, on which no task was started, with the reasons."""
         try:
             with self._path.open("rb") as log:
                 log.seek(self._begins_at)
