@@ -1,11 +1,11 @@
-"""How a job is handed over, and controlled from outside.
+"""Submits jobs, and controls submitted jobs.
 
-slurm.py          submitit's Slurm executor, its job and its state
-local.py          submitit's local executor and its job
-in_allocation.py  a job that runs inside the job that somebody else submitted
-request.py        what a submission hands over, and who can change it
-batch.py          what the batch script runs: it reads the request and supervises
-outcome.py        the outcome of the job
-job_control.py    status, stop, scale and cancel of a job that was submitted
-queue.py          why a job waits in Slurm's queue
+slurm.py          the submitit executor for Slurm, its job and the job's state
+local.py          the submitit executor for the local cluster, and its job
+in_allocation.py  runs a job inside an existing Slurm job, which another tool has submitted
+request.py        the file with the job's options, which the batch host reads, and its protection
+batch.py          the program of the batch script: reads the request and supervises the job
+outcome.py        the outcome of a submitted job
+job_control.py    status, stop, scale and cancel of a submitted job
+queue.py          the reason why a job waits in Slurm's queue
 """

@@ -1,4 +1,4 @@
-"""`python -m launcher.submission.batch CLUSTER FOLDER`: what the batch script runs to supervise a job."""
+"""`python -m launcher.submission.batch CLUSTER FOLDER`: the program of the batch script. It supervises the job."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from slurm import SlurmError
 
 
 def main(cluster: str, folder: str) -> int:
-    """Returns the exit code: 0 also for a job that stopped to go on after a requeue."""
-    os.environ["SUBMITIT_FOLDER"] = folder  # for JobEnvironment, and for what the job submits by submitit itself
+    """Supervise the job; returns the exit code. It is 0 for a job that has stopped and continues after a requeue."""
+    os.environ["SUBMITIT_FOLDER"] = folder  # for submitit's JobEnvironment, here and in the job
     try:
         job_dir = submitit.JobEnvironment().paths.folder
         spec = JobSpec.from_json(wait_for_request(job_dir))

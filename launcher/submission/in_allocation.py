@@ -1,7 +1,7 @@
-"""A supervised job run from inside a job that somebody else submitted: in the nodes that this process was given.
+"""Runs a supervised job inside an existing Slurm job, on that job's nodes.
 
-`submitit.AutoExecutor`, hydra's submitit launcher and plain `srun` call a function on every task. Task 0 supervises;
-the others stay until it is done and get the same outcome.
+`submitit.AutoExecutor`, hydra's submitit launcher and plain `srun` call a function in every task. Task 0 supervises;
+the other tasks wait for the end and return the same outcome.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from launcher.outcome import Outcome
 from launcher.submission.outcome import settle
 from slurm import JobEnvironment
 
-START_TIMEOUT_S = 120.0  # until task 0 supervises; and for its outcome once it has ended
+START_TIMEOUT_S = 120.0  # time for task 0 to start the supervisor, and for its outcome after it has ended
 _SILENCE_S = 30.0
 _POLL_S = 1.0
 
@@ -37,14 +37,14 @@ _calls = itertools.count()
 
 @dataclass(frozen=True, kw_only=True)
 class InsideJob:
-    """Where this process runs.
+    """The job in which this process runs (the outer job).
 
     Attributes:
         cluster: "slurm" inside a Slurm job, else "local".
-        nodes: how many nodes there are; None on the local cluster, which has as many as asked for.
-        task: the number of this task among those that call the same function.
-        folder: where the job that we are in keeps its files.
-        job_id: of that job; None outside of any.
+        nodes: number of nodes; None on the local cluster, which has any number of nodes.
+        task: number of this task, from 0, among those that call the same function.
+        folder: the folder of the outer job's files.
+        job_id: id of the outer job; None if there is none.
     """
 
     cluster: str
@@ -55,7 +55,7 @@ class InsideJob:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> InsideJob:
-        """Reads what submitit and Slurm have set."""
+        """Read the variables that submitit and Slurm have set."""
         is_local_submitit = env.get("SUBMITIT_EXECUTOR") == "local" or "SUBMITIT_DEBUG_JOB_ID" in env
         job_id = env.get("SUBMITIT_LOCAL_JOB_ID") or env.get("SUBMITIT_DEBUG_JOB_ID") if is_local_submitit else None
         nodes = None
@@ -71,17 +71,16 @@ class InsideJob:
 
 
 def run_here(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Runs a job where this process runs; returns its outcome as plain data.
+    """Run a job inside the outer job; returns its outcome as plain data.
 
     Args:
-        mapping: the job file's keys. `nodes`, if it is not among them, is all nodes of the job that we are in but for
-            the spares.
-        source: what to call it in errors.
+        mapping: the keys of a job file. Default for `nodes`: all nodes of the outer job, without the spares.
+        source: name of the mapping in errors.
 
     Raises:
-        JobFailed: it ended without finishing.
-        LauncherError: another task supervises, and has gone.
-        SystemExit: it stopped, to go on when the job that we are in has been requeued.
+        JobFailed: the job ended before it was done.
+        LauncherError: this is not task 0, and task 0 has ended without an outcome.
+        SystemExit: the job has stopped, and continues when Slurm has requeued the outer job.
     """
     place = InsideJob.from_env(os.environ)
     spares = mapping.get("spares") or 0
@@ -93,7 +92,7 @@ def run_here(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
     job_dir = place.folder / f"{stem}_torchrun-{next(_calls)}"
     earlier = Outcome.read(job_dir)
     if earlier is not None and earlier.name in ("done", "halted"):
-        return asdict(earlier)  # ended before the job that we are in was requeued
+        return asdict(earlier)  # the job had ended before the outer job was requeued
     if place.task > 0:
         return settle(spec.name, _follow(job_dir, earlier))
     from launcher.supervisor import supervise
@@ -103,7 +102,7 @@ def run_here(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def _follow(job_dir: Path, earlier: Outcome | None) -> Outcome:
-    """Stays with task 0's supervisor until it has ended; returns the outcome that it left."""
+    """Wait until task 0's supervisor has ended; returns the outcome that it has written."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while (outcome := Outcome.read(job_dir)) is None or outcome == earlier:
         if asyncio.run(_stay(job_dir)):
@@ -119,7 +118,7 @@ def _follow(job_dir: Path, earlier: Outcome | None) -> Outcome:
 
 
 async def _stay(job_dir: Path) -> bool:
-    """Keeps a connection to the supervisor for as long as it answers; False if there was none."""
+    """Hold a connection to the supervisor while it answers. Returns False if none could be made."""
     try:
         term = newest(job_dir)
         if term is None:

@@ -1,4 +1,4 @@
-"""What can be asked of a job after its submission: how it stands now, another size, to save and end, to end at once."""
+"""Requests to a submitted job: its status, another number of nodes, save and end, end at once."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _SIZES_SHOWN = 8
 
 
 def status_now(job: KnownJob) -> JobStatus:
-    """The job's status by its events, corrected by what is known of its process or its place in Slurm's queue.
+    """The job's status from its events, corrected by the state of its process or of its Slurm job.
 
-    A supervisor that was killed outright writes no last event; such a job is "lost". A record that cannot be read makes
-    it "unreadable".
+    The state is "lost" if the supervisor was killed, and so has written no last event. It is "unreadable" if the events
+    cannot be read.
     """
     try:
         status = status_of(read_events(job.folder / "events.jsonl"))
@@ -55,13 +55,13 @@ def status_now(job: KnownJob) -> JobStatus:
 
 
 def cancel_job(job: KnownJob) -> str:
-    """Ends a job for good.
+    """End a job for good.
 
     Returns:
-        What was done, in words.
+        The result in words.
 
     Raises:
-        LauncherError: it could not be ended.
+        LauncherError: the job could not be ended.
         SlurmError: Slurm refuses or does not answer.
     """
     _check_owner(job)
@@ -78,18 +78,18 @@ def cancel_job(job: KnownJob) -> str:
 
 
 def stop_job(job: KnownJob, at_step: int | None = None, at_s: float | None = None) -> str:
-    """Has all ranks save at one step and ends the job for good. A job that waits in Slurm's queue leaves it.
+    """Have all ranks save at one step, then end the job for good. A job that waits in Slurm's queue is removed from it.
 
     Args:
         job: the job.
-        at_step: not before this step.
-        at_s: not before this moment, in epoch seconds. A job that waits keeps its place in the queue until it runs.
+        at_step: stop at this step or later.
+        at_s: stop at this time or later, in seconds since the epoch. A waiting job then stays in the queue.
 
     Returns:
-        What follows, in words.
+        The result in words.
 
     Raises:
-        UsageError: the job is a stranger's, or keeps no checkpoints.
+        UsageError: the job belongs to another user, or has no checkpoints.
         OSError: its folder cannot be written.
         SlurmError: Slurm refuses or does not answer.
     """
@@ -113,18 +113,18 @@ def stop_job(job: KnownJob, at_step: int | None = None, at_s: float | None = Non
 
 
 def scale_job(job: KnownJob, nodes: int) -> str:
-    """Has a job train on another number of nodes from now on, as soon as there are that many.
+    """Have a job train on another number of nodes, as soon as it has that many.
 
     Args:
         job: the job.
         nodes: one of the sizes in its job file.
 
     Returns:
-        What follows, in words.
+        The result in words.
 
     Raises:
-        UsageError: the job is a stranger's, is not elastic, or is not to have this size.
-        LauncherError: it has ended.
+        UsageError: the job belongs to another user, is not elastic, or does not allow this size.
+        LauncherError: the job has ended.
         OSError: its folder cannot be written.
     """
     _check_owner(job)
@@ -145,7 +145,7 @@ def scale_job(job: KnownJob, nodes: int) -> str:
 
 
 def _spec(folder: Path) -> JobSpec:
-    """A job as its supervisor has written it; as it was submitted, while it has none."""
+    """The job from its supervisor's job.json; before there is one, from the submitted request."""
     from launcher.jobfile import JobSpec, read_job
 
     if (folder / "job.json").exists():
@@ -156,7 +156,7 @@ def _spec(folder: Path) -> JobSpec:
 
 
 def _nearest(sizes: Sequence[int], nodes: int) -> str:
-    """The allowed sizes next to one that is not."""
+    """The allowed sizes nearest to a size that is not allowed, in words."""
     below = [size for size in sizes if size < nodes][:1]
     above = [size for size in sizes if size > nodes][-1:]
     allowed = f"its sizes are {', '.join(map(str, sorted(sizes)[:_SIZES_SHOWN]))}"
@@ -165,7 +165,7 @@ def _nearest(sizes: Sequence[int], nodes: int) -> str:
 
 
 def _tiers(folder: Path) -> set[str] | None:
-    """Where a job keeps its steps; none without a checkpoint section. None while it has not begun: job.json says it."""
+    """The tiers of a job, from job.json; empty without a checkpoint section, None before the job has started."""
     try:
         section = read_json(folder / "job.json")["checkpoint"]
     except (OSError, ValueError, KeyError):
@@ -176,7 +176,7 @@ def _tiers(folder: Path) -> set[str] | None:
 
 
 def _leave_queue(job: KnownJob) -> bool:
-    """Takes a job out of the queue if it waits there; one that starts meanwhile is left to its supervisor."""
+    """Remove a waiting job from Slurm's queue. Returns whether it did; a started job is left to its supervisor."""
     from slurm import Slurm
 
     slurm = Slurm()
@@ -189,7 +189,7 @@ def _leave_queue(job: KnownJob) -> bool:
 
 
 def last_words(job: KnownJob) -> str:
-    """Where to look for the reason of a death, and the last line that stands there."""
+    """The log that may show why a supervisor died, and its last line."""
     for name in (f"{job.job_id}_0_log.err", "log/supervisor.log"):
         path = job.folder / name
         try:
@@ -205,7 +205,7 @@ def last_words(job: KnownJob) -> str:
 
 
 def _check_owner(job: KnownJob) -> None:
-    """A stranger's folder may name a job or a process of ours."""
+    """Raises UsageError for a job folder of another user, because it may name one of this user's jobs or processes."""
     owner = job.folder.stat().st_uid
     if owner != os.geteuid():
         raise UsageError(f"{job.folder}: belongs to uid {owner}, and we are {os.geteuid()}; its owner may end the job")

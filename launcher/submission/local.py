@@ -1,4 +1,4 @@
-"""submitit's local executor for a supervised job: the supervisor outlives whoever submitted it."""
+"""The submitit executor for supervised jobs on this machine. The supervisor outlives the submitting process."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class SupervisedLocalJob(SupervisedJob, LocalJob):
         return dict(super().get_info(mode))
 
     def done(self, force_check: bool = False) -> bool:
-        """Whether its supervisor has ended."""
+        """Whether the job's supervisor has ended."""
         return bool(LocalJob.done(self))
 
     def cancel(self, check: bool = True) -> None:
-        """Asks the supervisor to end the job at once, as Ctrl-C does.
+        """Have the supervisor end the job at once, as Ctrl-C does.
 
         Raises:
-            LauncherError: with `check`, if the job does not run on this machine.
+            LauncherError: `check` is true, and the job does not run on this machine.
         """
         process = Process.read(self.paths.folder)
         if (process is None or not process.interrupt()) and check:
@@ -51,8 +51,11 @@ class SupervisedLocalJob(SupervisedJob, LocalJob):
 
 
 class SupervisedLocalExecutor(LocalExecutor):
-    """Starts the supervisor as a process of this machine. submitit's own controller is left out: it knows one node
-    only, sets a time limit, and names jobs by process ids, which come again."""
+    """Starts the supervisor as a process on this machine.
+
+    It does not use submitit's own controller, which supports only one node, sets a time limit, and uses PIDs as job
+    ids, although PIDs are reused.
+    """
 
     job_class = SupervisedLocalJob
 
@@ -64,7 +67,7 @@ class SupervisedLocalExecutor(LocalExecutor):
         return "local"  # the prefix of its parameters
 
     def use(self, spec: JobSpec) -> None:
-        """Takes over a job's options: the local cluster needs none, the supervisor reads the JobSpec.
+        """Check a job. The local cluster needs no options; the supervisor reads the JobSpec.
 
         Raises:
             UsageError: the job cannot run on this machine.
@@ -72,7 +75,7 @@ class SupervisedLocalExecutor(LocalExecutor):
         require_mpirun(spec)
 
     def request(self) -> str:
-        """What of the job a scheduler is asked: there is none."""
+        """The options for a scheduler: "", because there is none."""
         return ""
 
     def launch(self, specs: Sequence[JobSpec]) -> list[LocalJob]:
@@ -91,7 +94,7 @@ class SupervisedLocalExecutor(LocalExecutor):
         return SupervisedLocalJob(folder=self.folder, job_id=paths.job_id, process=process)
 
     def _new_job_paths(self) -> JobPaths:
-        """Takes a job id that no other job on this machine has, by making its folder."""
+        """Choose a job id that is unique on this machine, by making the job's folder."""
         while True:
             paths = JobPaths(self.folder, job_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}", task_id=0)
             make_folder(paths.folder.parent)

@@ -1,4 +1,4 @@
-"""What became of a submitted job, read from its folder. submitit's pickles are neither written nor read."""
+"""The outcome of a submitted job, from the job's folder. submitit's pickle files are neither written nor read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _POLL_S = 0.5
 
 
 def settle(name: str, outcome: Outcome) -> dict[str, Any]:
-    """Returns the outcome of a job that is done.
+    """Return the outcome of a job that is done.
 
     Raises:
-        JobFailed: it ended without finishing.
-        SystemExit: it stopped to go on after a requeue. submitit then writes no result, so the job is not done.
+        JobFailed: the job ended before it was done.
+        SystemExit: the job has stopped and continues after a requeue. submitit writes no result then.
     """
     if outcome.name == "stopped":
         raise SystemExit(0)
@@ -37,11 +37,11 @@ class SupervisedJob(Job[Any]):
     """A job whose outcome is in its folder."""
 
     def done(self, force_check: bool = False) -> bool:
-        """Whether the job has ended for good: a job that was stopped goes on after its requeue."""
+        """Whether the job has ended for good. A stopped job has not: it continues after its requeue."""
         return self._outcome() is not None or super().done(force_check)
 
     def submission(self) -> DelayedSubmission:
-        """What was submitted; its `function` is the JobSpec."""
+        """The submission, whose `function` is the JobSpec."""
         folder = self.paths.folder
         return DelayedSubmission(JobSpec.from_json(read_request(folder)))
 
@@ -50,7 +50,7 @@ class SupervisedJob(Job[Any]):
         return None if outcome is None or outcome.name == "stopped" else outcome
 
     def _get_outcome_and_result(self) -> tuple[str, Any]:
-        deadline_s = time.monotonic() + self._results_timeout_s  # a shared file system may be late
+        deadline_s = time.monotonic() + self._results_timeout_s  # a shared file system may show the file late
         while (outcome := self._outcome()) is None:
             if time.monotonic() > deadline_s:
                 log = self.stderr() or self.stdout() or ""

@@ -1,4 +1,4 @@
-"""Why a job waits in Slurm's queue, in words, and what would end that."""
+"""Describes why a job waits in Slurm's queue, and what a user can do about it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from slurm import Job, Node
 
-_FOR_NODES = ("DOWN", "DRAINED", "UnavailableNodes")  # in reasons of a job that has too few nodes
+_FOR_NODES = ("DOWN", "DRAINED", "UnavailableNodes")  # parts of Slurm's reason if too few nodes are available
 _NAMED = 8
 
 
 def why_it_waits(job: Job, nodes: Callable[[], Iterable[Node]]) -> str:
-    """One line.
+    """The reason in one line.
 
     Args:
-        job: one that is pending.
-        nodes: the cluster's; asked for only where the job waits for some that are out of service.
+        job: a pending job.
+        nodes: returns the cluster's nodes. Called only if the job waits for nodes that are out of service.
 
     Raises:
         SlurmError: Slurm does not answer.

@@ -1,4 +1,4 @@
-"""What a submission hands over to the batch host: the options, in a folder that nobody else can change."""
+"""The request file, by which a submission passes the job's options to the batch host. Only the user can change it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from launcher.plain_file import read_json
 from slurm.trust import Trust, TrustError
 
 NAME = "submission.json"
-_WAIT_S = 60.0  # the job may start before its submitter has written the file
+_WAIT_S = 60.0  # the job may start before the submitting process has written the file
 _POLL_S = 0.5
 _ADVICE = "other users could put another job there; `chmod go-w` it, or choose a folder below directories of your own"
 
 
 def make_folder(folder: Path) -> None:
-    """Makes the folder that holds all jobs, and those above it, whatever the umask is.
+    """Make the folder of all job folders, and its parents. Their modes do not depend on the umask.
 
     Raises:
-        UsageError: others can change it or a directory above it.
-        OSError: it cannot be made.
+        UsageError: other users can change the folder or a directory above it.
+        OSError: the folder cannot be made.
     """
     for level in reversed((folder, *folder.parents)):
         if not level.exists():
@@ -39,10 +39,10 @@ def make_folder(folder: Path) -> None:
 
 
 def check_private(folder: Path) -> None:
-    """Makes sure that only the job's user, and root, can change what lies at a path.
+    """Check that only the job's user and root can change a folder.
 
     Raises:
-        LauncherError: others can.
+        LauncherError: other users can.
     """
     trust = Trust(owners=_owners(), directory_owners=_owners(), groups=_own_groups(), advice=_ADVICE)
     try:
@@ -54,15 +54,15 @@ def check_private(folder: Path) -> None:
 
 
 def write_request(folder: Path, job: Mapping[str, Any]) -> None:
-    """Leaves the job's options in its folder, for its user alone."""
+    """Write the job's options to a file in its folder that only the user can read."""
     durable_write(folder / NAME, json.dumps(job, indent=1).encode())
 
 
 def read_request(folder: Path) -> dict[str, Any]:
-    """The job's options.
+    """Read the job's options.
 
     Raises:
-        LauncherError: none, or none of the job's user.
+        LauncherError: there is no request, or it belongs to another user.
     """
     path = folder / NAME
     try:
@@ -74,10 +74,10 @@ def read_request(folder: Path) -> dict[str, Any]:
 
 
 def wait_for_request(folder: Path) -> dict[str, Any]:
-    """The job's options, as soon as its submitter has written them.
+    """Wait until the submitting process has written the job's options, and read them.
 
     Raises:
-        LauncherError: others could have written them, or there are none.
+        LauncherError: other users could have written them, or there are none within `_WAIT_S`.
     """
     deadline_s = time.monotonic() + _WAIT_S
     while not (folder / NAME).exists() and time.monotonic() < deadline_s:
@@ -89,12 +89,12 @@ def wait_for_request(folder: Path) -> dict[str, Any]:
 def _owners() -> set[int]:
     owners = {0, os.getuid()}
     if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
-        owners.add(65534)  # in a container without root's ids the kernel gives its own files this owner
+        owners.add(65534)  # in a user namespace that does not map root, root's files have this owner
     return owners
 
 
 def _own_groups() -> set[int]:
-    """The user's own group, where the site gives each user one: a umask of 002 then shares nothing."""
+    """The user's private group, if the site gives each user one. Write permission for it shares nothing (umask 002)."""
     try:
         user = pwd.getpwuid(os.getuid())
         group = grp.getgrgid(user.pw_gid)

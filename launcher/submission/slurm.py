@@ -1,4 +1,4 @@
-"""submitit's Slurm executor for a supervised job: one batch process that supervises, on nodes that it may lose."""
+"""The submitit executor for supervised jobs on Slurm. The batch script runs the supervisor; the job has --no-kill."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from launcher.submission.request import make_folder, write_request
 from slurm import Slurm
 from slurm.command import CommandError
 
-_NEXT_STEPS = {  # by words of sbatch's
+_NEXT_STEPS = {  # from a part of sbatch's error to the advice
     "establish a configuration source": "name the cluster's slurm.conf in SLURM_CONF",
     "Invalid generic resource": "gpus_per_node: no node has such GPUs; `sinfo -o '%P %G'` lists theirs",
     "Invalid partition": "`sinfo -s` lists them",
@@ -40,9 +40,9 @@ _RELEASE_DEADLINE_S = 30.0
 _POLL_S = 0.5
 _ENDED = frozenset(
     ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
-     "REVOKED", "ENDED")  # ENDED is ours: Slurm has forgotten the job
+     "REVOKED", "ENDED")  # ENDED is Holdfast's: Slurm has deleted its record of the job
 )  # fmt: skip
-# Short sbatch options (sbatch(1)) whose long names the launcher has a say in.
+# Short sbatch options (sbatch(1)) of those long options that the launcher reads or refuses.
 _SHORT_OPTIONS = {
     "-G": "gpus",
     "-N": "nodes",
@@ -64,9 +64,9 @@ _log = logging.getLogger(__name__)
 
 
 class SlurmWatcher(SlurmInfoWatcher):
-    """Asks squeue, which every site has, and for jobs that it no longer knows sacct, where the site keeps accounts.
+    """Reads job states from squeue, and from sacct those of jobs that squeue no longer lists.
 
-    submitit asks sacct alone; without slurmdbd that never answers, and wait() never ends.
+    submitit itself uses only sacct, which has no jobs on a site without slurmdbd, so that wait() would never return.
     """
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
@@ -99,17 +99,17 @@ class SupervisedSlurmJob(SupervisedJob, SlurmJob):
     watcher = SlurmWatcher(delay_s=60)
 
     def wait(self) -> None:
-        """Waits for the job's end, and a little for Slurm to have noticed: `state` is then the final one."""
+        """Wait for the job's end, and then shortly for Slurm to update its state, so that `state` is the final one."""
         super().wait()
         deadline_s = time.monotonic() + _RELEASE_DEADLINE_S
         while not self.watcher.is_done(self.job_id, mode="force") and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
 
     def cancel(self, check: bool = True) -> None:
-        """Ends the job at once; a supervisor that runs notes the outcome first.
+        """End the job at once. A running supervisor writes the outcome first.
 
         Raises:
-            CommandError: with `check`, if Slurm refuses.
+            CommandError: `check` is true, and Slurm refuses.
         """
         try:
             cancel(self.job_id)
@@ -123,8 +123,8 @@ class SupervisedSlurmExecutor(SlurmExecutor):
 
     Args:
         folder: the job's folder, with %j for the job id; on a file system that all nodes share.
-        flags: further sbatch arguments, passed on untouched; they win over what the script says.
-        kwargs: what submitit's SlurmExecutor takes.
+        flags: further arguments of sbatch, passed unchanged. They override the options in the script.
+        kwargs: the arguments of submitit's SlurmExecutor.
     """
 
     job_class = SupervisedSlurmJob
@@ -133,8 +133,8 @@ class SupervisedSlurmExecutor(SlurmExecutor):
 
     def __init__(self, folder: Path | str, flags: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(folder, **{"python": shlex.join(PYTHON)} | kwargs)
-        # The supervisor takes the batch shell's place: `--signal=B:` and `scancel --batch` signal that process alone.
-        # A warning of the time limit that comes before it listens must not end it: it looks at the clock as well.
+        # The supervisor replaces the batch shell, because `--signal=B:` and `scancel --batch` signal only that process.
+        # The trap keeps an early warning of the time limit from ending it; the supervisor also checks the time itself.
         self.python = f"trap '' USR1 USR2; exec {self.python}"
         self._flags = tuple(flags)
 
@@ -147,11 +147,11 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         return 2  # a script can be written anywhere; submission asks for sbatch
 
     def use(self, spec: JobSpec) -> None:
-        """Takes over a job's options, on top of what update_parameters() gave.
+        """Set a job's options, in addition to those of update_parameters().
 
         Raises:
-            UsageError: a flag, or one of `additional_parameters`, would undo what a supervised job rests on; or the job
-                does not say where its boosters are to be.
+            UsageError: a supervised job cannot work with a flag or with one of `additional_parameters`; or the job
+                names no partition or QOS for its boosters.
         """
         require_booster(spec)
         for option, value in flag_values(self._flags).items():
@@ -162,7 +162,7 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         parameters |= {
             "job_name": spec.name,
             "nodes": spec.most_nodes if spec.elastic is None else f"{spec.least_nodes}-{spec.most_nodes}",
-            # Told how many tasks a node has, Slurm takes the fewest nodes of a range, whatever is idle (seen on 22.05).
+            # With tasks per node, Slurm gives the fewest nodes of a range even if more are idle (seen on 22.05).
             "ntasks_per_node": 1 if spec.elastic is None else None,
             "use_srun": False,
             "wckey": self.parameters.get("wckey"),
@@ -184,7 +184,7 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         }
 
     def script(self, count: int = 1) -> str:
-        """The text that sbatch gets, for the job last given to use(), or for an array of so many like it."""
+        """The batch script for the job last passed to use(), or for an array of `count` such jobs."""
         given = self.parameters
         if count > 1:
             self.parameters = given | {"map_count": count}
@@ -194,11 +194,11 @@ class SupervisedSlurmExecutor(SlurmExecutor):
             self.parameters = given
 
     def request(self) -> str:
-        """What of the job Slurm is asked: jobs of a batch that are alike in this may be one array."""
+        """The job's options for Slurm. Jobs of one batch() with equal options become one array."""
         return self.script()
 
     def option(self, name: str) -> str | None:
-        """The value of an sbatch option of the job last given to use(); None for the site's default."""
+        """The value of an sbatch option of the job last passed to use(); None for the site's default."""
         asked = flag_values(self._flags).get(name)
         return asked or self.parameters["additional_parameters"].get(name) or self.parameters.get(name)
 
@@ -207,10 +207,10 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         return ["sbatch", *self._flags]
 
     def test(self) -> str:
-        """What Slurm answers to `--test-only` for the job last given to use().
+        """Slurm's answer to `sbatch --test-only` for the job last passed to use().
 
         Raises:
-            LauncherError: it refuses the job.
+            LauncherError: Slurm refuses the job.
             UsageError: there is no sbatch.
         """
         _require_sbatch()
@@ -223,14 +223,14 @@ class SupervisedSlurmExecutor(SlurmExecutor):
                 raise LauncherError(f"sbatch would refuse the job: {_refusal(error)}") from error
 
     def _num_tasks(self) -> int:
-        return 1  # what submitit runs is the supervisor, on the batch host alone
+        return 1  # submitit runs only the supervisor, on the batch host
 
     @property
     def _submitit_command_str(self) -> str:
         return f"{self.python} -u -m launcher.submission.batch slurm {shlex.quote(str(self.folder))}"
 
     def launch(self, specs: Sequence[JobSpec]) -> list[SlurmJob]:
-        """One sbatch: of a job, or of an array of jobs."""
+        """Submit one job, or an array of jobs, with one sbatch."""
         _require_sbatch()
         folder = JobPaths.get_first_id_independent_folder(self.folder)
         make_folder(folder)
@@ -247,7 +247,7 @@ class SupervisedSlurmExecutor(SlurmExecutor):
             draft.unlink(missing_ok=True)
 
     def _settle(self, submitted_id: str, script: bytes, specs: Sequence[JobSpec]) -> list[SlurmJob]:
-        """Makes the folders of the jobs, which wait for their options there."""
+        """Make the folders of the submitted jobs and write their requests, for which the jobs wait."""
         ids = [submitted_id] if len(specs) == 1 else [f"{submitted_id}_{index}" for index in range(len(specs))]
         jobs = [self.job_class(folder=self.folder, job_id=job_id) for job_id in ids]
         try:
@@ -271,10 +271,10 @@ def _require_sbatch() -> None:
 
 
 def cancel(job_id: str) -> None:
-    """Ends a job. A running supervisor is asked first, so that it can write the outcome down; scancel makes sure.
+    """End a job. First asks a running supervisor, which can write the outcome; then calls scancel in any case.
 
     Raises:
-        CommandError: Slurm refuses, or cannot be asked.
+        CommandError: Slurm refuses or does not answer.
     """
     slurm = Slurm()
     state = _state(slurm, job_id)
@@ -290,7 +290,7 @@ def cancel(job_id: str) -> None:
 
 
 def _state(slurm: Slurm, job_id: str) -> str:
-    """ "" if Slurm does not know the job, or does not answer."""
+    """The job's state; "" if Slurm does not know the job or does not answer."""
     try:
         return slurm.states([job_id]).get(job_id, ("", ""))[0]
     except CommandError:
@@ -304,7 +304,7 @@ def _refusal(error: CommandError) -> str:
 
 
 def flag_values(flags: Sequence[str]) -> dict[str, str]:
-    """Long option name -> value, as far as it is known without sbatch's own table of options."""
+    """From long option name to value, for those flags that can be parsed without sbatch's table of options."""
     values = {}
     for flag, following in zip(flags, [*flags, ""][1:], strict=True):
         if flag.startswith("--"):

@@ -1,4 +1,4 @@
-"""The job's boosters at the scheduler: asks for one, ends one, looks how they stand. One question after the other."""
+"""The job's boosters at the scheduler: submits them, ends them and observes their states, one request at a time."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ LOOK_S = 10.0
 
 
 class Allocations:
-    """Performs the core's orders about boosters.
+    """Performs the core's commands about boosters.
 
     Args:
-        cluster: where they are asked for.
-        put: takes the answers.
+        cluster: the cluster of the job.
+        put: gives an input to the core.
 
     Attributes:
-        environment: of the runners.
+        environment: the environment of the boosters' runners.
     """
 
     def __init__(self, cluster: Cluster, put: Callable[[Input], None]) -> None:
         self._cluster = cluster
         self._put = put
         self.environment: Mapping[str, str] = {}
-        self._known: set[str] = set()  # that have not been seen to have ended
-        self._ended: set[str] = set()  # of these, which are to end
-        self._one = asyncio.Lock()  # a look must not take one that is just being asked for as nobody's
-        self._is_unasked = False  # whether there may be one whose id nobody knows
+        self._known: set[str] = set()  # boosters that have not ended yet
+        self._ended: set[str] = set()  # those of them that are to end
+        self._one = asyncio.Lock()  # _look() ends unknown boosters, so it must not run during a submission
+        self._is_unasked = False  # whether there may be a booster whose id is not known
         self._wake = asyncio.Event()
 
     async def follow(self, known: Iterable[str]) -> None:
-        """Looks after those that there are, as long as the job runs.
+        """Observe the boosters while the job runs.
 
         Args:
-            known: those of this start of the job that an earlier supervisor has recorded. Others of this run are ended:
-                its earlier starts have left them, or a supervisor that was killed before it could record them.
+            known: boosters of this start of the job that an earlier supervisor has recorded. Other boosters of the run
+                are ended: they are of an earlier start, or of a supervisor that was killed before it recorded them.
         """
         self._known |= {*known}
         self._is_unasked = True
@@ -58,7 +58,7 @@ class Allocations:
                 await within(LOOK_S if self._known or self._is_unasked else None, self._wake.wait())
 
     async def ask(self, command: AskAllocation) -> None:
-        """Asks for one."""
+        """Submit a booster."""
         async with self._one:
             is_followed = bool(self._known or self._is_unasked)
             try:
@@ -74,12 +74,12 @@ class Allocations:
             self._wake.set()
 
     def joined(self, allocation: str) -> None:
-        """A runner of it has come. Slurm's SIGTERM may have been sent before, and to nobody: looks at once."""
+        """Observe a booster at once whose first runner has connected. Slurm may have sent its SIGTERM before that."""
         if allocation in self._known:
             self._wake.set()
 
     async def end(self, command: EndAllocation) -> None:
-        """Ends one. Where the scheduler does not answer, each look tries again."""
+        """End a booster. If the scheduler does not answer, `follow` tries again."""
         async with self._one:
             self._ended.add(command.allocation)
             try:
@@ -106,7 +106,7 @@ class Allocations:
 
 
 def recorded(events: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The boosters of the job's newest start that have not ended, by its events."""
+    """The boosters of the job's newest start that have not ended, from its events."""
     known: set[str] = set()
     for event in events:
         if event["event"] == "job_start":

@@ -1,7 +1,7 @@
-"""The batch script's process: keeps a supervisor on the batch host, and the job alive while another host supervises it.
+"""The batch process: keeps a supervisor running on the batch host, and the job alive while another host supervises it.
 
-Slurm ends a job with its batch script. So the supervisor is a child of the script's process: when it is killed the next
-one starts at once, and when another node has taken over the script waits for the outcome that will be written there.
+Slurm ends a job when its batch script ends. So the supervisor is a child of the batch process. If the supervisor is
+killed, the next one starts at once. If another node has taken over, the batch process waits for the outcome.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from launcher.runner.step_signals import WARNINGS
 
 log = logging.getLogger(__name__)
 
-MAX_DEATHS = 5  # of supervisors in a row here; then it is not by accident
-_ORPHANED_S = 60.0  # nobody has renewed the lease for so long: we take the job back
+MAX_DEATHS = 5  # number of supervisors in a row that may be killed here before the job ends
+_ORPHANED_S = 60.0  # if the lease was not renewed for this time, a supervisor is started here again
 _POLL_S = 0.2
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, *WARNINGS)
 
@@ -35,7 +35,7 @@ class BatchProcess:
     """Keeps one job supervised.
 
     Args:
-        work: a supervisor's whole life; its argument is the term it takes over, None for a first start.
+        work: runs a supervisor to its end. Its argument is the term to take over; None for a first start.
         job_dir: the job's folder.
     """
 
@@ -45,7 +45,7 @@ class BatchProcess:
         self._child: int | None = None
 
     def run(self) -> Outcome:
-        """Blocks until the job's outcome is known, whoever decides it."""
+        """Block until the job has an outcome, from this host's supervisor or another one."""
         after: int | None = None
         deaths = 0
         with self._signals():
@@ -63,7 +63,7 @@ class BatchProcess:
                 after = newest_number(self._job_dir) or None
 
     def _supervise(self, after: int | None) -> Outcome | None:
-        """A supervisor's life in a child; None if it was killed."""
+        """Run a supervisor in a child process. Returns None if it was killed."""
         reads, writes = os.pipe()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         me = os.getpid()
@@ -73,8 +73,8 @@ class BatchProcess:
             try:
                 die_with_parent(me)
                 os.close(reads)
-                # One that comes before the supervisor listens, or when it is done, must not end it: Slurm's SIGTERM
-                # comes milliseconds after the requeue that was asked for, and the outcome would be lost.
+                # A signal before the supervisor has installed its handlers, or after it is done, must not end it.
+                # Slurm's SIGTERM comes milliseconds after a requeue, and the outcome would be lost.
                 for number in _PASSED_ON:
                     signal.signal(number, signal.SIG_IGN)
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -91,7 +91,7 @@ class BatchProcess:
         return None if not line else Outcome(**json.loads(line))
 
     def _await_result(self) -> Outcome | None:
-        """What the other supervisor writes at the end; None if it is gone as well."""
+        """Wait for the outcome of another node's supervisor. Returns None if that supervisor is lost too."""
         lease = LeaseWatch(self._job_dir)
         while lease.quiet_s() < _ORPHANED_S:
             if (outcome := Outcome.read(self._job_dir)) is not None:
@@ -101,7 +101,7 @@ class BatchProcess:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Passes on the signals Slurm sends to the batch script; without a child the other supervisor gets them."""
+        """Passes Slurm's signals to the child. Without a child, the supervisor on another node gets them by itself."""
 
         def pass_on(number: int, frame: object) -> None:
             if self._child:

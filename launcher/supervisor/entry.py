@@ -1,4 +1,4 @@
-"""A supervisor's life from outside: on the batch host under a keeper, on the local cluster, or after a take-over."""
+"""Runs a supervisor: on the batch host under a batch process, on the local cluster, or after a take-over."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from launcher.supervisor.supervisor import Supervisor
 
 
 def supervise(spec: JobSpec, job_dir: Path, cluster: str) -> Outcome:
-    """Runs a job to its end. Blocks; call it in the main thread, where it handles SIGTERM, SIGUSR1, SIGUSR2 and SIGINT.
+    """Run a job to its end. Blocks. Call it in the main thread, because it handles signals.
 
-    SIGINT ends the job at once. SIGTERM (Slurm requeues or preempts the job), SIGUSR1 and SIGUSR2 (its time limit is
-    near) have all ranks stop at one step boundary and save; after the latter two the job is then requeued from here.
+    SIGINT ends the job at once. SIGTERM (Slurm requeues or preempts the job), SIGUSR1 and SIGUSR2 (the time limit is
+    near) have all ranks stop at one step boundary and save. After SIGUSR1 or SIGUSR2 the supervisor requeues the job.
 
     Args:
         spec: the job.
@@ -26,10 +26,10 @@ def supervise(spec: JobSpec, job_dir: Path, cluster: str) -> Outcome:
         cluster: "slurm" or "local".
 
     Raises:
-        LauncherError, SlurmError: the job could not be begun; nothing was started.
+        LauncherError, SlurmError: the job could not start; no process was started.
     """
     job_dir = job_dir.absolute()
-    opened = open_cluster(cluster, spec, job_dir)  # raises here what it has to
+    opened = open_cluster(cluster, spec, job_dir)  # raises its errors here, before a child process starts
     if spec.checkpoint is not None:
         opened.require_mpi()
     make_folders(job_dir)
@@ -46,15 +46,15 @@ def supervise_here(
     take_over: int | None = None,
     predecessor_is_silent: bool = False,
 ) -> Outcome:
-    """A supervisor's life in this process.
+    """Run a supervisor in this process.
 
     Args:
-        spec, job_dir, cluster: as for `supervise`; the folder is there.
-        take_over: the term of the supervisor that is gone; None starts the job, or goes on with it after a requeue.
-        predecessor_is_silent: whether nothing answers on that supervisor's node.
+        spec, job_dir, cluster: as in `supervise`; the folder must exist.
+        take_over: the term of the lost supervisor; None to start the job, or to continue it after a requeue.
+        predecessor_is_silent: whether nothing answers on the lost supervisor's node.
 
     Returns:
-        The outcome; "superseded" where another supervisor has taken over.
+        The outcome; its name is "superseded" if another supervisor has taken over.
     """
     events = EventLog(job_dir / "events.jsonl", lock=cluster != "slurm")
     try:

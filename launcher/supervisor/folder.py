@@ -1,4 +1,4 @@
-"""The job's folder: what has to be there before anything else of the job can start, and the supervisor's own log."""
+"""The job's folder: writes the files that must exist before runners start, and the supervisor's own log."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _AGAIN_S = 0.5
 
 
 def make_folders(job_dir: Path) -> None:
-    """Makes the folder and the one for logs, for the job's user alone.
+    """Make the job's folder and its folder for logs, accessible only to the user.
 
     Raises:
-        LauncherError: it cannot be made there.
+        LauncherError: a folder cannot be made.
     """
     try:
         job_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def make_folders(job_dir: Path) -> None:
 
 
 def prepare(spec: JobSpec, job_dir: Path) -> None:
-    """Writes what runners need to know; a secret that is there already stays, a result does not."""
+    """Write the files that runners read. An existing secret is kept; the result of an earlier run is removed."""
     if not (job_dir / "secret").exists():
         durable_write(job_dir / "secret", os.urandom(32).hex().encode())
     write_json(job_dir / "job.json", spec.to_json())
@@ -46,28 +46,28 @@ def prepare(spec: JobSpec, job_dir: Path) -> None:
 
 
 def read_secret(job_dir: Path) -> bytes:
-    """What supervisor and runners prove to each other."""
+    """Read the job's secret, which supervisor and runners prove to each other."""
     return bytes.fromhex((job_dir / "secret").read_text())
 
 
 def probe(directory: Path) -> None:
-    """Tries to write into a directory as much as an attempt's first log lines need; makes it, and its parent.
+    """Write a test file, as large as an attempt's first log lines, into a directory. Makes it and its parent.
 
     Raises:
-        OSError: the file system is full, read-only or away.
+        OSError: the file system is full, read-only or not available.
     """
     trial = directory / f".probe-{os.getpid()}"
-    for path in (directory.parent, directory):  # not the job's folder itself: somebody may have removed it
+    for path in (directory.parent, directory):  # the job's folder itself is not made, because it may have been removed
         path.mkdir(mode=0o700, exist_ok=True)
     durable_write(trial, bytes(_PROBE_BYTES))
     trial.unlink()
 
 
 async def until_written(write: Callable[[], None], *, timeout_s: float, give_up: Callable[[], bool]) -> str | None:
-    """Repeats a write until it succeeds. The file system may be slow to answer: it is asked in a thread.
+    """Repeat a write until it succeeds. The write runs in a thread, because the file system may be slow.
 
     Returns:
-        None when it is written; else what stood against it when `timeout_s` had passed, or `give_up` returned True.
+        None on success. Else the last error, when `timeout_s` has passed or `give_up` has returned True.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -82,13 +82,13 @@ async def until_written(write: Callable[[], None], *, timeout_s: float, give_up:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a file for people and programs: whole, or not at all."""
+    """Write a JSON file atomically."""
     durable_write(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
 @contextlib.contextmanager
 def log_to(path: Path) -> Iterator[None]:
-    """Sends the launcher's log to a file and to stdout, from a thread: either may be on a file system that hangs."""
+    """Write the launcher's log to a file and to stdout, in a thread, because either file system may hang."""
     logger = logging.getLogger("launcher")
     lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
     handlers: list[logging.Handler] = [logging.FileHandler(path), logging.StreamHandler(sys.stdout)]

@@ -1,4 +1,4 @@
-"""What the decision core has to know of a job before it starts."""
+"""The facts about a job that the decision core gets at its start."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def job_facts(
     is_predecessor_silent: bool,
     is_take_over: bool,
 ) -> JobFacts:
-    """The facts of a job.
+    """Collect the facts of a job.
 
     Args:
         spec: the job.
         job_dir: its folder.
-        cluster: where it runs.
-        switches: node -> switch, of those that Slurm knows.
-        predecessor: node of the supervisor that is taken over; None where it was ours, or there is none.
-        is_predecessor_silent: whether nothing answers there.
-        is_take_over: whether a supervisor is taken over.
+        cluster: the cluster on which it runs.
+        switches: from node to switch, for nodes whose switch Slurm knows.
+        predecessor: node of the previous supervisor; None if that was this node, or if there was none.
+        is_predecessor_silent: whether nothing answers on that node.
+        is_take_over: whether this supervisor takes over from another one.
     """
     warnings = []
     if failure_domains.wants_switches(spec.checkpoint) and len(switches) < len(cluster.nodes):
         warnings = ["failure_domain: switch, but Slurm knows no switch of every node: parity is spread over nodes"]
     restart = spec.restart
     return JobFacts(
-        # Where there is a spare it is the supervisor's node: the job then outlives its loss without a fault.
+        # The supervisor's node comes last, so that it is a spare if there is one. Its loss is then no fault.
         nodes=tuple(sorted(cluster.nodes, key=lambda node: node == cluster.node)),
         allocations=dict.fromkeys(cluster.nodes, cluster.allocation),
         sizes=tuple(spec.sizes),

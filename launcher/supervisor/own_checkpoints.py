@@ -1,4 +1,4 @@
-"""Progress of a script that keeps its own checkpoints: the newest file that matches the job file's `progress`."""
+"""Progress of a script that writes its own checkpoints: the newest file that matches the job file's `progress`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOOK_S = 10.0  # a shared file system may hang
 
 @dataclass(frozen=True, kw_only=True)
 class Newest:
-    """The newest file, and when it was modified (s since the epoch); "" and 0 where there is none."""
+    """The newest file, and its modification time (s since the epoch); "" and 0 if there is no file."""
 
     file: str
     modified_s: float
@@ -24,7 +24,7 @@ class OwnCheckpoints:
     """Looks for the newest file.
 
     Args:
-        pattern: of absolute paths, as glob has it; ** stands for any number of folders.
+        pattern: a glob pattern of absolute paths; ** stands for any number of folders.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -32,7 +32,7 @@ class OwnCheckpoints:
         self._seen: Newest | None = None
 
     async def look(self) -> Newest | None:
-        """The newest file, when it is another than at the look before or none has looked; None also after _LOOK_S."""
+        """The newest file if it has changed since the previous call. Else None, also if this takes over `_LOOK_S`."""
         try:
             newest = await within(_LOOK_S, asyncio.to_thread(_newest, self._pattern))
         except asyncio.TimeoutError:

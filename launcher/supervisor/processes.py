@@ -1,4 +1,4 @@
-"""What the supervisor starts: the runners, and the checkpoint agents of each attempt. One order after the other."""
+"""Starts and ends the runners, and the checkpoint agents of each attempt, one command after the other."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Work = Callable[[], Awaitable[None]]
 
 
 class Processes:
-    """Performs the core's orders about processes, in their order and without holding up the core.
+    """Performs the core's commands about processes, in their order and without blocking the core.
 
     Args:
         spec: the job.
         job_dir: its folder.
-        cluster: starts and ends them.
-        put: takes what becomes of them.
-        spawn: runs a coroutine beside the supervisor's loop, which ends where it fails.
+        cluster: starts and ends the processes.
+        put: gives an input to the core.
+        spawn: runs a coroutine as a task of the supervisor. If the task fails, the job ends.
 
     Attributes:
-        environment: the runners'.
+        environment: the environment of the runners.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Processes:
         self._order(work)
 
     def release_runners(self) -> None:
-        """What launched them no longer acts on their nodes."""
+        """End the launcher of the runners (srun), so that it cannot end the runners."""
 
         async def work() -> None:
             self._stop_watching()
@@ -79,7 +79,7 @@ class Processes:
         self._order(work)
 
     def ask_launch(self) -> None:
-        """Finds out which nodes the runners' launcher could not reach so far."""
+        """Ask which nodes the launcher of the runners has not reached so far."""
 
         async def work() -> None:
             self._put(LaunchEnded(failed=await self._failed(), has_ended=False))
@@ -91,7 +91,7 @@ class Processes:
             number, nodes = command.attempt, list(command.nodes)
             switches = failure_domains.switches_of(self._cluster.topology, nodes)
             own = attempt_environment(self._spec, self._cluster.run_id, self._job_dir, number, nodes, switches)
-            environment = {**self._spec.env, **own}  # credentials, proxies: agents use storage as workers do
+            environment = {**self._spec.env, **own}  # agents need the workers' credentials and proxies for storage
             environment |= {"HOLDFAST_ROLE": "agent", "HOLDFAST_RESTART_COUNT": str(self._cluster.restart_count)}
             if command.holders:
                 environment["HOLDFAST_HOLDERS"] = ",".join(command.holders)
@@ -115,7 +115,7 @@ class Processes:
         self._order(work)
 
     def kill_agents(self) -> None:
-        """Ends their launcher; agents that outlive it are ended by their nodes' runners."""
+        """End the launcher of the agents. The runners end agents that still run on their nodes."""
 
         async def work() -> None:
             if self._handle is not None:
@@ -125,7 +125,7 @@ class Processes:
         self._order(work)
 
     async def close(self) -> None:
-        """Performs what was ordered, unless an order has failed."""
+        """Perform the remaining commands, unless one has failed."""
         if self._performing is not None:
             self._orders.put_nowait(None)
             await asyncio.wait({self._performing})
@@ -149,7 +149,7 @@ class Processes:
         self._spawn(wait())
 
     async def _watch_launch(self) -> None:
-        """Until what launches the runners has ended, or has named a node that it cannot reach."""
+        """Wait until the launcher of the runners has ended, or has logged a node that it cannot reach."""
         launched = asyncio.ensure_future(self._cluster.runners_launched())
         try:
             while not launched.done() and not (failed := await self._failed()):
@@ -163,7 +163,7 @@ class Processes:
         self._put(LaunchEnded(failed=failed))
 
     async def _failed(self) -> dict[str, str]:
-        """Nodes that the runners' launcher could not reach; while its log cannot be read, those known before."""
+        """Nodes that the launcher of the runners could not reach; if its log cannot be read, those known before."""
         with contextlib.suppress(TimeoutError):
             self._not_launched = await self._log.newest(_READ_TIMEOUT_S)
         return self._not_launched

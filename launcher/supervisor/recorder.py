@@ -1,4 +1,4 @@
-"""Writes events in a thread of its own: a job folder whose file system hangs does not stop the supervisor's loop."""
+"""Writes events in a separate thread, so that a file system that hangs does not block the supervisor's loop."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Recorder:
     """Keeps the order of the events. Call order: start; add and settled at any time; close.
 
     Args:
-        events: the file.
-        check: called before each write; raises Superseded where the event must not be written.
-        superseded: called in the loop when it did. Nothing is written any more.
+        events: the file of the events.
+        check: called before each write. It raises Superseded if the event must not be written.
+        superseded: called in the loop when `check` has raised Superseded. Nothing is written any more then.
     """
 
     def __init__(self, events: EventLog, check: Callable[[], None], superseded: Callable[[], None]) -> None:
@@ -36,13 +36,13 @@ class Recorder:
         self._thread.start()
 
     def add(self, event: str, **fields: Any) -> Event:
-        """Has an event written; returns it."""
+        """Queue an event for writing; returns the event."""
         record = self._events.make(event, **fields)
         self._queue.put(record)
         return record
 
     async def flushed(self) -> bool:
-        """Returns whether all events so far are in the file."""
+        """Write the queued events. Returns whether all events so far are in the file."""
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
         def flush() -> None:
@@ -58,13 +58,13 @@ class Recorder:
         return await done
 
     async def settled(self) -> None:
-        """Returns when all events so far are written, or the file has refused them: it then has them later."""
+        """Wait until a write of all events so far was tried. Events that could not be written are written later."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
         self._queue.put(lambda: _in_loop(loop, done.set))
         await done.wait()
 
     async def close(self) -> None:
-        """Waits for what was added."""
+        """Wait until all added events were handled, and end the thread."""
         if self._thread is not None:
             self._queue.put(None)
             await asyncio.to_thread(self._thread.join)
@@ -77,7 +77,7 @@ class Recorder:
                 try:
                     self._check()
                 except FolderRemovedError:
-                    pass  # whoever holds the lease says so, and ends the job
+                    pass  # the task that renews the lease finds this too, and ends the job
                 except Superseded:
                     self._is_superseded = True
                     _in_loop(loop, self._superseded)

@@ -1,4 +1,4 @@
-"""The scheduler's calls that the core commands; the answers are inputs of the core."""
+"""Performs the core's commands to the scheduler. The answers are inputs of the core."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 
 
 class SchedulerCalls:
-    """Each call runs in a thread: Slurm may be slow to answer.
+    """Performs each call in a thread, because Slurm may be slow to answer.
 
     Args:
-        cluster: where the job runs.
-        bring_in: gives the core an input.
+        cluster: the cluster on which the job runs.
+        bring_in: gives an input to the core.
     """
 
     def __init__(self, cluster: Cluster, bring_in: Callable[[Input], None]) -> None:
@@ -29,7 +29,7 @@ class SchedulerCalls:
         self._bring_in = bring_in
 
     async def ask_unusable(self, command: do.AskUnusable) -> None:
-        """Which of these nodes cannot be used, and why."""
+        """Ask which of the nodes cannot be used, and why."""
         unusable: dict[str, str] = {}
         error = None
         try:
@@ -40,12 +40,12 @@ class SchedulerCalls:
         self._bring_in(answer)
 
     async def ask_why_terminated(self) -> None:
-        """Why Slurm has sent a SIGTERM."""
+        """Ask why Slurm has sent a SIGTERM."""
         why = await asyncio.to_thread(self._cluster.why_terminated)
         self._bring_in(inputs.TerminationExplained(why=why))
 
     async def ask_time_left(self) -> None:
-        """How long until the time limit."""
+        """Ask for the time until the time limit."""
         try:
             left_s = await asyncio.to_thread(self._cluster.time_left_s)
             self._bring_in(inputs.TimeLeftAnswered(left_s=left_s))

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def signals_into(inbox: asyncio.Queue[Input]) -> Iterator[None]:
-    """Takes SIGTERM, SIGINT, and USR1 and USR2 (the time limit is near); gives them back to whoever had them."""
+    """Put SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 (the time limit is near) into the inbox. Restores the handlers after."""
     loop = asyncio.get_running_loop()
     given: dict[signal.Signals, Input] = {
         signal.SIGTERM: inputs.Terminated(),
@@ -30,7 +30,7 @@ def signals_into(inbox: asyncio.Queue[Input]) -> Iterator[None]:
     }
     try:
         yield
-    finally:  # asyncio's own way to give them back lets each end the process for a moment
+    finally:  # asyncio's remove_signal_handler() would set the default action, which ends the process, for a moment
         for number, earlier in before.items():
             signal.signal(number, earlier)
 

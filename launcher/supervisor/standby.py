@@ -1,10 +1,10 @@
-"""Takes a job over in place: `python -m launcher.supervisor.standby JOB_DIR TERM closed|silent`, started by a runner.
+"""The standby, which takes over a running job: `python -m launcher.supervisor.standby JOB_DIR TERM closed|silent`.
 
-A runner that misses its supervisor starts us when its turn has come, and closes our standard input when it reaches the
-supervisor again. While the lease is renewed the supervisor lives, and it is our node that is cut off: we wait. Once it
-has run out, or the connection was closed and nobody is reached at that address any more, we take the next term, and
-what was decided so far is read from the job's folder. Should that be wrong it does no harm: a supervisor that finds a
-higher term leaves.
+A runner that has lost its supervisor starts a standby on its turn. It closes the standby's stdin when it reaches the
+supervisor again. While the lease is renewed, the supervisor lives and this node is cut off, so the standby waits. It
+takes the next term when the lease has run out, or when the connection was closed and nothing answers at the
+supervisor's address. Then it reads the state of the job from the events in the job's folder. A wrong take-over does no
+harm: a supervisor that finds a higher term ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _CONNECT_S = 0.5
-KEEPER_S = 1.0  # a host that refuses connections lives: its batch script starts the next supervisor at once
+KEEPER_S = 1.0  # if the host refuses connections it lives, and its batch process starts the next supervisor at once
 
 
 def may_take_over(
@@ -40,16 +40,16 @@ def may_take_over(
     is_out: Callable[[], bool] = lambda: False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Waits until the supervisor is gone; False if it answers, or somebody has taken over, or the job has ended.
+    """Wait until the supervisor is lost. False if it answers again, another has taken over, or the job has ended.
 
     Args:
         job_dir: the job's folder.
         term: the term that would be taken over.
-        lease: made when the supervisor was missed.
-        is_gone: whether that is certain before the lease has run out.
-        is_reached: whether our runner reaches it again.
-        is_out: whether our node is out of the job: the others decide then, and a job without others goes back to Slurm.
-        sleep: seconds.
+        lease: a watch of the lease, begun when the supervisor was lost.
+        is_gone: whether the supervisor is certainly lost, even if the lease has not run out yet.
+        is_reached: whether this node's runner reaches the supervisor again.
+        is_out: whether this node is out of the job, and so must not take over. If no node may, Slurm gets the job back.
+        sleep: waits for a number of seconds.
     """
     out = False
     while newest_number(job_dir) == term and not (job_dir / "result.json").exists() and not is_reached():
@@ -62,14 +62,14 @@ def may_take_over(
 
 
 class Absence:
-    """Whether a supervisor can be reached no more.
+    """Observes whether a supervisor's address still answers.
 
     Args:
-        term: its term.
-        clock: monotonic seconds.
+        term: the supervisor's term.
+        clock: monotonic clock, in seconds.
 
     Attributes:
-        is_silent: whether nothing answered at its address when we looked last, not even its host's kernel.
+        is_silent: whether nothing answered at the last try, not even the kernel of the supervisor's host.
     """
 
     def __init__(self, term: Term, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,26 +79,29 @@ class Absence:
         self.is_silent = False
 
     def look(self) -> None:
-        """Tries its address. Blocks for half a second at most."""
+        """Try to connect to the supervisor's address. Blocks for half a second at most."""
         refused = silent = False
         try:
             socket.create_connection(self._address, timeout=_CONNECT_S).close()
         except ConnectionRefusedError:
             refused = True
         except socket.gaierror:
-            pass  # a name service that fails says nothing of the host
+            pass  # a failed name lookup does not show that the host is silent
         except OSError as error:
-            silent = error.errno != errno.ENETUNREACH  # then it is we who have no network
+            silent = error.errno != errno.ENETUNREACH  # with this error this host has no network
         self.is_silent = silent
         self._refused_s = (self._clock() if self._refused_s is None else self._refused_s) if refused else None
 
     def is_certain(self) -> bool:
-        """Of one that has closed its connection. That is its kernel's word: a node that is cut off, or frozen, closes
-        none. One whose host refuses connections may be followed by another there."""
+        """Whether a supervisor that has closed its connection is certainly lost.
+
+        A node that is cut off or frozen closes no connection, so its process has ended. If its host refuses
+        connections, the batch process there may start the next supervisor; so this waits `KEEPER_S`.
+        """
         return self.is_silent or (self._refused_s is not None and self._clock() - self._refused_s >= KEEPER_S)
 
     def keep_looking(self, until: threading.Event) -> None:
-        """In a thread of its own."""
+        """Call `look` repeatedly, until the event is set. Runs in a separate thread."""
         while not until.is_set():
             self.look()
             until.wait(_POLL_S)
@@ -121,7 +124,7 @@ def main() -> int:
     may = may_take_over(job_dir, term, lease, is_gone, is_reached, lambda: _is_out(job_dir, os.environ))
     if not may:
         log.info("the supervisor of term %s lives, or another has taken over", term)
-        os._exit(0)  # at once, whatever is being loaded: our runner may need the next one
+        os._exit(0)  # at once, even during an import, because the runner may need to start the next standby
     decided.set()
     loading.join()
     from launcher.jobfile import read_job
@@ -133,13 +136,15 @@ def main() -> int:
 
 
 def _load() -> None:
-    """What takes a while, while we wait."""
+    """Import the supervisor, which takes a while, during the wait."""
     import launcher.supervisor.entry  # noqa: F401
 
 
 def _is_out(job_dir: Path, env: Mapping[str, str]) -> bool:
-    """Whether the job's events say that our node is out, or lost: a requeue would then look like the supervisor's loss,
-    and the take-over would put the batch host out."""
+    """Whether this node is out or lost by the job's events.
+
+    A requeue would look to such a node like the supervisor's loss, and its take-over would put the batch host out.
+    """
     from launcher.core.replay import History, replay
     from launcher.history.events import read_events
 

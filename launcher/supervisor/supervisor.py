@@ -1,8 +1,8 @@
-"""The supervisor's driver: brings what happens to the core, in order, and performs what the core commands.
+"""The supervisor's driver: gives inputs to the core, in order, and performs the core's commands.
 
-It runs on the batch host, or on another node once it has taken over, in the main thread of its process. Whatever the
-core records is a line in events.jsonl, and a supervisor that starts in a folder with events continues them: that is how
-a job goes on after a requeue, and how one supervisor takes over from another, with the attempt that runs.
+It runs in the main thread of its process, on the batch host, or on another node after a take-over. Each record of the
+core is a line in events.jsonl. A supervisor that starts in a folder with events continues from them. So a job continues
+after a requeue, and a supervisor takes over from another one together with the running attempt.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from slurm.hostlist import compress
 
 log = logging.getLogger(__name__)
 
-FOLDER_TIMEOUT_S = 600.0  # for the result, at the end
+FOLDER_TIMEOUT_S = 600.0  # for writing the result at the job's end
 WRITE_AGAIN_S = 0.5
 PROGRESS_S = 0.25
 _NOT_LOGGED = ("time", "event", "term", "traceback", "sources")
@@ -58,10 +58,10 @@ class Supervisor:
     Args:
         spec: the job.
         job_dir: its folder.
-        cluster: where it runs.
-        events: its record.
-        take_over: the term that is taken over; None starts the job, or goes on with it after a requeue.
-        predecessor_is_silent: whether nothing answers on the node of the supervisor that is taken over.
+        cluster: the cluster on which it runs.
+        events: its events.
+        take_over: the term to take over; None to start the job, or to continue it after a requeue.
+        predecessor_is_silent: whether nothing answers on the previous supervisor's node.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class Supervisor:
         self._take_over = take_over
         self._predecessor_is_silent = predecessor_is_silent
         self._begun_s = time.monotonic()
-        self._epoch_s = time.time() - self._begun_s  # the core's clock: from the epoch, and never jumps
+        self._epoch_s = time.time() - self._begun_s  # offset of the core's clock, which is epoch time that never jumps
         self._inbox: asyncio.Queue[Input] = asyncio.Queue()
         self._leadership = Leadership(job_dir, run_id=cluster.run_id, node=cluster.node, host=cluster.host)
         self._recorder = Recorder(events, self._leadership.check, self._on_superseded)
         self._predecessor = self._node_taken_over_from()
         self._superseded = False
-        self._has_request = False  # whether somebody has asked for the job's end
-        self._failure: BaseException | None = None  # of what runs beside the loop
+        self._has_request = False  # whether a user has asked for the job's end
+        self._failure: BaseException | None = None  # of a task that runs next to the loop
         successors = [node for node in cluster.nodes if node != cluster.node] if cluster.node is not None else []
-        successors.sort(key=lambda node: node == self._predecessor)  # last: it may be lost, or frozen
+        successors.sort(key=lambda node: node == self._predecessor)  # the predecessor last: it may be lost or frozen
         self._links = Links(
             cluster.nodes,
             read_secret(job_dir),
@@ -109,7 +109,7 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> Outcome:
-        """The whole job, to its outcome; leaves nothing running. Where another supervisor takes over, all is left."""
+        """Run the job to its outcome and end all its processes. If another supervisor takes over, they keep running."""
         self._recorder.start()
         try:
             with signals_into(self._inbox):
@@ -126,14 +126,14 @@ class Supervisor:
             end = await self._until_end()
         except Superseded:
             raise
-        except Exception as error:  # the last line of defence: say it, end everything, leave a result
+        except Exception as error:  # a bug: log it, end all processes, write a result
             log.exception("internal error")
             reason = f"{type(error).__name__}: {error}; see log/supervisor.log"
             end = do.EndJob(outcome="internal", reason=reason, step=None)
         return await self._end(end)
 
     async def _until_end(self) -> do.EndJob:
-        """Opens the server, then decides input after input, until the core ends the job."""
+        """Open the server and give inputs to the core until the core ends the job."""
         port = await self._links.open(self._cluster.listen_host)
         self._leadership.take(port, self._take_over)
         self._links.term = self._events.term = self._leadership.term
@@ -145,12 +145,12 @@ class Supervisor:
             "HOLDFAST_SUPERVISOR": f"{self._cluster.host}:{port}",
             **failure_domains.to_environment(self._switches),
         }
-        if self._take_over is not None:  # what comes behind this line from the supervisor before us does not count
+        if self._take_over is not None:  # readers ignore later lines of the previous supervisor
             _log_event(self._events.append("takeover", node=self._cluster.node, predecessor=self._predecessor))
         earlier_events = read_events(self._job_dir / "events.jsonl")
         for event in earlier_events:
             self._history.add(event)
-            if event["time"] > self._now_s():  # another host's clock was ahead: events are in order of time
+            if event["time"] > self._now_s():  # another host's clock was ahead, but events must be in order of time
                 self._epoch_s += event["time"] - self._now_s()
         self._spawn(self._leadership.hold(lambda: not self._links.is_isolated, self._on_superseded, self._on_removed))
         self._spawn(bring_in_requests(self._job_dir, self._inbox.put_nowait))
@@ -200,11 +200,11 @@ class Supervisor:
     def _start_workers(self, command: do.StartWorkers) -> None:
         first = command.nodes[0]
         addresses = (address for node in command.nodes for address in self._links.addresses(node))
-        hosts = ranges(addresses)  # of those who may come to the first node's store
+        hosts = ranges(addresses)  # hosts that may connect to the store on the first node
         start = {
             "op": "start",
             "attempt": command.attempt,
-            "nodes": compress(command.nodes),  # to every node the names of all: as a list that is 160 MB at 4096 nodes
+            "nodes": compress(command.nodes),  # each node gets all names: as a list, 160 MB in total at 4096 nodes
             "master_addr": self._address(first),
             "master_port": self._links.state(first)["port"],
             "agent": command.has_agents,
@@ -219,7 +219,7 @@ class Supervisor:
         self._processes.start_agents(command)
 
     def _address(self, node: str) -> str:
-        """Where other nodes reach this one. The batch host's own runner may come from a loopback address."""
+        """The address at which other nodes reach a node. The batch host's runner may use a loopback address."""
         address = self._links.address(node)
         return node if address.startswith("127.") and self._cluster.name != "local" else address
 
@@ -243,14 +243,14 @@ class Supervisor:
             await self._probe(lambda: self._probe_logs(log_dir))
 
     def _probe_logs(self, log_dir: Path) -> None:
-        self._leadership.confirm()  # the folder is ours: nothing is made where somebody has removed it
+        self._leadership.confirm()  # if the job's folder was removed, nothing must be made there
         probe(log_dir)
 
     async def _probe(self, write: Callable[[], None]) -> None:
         why = None
         try:
             await asyncio.to_thread(write)
-        except FolderRemovedError as error:  # whoever holds the lease looks once more, and ends the job
+        except FolderRemovedError as error:  # the task that renews the lease checks again, and ends the job
             why = str(error)
         except Superseded:
             self._on_superseded()
@@ -287,7 +287,7 @@ class Supervisor:
     # The end.
 
     async def _end(self, end: do.EndJob) -> Outcome:
-        """Ends everything that this job started and writes its result, unless it goes on when it starts again."""
+        """End all processes of the job and write its result, unless the job continues after a requeue."""
         goes_on = end.outcome == "stopped"
         outcome = self._outcome(end.outcome, end.step, self._full_reason(end))
         for node in self._links.nodes:
@@ -313,13 +313,13 @@ class Supervisor:
         await until_written(write, timeout_s=FOLDER_TIMEOUT_S, give_up=self._is_pressed)
 
     def _is_pressed(self) -> bool:
-        """Whether somebody has asked for the end: what cannot be written at once then is not waited for."""
+        """Whether a user has asked for the end. Then writes that fail are not repeated."""
         while not self._inbox.empty():
             self._has_request |= isinstance(self._inbox.get_nowait(), inputs.Terminated | inputs.CancelAsked)
         return self._has_request
 
     def _full_reason(self, end: do.EndJob) -> str:
-        """With what a job that ended well has saved below memory, and what not."""
+        """The reason of the outcome; for a job that ended well, with the steps below memory and the missing saves."""
         if end.outcome not in ("done", "halted"):
             return end.reason
         status = self._history.status()
@@ -350,14 +350,14 @@ class Supervisor:
         self._inbox.put_nowait(inputs.FolderRemoved(reason=str(error)))
 
     def _leave(self, why: str) -> Outcome:
-        """Another supervisor rules: drops everything and writes nothing. What we started ends with this process."""
+        """Leave the job to another supervisor: write nothing more. Processes started here end with this process."""
         log.warning("leaving the job to another supervisor: %s", why)
         self._links.abort()
         self._cluster.let_go()
         return self._outcome("superseded", None, why)
 
     def _node_taken_over_from(self) -> str | None:
-        """None where the supervisor before us was on our node, or there was none."""
+        """The node of the previous supervisor; None if that was this node, or if there was none."""
         term = newest(self._job_dir) if self._take_over is not None else None
         return term.node if term is not None and term.node != self._cluster.node else None
 
@@ -368,7 +368,7 @@ class Supervisor:
         return self._job_dir / "log" / f"attempt-{attempt}"
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Runs beside the loop; what it finds out comes as an input. A failure ends the job."""
+        """Run a coroutine as a task next to the loop. Its results come as inputs. Its failure ends the job."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._has_ended)
@@ -381,7 +381,7 @@ class Supervisor:
             self._wake()
 
     def _wake(self) -> None:
-        """Whoever waits for the inbox looks what has happened."""
+        """Wake the loop, which waits for the inbox, so that it checks for failures."""
         self._inbox.put_nowait(inputs.TimerFired())
 
     _PERFORM: Mapping[type, Callable[[Supervisor, Any], Any]] = {
@@ -414,7 +414,7 @@ class Supervisor:
 
 
 def _log_event(event: Event) -> None:
-    """An event's line in the log."""
+    """Log an event."""
     fields = {key: value for key, value in event.items() if key not in _NOT_LOGGED and value is not None}
     level = logging.DEBUG if event["event"] == "commit" else logging.INFO
     log.log(level, "%s: %s", event["event"], ", ".join(f"{key}={value}" for key, value in fields.items()))

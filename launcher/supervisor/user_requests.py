@@ -1,4 +1,4 @@
-"""What a user asks of a running job through files in its folder, as inputs of the core."""
+"""Reads a user's requests to a running job from files in its folder, as inputs of the core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOK_S = 1.0
 
 
 async def bring_in_requests(job_dir: Path, bring_in: Callable[[Input], None]) -> None:
-    """Brings in what a user asks for. The file system may be slow to answer: it is asked in a thread."""
+    """Read the requests repeatedly and give them to the core. In a thread: the file system may be slow."""
     seen: StopRequest | None = None
     size: ScaleRequest | None = None
     while True:
