@@ -2,33 +2,36 @@
 
     cli/           the `holdfast` command; progress.py is its live view
     executor       submitit's executor
-    submission/    hands a job to Slurm or to the local cluster, or runs it inside the job that we are in
+    submission/    submits a job to Slurm or to the local cluster, or runs it inside an existing Slurm job
     supervisor/    drives the decision core: one per job
     core/          decides: state and input in, state and commands out
-    leadership/    who supervises a job: terms and the lease
+    leadership/    chooses the supervisor of a job, by terms and a lease
     connections/   authenticated connections between the hosts of a job
     scheduler/     starts runners and agents, on Slurm or on this machine
     runner/        one per node: heartbeat, warm process, workers
-    history/       events.jsonl, the single record, and its readers
+    history/       events.jsonl, the only record of a job, and its readers
     env/           the environment of a job's processes: lint, fabric, containers, failure domains
-    doctor/        whether a job will run here
-    jobfile        what to run; elastic.py: its sizes, sbatch_options.py, gpus.py; checkpoint_plan.py: what its
-                   checkpoints take; boosters.py: whether Slurm can give an elastic job its boosters
-    registry       where this user's jobs are; logs.py: what ranks and nodes wrote
+    doctor/        checks whether a job will run here
+    jobfile        the job file; its parts are in elastic.py, sbatch_options.py and gpus.py
+    checkpoint_plan  calculates the space and time of a job's checkpoints
+    boosters       checks whether Slurm can start an elastic job's boosters
+    registry       finds this user's jobs
+    logs           finds and prints the logs of ranks and nodes
     outcome        how a job ends, and its exit codes
-    stop_request   the file that asks for a save and the end; scale_request.py: for another size
-    run_id         the identity of a run; run_liveness.py: whether another run has ended
-    supervisor_process  the process of a job on the local cluster; processes.py finds and ends processes
-    plain_file     reads files of other users safely; tail.py: files that grow; disk_read.py: with a deadline
-    module_names   a script's own modules win over Holdfast's of the same name
-    errors
+    stop_request   the file that requests a save and the end; scale_request.py: another number of nodes
+    run_id         the id of a run; run_liveness.py: whether another run has ended
+    supervisor_process  the supervisor's process on the local cluster
+    processes      finds and ends processes
+    plain_file     reads files of other users safely; tail.py: growing files; disk_read.py: reads with a deadline
+    module_names   lets a script have modules of the same names as Holdfast's packages
+    errors         the launcher's errors
 
 Public names:
     Executor       submitit executor whose jobs survive the nodes they lose
     Torchrun       a training script to submit
     JobSpec        one validated job
     load_job       reads a job file
-    LauncherError  base of all errors raised here; UsageError: the request itself is wrong
+    LauncherError  base class of the launcher's errors; UsageError: the request is not valid
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used, and submitit with it only then."""
+    """Import a public name at its first use, so that submitit is imported only if it is needed."""
     if name not in _HOME:
         raise AttributeError(f"module 'launcher' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

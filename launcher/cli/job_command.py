@@ -53,11 +53,11 @@ def split(words: Sequence[str], takes_value: dict[str, bool]) -> tuple[list[str]
     """Divides a command line between `holdfast submit` and sbatch.
 
     Args:
-        words: without what goes to the script.
-        takes_value: our own options, and whether each takes a value.
+        words: the command line, without the arguments of the script.
+        takes_value: the options of `holdfast submit`, and whether each takes a value.
 
     Returns:
-        Our options and JOB.yaml; sbatch's options.
+        The options of `holdfast submit` and JOB.yaml; the options of sbatch.
     """
     own: list[str] = []
     sbatch: list[str] = []

@@ -28,12 +28,12 @@ from slurm import Slurm, SlurmError
 from slurm.command import CommandError, CommandRunner, run
 from slurm.conf import lint
 
-QUEUE_S = 60  # how long a node is waited for
+QUEUE_S = 60  # how long the step waits for a free node
 STEP_MIN = 5
 NODE_S = 240.0
 CLOCK_S = 0.5
 _REACHED_S = 3.0
-_SEEN_S = 5.0  # a network file system shows a new file late
+_SEEN_S = 5.0  # time for a network file system to show a new file
 _OF_THE_STEP = ("partition", "account", "qos", "reservation", "constraint", "container-image", "container-mounts")
 
 Request = dict[str, Any]
@@ -44,7 +44,7 @@ def examine(spec: JobSpec | None, folder: Path, *, on_slurm: bool, runner: Comma
 
     Args:
         spec: the job; None for no particular one.
-        folder: the folder in which jobs have theirs.
+        folder: the folder in which job folders are made.
         on_slurm: whether jobs run on Slurm; else on the local cluster, and this machine is the node.
         runner: starts programs.
     """
@@ -183,7 +183,7 @@ def _on_node(
 
 
 def _rendezvous(host: str, refused: str) -> Finding:
-    """Whether hosts beside a job's own reach torch's store on this node; this host stands for them."""
+    """A finding: whether other hosts than the job's can reach torch's store on a node. This host is the example."""
     expected = "only the job's own hosts reach torch's rendezvous"
     row = Finding(check="rendezvous", status=Status.OK, measured=f"{host}: a socket filter", expected=expected)
     if not refused:
@@ -204,7 +204,7 @@ def _rendezvous(host: str, refused: str) -> Finding:
 
 @contextmanager
 def _marker(folder: Path) -> Iterator[Path]:
-    """A file in a folder, or in its nearest existing parent. It is removed at the end, and so is the answer to it."""
+    """Makes a marker file in a folder or its nearest existing parent. Removes it and the node's answer at the end."""
     nearest = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
     marker = nearest / f".holdfast-doctor-{secrets.token_hex(8)}.asked"
     marker.touch(mode=0o600, exist_ok=False)

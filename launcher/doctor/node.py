@@ -30,7 +30,8 @@ def look(request: Mapping[str, Any]) -> dict[str, Any]:
     """Looks at this node.
 
     Args:
-        request: `markers`: files to read, each answered by a file beside it; `checkpoint`: the job's section, or null.
+        request: `markers`: files to read, each answered by a file in the same folder; `checkpoint`: the job's section,
+            or null.
 
     Returns:
         JSON data: the node's name, its time, the markers that it has read, the reason why it refuses socket filters
@@ -56,7 +57,7 @@ def finding_of(row: Mapping[str, Any]) -> Finding:
 
 
 def _answer(marker: Path) -> bool:
-    """Whether the file is there, and this node can write beside it."""
+    """Whether the marker file exists, and this node can write an answer into the same folder."""
     try:
         marker.with_suffix(".seen").write_bytes(marker.read_bytes())
     except OSError:

@@ -1,4 +1,4 @@
-"""`holdfast node env`: the environment that a job's workers would have here, and what is wrong with it."""
+"""`holdfast node env`: prints and lints the environment that a job's workers would have on this node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lifecycle.blocks import print_json
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-# Variables with these prefixes are printed beside the remarks.
+# Variables with these prefixes are printed too.
 _SHOWN = (
     "NCCL_",
     "FI_",

@@ -1,9 +1,9 @@
 """The job's single record: events.jsonl, one JSON object per line, written by the supervisor alone.
 
-A line goes out in one O_APPEND write. A supervisor that dies in the middle of one leaves a torn last line: readers skip
-it, and the next supervisor ends it before it writes its own. Each line carries its writer's term: one that a supervisor
-has still written after another has taken over does not count. While the file cannot be written (disk full, file system
-read-only or away) lines are kept and go out, in order, with a later one.
+Each line is one O_APPEND write. A supervisor that dies during a write leaves a torn last line. Readers skip it, and the
+next supervisor ends it before its own first line. Each line has the term of its writer. Readers ignore lines that a
+supervisor has written after another one has taken over. While the file cannot be written (disk full, file system
+read-only or not available), lines are kept and written later, in order.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ class EventLog:
 
     Args:
         path: the file; made 0600 if missing.
-        lock: whether to refuse a file that another process writes. On Slurm the job's terms say who writes, on all
-            nodes.
+        lock: whether to refuse a file that another process writes. On Slurm it is not needed, because of the terms.
 
     Attributes:
-        term: the writer's, in each event from when it is set.
+        term: the writer's term. Events have it from the moment at which it is set.
 
     Raises:
-        LauncherError: another process writes it.
+        LauncherError: another process writes the file.
     """
 
     def __init__(self, path: Path, *, lock: bool = True) -> None:
@@ -61,19 +60,18 @@ class EventLog:
             self._unwritten = b"\n"
 
     def append(self, event: str, **fields: Any) -> Event:
-        """Makes one event and writes it, as far as the file takes it; returns it."""
+        """Make an event and write it; returns the event. If the file cannot be written, the event is kept."""
         record = self.make(event, **fields)
         with contextlib.suppress(OSError):
             self.write(record)
         return record
 
     def make(self, event: str, **fields: Any) -> Event:
-        """One event, to be written.
+        """Make an event without writing it.
 
         Args:
             event: its name.
-            fields: attempt, node, step, seconds (null if not given), time (now if not given) and whatever else the
-                event carries.
+            fields: attempt, node, step, seconds (default null), time (default now), and the event's own fields.
         """
         record: Event = {"time": fields.pop("time", round(time.time(), 3)), "event": event}
         record |= {name: fields.pop(name, None) for name in _COMMON} | fields
@@ -81,19 +79,19 @@ class EventLog:
         return record
 
     def write(self, record: Event) -> None:
-        """Writes an event, after those that could not be written before it. One thread at a time.
+        """Write an event, after earlier events that could not be written. Only one thread may call this at a time.
 
         Raises:
-            OSError: it cannot be written; it is kept.
+            OSError: the event cannot be written. It is kept.
         """
         self._unwritten += json.dumps(record).encode() + b"\n"
         self.flush()
 
     def flush(self) -> None:
-        """Writes what could not be written before.
+        """Write the events that could not be written before.
 
         Raises:
-            OSError: it still cannot be; nothing is lost.
+            OSError: they still cannot be written. They are kept.
         """
         try:
             while self._unwritten:
@@ -112,10 +110,10 @@ class EventLog:
 
 
 def read_events(path: Path) -> list[Event]:
-    """All whole events of a file that count, oldest first; none if there is no file.
+    """The valid events of a file, oldest first; empty if there is no file.
 
     Raises:
-        OSError: it cannot be read, or is a pipe, a socket or a device.
+        OSError: the file cannot be read, or is a pipe, a socket or a device.
     """
     try:
         with open_plain(path) as file:
@@ -125,7 +123,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 def parse_event(line: bytes | str) -> Event | None:
-    """One line of the file; None if it holds no event."""
+    """The event in one line of the file; None if it has none."""
     try:
         return as_event(json.loads(line))
     except (ValueError, RecursionError):
@@ -133,13 +131,13 @@ def parse_event(line: bytes | str) -> Event | None:
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """A file's lines, up to one that is too long for an event: the rest may be endless."""
+    """A file's lines, up to the first one that is too long for an event."""
     while (line := file.readline(_LONGEST_LINE_BYTES)) and len(line) < _LONGEST_LINE_BYTES:
         yield line
 
 
 def _of_those_who_ruled(events: Iterable[Event]) -> Iterator[Event]:
-    """Without those that stand behind one of a higher term."""
+    """The events without those that follow an event of a higher term."""
     highest = 0
     for event in events:
         term = event.get("term")

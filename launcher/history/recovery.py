@@ -1,4 +1,4 @@
-"""How the job came back from each fault, and how long that took: computed from the events alone."""
+"""The recovery from each fault and its duration, computed from the events alone."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """One fault and the way back. Seconds count from the fault; where its time is unknown, from the last sign of life.
+    """The recovery from one fault. Times are in seconds after the fault, or after the last heartbeat before it.
 
     Attributes:
         node: the node at fault.
-        kind: the fault's kind (see the supervisor's faults).
-        rung: how the next attempt came about: workers, spare or requeue.
-        step_lost: the newest step finished before the fault.
-        step_resumed: the step restored; 0 is a start from scratch.
-        restored_from: the tier it came from.
-        detect_s: until the supervisor knew.
+        kind: the kind of the fault; see launcher.core.faults.
+        rung: how the next attempt started: workers, spare or requeue.
+        step_lost: the newest step that was finished before the fault.
+        step_resumed: the restored step; 0 if none was restored.
+        restored_from: the tier of the restored step.
+        detect_s: until the supervisor detected the fault.
         workers_s: until the next attempt's workers had started.
         next_step_s: until the next step was finished.
     """
@@ -39,11 +39,11 @@ class Recovery:
 
 
 def recoveries(events: Iterable[Mapping[str, Any]], failed_at: Mapping[str, float] | None = None) -> list[Recovery]:
-    """The recoveries of a job, oldest first: each from a fault to the next finished step, whatever came in between.
+    """The recoveries of a job, oldest first. Each lasts from a fault to the next finished step.
 
     Args:
         events: the job's events in order.
-        failed_at: node -> time (s since the epoch) at which it failed, where somebody knows it (a test, a demo).
+        failed_at: from node to the time of its failure (s since the epoch), if known, as in tests.
     """
     found: list[Recovery] = []
     fault: Mapping[str, Any] | None = None
@@ -55,14 +55,14 @@ def recoveries(events: Iterable[Mapping[str, Any]], failed_at: Mapping[str, floa
         if kind == "fault" and fault is None and not under_way:
             fault, step_lost = event, event.get("step") or 0
             origin_s = (failed_at or {}).get(event.get("node") or "", event["time"] - (event.get("detect") or 0.0))
-        elif kind == "attempt_end" and fault is not None:  # what was finished is known for certain only then
+        elif kind == "attempt_end" and fault is not None:  # only this event has the newest finished step for certain
             step_lost = max(step_lost, event.get("step") or 0)
         elif kind == "attempt_start":
             started_s = event["time"]
             if fault is not None:
                 found.append(_begun(fault, event, origin_s, step_lost))
                 fault = None
-            elif under_way:  # a fault on the way back: the same recovery, on the rung that it took in the end
+            elif under_way:  # a further fault during the recovery: the same recovery, with the last attempt's rung
                 found[-1] = dataclasses.replace(found[-1], rung=event["rung"], workers_s=None)
         elif not found:
             continue
@@ -76,7 +76,7 @@ def recoveries(events: Iterable[Mapping[str, Any]], failed_at: Mapping[str, floa
 
 
 def cold_start_s(events: Iterable[Mapping[str, Any]], submitted_at: float | None = None) -> float | None:
-    """Seconds from the job's start (or its submission, where known) to its first finished step; None before that."""
+    """Seconds from the job's submission, or from its start, to its first finished step; None before that step."""
     start = submitted_at
     attempt_start = 0.0
     for event in events:

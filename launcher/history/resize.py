@@ -1,4 +1,4 @@
-"""What each change of the job's size cost: computed from the events alone."""
+"""The cost of each resize, computed from the events alone."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeCost:
-    """One change of the size. Times are in seconds since the epoch; None where an event is missing.
+    """One resize. Times are in seconds since the epoch; None if an event is missing.
 
     Attributes:
-        attempt: the first attempt of the new size.
+        attempt: number of the first attempt with the new size.
         rung: grow or shrink.
-        size, to: nodes before and after.
+        size, to: number of nodes before and after.
         stopped_s: training stopped: the step that all ranks agreed on was finished, or a node was lost.
-        ended_s: all processes of the former attempt had ended.
-        met_s: the new attempt's agents had met.
-        planned_s: they had agreed on a step and where its shards come from.
+        ended_s: all processes of the previous attempt had ended.
+        met_s: the new attempt's agents were connected.
+        planned_s: the agents had agreed on a step and on the sources of its shards.
         started_s: the new attempt's workers had started.
         trained_s: the first step of the new size was finished.
     """
@@ -38,15 +38,15 @@ class ResizeCost:
 
     @property
     def seconds(self) -> float | None:
-        """Without training; None before the first step of the new size."""
+        """Seconds without training; None before the first step with the new size."""
         return None if self.trained_s is None else max(0.0, self.trained_s - self.stopped_s)
 
 
 class TrainingStop:
-    """When an attempt stopped training, which is before its end."""
+    """Finds the time at which an attempt stopped training, which is before its end."""
 
     def __init__(self) -> None:
-        self._saved: tuple[int, float] | None = None  # the newest step in memory, and when its save began
+        self._saved: tuple[int, float] | None = None  # the newest step in memory, and the time at which its save began
         self._fault_s: float | None = None
 
     def add(self, event: Event) -> None:
@@ -59,9 +59,9 @@ class TrainingStop:
             self._fault_s = event["time"] - (event.get("detect") or 0.0)
 
     def at_s(self, end: Event) -> float:
-        """By the event of the attempt's end, when its last step was finished or its fault came.
+        """The time at which the last step was finished or the fault came, for the event of the attempt's end.
 
-        The save of the agreed step begins as the step ends. Without such a save it is the attempt's end.
+        The save of the agreed step begins when the step ends. Without such a save it is the time of the attempt's end.
         """
         time_s: float = end["time"]
         if end.get("outcome") == "fault" and self._fault_s is not None:
@@ -72,7 +72,7 @@ class TrainingStop:
 
 
 def resizes(events: Iterable[Event]) -> list[ResizeCost]:
-    """The job's resizes, oldest first. One that a fault interrupts goes on in the next attempt of the same size."""
+    """The job's resizes, oldest first. After a fault, the next attempt with the same size continues the same resize."""
     found: list[ResizeCost] = []
     stop, nodes = TrainingStop(), 0
     stopped_s: float | None = None

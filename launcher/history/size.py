@@ -1,4 +1,4 @@
-"""Why a job has its size, and what it waits for: from its events alone."""
+"""Why a job has its number of nodes, and what it waits for, from its events alone."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class _Booster:
-    """A booster by its events.
+    """The state of a booster, from its events.
 
     Attributes:
         waits: why it waits in the queue.
         leaves: why it leaves.
-        nodes: those whose runners have come.
+        nodes: the nodes whose runners have connected.
     """
 
     size: int
@@ -28,11 +28,11 @@ class _Booster:
 
 
 class Size:
-    """The fold. Events that say nothing of the size are passed over."""
+    """Folds events into the state of the job's size. Other events are ignored."""
 
     def __init__(self) -> None:
         self._boosters: dict[str, _Booster] = {}
-        self._ended: tuple[str, str] | None = None  # the booster that ended last, and why
+        self._ended: tuple[str, str] | None = None  # the booster that has ended last, and the reason
         self._wanted: int | None = None
         self._nodes: tuple[str, ...] = ()
 
@@ -42,7 +42,7 @@ class Size:
             handler(event)
 
     def why(self) -> str | None:
-        """One line; None for a job that has a fixed size."""
+        """The reason in one line; None for a job with a fixed size."""
         if not self._boosters and self._ended is None and self._wanted is None:
             return None
         parts = [] if self._wanted is None else [f"{self._wanted} asked for by a user"]
@@ -99,7 +99,7 @@ class Size:
 
 
 class LostTime:
-    """Seconds without training, by what they went into: the start, resizes, requeues, and each kind of fault."""
+    """Seconds without training, by cause: the start, resizes, requeues, and each kind of fault."""
 
     def __init__(self) -> None:
         self._kind = "start"
@@ -126,7 +126,7 @@ class LostTime:
         self._stop_of_attempt.add(event)
 
     def _stop(self, kind: str, time_s: float) -> None:
-        """Training stops; what follows before it goes on has the same cause."""
+        """Training stops. All time until it continues counts for this cause."""
         if self._is_training:
             self._is_training, self._kind, self._since_s = False, kind, time_s
 

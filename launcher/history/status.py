@@ -1,4 +1,4 @@
-"""How a job stands, from its events alone: a pure fold over events.jsonl."""
+"""The state of a job: a pure fold over the events in events.jsonl."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Event = Mapping[str, Any]
 
 _LAST_EVENTS = 8
 _RATE_WINDOW = 8
-_QUIET = ("commit", "own_checkpoint", "node_ready")  # too many of them to be news
+_QUIET = ("commit", "own_checkpoint", "node_ready")  # too frequent for the list of last events
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,26 +27,26 @@ class JobStatus:
             "recovering", "resizing", "stopping", "requeued", or once ended the outcome: "done", "halted", "user_error",
             "no_progress", "too_few_nodes", "cancelled", "fabric", "internal".
         reason: the cause, where the state has one.
-        stop: when a user wants the job to save and end; None if nobody has asked.
+        stop: a user's request to save and end, in words; None if there is none.
         run_id: the run's identity through all its requeues.
         cluster: "slurm" or "local".
         attempt: number of the newest attempt, from 0; None before the first.
         nodes: the newest attempt's active nodes, in node-rank order.
-        spares: nodes kept warm beside them.
-        out: nodes out of use, with the reason.
-        size: why the job has its size, and what it waits for; None for a job that has a fixed size.
-        faults: how many faults so far; a booster that was preempted is none.
-        step: newest step known to have been reached; 0 before the first.
-        steps_per_s: speed over the last few reports; None when it is not known.
-        committed: newest committed step per tier.
-        failed_saves: how often a save did not reach a tier it was meant for, memory included.
-        unsaved: why the newest save that was meant for a tier is not there, by tier; without those that have it.
-        ettr: effective training time ratio: the share of the wall time since the first start that was spent gaining
-            steps that counted. Waiting in the queue, starting, recovering, and training steps that were lost with a
-            fault and had to be repeated all lower it. None before training began.
-        lost_s: seconds without training by what they went into: "start", "resize", "requeue", or a fault's kind.
+        spares: further warm nodes.
+        out: nodes that are out of use, with the reasons.
+        size: why the job has its number of nodes, and what it waits for; None for a job with a fixed size.
+        faults: number of faults so far. The preemption of a booster is not a fault.
+        step: the newest step that is known to be finished; 0 before the first.
+        steps_per_s: speed over the last few reports; None if it is not known.
+        committed: the newest committed step of each tier.
+        failed_saves: number of saves that did not reach a tier, including memory.
+        unsaved: for each tier that lacks its newest save, the reason.
+        ettr: effective training time ratio: the share of the wall time since the first start that went into steps that
+            were kept. Time in the queue, starts, recoveries, and steps that were lost with a fault and repeated lower
+            it. None before the first step.
+        lost_s: seconds without training by cause: "start", "resize", "requeue", or the kind of a fault.
         seconds: wall time in seconds from the first start to now, or to the end.
-        events: the last events worth telling, oldest first.
+        events: the last events, oldest first, without frequent ones.
     """
 
     state: str = "pending"
@@ -76,11 +76,11 @@ class JobStatus:
 
 
 def status_of(events: Iterable[Event], now_s: float | None = None) -> JobStatus:
-    """Folds a job's events into its status.
+    """Fold a job's events into its status.
 
     Args:
-        events: in the order they were written.
-        now_s: epoch seconds that count as now; None asks the clock.
+        events: the events in the order in which they were written.
+        now_s: the current time in seconds since the epoch; None: read the clock.
     """
     history = StatusFold()
     for event in events:
@@ -89,7 +89,7 @@ def status_of(events: Iterable[Event], now_s: float | None = None) -> JobStatus:
 
 
 class StatusFold:
-    """The fold itself, for readers that follow a running job: add() each event, ask status() at any time."""
+    """The fold for readers that follow a running job: add() each event, call status() at any time."""
 
     def __init__(self) -> None:
         self._status = JobStatus()
@@ -99,13 +99,13 @@ class StatusFold:
         self._training = False
         self._size = Size()
         self._lost_time = LostTime()
-        self._failed_saves: set[tuple[Any, ...]] = set()  # several nodes may report one
-        self._missing: dict[str, int] = {}  # tier -> the newest step that did not get there
+        self._failed_saves: set[tuple[Any, ...]] = set()  # a set, because several nodes may report the same save
+        self._missing: dict[str, int] = {}  # from tier to the newest step that did not reach it
         self._recent: deque[Event] = deque(maxlen=_LAST_EVENTS)
         self._speed: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
 
     def add(self, event: Event) -> None:
-        """Takes in one event; events and keys it does not know are passed over."""
+        """Add an event. Unknown events and keys are ignored."""
         if not isinstance(event.get("time"), int | float):
             return
         handler = getattr(self, f"_on_{event.get('event')}", None)
@@ -117,7 +117,7 @@ class StatusFold:
             self._recent.append(event)
 
     def status(self, now_s: float | None = None) -> JobStatus:
-        """The status as of the last event added."""
+        """The status after the last added event."""
         if self._start_s is None:
             return self._status
         now_s = time.time() if now_s is None else now_s
@@ -147,7 +147,7 @@ class StatusFold:
         self._status = replace(self._status, **changes)
 
     def _reached(self, event: Event) -> None:
-        """Notes the step of an event of a training attempt."""
+        """Update the finished step from an event of a training attempt."""
         step = event.get("step")
         if not isinstance(step, int) or not self._training:
             return
@@ -158,12 +158,12 @@ class StatusFold:
         self._set(step=max(self._status.step, step))
 
     def _go_on_from(self, step: int) -> None:
-        """Training goes on from a step: later ones were made for nothing."""
+        """Continue from a restored step. Later steps are lost and do not count for ETTR."""
         self._training = False
         self._spans = [span.cut(step) for span in self._spans]
 
     def _stopped_training(self, event: Event) -> None:
-        """Closes the attempt's span at the moment its training ended, which a fault's detection comes after."""
+        """Close the attempt's span at the time at which training stopped, which is before a fault's detection."""
         if self._training:
             self._reached(event)
             span = self._spans[-1]
@@ -274,7 +274,7 @@ class StatusFold:
 
 @dataclass(frozen=True, kw_only=True)
 class _Span:
-    """A stretch of training: the steps after `start_step` up to `end_step`, and when they were made."""
+    """A period of training: the steps after `start_step` up to `end_step`, and its time."""
 
     start_step: int
     end_step: int
@@ -282,7 +282,7 @@ class _Span:
     end_s: float
 
     def cut(self, step: int) -> _Span:
-        """What counts of the stretch once training goes on from `step`."""
+        """The part of the period that still counts after training has continued from `step`."""
         if step >= self.end_step:
             return self
         if step <= self.start_step:
