@@ -1,7 +1,7 @@
-"""What a process forked from a training process (a DataLoader's worker, say) inherits of ours: nothing of it stays.
+"""Closes Holdfast's descriptors in processes that are forked from a worker, such as those of a DataLoader.
 
-Held open by such a process, a connection would not close with the training process that died: the agents of a program
-without a launcher would serve it for ever, and a directory's lock would keep the next start out.
+If a forked process kept them open, they would outlive the worker. Agents of a program without a launcher would then
+serve the dead worker for ever, and the lock of a directory would refuse the next start.
 """
 
 from __future__ import annotations
@@ -14,29 +14,32 @@ from typing import Protocol
 
 
 class Inherited(Protocol):
-    """Something that a forked process is to have no part in."""
+    """An object whose descriptors a forked process must not keep."""
 
     def let_go(self) -> None:
-        """Called in the forked process, once, where no other thread is left: must wait for no lock and tell nobody."""
+        """Close the descriptors. Called once in the forked process.
+
+        No other thread exists there, so this must wait for no lock. It must send no message.
+        """
 
 
 _inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()
 
 
 def let_go_when_forked(inherited: Inherited) -> None:
-    """Has every process that is forked from this one let go of it, for as long as it lives here."""
+    """Have every process forked from this one call `inherited.let_go()`, as long as the object exists here."""
     _inherited.add(inherited)
 
 
 def drop_descriptors_below(directory: Path) -> None:
-    """Closes the files of a directory that this process has open, those of maps too.
+    """Close all open files below a directory, including those of mappings.
 
-    The numbers stay in use, for /dev/null: their owners may still close them.
+    The descriptors are redirected to /dev/null, because their owners may still close them.
     """
     below = f"{directory}/"
     nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself is gone
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed
             if os.readlink(f"/proc/self/fd/{name}").startswith(below):
                 os.dup2(nowhere, int(name), inheritable=False)
     os.close(nowhere)

@@ -2,5 +2,5 @@
 
 memcpy  plain copies by several threads
 pages   mapping of many pages before they are used
-isal    ISA-L, in the copy that the pyeclib wheel brings
+isal    ISA-L, from the pyeclib wheel
 """

@@ -1,4 +1,4 @@
-"""The door to ISA-L, in the copy that the pyeclib wheel brings: Intel's library for storage, also for ARM."""
+"""Loads ISA-L, Intel's storage library (also for ARM), from the pyeclib wheel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @functools.cache
 def isal() -> ctypes.CDLL | None:
-    """Its functions, whose calls give Python's lock away meanwhile; None where it is not there."""
+    """ISA-L's functions, whose calls release the GIL; None if the library is not installed."""
     spec = find_spec("pyeclib")
     home = Path(spec.origin).parent.parent if spec and spec.origin else None
     for path in sorted(home.glob("pyeclib.libs/libisal*")) if home else []:

@@ -1,19 +1,20 @@
-"""The places below the nodes' memories where steps are kept.
+"""The tiers below the nodes' memory, in which steps are stored.
 
-tier       the contract
-posix      a shared directory; lustre: its striping there; direct_io: past the page cache
+tier       the interface of a tier
+posix      a shared directory; lustre: its striping; direct_io: writes without the page cache
 nvme       a directory on each node's own disk
-s3         a bucket; s3_bucket, s3_client: the way to it
-open       the configured tiers, nearest first
-reads      shards read from a tier, and verified
-catalog    what steps a tier holds, and which can be restored
-mark       whose folder it is
-claim      which live run writes there; run_process: whether it can still; occupancy: the same on a node's own disk
-retention  which steps may go
-quarantine damaged ones, with the reason
-copying    one step to another directory
+s3         a bucket; s3_bucket, s3_client: the access to S3
+open       opens the configured tiers, nearest first
+reads      reads shards from a tier and verifies them
+catalog    the steps in a tier, and which of them can be restored
+mark       the file that names the owner of a namespace's folder
+claim      the file that names the live run that writes to a namespace
+run_process  whether the process of a run has ended; occupancy: the claim on a node's own disk
+retention  which steps may be removed
+quarantine sets damaged steps aside, with the reason
+copying    copies one step to another tier
 namespace  the namespace that a path on a command line names
 lookup     all tiers that a path or URL names
-newest     the newest restorable step of each, for who supervises the run
-throttle, parallel   how fast, and how many at once
+newest     the newest restorable step of each tier, for the supervisor
+throttle, parallel   limits of the rate and of the number of parallel calls
 """

@@ -1,6 +1,6 @@
-"""A URL of a bucket, and the bucket itself: S3 by boto3, Google Cloud Storage and Azure Blob Storage by obstore.
+"""Parses the URL of a bucket and opens it: S3 by boto3, Google Cloud Storage and Azure Blob Storage by obstore.
 
-docs/adr/0008-s3-stays-with-boto3.md has the figures by which S3 stays with boto3.
+docs/adr/0008-s3-stays-with-boto3.md has the reasons and figures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ _URL = re.compile(
 
 
 def split_url(url: str) -> tuple[str, str, str]:
-    """Scheme, bucket and key prefix, without slashes at its ends; raises ConfigError."""
+    """Split a URL into scheme, bucket and key prefix (without slashes at its ends).
+
+    Raises:
+        ConfigError: the URL is not of a bucket.
+    """
     match = _URL.fullmatch(url)
     if match is None or not url.isprintable():
         raise ConfigError(
@@ -33,6 +37,6 @@ def split_url(url: str) -> tuple[str, str, str]:
 
 
 def open_bucket(url: str, options: S3Options, throttle: Throttle) -> Bucket | CloudBucket:
-    """The bucket that a URL names; nothing is asked of it yet."""
+    """The bucket that a URL names. Makes no request yet."""
     scheme, name, _ = split_url(url)
     return Bucket(name, options, throttle) if scheme == "s3" else CloudBucket(scheme, name, options, throttle)

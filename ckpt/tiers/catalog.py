@@ -1,4 +1,4 @@
-"""What steps a tier holds, and which of them can be restored."""
+"""The steps in a tier, and which of them can be restored."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class CatalogEntry:
     attempt: int
     run_tag: str
     manifest: Manifest | None  # None unless the step is committed and its manifest verifies
-    reason: str | None  # why it cannot be restored; None when it can
-    damaged: bool  # a manifest is there, and it cannot be trusted
-    unread: OSError | None = None  # the storage failed, which says nothing of what it holds
+    reason: str | None  # why the step cannot be restored; None if it can
+    damaged: bool  # the manifest exists and does not verify
+    unread: OSError | None = None  # the error of the storage, if the manifest could not be read
 
     @property
     def save(self) -> SaveId | None:
@@ -45,14 +45,14 @@ class CatalogEntry:
 def entries_of(
     names: Iterable[str], namespace: str, read: Callable[[str], Manifest], *, at_once: int = 1
 ) -> Iterator[CatalogEntry]:
-    """The entries of those names that are of steps, newest first; manifests are read as their entries are asked for.
+    """Yield the entries of all steps, newest first. Each manifest is read only when its entry is needed.
 
     Args:
-        names: of directories.
-        namespace: that the manifests must name.
-        read: the manifest in a directory; FileNotFoundError: the step was never committed; CheckpointError: it is
-            damaged; any other OSError: it could not be read.
-        at_once: manifests read in parallel.
+        names: names of directories. Those that are not of steps are ignored.
+        namespace: the namespace that the manifests must have.
+        read: reads the manifest in a directory. It raises FileNotFoundError if the step was never committed,
+            CheckpointError if the manifest is damaged, and another OSError if it could not be read.
+        at_once: number of manifests that are read in parallel.
     """
     matches = sorted(filter(None, map(_STEP.fullmatch, names)), key=lambda match: match[1], reverse=True)
     batches = (matches[first : first + at_once] for first in range(0, len(matches), at_once))
@@ -66,14 +66,14 @@ def entries_of(
 
 
 def committed(entries: Iterable[CatalogEntry], where: str) -> list[SaveId]:
-    """The saves that can be restored, in the same order; a damaged one is logged and left out.
+    """The saves that can be restored, in the same order. Damaged ones are logged and left out.
 
     Args:
-        entries: of a tier, newest first.
-        where: it is, for the log.
+        entries: the entries of a tier, newest first.
+        where: the tier's path or URL, for the log.
 
     Raises:
-        OSError: one that could not be read is newer than all that could: taking an older one would lose steps.
+        OSError: the newest entries could not be read. To use an older save would lose steps.
     """
     saves: list[SaveId] = []
     for entry in entries:
@@ -87,27 +87,28 @@ def committed(entries: Iterable[CatalogEntry], where: str) -> list[SaveId]:
 
 
 def last_commit_s(entries: Iterable[CatalogEntry]) -> float:
-    """When the newest of them was committed, by the clock of who did it; 0 when none was."""
+    """The time of the newest commit (s since the epoch, by the committing host's clock); 0 if there is none."""
     return max((entry.created_s for entry in entries), default=0.0)
 
 
 def steps_since(names: Iterable[str], step: int) -> list[str]:
-    """Those names that are of steps as new as that, committed or not."""
+    """The names of directories of this step and of newer ones, committed or not."""
     return [match[0] for match in map(_STEP.fullmatch, names) if match and int(match[1]) >= step]
 
 
 def directory_name(save: SaveId) -> str:
-    """One directory for each save: another run in the same namespace counts its attempts from 0 again."""
+    """The name of a save's directory. It has the run's tag, because each run counts its attempts from 0."""
     return f"step-{save.step:010d}.a{save.attempt}.{run_tag(save.run_id)}"
 
 
 def run_tag(run_id: str) -> str:
-    """Eight hex digits that tell runs apart in directory names."""
+    """Eight hexadecimal digits that identify a run in directory names."""
     return xxhash.xxh32_hexdigest(run_id.encode())
 
 
 def _newest_first(entries: list[CatalogEntry]) -> list[CatalogEntry]:
-    """Of one step: by run, as each last committed it; of one run by attempt: its nodes' clocks may differ."""
+    """Sorts the entries of one step: runs by their last commit, and entries of one run by attempt, not by time,
+    because the nodes' clocks may differ."""
     last_s: dict[str, float] = {}
     for entry in entries:
         last_s[entry.run_tag] = max(last_s.get(entry.run_tag, 0.0), entry.created_s)

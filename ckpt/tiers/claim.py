@@ -1,7 +1,8 @@
-"""Which run a namespace belongs to while it lives, as written in a tier: no two live runs write to one namespace.
+"""The claim of a run to a namespace, a file in each tier, so that no two live runs write to one namespace.
 
-The run's first agent counts `beat` up every few seconds. Who finds the claim of another run watches that number by its
-own clock: clocks of two machines are never compared, and a run that was killed needs no farewell.
+The run's first agent increments `beat` every few seconds. A run that finds the claim of another run watches whether
+that number changes, by its own clock. So clocks of two machines are never compared, and the claim of a killed run needs
+no removal.
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ MAX_BYTES = 65536
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One run's word that a namespace is its own. User, host, job and since_s are for people: they decide nothing.
+    """The claim of one run. user, host, job and since_s are only for messages.
 
-    `process` is the one that the run ends with (`ckpt.tiers.run_process`). "": it is not known.
+    `process` is the process with which the run ends (`ckpt.tiers.run_process`); "" if it is not known.
     """
 
     run_id: str
     attempt: int
-    nonce: str  # of the process that writes it
+    nonce: str  # random text of the process that writes the claim
     user: str
     host: str
-    job: str  # Slurm's number; "" outside Slurm
+    job: str  # Slurm's job id; "" outside Slurm
     since_s: float  # CLOCK_REALTIME
     process: str = ""
     beat: int = 0
-    released: bool = False  # the run has ended in peace
+    released: bool = False  # the run has ended normally
 
     def to_bytes(self) -> bytes:
         return dump_json(asdict(self))
 
     def yields_to(self, other: Claim) -> bool:
-        """Whether `other` may take the namespace over at once: the same run's later attempt, or this one has ended."""
+        """Whether `other` may take the namespace at once: it is the same run's later attempt, or this run has ended."""
         return self.released or (self.run_id == other.run_id and self.attempt <= other.attempt)
 
     def __str__(self) -> str:
@@ -49,7 +50,11 @@ class Claim:
 
 
 def parse_claim(data: bytes, where: str) -> Claim:
-    """Raises CorruptError for what is none: a stranger may have written it."""
+    """Read a claim, which another user may have written.
+
+    Raises:
+        CorruptError: the data are not a claim.
+    """
     try:
         value = json.loads(data[:MAX_BYTES])
         claim = Claim(**{field.name: value[field.name] for field in fields(Claim)})

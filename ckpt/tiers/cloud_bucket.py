@@ -18,13 +18,15 @@ _TIMEOUT_S = 60
 
 
 class CloudBucket:
-    """Blocking calls, from any thread. Raises OSError, FileNotFoundError for an object that is not there.
+    """A bucket or container. All methods block, and may be called from any thread.
+
+    They raise OSError, and FileNotFoundError for an object that does not exist.
 
     Args:
         scheme: gs or az.
-        name: of the bucket or container.
+        name: name of the bucket or container.
         options: the endpoint and the number of attempts; credentials come from obstore's environment variables.
-        throttle: limits how fast this process writes.
+        throttle: limits the rate at which this process writes.
     """
 
     def __init__(self, scheme: str, name: str, options: S3Options, throttle: Throttle) -> None:
@@ -34,13 +36,13 @@ class CloudBucket:
         self._throttle = throttle
 
     def put(self, key: str, data: bytes | bytearray) -> None:
-        """Makes a small object, at once."""
+        """Write a small object in one request."""
         self._throttle.take(len(data))
         with self._errors(key) as (store, obstore):
             obstore.put(store, key, bytes(data), use_multipart=False)
 
     def put_pieces(self, key: str, pieces: Sequence[Piece]) -> None:
-        """Makes an object of pieces of memory; between them are zeros. It is there whole, or not at all."""
+        """Write an object from pieces of memory, with zeros in the gaps. The object appears complete or not at all."""
         pieces = sorted(pieces, key=lambda piece: piece[0])
         size = max((offset + len(data) for offset, data in pieces), default=0)
         part_bytes = part_bytes_of(size)
@@ -58,12 +60,12 @@ class CloudBucket:
             obstore.put(store, key, bodies(), use_multipart=True, chunk_size=part_bytes, max_concurrency=connections())
 
     def copy(self, key: str, new_key: str) -> None:
-        """Lets the server copy an object."""
+        """Have the server copy an object."""
         with self._errors(key) as (store, obstore):
             obstore.copy(store, key, new_key)
 
     def get(self, key: str, max_bytes: int = MAX_SMALL_BYTES) -> bytes:
-        """A whole object; raises CorruptError when it is larger than `max_bytes`."""
+        """Read a whole object. Raises CorruptError if it is larger than `max_bytes`."""
         with self._errors(key) as (store, obstore):
             answer = obstore.get(store, key)
             if (size := answer.meta["size"]) > max_bytes:
@@ -71,7 +73,7 @@ class CloudBucket:
             return bytes(answer.bytes())
 
     def get_into(self, key: str, start: int, into: memoryview) -> None:
-        """Fills memory with an object's bytes; raises CorruptError when it ends before."""
+        """Fill memory with an object's bytes from `start` on. Raises CorruptError if the object is too short."""
 
         def get_range(offset: int) -> None:
             piece = into[offset : offset + RANGE_BYTES]
@@ -90,7 +92,7 @@ class CloudBucket:
         in_parallel(get_range, range(0, len(into), RANGE_BYTES), connections())
 
     def exists(self, key: str) -> bool:
-        """Whether the server says that there is such an object; an error is no answer."""
+        """Whether the object exists. Raises OSError if the server does not answer."""
         try:
             with self._errors(key) as (store, obstore):
                 obstore.head(store, key)
@@ -99,7 +101,7 @@ class CloudBucket:
         return True
 
     def anything(self, prefix: str) -> bool:
-        """Whether any object's key starts so."""
+        """Whether any object's key begins with a prefix."""
         return next(self._keys(prefix, at_once=1), None) is not None
 
     def directories(self, prefix: str) -> set[str]:
@@ -110,21 +112,21 @@ class CloudBucket:
         return {f"{path.rstrip('/')}/".removeprefix(prefix).rstrip("/") for path in found if path.startswith(prefix)}
 
     def keys(self, prefix: str) -> list[str]:
-        """All keys that start so."""
+        """All keys that begin with a prefix."""
         return list(self._keys(prefix))
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Removes objects; those that are not there are no error."""
+        """Remove objects. Those that do not exist are no error."""
         for key in keys:
             with suppress(FileNotFoundError), self._errors(key) as (store, obstore):
                 obstore.delete(store, key)
 
     def uploads(self, prefix: str) -> list[tuple[str, str]]:
-        """None: Azure drops blocks that were never committed, and obstore does not list Google's uploads in parts."""
+        """Always empty: Azure drops uncommitted blocks itself, and obstore cannot list multipart uploads of Google."""
         return []
 
     def abort(self, key: str, upload: str) -> None:
-        """There are no uploads to give up."""
+        """Does nothing; see `uploads`."""
 
     def _keys(self, prefix: str, at_once: int = 1000) -> Iterator[str]:
         inside, _, _ = prefix.rpartition("/")  # obstore lists whole directories
@@ -151,7 +153,7 @@ class CloudBucket:
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[tuple[Any, Any]]:
-        """The store and obstore's functions; obstore's errors become OSError, one line that names the object."""
+        """Yields the store and the module obstore. Converts obstore's errors to OSError with one line and the URL."""
         store = self._store
         import obstore
         from obstore import exceptions

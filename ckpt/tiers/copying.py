@@ -1,4 +1,4 @@
-"""One committed step from one tier to another: verified on the way, committed last."""
+"""Copies a committed step from one tier to another. Verifies all bytes, and commits last."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ckpt.tiers.verified import verified_shard
 
 
 def copy_step(source: Tier, destination: Tier, save: SaveId, advance: Callable[[int], None]) -> bool:
-    """Copies a step, a node file at a time. May be killed and repeated: it counts only when its manifest is there.
+    """Copy a step, one node file at a time. It may be killed and repeated: the manifest is written last.
 
     Args:
-        source: where it is committed.
+        source: the tier that has the step.
         destination: another directory or bucket, of the same namespace.
         save: the step.
-        advance: told of every so many bytes verified.
+        advance: called with the number of bytes after each verified block.
 
     Returns:
-        False when the destination has the step already.
+        False if the destination has the step already.
 
     Raises:
-        CorruptError: bytes do not verify, and nothing was committed.
-        NamespaceError: the destination is another's.
-        OSError: storage fails or is full.
+        CorruptError: bytes do not verify. Nothing was committed.
+        NamespaceError: the destination belongs to another namespace or user.
+        OSError: a storage fails or is full.
     """
     destination.prepare()
     if save in destination.steps():

@@ -1,7 +1,7 @@
-"""Writing a large file past the page cache, where the storage takes that.
+"""Writes a large file without the page cache (O_DIRECT), if the storage supports that.
 
-A checkpoint is not read back soon. Through the page cache it would push out what training reads, and each page would be
-copied once more; fresh pages alone make that several times slower than the disk.
+A checkpoint is not read back soon. In the page cache it would evict the data that training reads. Each page would also
+be copied once more, and to allocate the pages takes several times as long as the disk.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-PAGE_BYTES = 4096  # what O_DIRECT wants addresses, offsets and lengths to be multiples of, on any disk
+PAGE_BYTES = 4096  # O_DIRECT needs addresses, offsets and lengths that are multiples of this, on any disk
 _WRITE_BYTES = 16 << 20  # large enough for any disk, small enough for a steady rate limit
 
 
 class DirectFile:
-    """A new file of mode 0600. Whole pages of memory go to the storage as they lie, the rest through the page cache."""
+    """A new file of mode 0600. Whole pages are written directly from memory, the rest through the page cache."""
 
     def __init__(self, path: Path, take: Callable[[int], None]) -> None:
-        """Makes the file, or empties the one that is there; `take` is told of every piece before it is written."""
+        """Make the file, or truncate an existing one. `take` gets the number of bytes before each write."""
         self._take = take
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
         self._rest: list[tuple[int, memoryview]] = []
         self._direct = False
-        with suppress(OSError):  # the file system has none
+        with suppress(OSError):  # the file system has no O_DIRECT
             self._switch(direct=True)
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Writes bytes that stay unchanged until `finish`; some of them only there."""
+        """Write bytes. They must stay unchanged until `finish`, which writes some of them."""
         whole = len(data) // PAGE_BYTES * PAGE_BYTES if self._direct and _aligned(offset, data) else 0
         self._put(offset, data[:whole])
         if whole < len(data):
             self._rest.append((offset + whole, data[whole:]))
 
     def finish(self) -> None:
-        """Writes what is left and waits until all of it is on the storage."""
+        """Write the remaining bytes and wait until all are on the storage."""
         if self._direct:
             self._switch(direct=False)
         for offset, data in self._rest:
@@ -47,7 +47,7 @@ class DirectFile:
         os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Whether it was finished or not."""
+        """Close the file, finished or not."""
         os.close(self._descriptor)
 
     def _put(self, offset: int, data: memoryview) -> None:
@@ -63,7 +63,7 @@ class DirectFile:
         except OSError as error:
             if error.errno != errno.EINVAL or not self._direct:
                 raise
-        self._switch(direct=False)  # it wants larger pages, or cannot read from this kind of memory
+        self._switch(direct=False)  # the storage needs larger pages, or cannot read from this kind of memory
         return os.pwrite(self._descriptor, piece, offset)
 
     def _switch(self, *, direct: bool) -> None:
@@ -73,6 +73,6 @@ class DirectFile:
 
 
 def _aligned(offset: int, data: memoryview) -> bool:
-    if len(data) < PAGE_BYTES or data.readonly:  # whose address ctypes does not tell
+    if len(data) < PAGE_BYTES or data.readonly:  # ctypes gives no address of read-only memory
         return False
     return offset % PAGE_BYTES == 0 and ctypes.addressof(ctypes.c_char.from_buffer(data)) % PAGE_BYTES == 0

@@ -1,4 +1,4 @@
-"""The tiers that a path or URL on a command line names: of one namespace, or of all below it."""
+"""Finds the tiers that a path or URL on a command line names: of one namespace, or of all namespaces below it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 def is_url(where: str) -> bool:
-    """Whether somebody means a bucket; what looks like it and is none is refused when it is opened.
+    """Whether a text is the URL of a bucket, by its scheme. Invalid URLs are refused when they are opened.
 
     Raises:
-        ConfigError: it is a URL of another kind.
+        ConfigError: it is a URL with another scheme.
     """
     scheme = _SCHEME.match(where)
     if scheme is not None and scheme[0].removesuffix("://") not in SCHEMES:
@@ -30,7 +30,10 @@ def is_url(where: str) -> bool:
 
 
 def local_tiers(path: Path) -> list[tuple[SharedTier, str]]:
-    """The tiers at a namespace's folder, or below a directory of them, or of nodes; each with its kind.
+    """The tiers at a path: a namespace's folder, a directory of such folders, or a directory of nodes' directories.
+
+    Returns:
+        Each tier with its kind, "nvme" or "shared".
 
     Raises:
         NamespaceError: a mark cannot be read.
@@ -41,18 +44,18 @@ def local_tiers(path: Path) -> list[tuple[SharedTier, str]]:
     else:
         below = sorted(path.iterdir())
         folders = [folder for folder in below if (folder / MARK).is_file()]
-        others = [folder for folder in below if folder not in folders]  # nodes; a namespace's steps are none
+        others = [folder for folder in below if folder not in folders]  # may be directories of nodes
         folders += [mark.parent for other in others for mark in sorted(other.glob(f"*/{MARK}"))]
     return [_local(folder.absolute()) for folder in folders]
 
 
 def s3_tiers(url: str, options: S3Options | None = None) -> list[S3Tier]:
-    """The tiers at a namespace's prefix, or right below one.
+    """The tiers at a prefix of a bucket: of the namespace there, or of all namespaces one level below.
 
     Raises:
-        ConfigError: it is no URL of S3, or no namespace is there.
+        ConfigError: the URL is not of a bucket, or there is no namespace.
         NamespaceError: a mark cannot be read.
-        OSError: the server cannot be asked.
+        OSError: the server does not answer.
     """
     scheme, name, prefix = split_url(url)
     options = options or S3Options()
@@ -80,5 +83,5 @@ def _local(folder: Path) -> tuple[SharedTier, str]:
     tier: SharedTier = SharedTier(folder.parent, folder.name)
     if mark.node is not None:
         tier = NvmeTier(folder.parent.parent, folder.name, node=folder.parent.name)
-    tier.namespace = str(mark.namespace)  # a folder may have been renamed since
+    tier.namespace = str(mark.namespace)  # the folder may have been renamed
     return tier, "nvme" if mark.node is not None else "shared"

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def on_lustre(path: Path, mounts: Path = _MOUNTS) -> bool:
-    """Whether a path lies on a Lustre file system, by the mount that it lies on."""
+    """Whether a path is on a Lustre file system, from the list of mounts."""
     real = os.path.realpath(path)
     best, kind = "", ""
     for line in mounts.read_text(errors="surrogateescape").splitlines():
@@ -28,9 +28,9 @@ def on_lustre(path: Path, mounts: Path = _MOUNTS) -> bool:
 
 
 def set_stripe(directory: Path, stripe_count: int) -> None:
-    """Sets the layout that new files in a directory inherit.
+    """Set the layout that new files in a directory inherit.
 
-    A layout is speed, not safety: what `lfs` refuses is logged, and the files get the file system's default.
+    If `lfs` fails, this only logs it, because a layout matters only for speed. Files then have the default layout.
     """
     lfs = shutil.which("lfs")
     if lfs is None:

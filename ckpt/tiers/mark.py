@@ -1,4 +1,4 @@
-"""The mark in a namespace's folder: whose it is. It keeps two namespaces, and two users, out of each other's steps."""
+"""The mark, a file in a namespace's folder that names its namespace and user. It protects steps from other runs."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ MAX_BYTES = 65536
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """What a folder says of itself."""
+    """The content of a mark. Values are not validated; see `check_mark`."""
 
     namespace: object
-    uid: object  # of the user who may use it
-    node: str | None  # whose node-local tier it is
+    uid: object  # uid of the user who may use the folder
+    node: str | None  # the node, if the folder is on a node's own disk
     created_s: float
 
 
 def new_mark(namespace: str, *, node: str | None = None) -> bytes:
-    """The mark of a folder made now, by this process's user."""
+    """Make the mark of a new folder, for the current user."""
     optional = {} if node is None else {"node": node}
     return dump_json({"format": FORMAT, "namespace": namespace, "uid": os.getuid(), **optional, "created": time.time()})
 
 
 def parse_mark(data: bytes, where: str) -> Mark:
-    """Reads a mark; raises NamespaceError for what is none."""
+    """Read a mark. Raises NamespaceError if the data are not a mark."""
     try:
         value = json.loads(data[:MAX_BYTES])
     except (ValueError, RecursionError) as error:
@@ -49,7 +49,7 @@ def parse_mark(data: bytes, where: str) -> Mark:
 
 
 def check_mark(mark: Mark, where: str, namespace: str) -> None:
-    """Raises NamespaceError when the folder is of another namespace or of another user."""
+    """Raise NamespaceError if the folder belongs to another namespace or user."""
     if mark.namespace != namespace:
         raise NamespaceError(
             f"{where}: belongs to namespace {mark.namespace!r:.100}, not {namespace!r}; choose another path"

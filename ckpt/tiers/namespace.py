@@ -17,15 +17,15 @@ from ckpt.tiers.tier import Tier
 
 
 def open_namespace(where: str, namespace: str | None = None) -> Tier:
-    """The tier at a namespace's folder or prefix, or right below the directory or prefix given.
+    """Open the tier of a namespace at a directory or prefix, or one level below it.
 
     Args:
-        where: an existing directory, or s3://bucket/prefix.
-        namespace: which one, where there are several.
+        where: an existing directory, or the URL of a bucket such as s3://bucket/prefix.
+        namespace: the name of the namespace; None if there is only one.
 
     Raises:
-        ConfigError: there is none, or there are several and none is named.
-        NamespaceError: its mark cannot be read.
+        ConfigError: there is no namespace, or there are several and `namespace` is None.
+        NamespaceError: a mark cannot be read.
         OSError: the storage cannot be read.
     """
     tiers: Sequence[Tier] = s3_tiers(where) if is_url(where) else _directories(Path(where))
@@ -38,7 +38,7 @@ def open_namespace(where: str, namespace: str | None = None) -> Tier:
 
 
 def make_namespace(where: str, namespace: str, throttle: Throttle | None = None) -> Tier:
-    """The tier of that namespace below a directory or prefix; it may not be there yet, and is not made here."""
+    """The tier of a namespace below a directory or prefix. The namespace may not exist yet; this does not make it."""
     CheckpointConfig.from_mapping({"namespace": namespace}, where="namespace")
     if is_url(where):
         return S3Tier(where, namespace, throttle=throttle)
