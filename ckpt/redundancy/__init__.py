@@ -1,13 +1,13 @@
-"""Where the redundancy of a node's shards lies, so that they survive the loss of nodes.
+"""Redundancy of shards between nodes, so that shards survive the loss of nodes.
 
-sets             redundancy sets: which nodes protect each other
-scheme           the contract of a scheme
+sets             redundancy sets: groups of nodes that protect each other
+scheme           the interface of a scheme
 partner          full copies on the next nodes of the set
 erasure          parity: XOR, Reed-Solomon
-stripes          which bytes of a set make up which parity, and which bring a lost one back
-parity_record    the record beside a node's parity
+stripes          the layout of parity: the bytes of each parity, and the bytes that rebuild a lost one
+parity_record    the record of a node's parity
 gf256            the arithmetic of parity
-offline_rebuild  lost shards from the directories of the survivors, without agents
+offline_rebuild  rebuilds lost shards from the survivors' memory directories, without agents
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Scheme", "members_at", "scheme_of", "sets_over"]
 
 
 def scheme_of(redundancy: RedundancySection) -> Scheme:
-    """The scheme that the job file asks for; the configuration has checked it."""
+    """The scheme in a validated configuration."""
     match redundancy.scheme:
         case "partner":
             return Partner(redundancy.copies)
@@ -37,13 +37,13 @@ def scheme_of(redundancy: RedundancySection) -> Scheme:
 
 
 def sets_over(nodes: int, redundancy: RedundancySection, domains: Sequence[str]) -> tuple[Members, ...]:
-    """The redundancy sets over some nodes, of which `domains` are the switches where they are known."""
+    """The redundancy sets of `nodes` nodes. `domains` are the nodes' switches; empty if they are not known."""
     across = domains if redundancy.failure_domain == "switch" else ()
     return redundancy_sets(nodes, redundancy.group_size, max(2, scheme_of(redundancy).promise + 1), across)
 
 
 def members_at(place: Place, redundancy: RedundancySection) -> Members:
-    """The redundancy set of a node; nobody where it does not train."""
+    """The redundancy set of a node; empty if the node does not train."""
     if place.is_holder:
         return ()
     return set_of(place.node_rank, sets_over(len(place.nodes), redundancy, place.domains))

@@ -6,9 +6,10 @@ from ckpt.redundancy.sets import Members
 
 
 class Erasure:
-    """Survives any `promise` nodes of a set; takes promise / (n - promise) of a shard's memory on each of n nodes.
+    """Survives the loss of any `promise` nodes of a set. Each of n nodes needs promise / (n - promise) of its shards'
+    memory for parity.
 
-    XOR is Reed-Solomon with one parity symbol. A set too small for the promise keeps as much of it as it can.
+    XOR is Reed-Solomon with one parity symbol. A set that is too small for the promise survives as many as it can.
     """
 
     def __init__(self, name: str, promise: int) -> None:

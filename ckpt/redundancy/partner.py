@@ -6,7 +6,10 @@ from ckpt.redundancy.sets import Members
 
 
 class Partner:
-    """Survives any `copies` nodes of a set, and more when not all lost are neighbours; one more shard's memory each."""
+    """Survives the loss of any `copies` nodes of a set, and of more if not all of them are neighbours.
+
+    Each copy needs as much memory on a node as its own shards.
+    """
 
     name = "partner"
 

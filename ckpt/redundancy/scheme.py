@@ -1,4 +1,4 @@
-"""What a redundancy scheme is: a rule that says what each member of a redundancy set holds for the others."""
+"""The interface of a redundancy scheme: the rule by which members of a redundancy set store data for each other."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from ckpt.redundancy.sets import Members
 
 
 class Scheme(Protocol):
-    """Pure arithmetic on node ranks: all agents apply it alike, none needs to ask.
+    """Pure functions of node ranks. All agents get the same results, without messages.
 
-    A scheme holds full copies (`sources`), or parity over stripes of the set (`parity`), or neither.
+    A scheme stores full copies (`sources`), or parity over stripes of the set (`parity`), or neither.
     """
 
     name: str
-    promise: int  # nodes of a set that may be lost at once, where the set is large enough
+    promise: int  # number of nodes of a set that may be lost at once, if the set is large enough
 
     def survives(self, members: Members) -> int:
-        """How many nodes of a set may be lost at once, whichever they are, without losing a shard."""
+        """The number of nodes of a set, whichever they are, that may be lost at once without losing a shard."""
 
     def sources(self, node: int, members: Members) -> Members:
-        """The nodes of whose shards `node` holds a copy. Never `node` itself."""
+        """The nodes whose shards are copied to `node`; never `node` itself."""
 
     def parity(self, members: Members) -> int:
-        """Parity symbols of each stripe over the set; 0 without parity. See stripes.py for what is where."""
+        """The number of parity symbols in each stripe of the set; 0 without parity. stripes.py has the layout."""
 
 
 class NoScheme:
-    """Every node holds its own shards only."""
+    """No redundancy: every node has only its own shards."""
 
     name = "none"
     promise = 0

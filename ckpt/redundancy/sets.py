@@ -1,22 +1,22 @@
-"""Redundancy sets: which nodes of an attempt protect each other. Losses in different sets do not add up."""
+"""Redundancy sets: groups of nodes of an attempt that protect each other. Each set survives losses of its own."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-Members = tuple[int, ...]  # node ranks; neighbours in this order share no failure domain where that can be
+Members = tuple[int, ...]  # node ranks, ordered so that neighbours are in different failure domains if possible
 
 
 def redundancy_sets(nodes: int, group_size: int, smallest: int, domains: Sequence[str] = ()) -> tuple[Members, ...]:
-    """Cuts the node ranks 0 to nodes-1 into sets of nearly equal size; every node is in exactly one.
+    """Divide the node ranks 0 to nodes-1 into sets of nearly equal size. Every node is in exactly one set.
 
     Args:
-        nodes: how many there are.
-        group_size: members that a set should have at most.
-        smallest: members that a set needs; sets become larger than group_size rather than smaller than this.
-        domains: each node's failure domain; those of one domain are spread over as many sets as there are.
-            Empty: each node is a domain of its own.
+        nodes: number of nodes.
+        group_size: number of members that a set should have at most.
+        smallest: number of members that a set must have at least. It has priority over `group_size`.
+        domains: failure domain of each node. Nodes of one domain are spread over as many sets as possible.
+            Empty: each node is its own domain.
     """
     count = max(1, min(-(-nodes // group_size), nodes // smallest))
     domains = domains or [str(node) for node in range(nodes)]
@@ -26,17 +26,17 @@ def redundancy_sets(nodes: int, group_size: int, smallest: int, domains: Sequenc
 
 
 def set_of(node: int, sets: tuple[Members, ...]) -> Members:
-    """The set that a node is in."""
+    """The set of a node."""
     return next(members for members in sets if node in members)
 
 
 def most_in_one_domain(members: Members, domains: Sequence[str]) -> int:
-    """How many members the loss of one failure domain can take."""
+    """The largest number of members in one failure domain, which may be lost together."""
     return max(Counter(domains[node] for node in members).values()) if domains else 1
 
 
 def _apart(members: list[int], domains: Sequence[str]) -> Members:
-    """The first of each domain, then the second of each, and so on."""
+    """The members in the order: the first of each domain, then the second of each, and so on."""
     seen: dict[str, int] = defaultdict(int)
     turn = {}
     for node in members:

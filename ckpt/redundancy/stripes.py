@@ -1,8 +1,9 @@
-"""Which bytes of a redundancy set make up which parity, and which bring a lost byte back. Pure arithmetic.
+"""The layout of parity in a redundancy set: the bytes of each parity, and the bytes that rebuild a lost byte.
 
-n members, m parity. Each member's shards, one after another, are its stream, cut into n - m segments. Stripe s has
-segment d of member s + m + d for each d, and its parity row t lies on member s + t (all modulo n): every member is in a
-stripe once, and holds m rows. Streams that are shorter than the longest count as if zeros followed; none are stored.
+The set has n members and m parity symbols for each stripe. A member's stream is its shards, one after another. It is
+divided into n - m segments. Stripe s consists of segment d of member s + m + d for each d. Its parity row t is on
+member s + t. All indices are modulo n. So every member is in each stripe once, and stores m rows. Streams that are
+shorter than the longest count as padded with zeros, which are not stored. All functions here are pure.
 """
 
 from __future__ import annotations
@@ -16,25 +17,26 @@ from ckpt.redundancy.gf256 import combination, multiply, parity_row
 
 
 class LossError(CheckpointError):
-    """More of a redundancy set is lost than its parity can bring back. Names the stripe's missing members."""
+    """More members of a redundancy set are lost than its parity can rebuild. The message names the lost members."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ByteTerm:
-    """Bytes on one member, times a coefficient."""
+    """A range of bytes on one member, multiplied by a coefficient."""
 
     member: int  # index in the set
-    parity: bool  # bytes of the member's parity, else of its stream
+    parity: bool  # whether the range is in the member's parity; else in its stream
     start: int
-    nbytes: int  # may be fewer than the sum's: zeros follow
+    nbytes: int  # may be fewer than the sum's bytes; the rest counts as zeros
     coefficient: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sum:
-    """A byte range as a sum of terms, in the ring's order after who wants it: not all begin with the same member."""
+    """A byte range as a sum of terms. Terms start after the receiver, so receivers do not all read from the same member
+    first."""
 
-    at: int  # first byte in what is made
+    at: int  # first byte of the range in the result
     nbytes: int
     terms: tuple[ByteTerm, ...]
 
@@ -51,27 +53,27 @@ class Stripes:
         self.segment_bytes = align(-(-max(lengths) // self.data))
 
     def parity_bytes(self, member: int) -> int:
-        """Length of a member's parity: its rows, one after another."""
+        """The number of bytes of a member's parity, which is its rows, one after another."""
         return self._row_start(member, self.parity)
 
     def encode(self, member: int, row: int) -> Sum:
-        """What a row of a member's parity is made of: maybe nothing."""
+        """The sum that gives a row of a member's parity. It may have no terms."""
         stripe = (member - row) % self.members
         nbytes, coefficients = self._stripe_bytes(stripe), parity_row(row, self.data, self.parity)
         terms = [self._segment(stripe, d, 0, nbytes, coefficients[d]) for d in range(self.data)]
         return self._sum(member, self._row_start(member, row), nbytes, terms)
 
     def rebuild(self, member: int, start: int, stop: int, data: Collection[int], parity: Collection[int]) -> list[Sum]:
-        """What a range of a member's lost stream is made of.
+        """The sums that give a range of a member's lost stream.
 
         Args:
-            member: its index in the set.
-            start, stop: the range in its stream.
-            data: the members whose whole stream is there.
-            parity: the members whose parity is there.
+            member: the member's index in the set.
+            start, stop: the range in its stream, in bytes.
+            data: the members whose whole stream is available.
+            parity: the members whose parity is available.
 
         Raises:
-            LossError: too little is left.
+            LossError: too many members are lost.
         """
         sums = []
         for segment in range(self.data):

@@ -1,4 +1,4 @@
-"""The newest restorable step of each lower tier, for who supervises the run."""
+"""The newest restorable step of each lower tier, for the supervisor of the run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ckpt.tiers.open import lower_tiers
 
 
 def newest_steps(section: Mapping[str, Any]) -> dict[str, int | None]:
-    """Reads the manifests of the configured lower tiers that all nodes see.
+    """Find the newest committed step of each configured lower tier that all nodes share.
 
     Args:
         section: the `checkpoint:` section of a job file.
 
     Returns:
-        By tier ("shared", "s3") its newest committed step or None; empty when no such tier is configured.
+        From tier ("shared", "s3") to its newest committed step, or None; empty if no such tier is configured.
 
     Raises:
         ConfigError: the section is invalid.

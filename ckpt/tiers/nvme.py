@@ -1,9 +1,9 @@
-"""The node-local tier: each node keeps the shards of its own ranks on a disk of its own.
+"""The node-local tier: each node stores the shards of its own ranks on its own disk.
 
-<path>/<node>/<namespace>/   laid out as the shared tier's folder; each manifest lists this node's shards only
+<path>/<node>/<namespace>/   the same layout as the shared tier's folder; each manifest lists only this node's shards
 
-The node's name is part of the path because the nodes of a local cluster have one disk between them. A step is whole
-when the nodes' parts make it up, memory included: that is for the agents of all nodes together to say.
+The node's name is part of the path because the nodes of a local cluster share one disk. A step is complete if the nodes
+have all its shards, on disk or in memory. The agents of all nodes determine that together.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ class NvmeTier(SharedTier):
     def __init__(self, path: Path | str, namespace: str, *, node: str, throttle: Throttle | None = None) -> None:
         """
         Args:
-            path: a directory on the node's own disk, of the same name on all nodes.
-            namespace: name of our folder below it.
+            path: a directory on the node's own disk, with the same path on all nodes.
+            namespace: name of the namespace, and of its folder.
             node: this node's name.
-            throttle: limits how fast this process writes.
+            throttle: limits the rate at which this process writes.
         """
         super().__init__(Path(path) / node, namespace, throttle=throttle)
         self.node = node
         self._occupancy: Occupancy | None = None
 
     def occupy(self, holder: str) -> None:
-        """Bars every other run from this node's folder until `leave`; `holder` names ours.
+        """Lock this node's folder against all other runs until `leave`. `holder` names this run in their errors.
 
-        It needs no claim: the kernel knows whether another run on the node lives.
+        The kernel releases the lock when the process ends, so no claim is needed.
 
         Raises:
-            DiskInUse: another run is there.
-            NamespaceError, ConfigError: the folder is another's, or cannot be made.
+            DiskInUse: another run holds the lock.
+            NamespaceError, ConfigError: the folder belongs to another namespace or user, or cannot be made.
             OSError: the disk cannot be written.
         """
         self.prepare()
         self._occupancy = self._occupancy or Occupancy(self.folder, holder)
 
     def leave(self) -> None:
-        """Lets others in."""
+        """Release the lock."""
         if self._occupancy is not None:
             self._occupancy.release()
             self._occupancy = None

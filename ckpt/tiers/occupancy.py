@@ -1,4 +1,4 @@
-"""One live run at a time in a folder on a node's own disk: a lock that the kernel lets go with the process."""
+"""A lock for a folder on a node's own disk, for one run at a time. The kernel releases it when the process ends."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 
 from ckpt.errors import NamespaceError
 
-LOCK = "owner.lock"  # never removed: whoever waits for it would then hold a file that nobody else sees
+LOCK = "owner.lock"  # never removed: a waiting process would otherwise lock a file that others cannot open any more
 _WORD_BYTES = 500
 
 
 class DiskInUse(NamespaceError):
-    """Another run that lives writes there."""
+    """A live run uses the folder."""
 
 
 class Occupancy:
-    """Held from its making until `release`, or the end of the process, however it ends."""
+    """The lock, held from the construction until `release` or the end of the process."""
 
     def __init__(self, folder: Path, holder: str) -> None:
         """
         Args:
-            folder: on a disk of this machine.
-            holder: who we are, for whoever is refused.
+            folder: a folder on a disk of this machine.
+            holder: name of this run, for the errors of other runs.
 
         Raises:
-            DiskInUse: another process has it; says who.
-            OSError: the disk cannot be written, or knows no locks.
+            DiskInUse: another process has the lock. The message names it.
+            OSError: the disk cannot be written, or does not support locks.
         """
         path = folder / LOCK
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -47,7 +47,7 @@ class Occupancy:
             raise
 
     def release(self) -> None:
-        """Whoever comes next may have it."""
+        """Release the lock."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

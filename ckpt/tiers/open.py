@@ -1,4 +1,4 @@
-"""The configured lower tiers, made: the one place that knows them all."""
+"""Makes the configured lower tiers. Only this module knows all kinds of tiers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def lower_tiers(config: CheckpointConfig, node: str | None) -> dict[str, Tier]:
     """The tiers by name, nearest first. Nothing is read or written yet.
 
     Args:
-        config: which tiers.
-        node: ours; None for somebody who stands outside, and sees no node's own disk.
+        config: the configuration of the tiers.
+        node: this node's name; None outside of the job's nodes, where no node-local tier is available.
     """
     tiers: dict[str, Tier] = {}
     if (local := config.nvme) and node is not None:
@@ -37,7 +37,7 @@ def lower_tiers(config: CheckpointConfig, node: str | None) -> dict[str, Tier]:
 
 
 def s3_options(section: S3Section) -> S3Options:
-    """How a bucket is reached, as the job file says."""
+    """The options for a bucket's requests, from the job file."""
     return S3Options(
         endpoint_url=section.endpoint_url,
         region=section.region,

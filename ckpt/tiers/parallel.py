@@ -1,4 +1,4 @@
-"""Several blocking calls at once, in daemon threads: one that hangs on dead storage never keeps the process alive."""
+"""Runs blocking calls in parallel, in daemon threads, so that a call to dead storage never keeps the process alive."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ R = TypeVar("R")
 
 
 def in_parallel(function: Callable[[T], R], items: Iterable[T], threads: int) -> list[R]:
-    """The results, in the order of the items; raises the first error, once what is under way has ended.
+    """Call a function for each item; returns the results in the order of the items.
+
+    After an error no further call begins. The first error is raised once the running calls have ended.
 
     Args:
         function: called in up to `threads` threads at once.
-        items: taken one by one, as threads get free.
-        threads: at least 1.
+        items: the items, in order.
+        threads: number of threads, at least 1.
     """
     todo = list(enumerate(items))
     if len(todo) <= 1 or threads <= 1:

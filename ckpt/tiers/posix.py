@@ -1,10 +1,10 @@
-"""The shared tier: a directory that every node sees (Lustre, NFS, a laptop's disk).
+"""The shared tier: a directory that all nodes share (Lustre, NFS, a laptop's disk).
 
-<path>/<namespace>/holdfast.json                                     whose folder this is
-<path>/<namespace>/owner.json                                        which live run writes here
+<path>/<namespace>/holdfast.json                                     the mark: namespace and user
+<path>/<namespace>/owner.json                                        the claim of the live run
 <path>/<namespace>/step-<step>.a<attempt>.<run tag>/node-NNNNN.data   one node's shards, one after another
 <path>/<namespace>/step-<step>.a<attempt>.<run tag>/manifest.json     written last: the commit
-<path>/<namespace>/.trash-*                                          steps on their way out
+<path>/<namespace>/.trash-*                                          steps that are being removed
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
 from ckpt.tiers.tier import Removed, Tier
 
-_SQUASHED = 65534  # whom NFS takes root for
+_SQUASHED = 65534  # the uid that NFS gives root (root_squash)
 _TRASH = ".trash-"
 
 log = logging.getLogger(__name__)
@@ -38,17 +38,17 @@ log = logging.getLogger(__name__)
 class SharedTier(Tier):
     """One namespace's folder in a shared directory; see `ckpt.tiers.tier.Tier` for the contract."""
 
-    node: str | None = None  # whose disk it is, where node-local
+    node: str | None = None  # the node, in the node-local tier
 
     def __init__(
         self, path: Path | str, namespace: str, *, stripe_count: int | None = None, throttle: Throttle | None = None
     ) -> None:
         """
         Args:
-            path: the directory; made when it is missing.
-            namespace: name of our folder in it.
-            stripe_count: storage targets that a node's file is spread over, on Lustre; -1 is all, None the default.
-            throttle: limits how fast this process writes.
+            path: the directory, which is made if it is missing.
+            namespace: name of the namespace, and of its folder.
+            stripe_count: on Lustre, number of storage targets for a node's file; -1: all, None: the default layout.
+            throttle: limits the rate at which this process writes.
         """
         self.path = Path(path)
         self.namespace = namespace
@@ -61,7 +61,7 @@ class SharedTier(Tier):
         return str(self.folder)
 
     def prepare(self) -> float:
-        """Makes the namespace's folder and marks it, or checks the mark; returns when it was made."""
+        """Make the namespace's folder with its mark, or check the mark. Returns the time at which it was made."""
         check_shared(self.path, self.namespace)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(self.folder)
@@ -70,41 +70,41 @@ class SharedTier(Tier):
         return read_mark(self.folder).created_s
 
     def check(self) -> None:
-        """By who owns the folder, and by the mark."""
+        """Check the folder's owner and the mark."""
         if self.folder.is_dir():
             _check_owner(self.folder)
         if (self.folder / MARK).exists():
             check_mark(read_mark(self.folder), str(self.folder), self.namespace)
 
     def begin(self, save: SaveId) -> None:
-        """Makes the step's directory; on Lustre with the layout that its files inherit."""
+        """Make the step's directory; on Lustre, with the layout for its files."""
         self._make_directory(save)
         if self._stripe_count is not None and on_lustre(directory := self._directory(save)):
             set_stripe(directory, self._stripe_count)
 
     def read(self, save: SaveId, place: ShardPlace, start: int, into: memoryview) -> None:
-        """Reads without a map: a disk that fails is an error here, and would be a SIGBUS there."""
+        """Read with pread(). With a mapping, an error of the disk would be a SIGBUS instead of an OSError."""
         read_file(self.data_path(save, place.file), place.offset + start, into)
 
     def data_path(self, save: SaveId, file: str) -> Path:
-        """Where a file that the save's manifest names lies."""
+        """The path of a file that the save's manifest names."""
         return self._directory(save) / file
 
     def quarantine(self, name: str, reason: str) -> str:
-        """One atomic rename."""
+        """Rename the directory atomically."""
         return str(quarantine(self.folder, name, reason))
 
     def retain(
         self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None,
         removed: Removed = lambda name: None,
     ) -> list[str]:  # fmt: skip
-        """Removes superfluous steps: renamed first, so that none is ever seen half deleted."""
+        """Remove superfluous steps. Each is first renamed, so that no reader finds it half deleted."""
         names = []
         for entry in superfluous(list(self.catalog()), keep, directory_name(running) if running else None, complete):
             os.replace(self.folder / entry.name, self.folder / f"{_TRASH}{entry.name}")
             names.append(entry.name)
         for trash in self.folder.glob(f"{_TRASH}*"):
-            if trash.is_symlink():  # no directory of ours: where it leads is nobody's business here
+            if trash.is_symlink():  # Holdfast makes no links, so the link's target must not be touched
                 log.warning("%s: was a symbolic link; removed, what it led to is left alone", trash)
                 trash.unlink()
             else:
@@ -125,7 +125,8 @@ class SharedTier(Tier):
         durable_write(self.folder / path, data, sync=sync)
 
     def _put_shards(self, save: SaveId, file: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
-        """Through a temporary name; a rank's file has one for each writer, as several nodes may write it."""
+        """Writes to a temporary file and renames it. Each writer of a rank's file has its own temporary file, because
+        several nodes may write the same rank."""
         self._make_directory(save)
         directory = self._directory(save)
         writer = f".{secrets.token_hex(4)}" if file.startswith("rank-") else ""
@@ -158,7 +159,7 @@ class SharedTier(Tier):
         return self._files("")
 
     def _make_directory(self, save: SaveId) -> None:
-        """Raises CorruptError for a link that stands in its place."""
+        """Makes a step's directory. Raises CorruptError if there is a symbolic link of that name."""
         directory = self._directory(save)
         directory.mkdir(mode=0o700, exist_ok=True)
         if directory.is_symlink():
@@ -169,7 +170,12 @@ class SharedTier(Tier):
 
 
 def read_file(path: Path, start: int, into: memoryview) -> None:
-    """Fills memory with a regular file's bytes; raises CorruptError when it ends before, OSError."""
+    """Fill memory with a regular file's bytes from `start` on.
+
+    Raises:
+        CorruptError: the file is too short.
+        OSError: the file cannot be read.
+    """
     descriptor = open_regular(path)
     try:
         done = 0
@@ -183,11 +189,11 @@ def read_file(path: Path, start: int, into: memoryview) -> None:
 
 
 def check_shared(path: Path | str, namespace: str) -> None:
-    """Looks whether `<path>/<namespace>` is, or may become, the folder of this namespace. Writes nothing.
+    """Check that `<path>/<namespace>` is, or can become, the folder of this namespace. Writes nothing.
 
     Raises:
-        NamespaceError: it belongs to another namespace, another user, or holds other files.
-        ConfigError: it cannot be made or written there.
+        NamespaceError: the folder belongs to another namespace or user, or has other files.
+        ConfigError: the folder cannot be made or written.
     """
     path = Path(path)
     folder = path / namespace
@@ -198,7 +204,7 @@ def check_shared(path: Path | str, namespace: str) -> None:
     names = []
     if folder.is_dir():
         _check_owner(folder)
-        names = os.listdir(folder)  # before the mark: another agent may just be making it
+        names = os.listdir(folder)  # list before the check for the mark, because another agent may be making both
     if (folder / MARK).exists():
         check_mark(read_mark(folder), str(folder), namespace)
     elif any(not name.startswith(".") for name in names):
@@ -211,14 +217,14 @@ def check_shared(path: Path | str, namespace: str) -> None:
 
 
 def _check_owner(folder: Path) -> None:
-    """Who may write above it can have made the folder, and its mark: the owner decides."""
+    """Checks the folder's owner. The mark alone is not enough: any user who may write to `path` could have made it."""
     owner, user = folder.stat().st_uid, os.getuid()
     if owner != user and not (user == 0 and owner == _SQUASHED):
         raise NamespaceError(f"{folder}: belongs to uid {owner}, we are uid {user}; choose another path")
 
 
 def read_mark(folder: Path) -> Mark:
-    """What a namespace's folder says of itself; raises NamespaceError when it cannot be read."""
+    """Read the mark of a namespace's folder. Raises NamespaceError if it cannot be read."""
     try:
         data = (folder / MARK).read_bytes()
     except OSError as error:

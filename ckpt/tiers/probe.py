@@ -1,4 +1,4 @@
-"""Whether a job's bucket lets it put, get and delete: tried with one small object under the job's prefix."""
+"""Checks that a job may put, get and delete objects in its bucket, with one small object under the job's prefix."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ckpt.tiers.throttle import Throttle
 
 
 def probe_bucket(config: CheckpointConfig) -> None:
-    """Puts, gets and deletes an object.
+    """Put, get and delete an object.
 
     Args:
-        config: has an s3 section.
+        config: a configuration with an s3 section.
 
     Raises:
-        OSError: the bucket refuses one of them, or does not answer.
-        CheckpointError: it gives other bytes back, or the configuration is wrong.
+        OSError: the bucket refuses a request, or does not answer.
+        CheckpointError: the bytes differ, or the configuration is not valid.
     """
     if config.s3 is None:
         raise ConfigError("checkpoint.s3: missing; there is no bucket to try")

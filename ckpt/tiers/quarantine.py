@@ -1,7 +1,7 @@
-"""Quarantined steps: renamed, so that no restore offers them and no retention counts them, and kept with the reason.
+"""Quarantines damaged steps: renames their directory, and stores the reason in it.
 
-A rename is understood by every reader already: names that are no step's are passed over. A mark inside would have to
-be looked for by each of them. In a node's memory, where a step has no directory, a note lies beside its shards.
+Readers ignore directories whose names are not of steps, so a renamed step is neither restored nor counted for
+retention. In a node's memory a step has no directory; there a note next to its shards has the reason.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ckpt.format.atomic_files import dump_json, durable_write, sync_directory
 
 REASON = "reason.json"
 _PREFIX = "bad-"  # on disk
-QUARANTINED = f"{_PREFIX}step-"  # how the directory of a quarantined step begins
+QUARANTINED = f"{_PREFIX}step-"  # prefix of a quarantined step's directory
 
 
 def quarantine(folder: Path, name: str, reason: str) -> Path:
-    """Quarantines a step's directory; the reason is there before the new name is.
+    """Quarantine a step's directory. The reason is written before the rename.
 
     Args:
-        folder: of the namespace.
-        name: of the step's directory.
-        reason: for people.
+        folder: the namespace's folder.
+        name: name of the step's directory.
+        reason: text for people.
 
     Returns:
-        Where it is now.
+        The new path of the directory.
     """
     durable_write(folder / name / REASON, reason_json(reason))
     target = folder / quarantined_name(name, os.listdir(folder))
@@ -38,18 +38,18 @@ def quarantine(folder: Path, name: str, reason: str) -> Path:
 
 
 def note_quarantined(memory: Path, name: str, reason: str) -> None:
-    """Notes that a save in a node's memory is damaged.
+    """Write a note that a save in a node's memory is damaged.
 
     Args:
-        memory: the node's directory there.
-        name: the save's, as `directory_name` makes it.
-        reason: for people.
+        memory: the node's memory directory.
+        name: the save's name, from `directory_name`.
+        reason: text for people.
     """
     durable_write(_note(memory, name), reason_json(reason), sync=False)
 
 
 def noted_reason(memory: Path, name: str) -> str | None:
-    """The reason that was noted; None when the save is not known to be damaged."""
+    """The reason in a save's note; None if there is no note."""
     try:
         return parse_reason(_note(memory, name).read_bytes())
     except FileNotFoundError:
@@ -57,14 +57,14 @@ def noted_reason(memory: Path, name: str) -> str | None:
 
 
 def forget_notes(memory: Path, names: Container[str]) -> None:
-    """Removes the notes of all saves but these."""
+    """Remove all notes, except those of these saves."""
     for path in memory.glob(f"{QUARANTINED}*.json"):
         if path.stem.removeprefix(_PREFIX) not in names:
             path.unlink()
 
 
 def quarantined_name(name: str, existing: Container[str]) -> str:
-    """A name for a quarantined step that nothing has yet: a step may be saved again and be damaged again."""
+    """A free name for a quarantined step. A number is added if the same step was quarantined before."""
     number, target = 1, f"{_PREFIX}{name}"
     while target in existing:
         number += 1
@@ -73,12 +73,12 @@ def quarantined_name(name: str, existing: Container[str]) -> str:
 
 
 def reason_json(reason: str) -> bytes:
-    """What is kept with the step."""
+    """The reason as JSON, the content of its file."""
     return dump_json({"reason": reason, "time": time.time()})
 
 
 def parse_reason(data: bytes) -> str:
-    """The reason kept with a step; "unknown" where none can be read."""
+    """The reason from the content of its file; "unknown" if it cannot be read."""
     try:
         return str(json.loads(data[:65536])["reason"])
     except (ValueError, KeyError, TypeError, RecursionError):

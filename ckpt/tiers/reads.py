@@ -1,6 +1,6 @@
-"""Reading shards from a tier: whole or by blocks, in few large reads, and verified.
+"""Reads shards from a tier, whole or by blocks, in few large reads, and verifies them.
 
-A block that does not match is read once more before it counts as damaged: a wire or a cache may have done it.
+A block that does not match its checksum is read once more before it counts as damaged: the error may be in transit.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from ckpt.format.manifest import ShardPlace
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.tier import Tier
 
-WINDOW_BLOCKS = 16  # read at once while verifying: enough to keep parallel connections busy
+WINDOW_BLOCKS = 16  # number of blocks in one read of a verification; enough for parallel connections
 
-Read = Callable[[int, memoryview], None]  # fills the memory with a shard's bytes from a start on
+Read = Callable[[int, memoryview], None]  # (start, memory): fills the memory with a shard's bytes from `start` on
 
 
 def reader(tier: Tier, save: SaveId, place: ShardPlace) -> Read:
-    """How to read one shard of a tier."""
+    """The function that reads one shard of a tier."""
     return lambda start, into: tier.read(save, place, start, into)
 
 
 def read_blocks(read: Read, data: memoryview, blocks: Iterable[int] | None) -> None:
-    """Fills blocks (None: all) of `data`, the whole shard's memory, neighbours in one read; not verified."""
+    """Fill blocks (None: all) of `data`, the memory of the whole shard. Neighbouring blocks are one read. No checks."""
     for first, end in _runs(range(-(-len(data) // BLOCK_BYTES)) if blocks is None else sorted(set(blocks))):
         read(first * BLOCK_BYTES, data[first * BLOCK_BYTES : end * BLOCK_BYTES])
 
 
 def read_whole(read: Read, place: ShardPlace, data: memoryview) -> None:
-    """Fills a shard's memory and verifies it; raises CorruptError."""
+    """Fill a shard's memory and verify it. Raises CorruptError if a block does not match its checksum."""
     read_blocks(read, data, None)
     if damaged := damaged_blocks(data, place.record.blocks):
         read_blocks(read, data, damaged)
@@ -40,16 +40,16 @@ def read_whole(read: Read, place: ShardPlace, data: memoryview) -> None:
 
 
 def verify(read: Read, place: ShardPlace) -> None:
-    """Reads a shard through a bounded buffer; raises CorruptError at the first block that does not match."""
+    """Verify a shard through a buffer of limited size. Raises CorruptError at the first block that does not match."""
     for block in find_damaged(read, place.record.nbytes, place.record.blocks):
         raise CorruptError(_mismatch(place, block))
 
 
 def find_damaged(read: Read, nbytes: int, expected: Sequence[str]) -> Iterator[int]:
-    """The blocks of a shard or parity that do not match their checksums, read through a bounded buffer.
+    """Yield the indices of the blocks of a shard or parity that do not match their checksums.
 
     Raises:
-        OSError, CheckpointError: it cannot be read to its end.
+        OSError, CheckpointError: the data cannot be read to their end.
     """
     buffer = memoryview(bytearray(min(nbytes, WINDOW_BLOCKS * BLOCK_BYTES)))
     for first in range(0, len(expected), WINDOW_BLOCKS):
@@ -65,7 +65,7 @@ def find_damaged(read: Read, nbytes: int, expected: Sequence[str]) -> Iterator[i
 
 
 def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Neighbouring blocks as (first, one past the last)."""
+    """Runs of neighbouring blocks, each as (first, last + 1)."""
     for _, group in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
         run = [block for _, block in group]
         yield run[0], run[-1] + 1

@@ -1,7 +1,7 @@
-"""What a lower tier is: a place that outlives the nodes' memories, written a step at a time.
+"""The interface of a lower tier: storage that outlives the nodes' memory, written one step at a time.
 
-`Tier` has what all tiers do alike; a subclass gives it the verbs of its storage and what storages do in ways of their
-own: who may write there, shards, quarantine and removal.
+`Tier` implements what is common to all tiers. A subclass implements the calls to its storage, and what differs between
+storages: ownership, shards, quarantine and removal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ckpt.tiers.claim import MAX_BYTES as CLAIM_BYTES
 from ckpt.tiers.direct_io import PAGE_BYTES
 from ckpt.tiers.quarantine import QUARANTINED, REASON, parse_reason
 
-SHARD_ALIGN_BYTES = PAGE_BYTES  # a shard can be mapped where it lies, and written past the page cache
+SHARD_ALIGN_BYTES = PAGE_BYTES  # so that a shard can be mapped in its file, and written without the page cache
 
 Removed = Callable[[str], object]
 
@@ -28,17 +28,18 @@ Removed = Callable[[str], object]
 class Tier(ABC):
     """Call order for one step: `prepare`, `begin`, then every node `write_node`, then `commit`, then `retain`.
 
-    Of a tier that all nodes see, one process prepares, begins, commits and retains for all. Of a node-local one each
-    node does so for itself: its manifest lists its own ranks' shards, and a step is whole when all nodes have theirs.
+    In a tier that all nodes share, one process calls prepare, begin, commit and retain for all nodes. In a node-local
+    tier each node calls them for itself: its manifest lists only its own ranks' shards, and a step is complete when all
+    nodes have committed theirs.
 
-    All methods block, may be called from any thread, and raise OSError when the storage fails: FileNotFoundError only
-    when it has answered that something is not there. A step counts only once `commit` has returned; whatever came
-    before may be repeated.
+    All methods block and may be called from any thread. They raise OSError if the storage fails, and FileNotFoundError
+    only if the storage has answered that the file does not exist. A step counts only after `commit` has returned. All
+    calls before that may be repeated.
     """
 
     node_local = False
     namespace: str
-    _at_once = 1  # manifests read in parallel
+    _at_once = 1  # number of manifests that are read in parallel
 
     @property
     @abstractmethod
@@ -47,81 +48,85 @@ class Tier(ABC):
 
     @abstractmethod
     def prepare(self) -> float:
-        """Makes the place, or checks that it is ours; returns when it was made, in seconds since the epoch.
+        """Make the namespace's folder, or check that it belongs to this namespace and user.
+
+        Returns:
+            The time at which the folder was made, in seconds since the epoch.
 
         Raises:
-            NamespaceError: it is another's.
+            NamespaceError: the folder belongs to another namespace or user.
         """
 
     @abstractmethod
     def check(self) -> None:
-        """Raises NamespaceError when what is there is another's; changes nothing."""
+        """Raise NamespaceError if the folder belongs to another namespace or user. Changes nothing."""
 
     def read_claim(self) -> Claim | None:
-        """Which run the namespace belongs to, None when none has claimed it. Raises CorruptError."""
+        """Read the claim; None if no run has claimed the namespace. Raises CorruptError if the claim is damaged."""
         try:
             return parse_claim(self._get(CLAIM, CLAIM_BYTES), f"{self.where}/{CLAIM}")
         except FileNotFoundError:
             return None
 
     def write_claim(self, claim: Claim) -> None:
-        """Replaces the claim at once; after `prepare`."""
-        self._put(CLAIM, claim.to_bytes(), sync=False)  # one that a crash takes along has outlived its run
+        """Replace the claim atomically. Call `prepare` before."""
+        self._put(CLAIM, claim.to_bytes(), sync=False)  # if a crash loses the claim, its run has ended too
 
     def begin(self, save: SaveId) -> None:
-        """Gets ready for the files of one step."""
+        """Prepare for the files of one step."""
         self._make_directory(save)
 
     def write_node(
         self, save: SaveId, node_rank: int, shards: Sequence[tuple[ShardRecord, memoryview]]
     ) -> list[ShardPlace]:
-        """Writes one node's shards durably and says where they lie."""
+        """Write one node's shards durably; returns their places."""
         return self._write(save, f"node-{node_rank:05d}.data", shards)
 
     def write_rank(self, save: SaveId, record: ShardRecord, data: memoryview) -> ShardPlace:
-        """Writes one rank's shard durably into a file of its own; several writers of the same bytes do no harm."""
+        """Write one rank's shard durably into its own file. Several nodes may write the same bytes."""
         return self._write(save, f"rank-{record.rank:05d}.data", [(record, data)])[0]
 
     def leave_note(self, save: SaveId, name: str, data: bytes) -> None:
-        """Makes or replaces a small file beside the step's others, at once and durably."""
+        """Write a small file into the step's directory, atomically and durably."""
         self._make_directory(save)
         self._put(f"{directory_name(save)}/{name}", data)
 
     def notes(self, save: SaveId) -> list[str]:
-        """The names of all files of the step, its manifest's among them; none when there is no such step."""
+        """The names of all files of the step, including the manifest; empty if there is no such step."""
         return self._files(directory_name(save))
 
     def read_note(self, save: SaveId, name: str) -> bytes:
-        """What `leave_note` was given. Raises CorruptError for what is no small file."""
+        """Read the data of `leave_note`. Raises CorruptError if the file is too large or not a regular file."""
         return self._get(f"{directory_name(save)}/{name}", MAX_BYTES)
 
     def has_since(self, step: int) -> bool:
-        """Whether a step as new as that is committed, by the names alone."""
+        """Whether this step or a newer one is committed. Reads no manifest."""
         return any(self._exists(f"{name}/{NAME}") for name in steps_since(self._directories(), step))
 
     def commit(self, save: SaveId, world_size: int, places: Sequence[ShardPlace]) -> Manifest:
-        """Publishes the step.
+        """Write the manifest, which makes the step restorable.
 
         Raises:
-            CorruptError: the places are not one of each rank (node-local: not distinct ranks), all of this save.
+            CorruptError: the places are not exactly one for each rank (node-local: not of distinct ranks), or one is
+                of another save.
         """
         manifest = new_manifest(save, world_size, time.time(), places, partial=self.node_local)
         self._put(f"{directory_name(save)}/{NAME}", seal_json(manifest.to_json()))
         return manifest
 
     def steps(self) -> list[SaveId]:
-        """The committed steps, newest first. Raises OSError rather than leave out a newest that it cannot read."""
+        """The committed steps, newest first. Raises OSError if the newest one cannot be read."""
         return committed(self.catalog(), self.where)
 
     def catalog(self) -> Iterator[CatalogEntry]:
-        """Every step found, newest first, with the reason for each that cannot be restored or could not be read.
+        """Yield every step, newest first, with the reason for each that cannot be restored or could not be read.
 
-        They are listed at once, and each is read when it is asked for.
+        The directories are listed at the call. Each manifest is read when its entry is needed.
         """
         return self._entries(self._directories())
 
     def read_manifest(self, save: SaveId) -> Manifest:
-        """Raises CorruptError when it is damaged, FileNotFoundError when there is none."""
+        """Read the manifest of a step. Raises CorruptError if it is damaged, FileNotFoundError if there is none."""
         manifest = self._manifest(directory_name(save))
         if manifest.save != save or manifest.namespace != self.namespace:
             where = f"{self.where}/{directory_name(save)}"
@@ -130,27 +135,30 @@ class Tier(ABC):
 
     @abstractmethod
     def read(self, save: SaveId, place: ShardPlace, start: int, into: memoryview) -> None:
-        """Fills `into` with a shard's bytes from its byte `start` on; not verified.
+        """Fill `into` with a shard's bytes from its byte `start` on, without verification.
 
         Raises:
-            CorruptError: what is stored is not a plain file, or ends before.
+            CorruptError: the file is not a regular file, or is too short.
         """
 
     @abstractmethod
     def data_path(self, save: SaveId, file: str) -> Path | None:
-        """Where a process of this node can map a file that a manifest names; None when the tier is no file system."""
+        """The path at which this node's processes can map a file of a manifest; None if the tier has no files."""
 
     @abstractmethod
     def quarantine(self, name: str, reason: str) -> str:
-        """Renames a step's directory so that no restore offers it and no retention counts it; says where it is now.
+        """Quarantine a step: rename its directory, so that it is neither restored nor counted for retention.
 
         Args:
-            name: of the directory, as `catalog` tells it.
-            reason: kept with it, for people.
+            name: name of the directory, from `catalog`.
+            reason: text for people, stored with the step.
+
+        Returns:
+            The new path or URL.
         """
 
     def quarantined(self) -> list[tuple[str, str]]:
-        """The names and reasons of what was quarantined."""
+        """The names of quarantined steps, with the reasons."""
         return [(name, self._reason(name)) for name in sorted(self._directories()) if name.startswith(QUARANTINED)]
 
     @abstractmethod
@@ -158,49 +166,49 @@ class Tier(ABC):
         self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None,
         removed: Removed = lambda name: None,
     ) -> list[str]:  # fmt: skip
-        """Removes what newer committed steps have made superfluous; returns the names removed.
+        """Remove steps that newer committed steps have made superfluous; returns the names of the removed ones.
 
         Args:
-            keep: the newest committed steps that stay.
-            running: the save that is being written now; stays.
-            complete: of a node-local tier, the saves that all nodes have committed: only they count. None: all do.
-            removed: told the name of each when it is gone.
+            keep: number of newest committed steps to keep.
+            running: the save that is being written, which is kept.
+            complete: in a node-local tier, the saves that all nodes have committed; only these count. None: all count.
+            removed: called with the name of each removed step.
         """
 
-    # of a storage: paths are relative to the namespace's folder or URL, as of its manifest: `<step's directory>/<file>`
+    # Calls to the storage. Paths are relative to the namespace's folder or URL, such as `<step's directory>/<file>`.
 
     @abstractmethod
     def _get(self, path: str, max_bytes: int) -> bytes:
-        """A small file. Raises CorruptError for what is larger, or no plain file."""
+        """Read a small file. Raises CorruptError if it is larger than `max_bytes`, or not a regular file."""
 
     @abstractmethod
     def _put(self, path: str, data: bytes, *, sync: bool = True) -> None:
-        """Makes or replaces a small file at once; durably where `sync`."""
+        """Write a small file atomically; durably if `sync`."""
 
     @abstractmethod
     def _put_shards(self, save: SaveId, file: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
-        """Makes or replaces a large file durably: pieces by their first byte, in order."""
+        """Write a large file durably. Each piece is (first byte, bytes), in order."""
 
     @abstractmethod
     def _exists(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Whether the file exists."""
 
     @abstractmethod
     def _files(self, directory: str) -> list[str]:
-        """The names in a step's directory; none where there is no such."""
+        """The names in a step's directory; empty if the directory does not exist."""
 
     @abstractmethod
     def _directories(self) -> Collection[str]:
-        """The names of all directories; other names may be among them."""
+        """The names of all directories; the result may have other names too."""
 
     @abstractmethod
     def _make_directory(self, save: SaveId) -> None:
-        """Makes a step's directory where the storage has such."""
+        """Make a step's directory, if the storage has directories."""
 
-    # of all tiers
+    # Common to all tiers.
 
     def _write(self, save: SaveId, file: str, shards: Sequence[tuple[ShardRecord, memoryview]]) -> list[ShardPlace]:
-        """May be repeated until the step is committed."""
+        """Writes shards into a file. May be repeated until the step is committed."""
         directory = directory_name(save)
         if self._exists(f"{directory}/{NAME}"):
             where = f"{self.where}/{directory}"
@@ -223,7 +231,7 @@ class Tier(ABC):
 
 
 def node_places(file: str, records: Sequence[ShardRecord]) -> list[ShardPlace]:
-    """Where the shards of a node lie in its file: one after another, each at a multiple of SHARD_ALIGN_BYTES."""
+    """The places of a node's shards in its file: one after another, each at a multiple of SHARD_ALIGN_BYTES."""
     places, offset = [], 0
     for record in records:
         places.append(ShardPlace(rank=record.rank, file=file, offset=offset, record=record))

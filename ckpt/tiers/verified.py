@@ -1,4 +1,4 @@
-"""A shard of a tier as verified memory: mapped where it lies, or fetched into a file without a name."""
+"""A shard of a tier as verified memory: mapped from the tier's file, or read into an unlinked file."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _WINDOW_BYTES = WINDOW_BLOCKS * BLOCK_BYTES
 
 
 def verified_shard(tier: Tier, save: SaveId, place: ShardPlace, advance: Callable[[int], None]) -> memoryview:
-    """A shard's bytes, every block compared with its checksum.
+    """A shard's bytes, with every block verified.
 
     Args:
-        tier: where it is. What cannot be mapped there is kept in an unlinked file in TMPDIR: it may be larger than
-            memory.
-        save: which step.
-        place: which shard.
-        advance: told of every so many bytes verified.
+        tier: the tier of the shard. If its file cannot be mapped, the shard is read into an unlinked file in TMPDIR,
+            because it may be larger than memory.
+        save: the save of the shard.
+        place: the place of the shard.
+        advance: called with the number of bytes after each verified part.
 
     Raises:
-        CorruptError: bytes do not verify; names the file.
+        CorruptError: bytes do not match their checksum. The message names the file.
         OSError: the storage fails, or TMPDIR is full.
     """
     nbytes, path = place.record.layout.nbytes, tier.data_path(save, place.file)
@@ -49,12 +49,12 @@ def verified_shard(tier: Tier, save: SaveId, place: ShardPlace, advance: Callabl
 
 
 def mapped(descriptor: int, offset: int, nbytes: int, path: str) -> memoryview:
-    """Part of an open file as memory; closes the file. Raises CorruptError when it ends before."""
+    """Map a part of an open file and close the file. Raises CorruptError if the file is too short."""
     try:
         if (size := os.fstat(descriptor).st_size) < offset + nbytes:
             raise CorruptError(f"{path}: got {size} bytes, expected at least {offset + nbytes}; take another step")
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
-        # Copy on write only because torch warns of read-only memory; nothing is ever written here.
+        # Copy-on-write, because torch warns about read-only memory. Nothing is ever written to it.
         mapped = mmap.mmap(descriptor, offset + nbytes - start, access=mmap.ACCESS_COPY, offset=start)
     finally:
         os.close(descriptor)
@@ -63,5 +63,5 @@ def mapped(descriptor: int, offset: int, nbytes: int, path: str) -> memoryview:
 
 def _room(nbytes: int) -> memoryview:
     with tempfile.TemporaryFile() as file:
-        os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk is an error here, not a SIGBUS later
+        os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk raises an error here instead of a SIGBUS later
         return memoryview(mmap.mmap(file.fileno(), nbytes))
