@@ -27,7 +27,7 @@ from launcher.core.inputs import (
 )
 from launcher.core.members import Phase
 from launcher.core.replay import Running
-from launcher.core.state import AgentWorld, Attempt, AttemptPhase, Sigterm
+from launcher.core.state import AgentWorld, Attempt, AttemptPhase, Sigterm, Stage
 from launcher.core.turn import Turn
 
 FOLDER_TIMEOUT_S = 600.0  # a shared file system may be full, or fail over, for a while
@@ -78,7 +78,8 @@ def resume(turn: Turn, running: Running) -> None:
 
 def on_events_written(turn: Turn, given: EventsWritten) -> None:
     attempt = turn.state.attempt
-    if attempt is None or attempt.phase is not AttemptPhase.RECORDING:
+    is_closing = turn.state.stage is not Stage.ATTEMPT  # the folder was given up before it answered
+    if attempt is None or attempt.phase is not AttemptPhase.RECORDING or is_closing:
         return
     if _is_over(turn):
         _end(turn)

@@ -142,7 +142,8 @@ def ask_stop(turn: Turn, reason: str) -> None:
         is_halt = requests.is_halt or reason == HALT
         turn.set_requests(stop=reason, stop_s=turn.now_s, is_halt=is_halt)
         turn.record("stop_requested", reason=reason)
-        if reason == BATCH_SCRIPT_LOST:  # while all ranks stop and save: what is left of the job is being killed
+        # While all ranks stop and save: what is left of the job is being killed.
+        if reason == BATCH_SCRIPT_LOST and not requests.is_cancelled:
             begin_requeue(turn)
     elif reason == HALT:
         turn.set_requests(is_halt=True)
