@@ -330,7 +330,7 @@ def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
         has_checkpoint=job.has_checkpoint,
         can_requeue=job.can_requeue,
         nodes_suffice=members.usable + members.joining_count >= job.sizes[-1],
-        nodes_changed=any(members[node].phase in gone for node in nodes),
+        nodes_changed=any(node not in members or members[node].phase in gone for node in nodes),
         has_spare=any(node not in suspects for node in spares),
     )
     is_warm = any(member.is_warm for member in members.table.values())
