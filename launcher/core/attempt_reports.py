@@ -100,7 +100,7 @@ def on_workers_killed(turn: Turn, given: WorkersKilled) -> None:
         turn.put_out(given.node, f"processes {left} do not end (uninterruptible sleep); reboot the node")
     turn.see_step(given.step)
     killed = turn.attempt.killed
-    if given.node not in turn.state.holders and given.node not in killed:
+    if given.node in turn.attempt.nodes and given.node not in killed:
         turn.set_attempt(killed=killed.insert(given.node))
 
 

@@ -83,12 +83,12 @@ def admit(turn: Turn, given: NodeJoined) -> bool:
         turn.do(Dismiss(node=given.node, forget=False, allocation=allocation))
         leave(turn, allocation, f"{given.node} is in allocation {member.allocation} as well")
         return False
-    if member is not None:
-        _remove(turn, given.node, member.allocation)
     if given.node in turn.state.history.out:
         turn.do(Dismiss(node=given.node, forget=True, allocation=allocation))
         leave(turn, allocation, f"it has {given.node}, which is out")
         return False
+    if member is not None:
+        _remove(turn, given.node, member.allocation)
     turn.set(members=turn.state.members.add(given.node, Member(allocation=allocation)))
     running_s = turn.now_s if booster.running_s is None else booster.running_s
     nodes = (*booster.nodes, given.node)

@@ -38,7 +38,7 @@ def joining(turn: Turn) -> tuple[str, ...]:
 def on_node_lost(turn: Turn, given: NodeLost) -> bool:
     """Whether a runner that is lost may be lost with its launcher, which says nothing of its node."""
     launch, member = turn.state.launch, turn.member(given.node)
-    if not launch.is_under_way:
+    if not launch.is_under_way or member.phase in (Phase.OUT, Phase.RETURNING):
         return False
     if member.phase is Phase.JOINING:  # it was started again since
         return True

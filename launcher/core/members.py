@@ -162,8 +162,11 @@ def choose(
     place = {node: node for node in before}
     _replace([node for node in before if node not in usable], spares, place, distance)
     good = [node for node in spares if node not in avoid]
-    _replace([node for node in before if node in usable and node in avoid], good, place, distance)
-    kept = [place[node] for node in before if place[node] in usable][:size]
+    bad = [node for node in before if node in usable and node in avoid]
+    _replace(bad[: len(usable) - size], good, place, distance)
+    there = [place[node] for node in before if place[node] in usable]
+    best = sorted(there, key=lambda node: node in avoid)[:size]
+    kept = [node for node in there if node in best]
     spares = [node for node in spares if node not in kept]
     return Choice(nodes=(*kept, *spares[: size - len(kept)]), has_shrunk=size < len(before))
 

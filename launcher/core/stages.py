@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.core import attempt, boosters, choice, ending, launch, requests, resize
+from launcher.core import attempt, boosters, choice, ending, launch, nodes, requests, resize
 from launcher.core import inputs as given_
 from launcher.core.commands import (
     AskUnusable,
@@ -50,16 +50,16 @@ def take_over(turn: Turn, runners: tuple[str, ...]) -> None:
     job, running = turn.state.job, turn.state.history.running_attempt
     turn.set(rung="takeover")
     _leave_out(turn, are_lost=True)
-    silent = job.predecessor if job.is_predecessor_silent else None
-    if silent is not None and silent in turn.state.members and (running is None or silent not in running.nodes):
-        turn.lose(silent, attempt.PREDECESSOR_LOST)
     turn.do(AwaitReturn(nodes=runners))
     turn.set(roll_call_s=turn.now_s + attempt.RETURN_S)
     if running is not None:
         turn.set(positions=running.nodes)
         attempt.resume(turn, running)
         turn.enter(Stage.ATTEMPT)
-    else:
+    silent = job.predecessor if job.is_predecessor_silent else None
+    if silent is not None and silent in turn.state.members and (running is None or silent not in running.nodes):
+        nodes.on_node_lost(turn, given_.NodeLost(node=silent, reason=attempt.PREDECESSOR_LOST))
+    if running is None:
         probe(turn)
 
 

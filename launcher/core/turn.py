@@ -118,6 +118,7 @@ class Turn:
         else:
             self.set_member(node, phase=Phase.OUT, reason=reason, is_environment=is_environment)
             self.record("node_out", node=node, reason=reason, environment=is_environment or None)
+        self._let_go(node)
         is_base = self.booster(member.allocation) is None
         self.do(Dismiss(node=node, forget=True, allocation="" if is_base else member.allocation))
 
@@ -129,11 +130,18 @@ class Turn:
         elif member.phase is not Phase.OUT:
             self.set_member(node, phase=Phase.OUT, reason=reason, is_lost=True)
             self.record("node_out", node=node, reason=reason, lost=True)
+        self._let_go(node)
 
     def leave_out(self, node: str, reason: str) -> None:
         """Goes on without a node of which nothing bad is known: it is not recorded."""
         self.set_member(node, phase=Phase.OUT, reason=reason)
+        self._let_go(node)
         self.do(Dismiss(node=node, forget=False))
+
+    def _let_go(self, node: str) -> None:
+        """What a node that is out holds cannot be had."""
+        if node in self.state.holders:
+            self.set(holders=tuple(other for other in self.state.holders if other != node))
 
     def take_back(self, node: str, *, is_connected: bool) -> None:
         """A node that was lost is the job's again."""
