@@ -64,13 +64,13 @@ def test_a_script_without_a_launcher_resumes_from_memory_then_disk_then_afresh(n
     assert run_script(namespace, tmp_path) == 0
 
 
-def _rank(namespace: str, rank: int, results: Any) -> None:
+def _rank(namespace: str, rank: int, both_connected: Any, results: Any) -> None:
     """Rank 1 is late: it goes on using the agent when rank 0 has begun to close."""
     env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ.update(env)
     with Checkpointer(namespace=namespace) as ckpt:
         session = ckpt._engine.connect()
-        results.put("connected")
+        both_connected.wait(LIMIT_S)
         if rank == 1:
             until(lambda: read_note(ckpt._engine.place.ram_dir).get("launch") == "", "rank 0 to close")
             for _ in range(200):
@@ -79,11 +79,11 @@ def _rank(namespace: str, rank: int, results: Any) -> None:
 
 
 def test_the_agent_stays_until_the_last_rank_has_closed(namespace: str) -> None:
-    results = processes.Queue()
-    ranks = [processes.Process(target=_rank, args=(namespace, rank, results)) for rank in (1, 0)]
+    results, both_connected = processes.Queue(), processes.Barrier(2)
+    ranks = [processes.Process(target=_rank, args=(namespace, rank, both_connected, results)) for rank in (1, 0)]
     for process in ranks:
         process.start()
-    assert [results.get(timeout=LIMIT_S) for _ in range(4)] == ["connected"] * 2 + [False] * 2
+    assert [results.get(timeout=LIMIT_S) for _ in ranks] == [False, False]
     for process in ranks:
         process.join(LIMIT_S)
         assert process.exitcode == 0

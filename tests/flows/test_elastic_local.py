@@ -81,7 +81,8 @@ def test_it_grows_and_shrinks_as_asked_and_its_state_goes_from_memory_to_memory(
         job.scale(nodes)
         job.trains_on(nodes)
     ends = job.watch.events("attempt_end")
-    assert [event["outcome"] for event in ends] == ["resized"] * 3, job.watch.story()
+    # Of the two boosters that four nodes need, one may come later, in a resize of its own.
+    assert len(ends) in (3, 4) and {event["outcome"] for event in ends} == {"resized"}, job.watch.story()
     restores = [(event["step"], event["tier"]) for event in job.watch.events("restore")[1:]]
     assert restores == [(event["step"], "memory") for event in ends], job.watch.story()
     assert not job.watch.events("fault") and not job.watch.events("backoff"), job.watch.story()
