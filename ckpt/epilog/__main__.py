@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import logging
 import os
 import pwd
@@ -19,6 +18,7 @@ from pathlib import Path
 from ckpt.epilog.flush import EpilogFlush
 from ckpt.epilog.request import NAME, Request, read_request
 from ckpt.errors import CheckpointError
+from ckpt.format.file_lock import locked
 from ckpt.tiers.open import lower_tiers
 from ckpt.tiers.tier import Tier
 
@@ -61,9 +61,8 @@ def _asking(directory: Path) -> list[Path]:
 
 def _flush(directory: Path, deadline_s: float) -> None:
     """To each tier that asks, side by side: one that hangs holds up no other."""
-    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locked(directory / _LOCK)  # until this process ends
         request = read_request(directory)
     except BlockingIOError:
         return  # another does it

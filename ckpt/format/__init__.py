@@ -10,4 +10,5 @@ json_kinds     objects that JSON does not have: bytes, paths, dates, enums, dtyp
 boxes          which parts of which chunks make up a box
 rank_grid      which other ranks hold parts of a tensor
 atomic_files   durable, private writes
+file_lock      exclusive locks on files
 """

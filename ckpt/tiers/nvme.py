@@ -8,11 +8,20 @@ have all its shards, on disk or in memory. The agents of all nodes determine tha
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from ckpt.tiers.occupancy import Occupancy
+from ckpt.errors import NamespaceError
+from ckpt.format.file_lock import locked
 from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.throttle import Throttle
+
+LOCK = "owner.lock"
+_WORD_BYTES = 500
+
+
+class DiskInUse(NamespaceError):
+    """A live run uses the folder."""
 
 
 class NvmeTier(SharedTier):
@@ -30,7 +39,7 @@ class NvmeTier(SharedTier):
         """
         super().__init__(Path(path) / node, namespace, throttle=throttle)
         self.node = node
-        self._occupancy: Occupancy | None = None
+        self._lock = -1
 
     def occupy(self, holder: str) -> None:
         """Lock this node's folder against all other runs until `leave`. `holder` names this run in their errors.
@@ -40,13 +49,30 @@ class NvmeTier(SharedTier):
         Raises:
             DiskInUse: another run holds the lock.
             NamespaceError, ConfigError: the folder belongs to another namespace or user, or cannot be made.
-            OSError: the disk cannot be written.
+            OSError: the disk cannot be written, or does not support locks.
         """
         self.prepare()
-        self._occupancy = self._occupancy or Occupancy(self.folder, holder)
+        if self._lock >= 0:
+            return
+        path = self.folder / LOCK
+        try:
+            self._lock = locked(path)
+        except BlockingIOError:
+            with open(path, "rb") as file:
+                found = file.read(_WORD_BYTES).decode(errors="replace")
+            raise DiskInUse(
+                f"{self.folder}: in use by {found or 'another run'}; wait for it to end, cancel it, or choose another "
+                "namespace"
+            ) from None
+        try:
+            os.truncate(self._lock, 0)
+            os.pwrite(self._lock, holder.encode()[:_WORD_BYTES], 0)
+        except OSError:
+            self.leave()
+            raise
 
     def leave(self) -> None:
         """Release the lock."""
-        if self._occupancy is not None:
-            self._occupancy.release()
-            self._occupancy = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1

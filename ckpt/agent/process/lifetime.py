@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 from ckpt.agent.process.launch import PID_FILE
 from ckpt.errors import AgentError
 from ckpt.format.atomic_files import private_directory
+from ckpt.format.file_lock import locked
 
-_LOCK_POLL_S = 0.05
 _SIGTERM_POLL_S = 1.0
 _NICE = 10
 
 log = logging.getLogger(__name__)
 
-_LOCK = "agent.lock"  # never removed: whoever waits for it would then hold a file that nobody else sees
+_LOCK = "agent.lock"
 
 
 class MemoryDirectory:
@@ -32,7 +30,7 @@ class MemoryDirectory:
 
         Raises:
             AgentError: another agent does not leave the directory in time.
-            ConfigError, OSError: as private_directory().
+            ConfigError, OSError: as private_directory() and locked().
         """
         self._path = path
         self._lock = _lock(path, timeout_s)
@@ -58,17 +56,10 @@ class MemoryDirectory:
 
 def _lock(path: Path, timeout_s: float) -> int:
     private_directory(path)
-    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError:
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise AgentError(f"memory directory {path}: in use by another agent; end that one first") from None
-            time.sleep(_LOCK_POLL_S)
+    try:
+        descriptor = locked(path / _LOCK, timeout_s)
+    except BlockingIOError:
+        raise AgentError(f"memory directory {path}: in use by another agent; end that one first") from None
     register(path)
     return descriptor
 

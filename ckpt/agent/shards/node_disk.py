@@ -14,8 +14,7 @@ from ckpt.format.manifest import ShardPlace
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers import reads
 from ckpt.tiers.catalog import CatalogEntry, directory_name, last_commit_s
-from ckpt.tiers.nvme import NvmeTier
-from ckpt.tiers.occupancy import DiskInUse
+from ckpt.tiers.nvme import DiskInUse, NvmeTier
 from ckpt.tiers.tier import Tier
 
 log = logging.getLogger(__name__)

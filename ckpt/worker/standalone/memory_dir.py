@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ import xxhash
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import ConfigError
 from ckpt.format.atomic_files import MEMORY_ROOT, dump_json, durable_write, private_directory
+from ckpt.format.file_lock import locked
 from ckpt.tiers.posix import SharedTier
 
 LOG = "agent.log"
@@ -67,16 +67,13 @@ def lock_directory(ram_dir: Path, config: CheckpointConfig) -> int:
     Raises:
         ConfigError: another one is in it.
     """
-    lock = os.open(ram_dir / "solo.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return locked(ram_dir / "solo.lock")
     except BlockingIOError:
-        os.close(lock)
         raise ConfigError(
             f"Checkpointer: namespace {config.namespace!r} is in use by another process on node "
             f"{os.uname().nodename} ({ram_dir}); wait for it to end, or choose another namespace"
         ) from None
-    return lock
 
 
 def write_note(place: Place, launch: str = "") -> None:
