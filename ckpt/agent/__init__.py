@@ -12,5 +12,6 @@ stop           one step boundary at which all ranks stop
 shards/        the shards on this node: in memory and on its own disk
 rpc/           messages: between worker, runner and agent on a Unix socket, between agents over MPI
 process/       how agents start and end
-context        what all rooms use; storage_calls: blocking calls beside the event loop; timeouts: the agents' deadlines
+context        what all rooms use; timeouts: the agents' deadlines
+storage_calls  blocking calls beside the event loop; tasks: tasks with one owner
 """

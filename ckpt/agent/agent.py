@@ -32,6 +32,7 @@ from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.agent.shards.node_disk import NodeDisk
 from ckpt.agent.shards.transfer import Exchange
 from ckpt.agent.stop import Stop
+from ckpt.agent.tasks import Tasks
 from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.config import CheckpointConfig, Place
 from ckpt.epilog.request import leave_request
@@ -129,19 +130,17 @@ class Agent:
                 file.unlink(missing_ok=True)
         await self._listener.listen()
         log.info("node %s listens on %s", self._place.node, self._place.socket_path)
-        follow = (self._follow_peers(), self._follow_plan(), self._follow_memory())
-        tasks = [asyncio.ensure_future(coroutine) for coroutine in follow]
+        tasks = Tasks()
+        for work in (self._follow_peers(), self._follow_plan(), self._follow_memory(), *map(self._guard, self._leads)):
+            tasks.start(work)
         if not forked:
-            tasks.append(asyncio.ensure_future(self._follow_parent()))
-        tasks += [asyncio.ensure_future(self._guard(lead)) for lead in self._leads]
+            tasks.start(self._follow_parent())
         if until_unused:
-            tasks.append(asyncio.ensure_future(self._follow_program()))
+            tasks.start(self._follow_program())
         try:
             await self._ended.wait()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await tasks.cancel()
             if self._lease and self._ended.is_set() and self._finished and not self._stop.agreed:
                 await self._lease.release()
             await self._listener.close()

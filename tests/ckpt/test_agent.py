@@ -126,7 +126,7 @@ def test_a_flush_is_answered_when_the_worker_has_been_told_of_a_drop_and_not_bef
             saves, worker = world.agents[0]._saves, world.workers[0]
             worker.save(10, 0)
             await until(lambda: 10 in saves._in_flight)
-            slow = saves._start(saves._in_flight[10], slow_to_end())
+            slow = saves._in_flight[10].tasks.hold(slow_to_end())
             world.workers[1].send(op="drop_shard", step=10, rank=1, reason="no memory")
             await until(lambda: 10 not in saves._in_flight)
             flush = asyncio.ensure_future(worker.request("await_saves"))

@@ -13,6 +13,7 @@ from typing import Any
 
 from ckpt.agent.protect.gather_sum import Addend, Room, Sums, Target, addends_of, pieces
 from ckpt.agent.rpc.peers import Peers
+from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError
 from ckpt.format.shard_record import SaveId
 from ckpt.redundancy.parity_record import ParitySet
@@ -56,16 +57,12 @@ class Rows:
         Raises:
             PeerError: a member refused, or nothing arrived in time. Bytes may yet arrive: do not reuse the memory.
         """
-        others = [asyncio.ensure_future(self._row(save, over, row, ready, into)) for row in range(1, over.parity)]
-        try:
+        async with Tasks() as tasks:
+            others = [tasks.hold(self._row(save, over, row, ready, into)) for row in range(1, over.parity)]
             if over.stripes().encode(self._index, 0).nbytes:
                 targets = await self._those_who_ask(save, over, ready)
                 await self._sum(save, over, [0, *targets], into, [*targets.values()])
             await asyncio.gather(*others)
-        finally:
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
 
     async def _row(self, save: SaveId, over: ParitySet, row: int, ready: Collection[int], into: Room) -> None:
         """A row beyond the first: from the member that makes it with its own, else made here."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt.agent.rpc.peers import Moving, PeerError, Peers
+from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError
 from ckpt.format.shard_record import SaveId
 from ckpt.redundancy.gf256 import Term, combine, multiply_add
@@ -133,18 +134,16 @@ class Sums:
                 (lambda _: landed(*next(coming))) if landed else None,
             )  # fmt: skip
         calls = [self._peers.call(node, op, timeout_s=self._timeout_s, **more, **fields) for node, op, more in asked]
-        receiving = asyncio.ensure_future(making)
         try:
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            if refused := [str(answer) for answer in answers if isinstance(answer, BaseException)]:
-                raise PeerError("; ".join(refused))
-            await receiving
+            async with Tasks() as tasks:
+                receiving = tasks.hold(making)
+                answers = await asyncio.gather(*calls, return_exceptions=True)
+                if refused := [str(answer) for answer in answers if isinstance(answer, BaseException)]:
+                    raise PeerError("; ".join(refused))
+                await receiving
         except PeerError as error:
             names = ", ".join(dict.fromkeys(self._peers.nodes[addend.node] for addend in addends))
             raise PeerError(f"sum over {names}: {error}") from None
-        finally:
-            receiving.cancel()
-            await asyncio.gather(receiving, return_exceptions=True)
 
     async def _serve(self, source: int, message: dict[str, Any]) -> None:
         """Answers at once; what fails later shows where the sum is made, where nothing more arrives."""
@@ -161,7 +160,7 @@ class Sums:
         """Answers at once; what fails later shows where the sum is wanted, where nothing more arrives."""
         own = self._own(message, [Addend.from_json(addend) for addend in message["own"]])
         sources = [(Addend.from_json(addend), tag) for addend, tag in message["others"]]
-        self._peers.spawn(self._pass_on(sources, own, message["nbytes"], message["target"], message["tag"]))
+        self._peers.tasks.start(self._pass_on(sources, own, message["nbytes"], message["target"], message["tag"]))
 
     def _own(self, message: dict[str, Any], addends: Sequence[Addend]) -> list[Own]:
         own = []

@@ -12,6 +12,7 @@ from ckpt.agent.protect.encode import Rows
 from ckpt.agent.protect.gather_sum import Addend, HeldBytes, Sums, addends_of
 from ckpt.agent.protect.parity_store import ParityStore
 from ckpt.agent.restore.plan import Placement
+from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.checksums import Arriving, checksums
 from ckpt.format.shard_record import SaveId, ShardRecord
@@ -226,18 +227,16 @@ class ProtectNode:
         stem = f"own-{mine.index(rank)}" if rank in mine else f"copy-{rank}-0"
         name = self._memory_store.free_name(stem, self._context.config.slots, keep=None)
         shard_at, parity_at = dict(message["shard_nodes"]), dict(message["parity_nodes"])
-        header = asyncio.ensure_future(self.header(save, rank, message["headers"]))  # beside the bytes
         try:
-            await self._fill(name, save, rank, header, over, shard_at, parity_at)
-            record = await header
+            async with Tasks() as tasks:
+                header = tasks.hold(self.header(save, rank, message["headers"]))  # beside the bytes
+                await self._fill(name, save, rank, header, over, shard_at, parity_at)
+                record = await header
         except BaseException as error:
             self._memory_store.remove(name)  # bytes may still be arriving there: never reuse this file
             if isinstance(error, CorruptError):
                 return {"damaged": str(error)}
             raise
-        finally:
-            header.cancel()
-            await asyncio.gather(header, return_exceptions=True)
         self._memory_store.publish(name, record)
         sources = ", ".join(self._peers.nodes[node] for node in sorted({*shard_at.values(), *parity_at.values()}))
         self._context.listener.to_monitors(

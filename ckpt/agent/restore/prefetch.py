@@ -15,6 +15,7 @@ from ckpt.agent.context import Context
 from ckpt.agent.protect.node import ProtectNode
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.restore.serve import Loading
+from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 
 log = logging.getLogger(__name__)
@@ -31,18 +32,15 @@ class PrefetchNode:
         self._plan = Plan()  # without a save: none is foreseen
         self._headers: Sequence[int] = ()  # nodes that keep the records of what is lost
         self._heard = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         context.peers.handle("foresee", self._on_foresee)
         context.peers.handle("withdraw", self._on_withdraw)
 
     async def for_worker(self) -> dict[str, Any]:
         """The step and world size of the plan that may come; step None where there is nothing to prefetch."""
-        heard = asyncio.ensure_future(self._heard.wait())
-        either: list[asyncio.Future[Any]] = [heard, self._final]
-        try:
+        async with Tasks() as tasks:
+            either: list[asyncio.Future[Any]] = [tasks.hold(self._heard.wait()), self._final]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            heard.cancel()
         plan = Plan() if self._final.done() else self._plan
         return {"step": plan.step, "world_size": plan.world_size}
 
@@ -60,9 +58,7 @@ class PrefetchNode:
     def fetch(self, step: int, wants: list[Any]) -> None:
         """Starts to fetch what a worker will read: rows of saved rank and blocks (None: all)."""
         if self._plan.step == step and not self._final.done():
-            task = asyncio.ensure_future(self._fetch(self._plan, wants))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._fetch(self._plan, wants))
 
     async def _fetch(self, plan: Plan, wants: list[Any]) -> None:
         for rank, blocks in wants:
@@ -83,7 +79,5 @@ class PrefetchNode:
         """Gives up all that was prefetched, and its memory."""
         log.warning("step %s: its rebuild failed, what was prefetched is given up", self._plan.step)
         self._plan = Plan()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         self._loading.forget_all()

@@ -13,6 +13,7 @@ from typing import Any
 from ckpt.agent.rpc.framing import decode
 from ckpt.agent.rpc.messages import Between, ToLeader, ToNode, check
 from ckpt.agent.rpc.transport import Transfer, Transport, TransportError
+from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.atomic_files import dump_json
 from ckpt.timeouts import within
@@ -44,7 +45,7 @@ class Peers:
         self._handlers: dict[str, Handler] = {}
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._transfers: list[Moving] = []
-        self._tasks: set[asyncio.Future[None]] = set()
+        self.tasks = Tasks()  # that serve other nodes
         self._numbers = itertools.count(1)
         self._active_s = 0.0
         self._in_use = asyncio.Event()  # bytes have been under way
@@ -99,21 +100,14 @@ class Peers:
             PeerError: refused, or nothing arrived for STALL_S. Bytes may yet arrive later: do not reuse the buffer.
         """
         tag = self.new_tag()
-        receiving = asyncio.ensure_future(self.take(node, tag, into, landed))
-        try:
+        async with Tasks() as tasks:
+            receiving = tasks.hold(self.take(node, tag, into, landed))
             await self.call(node, op, timeout_s=timeout_s, tag=tag, **fields)
             await receiving
-        finally:
-            receiving.cancel()
-            await asyncio.gather(receiving, return_exceptions=True)
 
     def push(self, node: int, tag: int, ranges: Iterable[memoryview]) -> None:
         """Sends ranges in the background; a failure shows at the receiver's end."""
-        self.spawn(self._push(node, tag, ranges))
-
-    def spawn(self, work: Awaitable[None]) -> None:
-        self._tasks.add(task := asyncio.ensure_future(work))
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.start(self._push(node, tag, ranges))
 
     async def take(
         self, node: int, tag: int, into: Iterable[memoryview], landed: Callable[[memoryview], None] | None = None
@@ -178,7 +172,7 @@ class Peers:
             source, body = arrived
             message = decode(body)
             if "re" not in message:
-                self.spawn(self._answer(source, message))
+                self.tasks.start(self._answer(source, message))
             elif type(number := message["re"]) is int and (reply := self._replies.get(number)) and not reply.done():
                 reply.set_result(message)
         return self._finish() or moved

@@ -13,6 +13,7 @@ from typing import Any
 
 from ckpt.agent.rpc.credentials import peer_of
 from ckpt.agent.rpc.framing import Decoder, encode
+from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 
 _READ_BYTES = 1 << 18
@@ -60,7 +61,7 @@ class WorkerSocket:
         self._serve = serve
         self._server: asyncio.Server | None = None
         self._backlog: deque[dict[str, Any]] = deque(maxlen=_BACKLOG)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def listen(self) -> None:
         """Listens; again where the socket's file was removed. Connections stay.
@@ -86,9 +87,7 @@ class WorkerSocket:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         self.path.unlink(missing_ok=True)
 
     def to_workers(self, event: str, **fields: Any) -> None:
@@ -120,9 +119,7 @@ class WorkerSocket:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Starts the task itself: asyncio's own task logs an error when it is cancelled, in Python 3.12.1."""
-        task = asyncio.get_running_loop().create_task(self._converse(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._converse(reader, writer))
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = Client(writer)
@@ -150,9 +147,7 @@ class WorkerSocket:
         elif not client.role:
             raise AgentError(f"got {message.get('op')!r:.40}, expected hello first")
         elif "id" in message:
-            task = asyncio.ensure_future(self._answer(client, message))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._answer(client, message))
         else:
             await self._answer(client, message)
 

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt.agent.context import Context
 from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.rpc.peers import PeerError
+from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class SaveLeader:
         self._dropped_up_to = -1  # up to here a rank dropped its saves: it had no agent
         self._dropped: set[int] = set()
         self._complete = asyncio.Event()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
         self._peers.handle("sealed", self._on_sealed)
         self._peers.handle("ask_drop", self._on_ask_drop)
         self._peers.handle("ask_drop_up_to", self._on_ask_drop_up_to)
@@ -92,12 +92,12 @@ class SaveLeader:
         """Answers at once: the drop goes back to the very task that asks."""
         step = message["step"]
         if step > self._committed:
-            self._spawn(self._drop(step, f"node {self._peers.nodes[source]}: {message['reason']}"))
+            self._tasks.start(self._drop(step, f"node {self._peers.nodes[source]}: {message['reason']}"))
 
     async def _on_ask_drop_up_to(self, source: int, message: dict[str, Any]) -> None:
         self._dropped_up_to = max(self._dropped_up_to, message["step"])
         for step in [step for step in self._gathering if step <= self._dropped_up_to]:
-            self._spawn(self._drop(step, f"node {self._peers.nodes[source]}: a rank had no agent"))
+            self._tasks.start(self._drop(step, f"node {self._peers.nodes[source]}: a rank had no agent"))
 
     def _is_complete(self, save: Gathering) -> bool:
         """Whether every node that trains has sealed it."""
@@ -135,13 +135,13 @@ class SaveLeader:
             self._listener.problem("commit not heard by every node", str(error), save.step)
         log.info("step %d committed: %d bytes on %d nodes in %.3f s", save.step, nbytes, len(save.nodes), _since(save))
         if tiers:
-            self._spawn(self._flush.lead(self._context.save_id(save.step), nbytes, tiers))
+            self._tasks.start(self._flush.lead(self._context.save_id(save.step), nbytes, tiers))
 
     def _overdue(self, step: int) -> None:
         save = self._gathering[step]
         if missing := [self._peers.nodes[node] for node in self._context.training if node not in save.nodes]:
             reason = f"node {', '.join(missing)} has not sealed it within {self._deadlines.seal_s:g} s"
-            self._spawn(self._drop(step, reason))
+            self._tasks.start(self._drop(step, reason))
 
     def _end(self, step: int) -> Gathering | None:
         """It is gathered no longer; None when it was not."""
@@ -160,11 +160,6 @@ class SaveLeader:
             await self._context.call_training("drop", timeout_s=self._deadlines.answer_s, **fields)
         except PeerError as error:
             self._listener.problem("drop not heard by every node", str(error), step)
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _since(save: Gathering) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from ckpt.agent.protect.node import ProtectNode
 from ckpt.agent.rpc.messages import OfWorker, check
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.rpc.worker_socket import Client
+from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import checksums
 from ckpt.format.layout import Layout
@@ -35,7 +36,7 @@ class Save:
     step: int
     since_s: float = field(default_factory=time.monotonic)
     names: dict[int, str] = field(default_factory=dict)  # of sealed shards, by local rank
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set)  # sealing, protecting, and the watch over both
+    tasks: Tasks = field(default_factory=Tasks)  # sealing, protecting, and the watch over both
     tokens: Counter[str] = field(default_factory=Counter)  # of groups of replicas: ranks of this node that sent it
     members: dict[str, int] = field(default_factory=dict)  # by token, how many ranks have to
     nbytes: int = 0
@@ -106,19 +107,19 @@ class SaveNode:
             save=self._context.save_id(step), namespace=self._context.config.namespace, rank=rank,
             world_size=self._place.world_size, layout=layout, blocks=(), flush=save.flush,
         )  # fmt: skip
-        self._start(save, self._seal(save, local_rank, f"own-{local_rank}-{slot}", staged))
+        save.tasks.start(self._seal(save, local_rank, f"own-{local_rank}-{slot}", staged))
 
     def drop_shard(self, step: int, reason: str) -> None:
         """A worker of this node could not save a step: nobody need wait for it."""
         if step not in self._dropped:
             save = self._begin(step)
-            self._start(save, self._ask_drop(save, reason))
+            save.tasks.start(self._ask_drop(save, reason))
 
     async def drop_up_to(self, step: int, rank: int) -> None:
         """A worker of this node was without an agent until after a step: no save up to there can become complete."""
         self._dropped_up_to = max(self._dropped_up_to, step)
         for save in [save for save in self._in_flight.values() if save.step <= step]:
-            self._start(save, self._ask_drop(save, f"rank {rank} was without an agent"))
+            save.tasks.start(self._ask_drop(save, f"rank {rank} was without an agent"))
         try:
             await self._peers.call(0, "ask_drop_up_to", timeout_s=self._deadlines.answer_s, step=step)
         except PeerError as error:
@@ -181,14 +182,8 @@ class SaveNode:
         save = self._in_flight.get(step)
         if save is None:
             save = self._in_flight[step] = Save(step=step)
-            self._start(save, self._watch(save))
+            save.tasks.start(self._watch(save))
         return save
-
-    def _start(self, save: Save, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(work)
-        save.tasks.add(task)
-        task.add_done_callback(save.tasks.discard)
-        return task
 
     async def _watch(self, save: Save) -> None:
         """Asks to drop the save when it gets nowhere: a worker died, or the coordinator is silent."""
@@ -239,7 +234,7 @@ class SaveNode:
             raise AgentError(f"step {message['step']} was dropped here")
         keep = None if self.newest is None and self._place.generation else self._kept(save)
         try:
-            await self._start(save, self.protect.make(self._context.save_id(save.step), keep))
+            await save.tasks.hold(self.protect.make(self._context.save_id(save.step), keep))
         except asyncio.CancelledError:
             raise AgentError(f"step {save.step} was dropped meanwhile") from None
         save.promised = True
@@ -252,13 +247,13 @@ class SaveNode:
         save = self._in_flight.pop(message["step"], None)
         if save is None:
             raise AgentError(f"step {message['step']} was dropped here")
-        _cancel(save)
         self.newest = self._context.save_id(save.step)
         if message["tiers"]:
             self.pinned[save.step] = Pin(save=self.newest, names=save.names, tiers=set(message["tiers"]))
         size_and_time = {"bytes": message["nbytes"], "seconds": message["seconds"]}
         self._listener.to_workers("committed", step=save.step, pinned=bool(message["tiers"]), **size_and_time)
         self._listener.to_monitors("commit", tier="memory", step=save.step, **size_and_time)
+        await save.tasks.cancel()
         for older in [step for step in self._in_flight if step < save.step]:  # that no more will be heard of
             await self._drop(older, f"step {save.step} has committed, and nothing was heard of this one's commit")
         self._tidy()
@@ -286,7 +281,7 @@ class SaveNode:
             return
         self._ending.add(save)
         try:
-            await asyncio.gather(*_cancel(save), return_exceptions=True)
+            await save.tasks.cancel()
             self._listener.to_workers("dropped", step=step, reason=reason, replicas_differ=replicas_differ)
         finally:
             self._ending.discard(save)
@@ -295,11 +290,3 @@ class SaveNode:
     async def _tell_waiters(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-
-def _cancel(save: Save) -> list[asyncio.Task[Any]]:
-    """Cancels all work on a save but the caller's own."""
-    tasks = [task for task in save.tasks if task is not asyncio.current_task()]
-    for task in tasks:
-        task.cancel()
-    return tasks

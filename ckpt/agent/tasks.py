@@ -1,0 +1,53 @@
+"""Tasks beside the one that has started them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Tasks:
+    """Tasks with one owner. The event loop alone would not keep them alive. A `with` block cancels them at its end."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    def start(self, work: Awaitable[Any]) -> None:
+        """Starts a task that nobody waits for: an error that it raises is logged."""
+        self.hold(work).add_done_callback(_log_failure)
+
+    def hold(self, work: Awaitable[T]) -> asyncio.Future[T]:
+        """Starts a task whose result the caller awaits."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    async def cancel(self) -> None:
+        """Cancels all of them but the calling task, and returns when they have ended."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def __aenter__(self) -> Tasks:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.cancel()
+
+    def _forget(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen, even when the caller does not come to await it
+
+
+def _log_failure(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.error("%s failed", task, exc_info=error)
