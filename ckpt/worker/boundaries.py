@@ -1,4 +1,4 @@
-"""Which steps are saved, and where all ranks stop: no collective, one look at shared memory per step."""
+"""The steps that are saved, and the step boundary at which all ranks stop. No collective: one look at shared memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 class Cadence:
     """Counts step boundaries on the board and reads the agents' decision there; see `ckpt.memory.board`.
 
-    The first call for a step passes a boundary; further calls for the same step change nothing.
+    The first call for a step passes a boundary. Further calls for the same step have no effect.
     """
 
     def __init__(
@@ -30,29 +30,29 @@ class Cadence:
         self._gate_s = gate_s
         self._boundary = 0
         self._step: int | None = None
-        self._is_named = False  # the last boundary was passed by a call that names its step
+        self._is_named = False  # whether the call that passed the last boundary named its step
         self._ignored_gate = 0
         self.stopping = False
 
     def should_save(self, step: int) -> bool:
-        """Whether this step is to be saved: by a configured cadence, or because all ranks stop here."""
+        """Whether to save this step: a configured cadence is due, or all ranks stop here."""
         self._pass_boundary(step)
         return self.stopping or any(step % every == 0 for every in self._every_steps)
 
     def should_stop(self, step: int) -> bool:
-        """Whether all ranks stop here."""
+        """Whether all ranks stop at this step."""
         self._pass_boundary(step)
         return self.stopping
 
     def should_stop_here(self) -> bool:
-        """The same without a step: at the boundary that a call with a step has just passed, or at a new one."""
+        """Whether all ranks stop at the boundary that a call with a step has just passed, or else at a new one."""
         if not self._is_named:
             self._cross(self._step or 0)
         self._is_named = False
         return self.stopping
 
     def close(self) -> None:
-        """Marks this worker's row: it passes no further boundaries."""
+        """Marks this worker's row as closed: it passes no further boundaries."""
         self._board.follow()
         if self._boundary:
             self._board.leave(self._local_rank)

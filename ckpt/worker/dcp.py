@@ -1,8 +1,9 @@
-"""torch.distributed.checkpoint on the same shards, slots and tiers as Checkpointer.save.
+"""A storage writer and a storage reader for torch.distributed.checkpoint (DCP). Shards, slots and tiers are those of
+Checkpointer.save.
 
-Torch plans who writes which part; each rank's part becomes its shard. Objects that are no tensors are stored as JSON,
-not pickled. No metadata file is kept: the reader puts torch's metadata together from the layouts of all shards, so the
-world size may change between save and load.
+DCP plans which rank writes which part of the state. The parts of a rank are its shard. Objects other than tensors are
+stored as JSON, not pickled. No metadata file is stored: the reader builds DCP's metadata from the layouts of all
+shards. So the world size may change between save and load.
 """
 
 from __future__ import annotations
@@ -51,17 +52,18 @@ from ckpt.worker.tensors import check_target, check_tensor, chunk_box, torch_dty
 
 
 class DcpWriter(StorageWriter):
-    """Give it to torch.distributed.checkpoint.save or async_save as `storage_writer`; one for each step.
+    """The `storage_writer` argument of torch.distributed.checkpoint.save and async_save; one for each step.
 
-    A save that fails for want of memory or of an agent is logged and counted like any other, and raises nothing.
+    A save that fails for lack of memory or of an agent is logged and counted, as in Checkpointer.save; nothing is
+    raised.
     """
 
     def __init__(self, engine: Engine, step: int, *, flush: bool = False) -> None:
         """
         Args:
-            engine: the process's own.
-            step: greater than that of the save before.
-            flush: to every lower tier, whatever their cadence.
+            engine: the engine of this process.
+            step: greater than the step of the previous save.
+            flush: whether to write the step to every lower tier, whatever its cadence.
         """
         self._engine = engine
         self._step = step
@@ -74,10 +76,10 @@ class DcpWriter(StorageWriter):
         )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing to forget: a writer serves one step. The id is not used; step and namespace say where to write."""
+        """Does nothing: a writer serves one step. The id is not used: the step and the namespace give the location."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """All ranks are equal here."""
+        """Does nothing: no rank coordinates the others."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -89,7 +91,7 @@ class DcpWriter(StorageWriter):
         """Stages this rank's part.
 
         Raises:
-            StateError: an object cannot be stored as JSON; names its key.
+            StateError: an object cannot be stored as JSON. The message names its key.
         """
         objects, pieces, results = [], [], []
         for item in plan.items:
@@ -111,7 +113,7 @@ class DcpWriter(StorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """The agents commit the step when all ranks have staged it; torch's metadata is made again from the shards."""
+        """Does nothing: the agents commit the step once all ranks have staged it. The reader builds DCP's metadata."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -122,20 +124,23 @@ class DcpWriter(StorageWriter):
 
 
 class DcpReader(StorageReader):
-    """Give it to torch.distributed.checkpoint.load as `storage_reader`; `Checkpointer.newest_step` is its step."""
+    """The `storage_reader` argument of torch.distributed.checkpoint.load.
+
+    It reads `Checkpointer.newest_step`, or a chosen step.
+    """
 
     def __init__(self, engine: Engine, step: int | None) -> None:
         if step is None and engine.newest_step is None:
-            raise CheckpointError("dcp_reader: there is no step to restore; look at Checkpointer.newest_step before")
+            raise CheckpointError("dcp_reader: there is no step to restore; check Checkpointer.newest_step first")
         self._engine = engine
         self._saved: SavedStep = engine.saved_step(step)
         self._content(next(self._records()))
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing to forget. The id is not used."""
+        """Does nothing; the id is not used."""
 
     def read_metadata(self, *args: Any) -> Metadata:
-        """Torch's metadata, from the layouts of all ranks' shards."""
+        """Builds DCP's metadata from the layouts of all ranks' shards."""
         tensors: dict[str, Any] = {}
         mappings: dict[str, Any] = {}
         for record in self._records():
@@ -147,10 +152,10 @@ class DcpReader(StorageReader):
         return Metadata(state_dict_metadata=tensors, planner_data=mappings)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """All ranks are equal here."""
+        """Does nothing: no rank coordinates the others."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Says which save this rank has found: several attempts may have saved the same step."""
+        """Adds the id of the save that this rank reads, because several attempts may have saved the same step."""
         return replace(plan, storage_data=self._saved.record(0).save)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -159,7 +164,7 @@ class DcpReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fills the tensors of this rank's plan, reading from whichever ranks hold the parts."""
+        """Fills the tensors of this rank's plan from the shards of all ranks that have parts of them."""
         table = self._table()
         objects = {fqn: node for record in self._records() for fqn, node in self._content(record)["objects"]}
         reads: list[Read] = []
@@ -198,7 +203,7 @@ class DcpReader(StorageReader):
         return tree[DCP]
 
     def _table(self) -> dict[str, list[tuple[Box, tuple[int, Chunk]]]]:
-        """All chunks on offer by name, our own shard's first."""
+        """All chunks by key, those of this rank's own shard first."""
         table: dict[str, list[tuple[Box, tuple[int, Chunk]]]] = {}
         for record in self._records():
             for chunk in record.layout.chunks:
@@ -207,12 +212,12 @@ class DcpReader(StorageReader):
 
 
 def check_one_box(planner: SavePlanner | LoadPlanner, fqn: str) -> None:
-    """Raises StateError for a DTensor whose local tensor has gaps: torch plans one box for it, with wrong rows."""
+    """Raises StateError for a DTensor whose local tensor has gaps. DCP plans one box for it, with the wrong rows."""
     live: Any = getattr(planner, "state_dict", {}).get(fqn)
     if is_dtensor(live) and len(parts_of(live, (fqn,))) > 1:
         raise StateError(
-            f"{fqn}: a DTensor placed by {live.placements} has gaps between its rows, which torch's planner does not "
-            "know; redistribute it, or use Checkpointer.save() and load()"
+            f"{fqn}: a DTensor placed by {live.placements} has gaps between its rows, which torch's planner cannot "
+            "describe; redistribute it, or use Checkpointer.save() and load()"
         )
 
 
@@ -235,7 +240,7 @@ def _piece(item: WriteItem, data: torch.Tensor) -> Piece:
 
 
 def _add_chunk(tensors: dict[str, Any], chunk: Chunk) -> None:
-    """Adds a chunk to the metadata of its tensor; replicas count once."""
+    """Adds a chunk to the metadata of its tensor; replicas are added once."""
     metadata = tensors.get(chunk.key)
     if metadata is None:
         properties = TensorProperties(dtype=torch_dtype(chunk))
@@ -257,7 +262,7 @@ def _reads(item: ReadItem, target: torch.Tensor, offers: list[tuple[Box, tuple[i
 
 
 def _pickled_in_memory(value: Any) -> io.BytesIO:
-    """What torch's planners expect of an object: bytes that they unpickle. Made here, never read from storage."""
+    """The pickled object that DCP's planners expect. It is pickled here in memory, never read from storage."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     buffer.seek(0)

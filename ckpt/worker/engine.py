@@ -1,4 +1,4 @@
-"""One worker's part in the checkpoints, behind every face: Checkpointer, torch's DCP, HyperPod's names."""
+"""One worker's saves and loads, behind all public interfaces: Checkpointer, torch's DCP, HyperPod's names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger("ckpt")
 
 
 class Engine:
-    """Connects to the node's agent at the first use. Every rank makes the same calls in the same order."""
+    """Connects to the node's agent on first use. Every rank makes the same calls in the same order."""
 
     def __init__(
         self,
@@ -47,15 +47,15 @@ class Engine:
     ) -> None:
         """
         Args:
-            place: where this process stands.
-            config: what the node's agent was started with; the worker's own cadence may differ.
-            identity: which rank this is.
+            place: the node and the run of this process.
+            config: the configuration of the node's agent; only the worker's own cadence may differ.
+            identity: the rank of this process.
             replicated: see ckpt.Checkpointer.
             deadlines: how long to wait for agents.
-            agents: the agents, where this process or its MPI program has started them.
+            agents: the agents, if this process or its MPI program has started them.
 
         Raises:
-            ConfigError: `replicated` is no list.
+            ConfigError: `replicated` is not a list.
         """
         if isinstance(replicated, str):
             raise ConfigError(f"Checkpointer: replicated={replicated!r}, expected a list of keys")
@@ -79,16 +79,16 @@ class Engine:
         cls, env: Mapping[str, str], *, replicated: Sequence[str] = (), deadlines: WorkerDeadlines | None = None,
         config: CheckpointConfig | None = None,
     ) -> Engine:  # fmt: skip
-        """Under a launcher, which has started the agents and says in the environment what they keep.
+        """The engine under a launcher, which has started the agents and describes them in the environment.
 
         Args:
             env: the environment.
             replicated: see ckpt.Checkpointer.
             deadlines: how long to wait for agents.
-            config: what the worker follows; default: what the agents were started with.
+            config: the worker's configuration; default: that of the agents.
 
         Raises:
-            ConfigError: not started by a launcher, or the job has no `checkpoint` section.
+            ConfigError: this process was not started by a launcher, or the job has no `checkpoint` section.
         """
         config = config or config_from_env(env)
         return cls(Place.from_env(env), config, _identity(env), replicated=replicated, deadlines=deadlines)
@@ -98,7 +98,7 @@ class Engine:
         cls, config: CheckpointConfig, comm: Any = None, *, env: Mapping[str, str], replicated: Sequence[str] = (),
         deadlines: WorkerDeadlines | None = None,
     ) -> Engine:  # fmt: skip
-        """Without a launcher: starts one agent, or one on each node of an MPI program. Collective over `comm`.
+        """Without a launcher: starts an agent, or one on each node of an MPI program. Collective over `comm`.
 
         Raises:
             ConfigError: an argument or variable is missing or unusable.
@@ -140,14 +140,14 @@ class Engine:
         return loaded
 
     def saved_step(self, step: int | None = None) -> SavedStep:
-        """The shards of a step: of `newest_step`, or of another one that some tier has whole."""
+        """The shards of `newest_step`, or of another step that is complete in one tier."""
         session = self.connect()
         if step is None or step == session.plan.step:
             return session.saved_step()
         return session.chosen_step(step)
 
     def loaded(self) -> None:
-        """Everything wanted of `saved_step()` has been read."""
+        """Tells the agent that everything needed of `saved_step()` has been read."""
         self.connect().loaded()
 
     # save
@@ -164,7 +164,7 @@ class Engine:
             self._save(step, nbytes, lambda slot: self._stager.stage_beside(slot, parts), flush=flush)
 
     def save_pieces(self, step: int, pieces: list[Piece], tree: Any, *, flush: bool) -> None:
-        """Saves tensors that are taken apart already, under a tree of the caller's own."""
+        """Saves tensors that are already flattened, under a tree of the caller's."""
         with self._lock:
             nbytes = self._stager.plan_pieces(pieces)
             tensors = [piece.data for piece in pieces]
@@ -174,7 +174,7 @@ class Engine:
         if not isinstance(step, int) or step < 0:
             raise StateError(f"step: got {step!r:.80}, expected a whole number of at least 0")
         if step <= self._last_step:
-            log.warning("rank %d: step %d is dropped: step %d was before it", self.rank, step, self._last_step)
+            log.warning("rank %d: step %d is dropped: step %d was saved before it", self.rank, step, self._last_step)
             return
         self._last_step = step
         stopping = self._cadence is not None and self._cadence.stopping
@@ -187,7 +187,7 @@ class Engine:
         return self._boundaries().should_save(step)
 
     def should_stop(self, step: int | None) -> bool:
-        """See ckpt.Checkpointer; None where the caller knows no step."""
+        """See ckpt.Checkpointer. `step` is None if the caller does not know it."""
         if self._agents is None:
             leave_sigterm_to_the_stop()
         boundaries = self._boundaries()
@@ -195,12 +195,12 @@ class Engine:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether the script has asked at step boundaries what to do there."""
+        """Whether the script has called should_save() or should_stop()."""
         return self._cadence is not None
 
     def _boundaries(self) -> Cadence:
         if self._cadence is None:
-            self.connect()  # the agent has cleared the board when it listens
+            self.connect()  # the agent clears the board before it listens
             lower = [tier.every_steps for tier in self._config.lower.values()]
             self._cadence = Cadence(
                 Board.open(self.place.ram_dir),
@@ -220,7 +220,7 @@ class Engine:
 
     @property
     def newest_step(self) -> int | None:
-        """The step that load() restores; None where there is none."""
+        """The step that load() restores; None if there is none."""
         return self.connect().plan.step
 
     @property
@@ -233,7 +233,7 @@ class Engine:
         return self._agents is not None
 
     def connect(self, wants: Callable[[SavedStep], list[Any]] | None = None) -> Session:
-        """The session with the node's agent; the first call waits for the agent's plan."""
+        """The session with the node's agent. The first call waits for the agent's plan."""
         with self._lock:
             if self._is_forked:
                 raise AgentError(
@@ -247,11 +247,11 @@ class Engine:
             return self._session
 
     def close(self, *, wait: bool = True, together: bool = True) -> None:
-        """May be called twice.
+        """Ends the session. A second call does nothing.
 
         Args:
-            wait: wait for the saves in flight.
-            together: the other ranks are about to close too.
+            wait: whether to wait for the saves in flight.
+            together: whether the other ranks are about to close too.
         """
         if self._is_forked:
             return
@@ -268,7 +268,7 @@ class Engine:
                 self._agents.close(together=together)
 
     def let_go(self) -> None:
-        """In a process forked from this one: it has no part in the checkpoints, whatever it calls here."""
+        """Detaches a process that was forked from this one: it takes no part in the checkpoints, whatever it calls."""
         self._lock = threading.RLock()  # another thread may have held it
         self._is_forked = True
         drop_descriptors_below(self.place.ram_dir)

@@ -1,7 +1,7 @@
-"""Torch, imported when it is first used: a program with NumPy arrays alone never needs it.
+"""Torch, imported on first use: a program with only NumPy arrays never needs it.
 
-A state that holds something of torch's has imported torch already. So what asks whether a value is of torch's does not
-import it, and everything that has to do with such a value may use `torch` from here.
+A process that has a torch object has already imported torch. So the checks for torch objects do not import it, and code
+that works on such objects may use `torch` from here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
 
     class _Torch:
-        """Stands for the module."""
+        """A placeholder that imports torch when an attribute is first used."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(import_module("torch"), name)
@@ -34,7 +34,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def is_dtensor(value: Any) -> bool:
-    """A DTensor can exist only where its module has been imported."""
+    """Whether a value is a DTensor. One can exist only if its module has been imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
@@ -48,5 +48,5 @@ def is_optimizer(value: Any) -> bool:
 
 
 def no_grad() -> contextlib.AbstractContextManager[Any]:
-    """torch.no_grad() where there is a torch."""
+    """torch.no_grad() if torch is imported; else a context manager that does nothing."""
     return torch.no_grad() if in_use() else contextlib.nullcontext()

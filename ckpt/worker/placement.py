@@ -1,4 +1,4 @@
-"""Where a live tensor lies in the whole tensor: the boxes that this rank holds, and which ranks hold the others."""
+"""The place of a live tensor in the whole tensor: this rank's boxes, and the ranks that hold the others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ckpt.format.json_values import Path, name_of
 from ckpt.format.rank_grid import UNKNOWN, Spread
 from ckpt.worker.lazy_torch import is_dtensor, torch
 
-Group = Sequence[int]  # ranks that hold the same, in the order in which they share
-Run = tuple[int, int]  # of indices along one dimension: the first one, and how many follow one another
+Group = Sequence[int]  # ranks that hold the same data, in the order in which they divide it
+Run = tuple[int, int]  # of indices along one dimension: the first index and the count
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class PlacedBox:
 
 
 def parts_of(value: Any, path: Path) -> tuple[PlacedBox, ...]:
-    """The parts that make up a tensor's or array's local bytes.
+    """The boxes of the whole tensor that a tensor's or array's local data consists of.
 
-    A plain tensor is one part. So is a DTensor's local tensor, unless a strided shard leaves gaps between its rows. A
-    rank of its mesh without elements has one empty part; a rank outside of the mesh has none.
+    A plain tensor is one box. So is a DTensor's local tensor, unless a strided shard leaves gaps between its rows. A
+    rank of the mesh without elements has one empty box; a rank outside the mesh has none.
 
     Raises:
-        StateError: the local tensor has not the shape that the placements of its DTensor say.
+        StateError: the shape of the local tensor does not match the placements of its DTensor.
     """
     if not is_dtensor(value):
         return (PlacedBox(Box((0,) * value.ndim, tuple(value.shape))),)
@@ -56,7 +56,7 @@ def parts_of(value: Any, path: Path) -> tuple[PlacedBox, ...]:
 def cut(
     shape: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
 ) -> tuple[PlacedBox, ...]:
-    """The parts of a tensor at one place of a mesh, as torch cuts: along the mesh's dimensions in turn."""
+    """The boxes at one coordinate of a mesh, divided as torch does: by the mesh's dimensions in turn."""
     runs: list[list[Run]] = [[(0, size)] for size in shape]
     for size, at, placement in zip(mesh, coordinate, placements, strict=True):
         if not placement.is_replicate():
@@ -74,12 +74,12 @@ def cut(
 
 
 def _taken(placement: Any, count: int, parts: int, at: int) -> list[Run]:
-    """Which of `count` indices a placement gives to the member `at` of `parts`."""
+    """The runs of `count` indices that a placement gives to the member `at` of `parts`."""
     if type(placement) is torch.distributed.tensor.Shard:
         step = -(-count // parts)
         first = min(at * step, count)
         return [(first, min(step, count - first))]
-    # Torch itself says how it cuts a strided shard: that has changed between its versions.
+    # Torch computes the division of a strided shard itself, because it differs between torch versions.
     indices = torch.arange(count).view((1,) * placement.dim + (count,))
     split, _ = placement._split_tensor(indices, parts, with_padding=False, contiguous=False)
     rows = split[at].flatten().numpy()
@@ -89,7 +89,7 @@ def _taken(placement: Any, count: int, parts: int, at: int) -> list[Run]:
 
 
 def _pick(runs: list[Run], taken: list[Run]) -> Iterator[Run]:
-    """Runs of the indices that are taken, where `taken` counts along `runs`; one empty run where that is nothing."""
+    """The runs of indices that `taken` selects, counted along `runs`; one empty run if it selects none."""
     found: list[Run] = []
     for first, count in taken:
         start = 0
@@ -105,7 +105,7 @@ def _pick(runs: list[Run], taken: list[Run]) -> Iterator[Run]:
 
 
 def _with_local(runs: list[Run]) -> Iterator[tuple[int, int, int]]:
-    """Each run's place in the local tensor, its first index and its length."""
+    """Each run's start in the local tensor, its first index and its length."""
     local = 0
     for first, count in runs:
         yield local, first, count
@@ -113,12 +113,12 @@ def _with_local(runs: list[Run]) -> Iterator[tuple[int, int, int]]:
 
 
 def is_elsewhere(value: Any) -> bool:
-    """Whether this rank is outside of a DTensor's mesh: the shape that it sees there means nothing."""
+    """Whether this rank is outside a DTensor's mesh. The local shape there means nothing."""
     return is_dtensor(value) and value.device_mesh.get_coordinate() is None
 
 
 def spread_of(value: Any) -> Spread:
-    """The mesh over which a DTensor lies, as ranks."""
+    """The mesh of a DTensor, with global ranks."""
     splits: list[int | None] = []
     strided = set()
     for placement in value.placements:
@@ -133,7 +133,7 @@ def spread_of(value: Any) -> Spread:
 
 
 def replicas_of(value: Any) -> Group | None:
-    """The ranks that hold the same part of a DTensor as this one; None when no other does."""
+    """The ranks that hold the same part of a DTensor as this rank; None if no other rank does."""
     coordinate = value.device_mesh.get_coordinate()
     if coordinate is None:
         return None
@@ -146,6 +146,6 @@ def replicas_of(value: Any) -> Group | None:
 
 
 def as_group(ranks: Sequence[int]) -> Group:
-    """Ranks in a form that is compared and stored as easily when they are many."""
+    """The ranks as a range if they are consecutive, which is cheaper to compare and store than many numbers."""
     regular = bool(ranks) and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
     return range(ranks[0], ranks[0] + len(ranks)) if regular else tuple(ranks)

@@ -1,4 +1,4 @@
-"""This worker's link with its node's agent, and the slots that it stages into."""
+"""The connection of a worker to its node's agent, and the slots that it stages into."""
 
 from __future__ import annotations
 
@@ -24,34 +24,32 @@ from ckpt.worker.timeouts import WorkerDeadlines
 
 GROW_THREAD, MAP_THREAD = "ckpt-grow", "ckpt-map"
 _REMEMBER = 64  # steps
-_SHORT_S = 0.001  # no speed is given for less
-_FOLLOW_S = 1.0  # between looks for events that came beside the answer to a request
-_REJOIN_POLL_S = 0.05  # between looks for an agent in the place of the lost one
+_SHORT_S = 0.001  # no speed is logged for less
+_FOLLOW_S = 1.0  # between looks for events that arrived together with the reply to a request
+_REJOIN_POLL_S = 0.05  # between attempts to connect to the agent that replaces a lost one
 
-Stage = Callable[[Slot], tuple[Layout, Copies | None]]  # the copies that still run when it returns
+Stage = Callable[[Slot], tuple[Layout, Copies | None]]  # the copies are those still running when it returns
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Which worker this is."""
-
     rank: int
     local_rank: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgreedStep:
-    """What the agents have agreed to restore."""
+    """The step that the agents have agreed to restore."""
 
-    step: int | None  # None: nothing
+    step: int | None  # None: no step
     tier: str
     world_size: int
 
 
 class Session:
-    """From the first use of a Checkpointer to its end. Saves never raise for what storage or agent do."""
+    """A worker's connection to its agent. Saves raise nothing for failures of storage or of the agent."""
 
     def __init__(
         self, place: Place, config: CheckpointConfig, identity: Identity, deadlines: WorkerDeadlines,
@@ -60,23 +58,23 @@ class Session:
         """Waits for the agent and its plan.
 
         Args:
-            pin: is given every slot that memory was made ready for.
-            wants: says what a load would read of a step, while lost shards of it are still being made again.
+            pin: called with each slot whose memory has been prepared.
+            wants: returns what a load would read of a step. It is called while lost shards are still being rebuilt.
 
         Raises:
-            AgentError: it did not answer in time; names it.
+            AgentError: the agent did not reply in time. The message names it.
         """
         self.failed_saves = 0
         self._place = place
         self._identity = identity
         self._deadlines = deadlines
         self._lost = False  # the agent is gone
-        self._hopeless = ""  # why no save can come about any more
-        self._dropped_here: deque[int] = deque(maxlen=_REMEMBER)  # steps of which no shard was staged here
+        self._hopeless = ""  # why no save can be committed at present; empty if saves work
+        self._dropped_here: deque[int] = deque(maxlen=_REMEMBER)  # steps of which this rank staged no shard
         self._away_since_s = 0.0  # when the agent, or its world, was lost
-        self._dropped_up_to = self._dropped_away = 0  # the last one that was not saved since, and how many
+        self._dropped_up_to = self._dropped_away = 0  # last step dropped without an agent, and the number of them
         self._closed = threading.Event()
-        self._lock = threading.RLock()  # around what the agent's events change
+        self._lock = threading.RLock()  # guards all state that the agent's events change
         self._arena = Arena(place.ram_dir, identity.local_rank, config.slots)
         threading.Thread(target=self._arena.map_ahead, name=MAP_THREAD, daemon=True).start()  # while the agents plan
         self._agent = self._connect(deadlines.connect_s)
@@ -100,10 +98,10 @@ class Session:
         return self._saved_step(self.plan.step, self.plan.world_size, self.plan.tier)
 
     def chosen_step(self, step: int) -> SavedStep:
-        """Another step's shards, from whichever tier has them all.
+        """Another step's shards, from a tier that has all of them.
 
         Raises:
-            CheckpointError: no tier has.
+            CheckpointError: no tier has all of them.
         """
         try:
             reply = self._agent.request("choose", timeout_s=self._deadlines.plan_s, step=step)
@@ -112,7 +110,10 @@ class Session:
         return self._saved_step(step, reply["world_size"], reply["tier"])
 
     def _prefetch(self, wants: Callable[[SavedStep], list[Any]]) -> None:
-        """Has the agent fetch what survives before the rest is there. What goes wrong shows in the load itself."""
+        """Asks the agent to fetch surviving shards before the lost ones are rebuilt.
+
+        Errors show later, in the load itself.
+        """
         foreseen = self._agent.request("foreseen", timeout_s=self._deadlines.plan_s)
         if foreseen["step"] is None:
             return
@@ -140,7 +141,7 @@ class Session:
         return AgentClient.connect(path, rank=who.rank, local_rank=who.local_rank, timeout_s=timeout_s)
 
     def prepare(self, nbytes: int) -> None:
-        """Makes memory ready for saves of this size, in the background: the first touch is many times slower."""
+        """Prepares memory for saves of this size in a thread, because the first write to a page is slow."""
         if nbytes > self._grown_bytes:
             self._grown_bytes = nbytes
             threading.Thread(target=self._grow, args=(nbytes,), name=GROW_THREAD, daemon=True).start()
@@ -151,20 +152,18 @@ class Session:
             self._pin(slot)
 
     def loaded(self) -> None:
-        """Tells the agent that what it fetched for us may go."""
+        """Tells the agent that it may free what it fetched for this worker."""
         self._send("loaded", step=self.plan.step)
 
     def save(self, step: int, nbytes: int, stage: Stage, *, tokens: dict[str, int], flush: bool) -> None:
-        """Stages one save and hands it to the agent, as soon as all its bytes are there.
+        """Stages one save and passes it to the agent once all its bytes are copied. Failures are logged and counted.
 
         Args:
             step: the step.
-            nbytes: of the shard.
-            stage: fills a slot that has been reserved for `nbytes`.
-            tokens: of the groups that share their replicas out: ckpt.worker.save.replicas.
-            flush: write it to every lower tier, whatever their cadence.
-
-        What fails is logged and counted, and training goes on.
+            nbytes: size of the shard.
+            stage: fills a slot that has at least `nbytes`.
+            tokens: those of the groups that share replicas; see ckpt.worker.save.replicas.
+            flush: whether to write the step to every lower tier, whatever its cadence.
         """
         with self._lock:
             self._save(step, nbytes, stage, tokens, flush)
@@ -198,7 +197,7 @@ class Session:
             self._sealing.do(seal)
         else:
             seal()
-        self.prepare(nbytes)  # the other slots will be wanted too
+        self.prepare(nbytes)  # the other slots will need the memory too
 
     def _seal(
         self,
@@ -209,7 +208,7 @@ class Session:
         nbytes: int,
         started: float,
     ) -> None:
-        """Hands a staged save to the agent, in whichever thread sees the end of its copies; without the lock."""
+        """Passes a staged save to the agent. Runs without the lock, in the thread that waits for its copies."""
         try:
             if copies is not None:
                 copies.wait()
@@ -222,12 +221,12 @@ class Session:
             log.info("saved step %d to memory: %s", message["step"], rate(nbytes, time.monotonic() - started))
 
     def replicas_differ(self) -> bool:
-        """Whether a save was dropped because the ranks do not agree on what they hold alike."""
+        """Whether a save was dropped because the ranks disagree on what their replicas are."""
         self._handle_events(0.0)
         return self._replicas_differ
 
     def await_saves(self) -> None:
-        """Waits until none of this node's saves is in flight any more."""
+        """Waits until no save of this node is in flight."""
         self._settle(self._deadlines.saves_s)
         self._await_outcomes()
 
@@ -242,14 +241,14 @@ class Session:
             self._agent.request("await_saves", timeout_s=self._deadlines.saves_s)
             self._handle_events(0.0)
         except AgentError as error:
-            log.warning("rank %d: whether the last saves are safe is not known: %s", self._identity.rank, error)
+            log.warning("rank %d: cannot tell whether the last saves are safe: %s", self._identity.rank, error)
             self._lose(error)
 
     def close(self, *, wait: bool) -> None:
-        """Disconnects from the agent; copies that still run have a moment to end.
+        """Disconnects from the agent. Running copies have a moment to end.
 
         Args:
-            wait: wait for the saves in flight, within the deadline.
+            wait: whether to wait for the saves in flight, within the deadline.
         """
         self._settle(self._deadlines.saves_s if wait else self._deadlines.slot_s)
         self._send("bye")
@@ -260,9 +259,9 @@ class Session:
             self._agent.close()
 
     def _follow(self) -> None:
-        """Hears what becomes of saves as it happens, in a thread of its own: the next save may be far away.
+        """Handles the agent's events in a thread as they arrive, because the next save may be long after.
 
-        The same thread finds the way back when the agent is lost, so that training never waits for it.
+        The same thread reconnects after the agent is lost, so that training never waits for it.
         """
         while not self._closed.is_set():
             self._agent.wait(_FOLLOW_S)
@@ -272,7 +271,7 @@ class Session:
                 self._rejoin()
 
     def _rejoin(self) -> None:
-        """Returns when an agent has come in the place of the lost one, or the session is closed."""
+        """Returns when this worker is connected to the agent that replaces the lost one, or the session is closed."""
         found = None
         while found is None and not self._closed.wait(_REJOIN_POLL_S):
             found = self._find_agent()
@@ -286,7 +285,7 @@ class Session:
                 self._take_up(agent, reply)
 
     def _find_agent(self) -> tuple[AgentClient, dict[str, Any]] | None:
-        """An agent of a later generation, once saving can go on there and no copy into a slot is under way here."""
+        """An agent of a later generation. None if there is none yet, or if a copy into a slot is still running here."""
         try:
             agent = self._connect(0.0)
         except AgentError:
@@ -301,7 +300,7 @@ class Session:
         return None
 
     def _take_up(self, agent: AgentClient, reply: dict[str, Any]) -> None:
-        """Goes on with another agent; what was in flight with the lost one is dropped."""
+        """Continues with another agent. Saves in flight with the lost agent are dropped."""
         for step in self._arena.rejoin(_save_in(reply, self._place), pinned=reply["pinned"]):
             self._count("step %d was dropped before it was committed: the agents were lost", step)
         self._agent.close()
@@ -311,12 +310,12 @@ class Session:
         level = logging.WARNING if self._identity.rank == 0 else logging.DEBUG
         text = "rank %d: saving goes on after %.1f s without an agent; %d saves were dropped"
         log.log(level, text, self._identity.rank, away_s, self._dropped_away)
-        if self._dropped_away:  # ranks that came back before us may have saved some of these, and wait for us
+        if self._dropped_away:  # ranks that reconnected earlier may have saved some of these, and wait for this rank
             self._send("drop_up_to", step=self._dropped_up_to, rank=self._identity.rank)
             self._dropped_away = 0
 
     def _take(self, step: int) -> tuple[Slot | None, str]:
-        """A free slot, waiting for one within the deadline; or why there is none."""
+        """A free slot, waiting within the deadline; or the reason why there is none."""
         deadline = time.monotonic() + self._deadlines.slot_s
         wait_s = 0.0
         while self._handle_events(wait_s) and not self._hopeless:
@@ -327,12 +326,12 @@ class Session:
             if wait_s <= 0:
                 return (
                     None,
-                    f"no slot within {self._deadlines.slot_s:g} s, waited for the agent: {self._arena.describe()}",
+                    f"no slot within {self._deadlines.slot_s:g} s; the agent still holds: {self._arena.describe()}",
                 )
         return None, self._hopeless
 
     def _handle_events(self, timeout_s: float) -> bool:
-        """Follows what the agent says of earlier saves; False once it is gone."""
+        """Handles the agent's events about earlier saves; False if the agent is lost."""
         with self._lock:
             if self._lost:
                 return False
@@ -364,7 +363,7 @@ class Session:
             case "dropped":
                 self._arena.dropped(step)
                 self._replicas_differ |= bool(event.get("replicas_differ"))
-                if step not in self._dropped_here:  # else this is the echo of our own word
+                if step not in self._dropped_here:  # else the agent repeats this rank's own report
                     self._count("step %d was dropped before it was committed: %s", step, event.get("reason"))
             case "world_lost":
                 self._despair(str(event.get("reason")))
@@ -387,7 +386,7 @@ class Session:
         self._despair(f"the agent of node {self._place.node} is gone: {error}")
 
     def _despair(self, reason: str) -> None:
-        """No save can come about until other agents are there: said once, not for each save that is dropped."""
+        """Notes that no save can be committed until the agents are replaced. Logged once, not for each dropped save."""
         if not self._hopeless:
             log.error("rank %d: saving stops, training goes on: %s", self._identity.rank, reason)
             self._away_since_s = time.monotonic()
@@ -409,14 +408,14 @@ class Session:
 
 
 def _save_in(reply: dict[str, Any], place: Place) -> SaveId | None:
-    """The save that an agent's reply names; None where it names none."""
+    """The save that an agent's reply names; None if it names none."""
     if reply["step"] is None:
         return None
     return SaveId(step=reply["step"], attempt=reply["attempt"], run_id=place.run_id)
 
 
 def rate(nbytes: int, seconds: float) -> str:
-    """Bytes, seconds and MB/s, the same in every line; no speed where the time is too short to tell it."""
+    """Bytes, seconds and MB/s in the same form for every log line. No speed if the time is too short to measure."""
     if seconds < _SHORT_S:
         return f"{nbytes} bytes in under {_SHORT_S * 1000:g} ms"
     megabytes_s = nbytes / 1e6 / seconds

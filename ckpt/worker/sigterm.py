@@ -1,4 +1,4 @@
-"""Under a supervisor, a preempted script stops where all ranks have agreed to, and not where SIGTERM finds each."""
+"""Under a supervisor, all ranks of a preempted script stop at an agreed step, not where SIGTERM arrives at each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 def leave_sigterm_to_the_stop() -> None:
-    """Removes a SIGTERM handler of the script's own: it would act on each rank at another step."""
+    """Removes the script's own SIGTERM handler, which would run on each rank at a different step."""
     handler = signal.getsignal(signal.SIGTERM)
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

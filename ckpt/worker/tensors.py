@@ -1,4 +1,4 @@
-"""What counts as a tensor in a state, and how its bytes lie in memory."""
+"""The kinds of tensors and arrays in a state, and the layout of their bytes in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TENSOR, DTENSOR, ARRAY = "#tensor", "#dtensor", "#array"
 TAGS = (TENSOR, DTENSOR, ARRAY)
 STATE = "#state"  # the state_dict() of an object
 
-Local = Any  # a torch.Tensor or a np.ndarray: this rank's bytes of a value
+Local = Any  # a torch.Tensor or a np.ndarray: this rank's data of a value
 
 _PLACEMENTS = ("Replicate", "Shard", "_StridedShard")
 _ARRAY_DTYPES = ("bool", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32",
@@ -25,21 +25,21 @@ _ARRAY_DTYPES = ("bool", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16
 
 
 def tag_of_live(value: Any) -> str | None:
-    """The tag under which a live value is stored; None when it is no tensor."""
+    """The tag under which a live value is stored; None if it is neither tensor nor array."""
     if is_tensor(value):
         return DTENSOR if is_dtensor(value) else TENSOR
     return ARRAY if isinstance(value, np.ndarray) else None
 
 
 def is_stateful(value: Any) -> bool:
-    """Whether a value saves and loads itself; a class of such values does not."""
+    """Whether a value has state_dict() and load_state_dict(). A class that defines them does not count."""
     if isinstance(value, type):
         return False
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 def check_tensor(value: Any, path: Path) -> None:
-    """Raises StateError for tensors and arrays whose bytes do not say all, or are not there."""
+    """Raises StateError for tensors and arrays that have no data, or whose bytes alone do not define their values."""
     if is_dtensor(value):
         for placement in value.placements:
             if type(placement).__name__ not in _PLACEMENTS:
@@ -59,7 +59,8 @@ def check_tensor(value: Any, path: Path) -> None:
 
 
 def check_target(value: Any, path: Path) -> None:
-    """Raises StateError for what `check_tensor` refuses, and for tensors that cannot be filled element by element."""
+    """Raises StateError for tensors that `check_tensor` rejects, and for those that cannot be filled element by
+    element."""
     check_tensor(value, path)
     local = local_part(value)
     if is_tensor(local) and any(s == 0 and n > 1 for s, n in zip(local.stride(), local.shape, strict=True)):
@@ -67,25 +68,25 @@ def check_target(value: Any, path: Path) -> None:
 
 
 def waited(value: Any) -> Any:
-    """A tensor; the result of a collective that may still run, once it has ended."""
+    """The tensor; of an asynchronous collective, its result once it is complete."""
     return value.trigger_wait() if type(value).__name__ == "AsyncCollectiveTensor" else value
 
 
 def local_part(value: Any) -> Local:
-    """The tensor that holds this rank's bytes, detached; an array is its own."""
+    """The detached tensor with this rank's data; an array is returned as it is."""
     if isinstance(value, np.ndarray):
         return value
     return waited(value._local_tensor if is_dtensor(value) else value).detach()
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name stored for a torch or NumPy dtype."""
+    """The stored name of a torch or NumPy dtype."""
     name = str(dtype)
     return name.removeprefix("torch.") if name.startswith("torch.") else np.dtype(dtype).name
 
 
 def torch_dtype(chunk: Chunk) -> torch.dtype:
-    """The torch dtype of a chunk; raises CorruptError when there is none of that name and size."""
+    """The torch dtype of a chunk; raises CorruptError if the name is unknown or does not fit the chunk's size."""
     dtype = getattr(torch, chunk.dtype, None)
     if not isinstance(dtype, torch.dtype) or chunk.nbytes != dtype.itemsize * chunk_box(chunk).elements:
         raise CorruptError(f"chunk {chunk.key!r:.200}: {chunk.nbytes} bytes of dtype {chunk.dtype!r:.40} {chunk.sizes}")
@@ -93,25 +94,25 @@ def torch_dtype(chunk: Chunk) -> torch.dtype:
 
 
 def check_array_dtype(chunk: Chunk) -> None:
-    """Raises CorruptError unless a chunk's bytes are numbers that NumPy knows."""
+    """Raises CorruptError if a chunk's dtype is not a known NumPy number, or does not fit the chunk's size."""
     if chunk.dtype not in _ARRAY_DTYPES or chunk.nbytes != np.dtype(chunk.dtype).itemsize * chunk_box(chunk).elements:
         raise CorruptError(f"chunk {chunk.key!r:.200}: {chunk.nbytes} bytes of dtype {chunk.dtype!r:.40} {chunk.sizes}")
 
 
 def chunk_box(chunk: Chunk) -> Box:
-    """The box of the whole tensor that a chunk holds."""
+    """The chunk's box in the whole tensor."""
     return Box(chunk.offsets, chunk.sizes)
 
 
 def lies_flat(value: Local) -> bool:
-    """Whether a tensor's or array's bytes lie in memory as they are stored: on the CPU, in row-major order."""
+    """Whether the bytes in memory equal the stored bytes: on the CPU, contiguous in row-major order."""
     if isinstance(value, np.ndarray):
         return value.flags.c_contiguous and value.dtype.isnative
     return value.device.type == "cpu" and value.is_contiguous() and not value.is_conj() and not value.is_neg()
 
 
 def flat_bytes(value: Local) -> np.ndarray | None:
-    """The bytes of a tensor or array in row-major order, as they lie in memory; None when they do not lie so."""
+    """The bytes of a tensor or array in row-major order, without a copy; None if they are not laid out so."""
     if not lies_flat(value):
         return None
     if isinstance(value, np.ndarray):
@@ -120,7 +121,7 @@ def flat_bytes(value: Local) -> np.ndarray | None:
 
 
 def view_bytes(buffer: Any, start: int, dtype: torch.dtype, sizes: tuple[int, ...]) -> torch.Tensor:
-    """A tensor over some bytes of a mapped buffer, not copied."""
+    """A tensor over a range of a mapped buffer, without a copy."""
     elements = math.prod(sizes)
     if not elements:
         return torch.empty(sizes, dtype=dtype)
@@ -128,7 +129,7 @@ def view_bytes(buffer: Any, start: int, dtype: torch.dtype, sizes: tuple[int, ..
 
 
 def view_array(buffer: Any, start: int, dtype: str, sizes: tuple[int, ...]) -> np.ndarray:
-    """The same as an array."""
+    """An array over a range of a mapped buffer, without a copy."""
     if not math.prod(sizes):
         return np.empty(sizes, dtype)
     return np.frombuffer(buffer, dtype, math.prod(sizes), start).reshape(sizes)

@@ -415,7 +415,7 @@ def test_the_same_step_is_not_saved_twice(node: Node, caplog: pytest.LogCaptureF
         ckpt.save(3, {"x": 1})
         ckpt.save(3, {"x": 2})
         ckpt.save(2, {"x": 2})
-    assert "step 3 was before it" in caplog.text
+    assert "step 3 was saved before it" in caplog.text
     live = {"x": 0}
     with node.start() as ckpt:
         assert ckpt.load(live) == 3

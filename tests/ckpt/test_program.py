@@ -60,7 +60,7 @@ class TwoNodes:
 def test_several_nodes_outside_a_slurm_job_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     monkeypatch.setattr("ckpt.worker.engine.world_of", lambda comm: alone)
-    with solo_namespace() as namespace, pytest.raises(ConfigError, match="elsewhere, and this is no Slurm job"):
+    with solo_namespace() as namespace, pytest.raises(ConfigError, match="elsewhere, and this is not a Slurm job"):
         Checkpointer(TwoNodes(), namespace=namespace)
 
 

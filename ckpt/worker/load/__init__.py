@@ -1,8 +1,8 @@
-"""From a saved step to live state.
+"""Fills live state from a saved step.
 
 match          compares a saved step with the live state, then fills the live state
-read_plan      which parts of which shards fill a live tensor
+read_plan      the parts of shards that fill each live tensor
 shard_reader   a saved step's shards, verified as they are read
-verified_copy  copies and checksums in one pass, by several threads
-contents       a saved step's values and, on demand, its tensors, without a live state
+verified_copy  copies and verifies in one pass, with several threads
+contents       reads a saved step's values, and its tensors on demand, without a live state
 """

@@ -1,4 +1,4 @@
-"""What a saved step holds, without a live state to fill: its values at once, its tensors on demand."""
+"""The contents of a saved step without a live state: its values at once, its tensors on demand."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class Contents:
     """One rank's part of a saved step."""
 
     step: int
-    world_size: int  # of the run that saved it
-    rank: int  # the saved rank whose plain tensors, arrays and values these are
-    state: dict[str, Any]  # as it was saved, with a StoredTensor for each tensor and array, a dict for each object
+    world_size: int  # that of the run that saved it
+    rank: int  # the saved rank of these plain tensors, arrays and values
+    state: dict[str, Any]  # as saved, with a StoredTensor for each tensor and array, and a dict for each object
 
 
 class StoredTensor:
-    """A whole tensor of a saved step, put together from the ranks that hold its parts when it is read."""
+    """A whole tensor of a saved step. Reading it combines the parts from all ranks that have them."""
 
     def __init__(self, tensors: TensorReads, saved: SavedStep, node: dict[str, str]) -> None:
         self._tensors = tensors
         self._saved = saved
         self._node = node
         self.shape, self.dtype = tensors.kind(node)
-        """The dtype by its name in torch, or in NumPy: "bfloat16"."""
+        """The name of the torch or NumPy dtype, such as "bfloat16"."""
 
     def read(self) -> Any:
-        """The torch.Tensor, on the CPU, or the NumPy array; every byte of it verifies.
+        """The torch.Tensor on the CPU, or the NumPy array. Every byte of it is verified.
 
         Raises:
             CheckpointError: no source has the bytes intact.
@@ -46,7 +46,7 @@ class StoredTensor:
         return self[()]
 
     def __getitem__(self, index: Any) -> Any:
-        """A part of the tensor: slices without steps, one for each of the first dimensions. Only that part is read."""
+        """A part of the tensor. Only that part is read. The index is slices without steps, for the first dimensions."""
         slices = index if isinstance(index, tuple) else (index,)
         if len(slices) > len(self.shape) or any(not isinstance(s, slice) or s.step not in (None, 1) for s in slices):
             raise TypeError(f"{self!r}: index {index!r}, expected at most {len(self.shape)} slices without steps")
@@ -68,7 +68,7 @@ class StoredTensor:
 
 
 def contents_of(saved: SavedStep, rank: int) -> Contents:
-    """Reads the values of a saved rank; its tensors are read when they are asked for.
+    """Reads the values of a saved rank. Its tensors are read on demand.
 
     Raises:
         ConfigError: there is no such rank.
@@ -95,7 +95,7 @@ def _of_tree(saved: SavedStep, rank: int, tree: Any) -> Any:
 
 
 def _of_dcp(saved: SavedStep, rank: int) -> Any:
-    """Torch's planner stores what ranks hold alike with one of them: all ranks' parts are one state."""
+    """The combined state of all ranks, because torch's planner stores a replica on only one of its ranks."""
     from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 
     tensors = TensorReads(saved, rank, everywhere=True)

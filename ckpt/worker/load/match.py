@@ -1,10 +1,10 @@
-"""From a saved step to live state: tensors are filled where they are, objects get back what they gave.
+"""Fills live state from a saved step: tensors are filled in place, objects load the state that they gave.
 
-First everything is matched against the live state, so that a state that does not fit is refused before a byte changes;
-then the bytes are read; then objects and values are put in place.
+First the whole step is compared with the live state, so that a mismatch is refused before a byte changes. Then the
+bytes are read. Then objects and values are put in place.
 
-Which saved rank a rank reads: DTensors are put together from whichever ranks hold their parts. Plain tensors, arrays
-and values have no such meaning across ranks: rank r takes those of saved rank r, or r modulo the saved world size.
+DTensors are combined from all saved ranks that have parts of them. Plain tensors, arrays and values belong to one rank:
+rank r loads those of saved rank r, or of r modulo the saved world size.
 """
 
 from __future__ import annotations
@@ -23,37 +23,40 @@ from ckpt.worker.load.read_plan import TensorReads
 from ckpt.worker.load.shard_reader import SavedStep
 from ckpt.worker.tensors import ARRAY, DTENSOR, STATE, TAGS, TENSOR, check_target, is_stateful, tag_of_live, waited
 
-Finish = Callable[[], Any]  # gives the value to put in place, once the bytes have been read
-DCP = "#dcp"  # the tree of a step that was saved through ckpt.worker.dcp
+Finish = Callable[[], Any]  # returns the value to put in place, once the bytes have been read
+DCP = "#dcp"  # tag of the tree of a step that was saved through ckpt.worker.dcp
 
 
 class Restoration:
-    """One load into one live state; its objects are asked for their state once, though it may be matched twice.
+    """One load into one live state. It calls each object's state_dict() once, even if it compares the state twice.
 
-    That asking may be collective over the ranks, and only some of them may have been in time to prefetch.
+    state_dict() may be a collective, and not every rank prefetches.
     """
 
     def __init__(self, state: dict[str, Any], rank: int, *, strict: bool = True) -> None:
         """
         Args:
-            state: as it was given to save(), with tensors of the same shapes.
-            rank: ours, now.
-            strict: whether all that is stored must be wanted; otherwise the state may have fewer keys.
+            state: built as for save(), with tensors of the same shapes.
+            rank: the rank of this process.
+            strict: whether the state must have every saved key; else it may have fewer.
         """
         self._state = state
         self._rank = rank
         self._strict = strict
-        self._given: dict[Path, Any] = {}  # what the state's objects gave as their state
+        self._given: dict[Path, Any] = {}  # the results of state_dict(), by path
 
     def wants(self, saved: SavedStep) -> list[tuple[int, list[int] | None]]:
-        """What `fill` would read of a step, as `SavedStep.wants`; nothing is read or changed. Raises as `fill`."""
+        """What `fill` would read of a step, in the form of `SavedStep.wants`.
+
+        Nothing is read or changed. Raises as `fill`.
+        """
         return saved.wants(self._match(saved)[0].reads)
 
     def fill(self, saved: SavedStep) -> None:
-        """Changes the state in place into a saved step.
+        """Fills the state in place from a saved step.
 
         Raises:
-            StateError: the state does not match what is stored; names every key missing on either side.
+            StateError: the state does not match the saved step. The message names every key missing on either side.
             CheckpointError: no source has the bytes intact. The state is then overwritten in part.
         """
         tensors, finish = self._match(saved)
@@ -61,7 +64,7 @@ class Restoration:
             with no_grad():
                 saved.read(tensors.reads)
                 finish()
-        except (CheckpointError, RuntimeError) as error:  # torch raises the latter
+        except (CheckpointError, RuntimeError) as error:  # load_state_dict() and copy_() raise the latter
             kind = type(error) if isinstance(error, CheckpointError) else CheckpointError
             text = " ".join(str(error).split())
             raise kind(f"{text:.1000}; the state is now overwritten in part: do not go on with it") from error
@@ -78,7 +81,7 @@ class Restoration:
 
 
 class _Match:
-    """Walks the live state and the saved tree side by side; each method returns what is left to do after the reads."""
+    """Walks the live state and the saved tree together. Each method returns a function to call after the reads."""
 
     def __init__(self, tensors: TensorReads, strict: bool, given: dict[Path, Any]) -> None:
         self.tensors = tensors
@@ -86,7 +89,7 @@ class _Match:
         self.given = given
 
     def any(self, live: Any, node: Any, path: Path) -> Finish:
-        """Matches one value; what is in the live state must be in the saved one too, in the same shape."""
+        """Compares one value. Everything in the live state must also be saved, in the same shape."""
         if is_stateful(live):
             return self._stateful(live, node, path)
         if tag_of_live(live):
@@ -144,7 +147,7 @@ class _Match:
         return lambda: _load(live, finish(), path)
 
     def _optimizer(self, live: torch.optim.Optimizer, state: Any, node: Any, path: Path) -> Finish:
-        """An optimizer that has not stepped yet has no tensors: they are made like the parameters they belong to."""
+        """Tensors of an optimizer that has not stepped yet are created like the parameters they belong to."""
         parameters = [parameter for group in live.param_groups for parameter in group["params"]]
         entries = dict(items_of(node) or {})
         saved_states = items_of(entries.pop("state", {})) or {}
@@ -162,7 +165,10 @@ class _Match:
         return finish
 
     def _free(self, live: Any, node: Any, path: Path, like: torch.Tensor | None) -> Finish:
-        """Builds what is saved, using live tensors where there is one that fits; objects judge for themselves."""
+        """Builds the saved value, with live tensors where they fit.
+
+        The object's own load_state_dict() checks the rest.
+        """
         tag = tag_of(node)
         if tag in TAGS:
             fits = tag_of_live(live) is not None and self.tensors.difference(live, node) is None
@@ -183,7 +189,7 @@ class _Match:
         return lambda: decode(node)
 
     def _new(self, node: Any, path: Path, like: torch.Tensor | None) -> Any:
-        """A tensor for what is saved and has no live counterpart."""
+        """A new tensor for a saved one without a live counterpart."""
         tag = tag_of(node)
         shape, name = self.tensors.kind(node)
         if tag == ARRAY:
@@ -192,9 +198,7 @@ class _Match:
         if like is not None and tuple(like.shape) == shape and (shape or tag == DTENSOR):
             return torch.empty_like(like, dtype=dtype, requires_grad=False)
         if tag == DTENSOR:
-            raise StateError(
-                f"{name_of(path)}: saved as a DTensor, and there is no live one that says how to distribute it"
-            )
+            raise StateError(f"{name_of(path)}: saved as a DTensor, and no live DTensor shows how to distribute it")
         return torch.empty(shape, dtype=dtype)
 
     def _tensor(self, live: Any, node: Any, path: Path) -> Finish:
@@ -209,7 +213,7 @@ class _Match:
 
 
 def _replace(live: Any, value: Any) -> Any:
-    """The value to put in place of a live one; dicts and lists are changed in place, others may hold on to them."""
+    """The new value. Dicts and lists are changed in place, because other code may refer to them."""
     if isinstance(live, dict) and isinstance(value, dict):
         live.clear()
         live.update(value)

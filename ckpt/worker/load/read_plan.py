@@ -1,4 +1,4 @@
-"""What to read for each live tensor: which parts of which saved ranks' chunks make up the box that this rank holds."""
+"""The reads that fill each live tensor: the parts of saved chunks that together cover this rank's boxes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ckpt.worker.tensors import DTENSOR, check_array_dtype, chunk_box, dtype_nam
 
 
 class TensorReads:
-    """Collects the reads of one load; `SavedStep.read` then does them all."""
+    """Collects the reads of one load; `SavedStep.read` then performs them."""
 
     def __init__(self, saved: SavedStep, source: int, *, everywhere: bool = False) -> None:
         """
         Args:
             saved: the step.
-            source: the saved rank whose own tensors, arrays and values are taken; it also tells what others have.
-            everywhere: whether any rank may hold parts of any tensor.
+            source: the saved rank whose plain tensors, arrays and values are loaded. It also names the others.
+            everywhere: whether every rank may have parts of every tensor.
         """
         self.source = source
         self._everywhere = everywhere
@@ -35,12 +35,12 @@ class TensorReads:
         self._chunks: dict[int, dict[str, list[Chunk]]] = {}  # by rank and key
 
     def kind(self, node: Any) -> tuple[tuple[int, ...], str]:
-        """Shape and dtype's name of a saved tensor or array."""
+        """The shape and the dtype's name of a saved tensor or array."""
         _, chunk = self._any_chunk(node)
         return chunk.shape, chunk.dtype
 
     def difference(self, live: Any, node: Any) -> str | None:
-        """What keeps a live tensor from taking the saved one; None when nothing does."""
+        """The reason why a live tensor cannot take the saved one; None if it can."""
         if is_elsewhere(live):
             return None
         _, chunk = self._any_chunk(node)
@@ -48,7 +48,7 @@ class TensorReads:
         return None if saved == now else f"saved as {saved[0]} {list(saved[1])}, live is {now[0]} {list(now[1])}"
 
     def fill(self, live: Any, node: Any, path: Path) -> Any:
-        """Plans to fill a live tensor or array of the saved shape and dtype; returns what will be filled."""
+        """Plans the reads that fill a live tensor or array of the saved shape and dtype. Returns the target."""
         if isinstance(live, np.ndarray):
             live = live if live.flags.writeable else np.array(live)
         local = local_part(live)
@@ -57,7 +57,7 @@ class TensorReads:
         return live
 
     def part(self, node: Any, box: Box, target: Any) -> list[Read]:
-        """The reads that fill a tensor or array with a box of a saved one."""
+        """The reads that fill a target with a box of a saved tensor or array."""
         self.reads = []
         self._plan(node, box, target, (node[tag_of(node) or ""],))
         return self.reads
@@ -83,7 +83,10 @@ class TensorReads:
             self.reads.append(Read(rank=rank, chunk=chunk, part=part, target=put, flat=flat, as_array=as_array))
 
     def _ranks(self, node: Any, wanted: Box) -> Iterator[int]:
-        """The saved ranks to look at, likely ones first; a record is opened only when nothing before it was enough."""
+        """The saved ranks that may have parts, likely ones first.
+
+        A record is opened only if the earlier ones were not enough.
+        """
         yield self.source
         holder, chunk = self._any_chunk(node)
         if chunk.spread is None and not self._everywhere:
@@ -99,16 +102,16 @@ class TensorReads:
                 yield rank
 
     def _any_chunk(self, node: Any) -> tuple[int, Chunk]:
-        """A chunk of a saved tensor, and the rank that has it; any one tells the shape and dtype."""
+        """Any chunk of a saved tensor, for its shape and dtype, and the rank that has it."""
         tag = tag_of(node) or ""
         key = node[tag]
-        # A rank outside of a DTensor's mesh has no chunk of it.
+        # A rank outside a DTensor's mesh has no chunk of it.
         others = range(self._saved.world_size) if tag == DTENSOR else ()
         for rank in (self.source, *others):
             if chunks := self._by_key(rank).get(key):
                 return rank, chunks[0]
         raise CheckpointError(
-            f"step {self._saved.step}: the shard of rank {self.source} names {key!r:.200} and does not hold it"
+            f"step {self._saved.step}: the shard of rank {self.source} names {key!r:.200} but does not contain it"
         )
 
     def _by_key(self, rank: int) -> dict[str, list[Chunk]]:

@@ -1,4 +1,4 @@
-"""One saved step's shards, as the node's agent hands them out: every byte is verified before it is used."""
+"""The shards of a saved step, opened through the node's agent. Every byte is verified before it is used."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from ckpt.format.shard_record import ShardRecord
 from ckpt.worker.load.verified_copy import Region, copy_verified
 from ckpt.worker.tensors import chunk_box, torch_dtype, view_array, view_bytes
 
-_TRIES = 6  # own memory, a partner's copy, three lower tiers, and one to spare
+_TRIES = 6  # own memory, a partner's copy, three lower tiers, and one spare
 
-Mapped = Callable[[str, int], "memoryview | None"]  # a file's first bytes, where they are mapped already
+Mapped = Callable[[str, int], "memoryview | None"]  # the first bytes of a file, if this process has mapped them
 
 log = logging.getLogger(__name__)
 
 
 class ShardSource(Protocol):
-    """What is needed of the connection to the agent; `ckpt.agent.rpc.client.AgentClient` is one."""
+    """The part of the connection to the agent that a load needs; ckpt.agent.rpc.client.AgentClient has it."""
 
     def request(self, op: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """A part of a chunk, and where it goes."""
+    """A part of a chunk, and its target."""
 
-    rank: int  # whose shard
+    rank: int  # of the shard
     chunk: Chunk
-    part: Box  # inside the chunk's box
-    target: Callable[[Any], Any]  # takes a tensor over the mapped bytes, of the part's sizes; must copy
-    flat: np.ndarray | None = None  # the target's own bytes, where they are the whole chunk's, one after another
-    as_array: bool = False  # whether the target takes a NumPy array instead
+    part: Box  # box inside the chunk's box
+    target: Callable[[Any], Any]  # called with a tensor over the mapped bytes, of the part's sizes; must copy it
+    flat: np.ndarray | None = None  # the target's bytes, if they are one contiguous copy of the chunk's
+    as_array: bool = False  # whether the target is called with a NumPy array instead
 
     @property
     def itemsize(self) -> int:
@@ -53,7 +53,7 @@ class Read:
 
 
 class SavedStep:
-    """A step that the agents have agreed to restore."""
+    """A step that the agents have agreed to restore. It gives its shards' records and bytes."""
 
     def __init__(
         self, agent: ShardSource, *, step: int, world_size: int, node: str, open_s: float, threads: int = 1,
@@ -63,12 +63,12 @@ class SavedStep:
         Args:
             agent: the connection to this node's agent.
             step: the step agreed on.
-            world_size: of the run that saved it.
+            world_size: that of the run that saved the step.
             node: this node's name, for messages.
-            open_s: how long to wait for each shard.
-            threads: how many copy and verify at once.
-            mapped: finds bytes that this process has mapped already.
-            tier: the lowest that is needed, for messages.
+            open_s: seconds to wait for each shard.
+            threads: number of threads that copy and verify.
+            mapped: returns the bytes of a file that this process has already mapped.
+            tier: the lowest tier that the step needs, for messages.
         """
         self.tier = tier
         self.step = step
@@ -82,7 +82,7 @@ class SavedStep:
         self._records: dict[int, ShardRecord] = {}
 
     def record(self, rank: int) -> ShardRecord:
-        """The record of a saved rank's shard; its bytes are not fetched."""
+        """The record of a saved rank's shard. Its bytes are not fetched."""
         if rank not in self._records:
             self._records[rank] = self._open(rank, [])[2]
         return self._records[rank]
@@ -93,16 +93,16 @@ class SavedStep:
             yield self.record((first + i) % self.world_size)
 
     def read(self, reads: Iterable[Read]) -> None:
-        """Fetches, verifies and hands out parts, shard by shard.
+        """Fetches and verifies parts and copies them to their targets, shard by shard.
 
         Raises:
-            CheckpointError: no source has the bytes intact; names the step.
+            CheckpointError: no source has the bytes intact. The message names the step.
         """
         for rank, wanted in _by_rank(reads).items():
             self._read_shard(rank, wanted)
 
     def wants(self, reads: Iterable[Read]) -> list[tuple[int, list[int] | None]]:
-        """The ranks whose shards hold the parts, and which of their blocks: None for all."""
+        """The ranks whose shards have the parts, each with the blocks that are needed; None for all blocks."""
         found = []
         for rank, wanted in _by_rank(reads).items():
             blocks = _blocks(wanted)
@@ -182,18 +182,18 @@ def _by_rank(reads: Iterable[Read]) -> dict[int, list[Read]]:
 
 
 def _blocks(reads: list[Read]) -> list[int]:
-    """The blocks of a shard that hold its reads."""
+    """The blocks of a shard that contain the reads."""
     return sorted({block for read in reads for block in blocks_of_range(*_byte_range(read))})
 
 
 def _byte_range(read: Read) -> tuple[int, int]:
-    """Start and length of the bytes in the shard that a part touches."""
+    """Start and length of a part's bytes in the shard."""
     first, end = read.part.span(chunk_box(read.chunk))
     return read.chunk.start + first * read.itemsize, (end - first) * read.itemsize
 
 
 def _map(path: str, base: int, nbytes: int) -> memoryview | None:
-    """The shard's bytes, private to us; None when the file is gone or too short."""
+    """A private mapping of the shard's bytes; None if the file is gone or too short."""
     if not nbytes:
         return memoryview(b"")
     try:
@@ -206,7 +206,7 @@ def _map(path: str, base: int, nbytes: int) -> memoryview | None:
             log.warning("%s: ends before byte %d of the shard", path, base + nbytes)
             return None
         start = base - base % mmap.ALLOCATIONGRANULARITY
-        # Copy on write only because torch warns of read-only memory; nothing is ever written here.
+        # Copy-on-write only because torch warns of read-only memory. Nothing is ever written here.
         memory = mmap.mmap(descriptor, base + nbytes - start, access=mmap.ACCESS_COPY, offset=start)
     finally:
         os.close(descriptor)

@@ -1,4 +1,5 @@
-"""Copying and verifying in one pass over memory, by several threads: each piece is checksummed while caches hold it."""
+"""Copies and verifies in one pass over memory, with several threads: each piece is checksummed while it is in the
+cache."""
 
 from __future__ import annotations
 
@@ -14,30 +15,30 @@ from ckpt.format.checksums import BLOCK_BYTES, block_count
 from ckpt.native.memcpy import copy_bytes
 from ckpt.native.pages import populate_for_reading
 
-# Stays in a core's cache between the copy and the checksum. Both release Python's lock: taking it back between smaller
-# pieces costs more than it gains.
+# Small enough to stay in a core's cache between the copy and the checksum. Both release the GIL. With smaller pieces,
+# taking it again costs more than the cache gains.
 _PIECE_BYTES = 512 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
-    """Bytes of a shard, and where they go."""
+    """A range of a shard, and its target."""
 
-    start: int  # in the shard
-    target: np.ndarray  # of bytes
+    start: int  # offset in the shard
+    target: np.ndarray  # bytes
 
 
 def copy_verified(
     data: memoryview, expected: Sequence[str], blocks: Sequence[int], regions: Sequence[Region], threads: int
 ) -> list[int]:
-    """Copies regions of a shard; they are good only when nothing is returned.
+    """Copies regions of a shard. The copies are valid only if the returned list is empty.
 
     Args:
         data: the whole shard.
         expected: one checksum (ckpt.format.checksums) per block of the shard.
         blocks: the blocks to verify, which hold all regions.
-        regions: disjoint.
-        threads: how many work at once.
+        regions: regions to copy; they do not overlap.
+        threads: number of threads.
 
     Returns:
         The blocks whose bytes do not match.

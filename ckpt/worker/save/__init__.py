@@ -1,8 +1,8 @@
-"""From live state to a slot of the node's memory.
+"""Copies live state to a slot of the node's memory.
 
-flatten     a live state as a tree of values and the tensors between them
+flatten     divides a live state into a tree of values and its tensors
 staging     the copy into a slot: the only time that training waits
-async_copy  copies from a GPU beside training, and the gate before the next optimizer step
+async_copy  copies from a GPU during training; the next optimizer step waits for them
 cuda        the calls to CUDA
-replicas    tensors that several ranks hold alike, and the part that each of them stores
+replicas    tensors that are equal on several ranks, and the part that each rank stores
 """

@@ -1,9 +1,10 @@
-"""Copies from an accelerator that go on while training does, and the gate that keeps the state as it was.
+"""Copies from an accelerator that run during training, and what keeps the copied state consistent.
 
-Parameters and optimizer state change in an optimizer's step only: they are copied beside training, and a hook on every
-optimizer holds the next step back until they are (on CUDA the GPU waits, not the CPU). All other tensors may change at
-any time, so their copies are enqueued between what training has enqueued and what it will. A parameter that something
-else changes in place meanwhile is noticed by its version, and the save fails.
+Parameters and optimizer state change only in an optimizer's step. They are copied concurrently with training, and a
+hook on every optimizer delays the next step until the copies are complete. On CUDA the GPU waits, not the CPU. All
+other tensors may change at any time. Their copies are enqueued in the compute stream, after the work that training has
+enqueued so far. If other code changes a parameter in place during the copy, the parameter's version shows it, and the
+save fails.
 """
 
 from __future__ import annotations
@@ -25,16 +26,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class CopyJob:
-    """One tensor to copy."""
-
     key: str
     view: torch.Tensor
     tensor: torch.Tensor
-    stepped: bool  # changes in an optimizer's step only
+    stepped: bool  # changes only in an optimizer's step
 
 
 class Copies:
-    """One save's copies, from their start to the moment they are all there."""
+    """The copies of one save, from their start until they are complete."""
 
     def __init__(self, mark: CopyMark, stepped: Sequence[CopyJob]) -> None:
         self._mark = mark
@@ -44,17 +43,17 @@ class Copies:
         self._changed = ""
 
     def hold_back(self) -> None:
-        """What training does from now on does not reach the copies."""
+        """From now on, training waits for the copies before it changes the state."""
         with self._lock:
             if not self._held_back:
                 self._look()
                 self._mark.hold_back()
 
     def wait(self) -> None:
-        """Returns when all bytes are there.
+        """Returns when all copies are complete.
 
         Raises:
-            CopyError: the device failed, or a tensor was changed meanwhile by something other than an optimizer.
+            CopyError: the device failed, or code other than an optimizer changed a tensor during the copy.
         """
         try:
             self._mark.wait()
@@ -76,7 +75,7 @@ class Copies:
 
 
 class Overlap:
-    """Starts copies, and holds every optimizer's step back until those of before are done."""
+    """Starts copies, and delays every optimizer's step until the copies started before it are complete."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -84,10 +83,10 @@ class Overlap:
         self._running: list[Copies] = []
 
     def start(self, jobs: Sequence[CopyJob]) -> Copies:
-        """Enqueues copies of tensors that the device holds.
+        """Enqueues copies of tensors in the device's memory.
 
         Raises:
-            CopyError: the device refused; nothing is being copied then.
+            CopyError: the device refused; then no copy is running.
         """
         if self._hook is None:
             from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -100,20 +99,20 @@ class Overlap:
                 self._device.copy([job.view for job in now], [job.tensor for job in now], beside=beside)
             copies = Copies(self._device.mark(), [job for job in jobs if job.stepped])
         except RuntimeError as error:
-            with contextlib.suppress(RuntimeError):  # a device that has failed for good writes nothing any more
+            with contextlib.suppress(RuntimeError):  # a device that has failed for good writes nothing more
                 self._device.mark().wait()
             raise CopyError(f"copying from the device failed: {str(error).splitlines()[0]}") from None
         self._running.append(copies)
         return copies
 
     def hold_back(self) -> None:
-        """Holds back what training does next; each save's copies need it once."""
+        """Calls `Copies.hold_back` once for each save's copies."""
         running, self._running = self._running, []
         for copies in running:
             copies.hold_back()
 
     def close(self) -> None:
-        """No optimizer waits for us any more."""
+        """Removes the hook on optimizers."""
         self.hold_back()
         if self._hook is not None:
             self._hook.remove()
@@ -121,7 +120,7 @@ class Overlap:
 
 
 class Background:
-    """A thread that does one thing after the other, started when it is first needed."""
+    """A thread that runs functions one after another. It starts at the first call of `do`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -133,14 +132,14 @@ class Background:
         return self._todo.unfinished_tasks > 0
 
     def do(self, work: Callable[[], None]) -> None:
-        """Does it after what was asked for before."""
+        """Runs `work` after all earlier work."""
         self._todo.put(work)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
 
     def settle(self, timeout_s: float) -> bool:
-        """Whether all that was asked for is done within a time."""
+        """Whether all work is complete within `timeout_s`."""
         with self._todo.all_tasks_done:
             return self._todo.all_tasks_done.wait_for(lambda: not self.busy, timeout_s)
 
@@ -150,6 +149,6 @@ class Background:
             try:
                 work()
             except Exception:
-                log.exception("%s: this should not happen", self._name)
+                log.exception("%s: unexpected error", self._name)
             finally:
                 self._todo.task_done()

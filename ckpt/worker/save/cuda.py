@@ -1,4 +1,4 @@
-"""The few calls that staging makes of an accelerator, and CUDA's answers to them."""
+"""The calls to an accelerator that staging needs, and their implementation for CUDA."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ log = logging.getLogger(__name__)
 
 
 class CopyMark(Protocol):
-    """A point after the copies made so far."""
+    """The point after all copies enqueued so far."""
 
     def hold_back(self) -> None:
-        """What training enqueues from now on runs only after this point. Does not wait, where the device can."""
+        """Work that training enqueues from now on runs after this point.
+
+        Does not block the CPU if the device can wait.
+        """
 
     def wait(self) -> None:
-        """Returns when this point is reached. From any thread.
+        """Returns when this point is reached. May be called from any thread.
 
         Raises:
             RuntimeError: the device has failed.
@@ -28,35 +31,35 @@ class CopyMark(Protocol):
 
 
 class Device(Protocol):
-    """An accelerator: its compute stream is the one that training enqueues its work on, in the calling thread.
+    """An accelerator. Its compute stream is the stream to which the calling thread's training enqueues its work.
 
-    Call `begin`, `copy` as often as needed, `mark`.
+    Call `begin`, then `copy` as often as needed, then `mark`.
     """
 
     def holds(self, tensor: Any) -> bool:
-        """Whether a tensor, or an array, lies in the device's memory."""
+        """Whether a tensor or array is in the device's memory."""
 
     def pin(self, memory: mmap.mmap) -> Callable[[], None] | None:
-        """Makes copies into memory run at full speed and without the CPU; returns what undoes it."""
+        """Registers memory for fast copies without the CPU. Returns a function that undoes it, or None."""
 
     def begin(self, tensors: Sequence[torch.Tensor]) -> None:
-        """The copies to come wait for all that the compute stream has been given; raises RuntimeError."""
+        """Later copies wait for all work enqueued in the compute stream so far. Raises RuntimeError."""
 
     def copy(self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], *, beside: bool) -> None:
-        """Enqueues copies; raises RuntimeError.
+        """Enqueues copies. Raises RuntimeError.
 
         Args:
-            views: of mapped memory; must stay mapped until the mark.
-            tensors: that the device holds, one for each view.
-            beside: beside the compute stream; else in it, so that no later work can come before.
+            views: targets in mapped memory, which must stay mapped until the mark is reached.
+            tensors: sources in the device's memory, one for each view.
+            beside: whether to copy concurrently with the compute stream; else in it, before any later work.
         """
 
     def mark(self) -> CopyMark:
-        """The point after all copies since `begin`; raises RuntimeError."""
+        """The point after all copies since `begin`. Raises RuntimeError."""
 
 
 class Cuda:
-    """CUDA: copies run on a stream of their own, one for each GPU. Costs nothing where CUDA is not in use."""
+    """CUDA. Copies run on a separate stream for each GPU. All calls are cheap if CUDA is not in use."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -95,14 +98,14 @@ class Cuda:
                     if tensor.device == device:
                         view.copy_(tensor, non_blocking=True)
                         if beside:
-                            tensor.record_stream(stream)  # its memory is not given to others before the copy is done
+                            tensor.record_stream(stream)  # its memory is not reused before the copy is complete
 
     def mark(self) -> CopyMark:
         events = []
         for device in self._used:
             stream = self._streams[device]
-            stream.wait_stream(torch.cuda.current_stream(device))  # the copies that went there
-            event = torch.cuda.Event(blocking=True)  # a waiting thread sleeps
+            stream.wait_stream(torch.cuda.current_stream(device))  # also wait for the copies in the compute stream
+            event = torch.cuda.Event(blocking=True)  # a waiting thread sleeps instead of spinning
             event.record(stream)
             events.append((device, event))
         return _CudaMark(events)

@@ -1,4 +1,4 @@
-"""A live state taken apart: the tree of values, and the tensors and arrays that it names by key."""
+"""Divides a live state into a tree of values and the tensors and arrays that the tree names by key."""
 
 from __future__ import annotations
 
@@ -31,35 +31,34 @@ from ckpt.worker.tensors import (
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Bytes to stage: a tensor on any device or an array, and which box of which tensor it is."""
+    """A tensor on any device, or an array, to stage, and its box in the whole tensor."""
 
     key: str
     data: Local
-    number: int = 0  # of its value in the state
-    index: tuple[Any, ...] = (...,)  # of the data in the value's local tensor
+    number: int = 0  # number of its value in the state
+    index: tuple[Any, ...] = (...,)  # index of the data in the value's local tensor
     shape: tuple[int, ...]
     box: Box
-    spread: Spread | None = None  # over which ranks the tensor lies, when it is not this rank's alone
-    group: Group | None = None  # the ranks that hold this very box
+    spread: Spread | None = None  # the ranks over which the tensor is distributed; None if it is this rank's alone
+    group: Group | None = None  # the ranks that hold this same box
 
 
 @dataclass(kw_only=True)
 class FlatState:
-    """A state taken apart: the tree of values, and the tensors that it names by key."""
-
     tree: Any
     values: list[Any]  # in the order in which the tree was walked
-    signature: list[tuple[Any, ...]]  # what the layout depends on: one entry per value
+    signature: list[tuple[Any, ...]]  # all that the layout depends on, one entry per value
     keys: list[str]
-    groups: list[Group | None]  # of plain tensors: the ranks that hold the same
-    optimizers: list[Any]  # of torch's
+    groups: list[Group | None]  # of plain tensors: the ranks that hold an equal tensor
+    optimizers: list[Any]  # those of torch
 
     def tensors(self) -> list[Local]:
-        """This rank's bytes of every tensor."""
+        """This rank's data of every tensor."""
         return [local_part(value) for value in self.values]
 
     def stepped(self) -> set[tuple[int, int]]:
-        """Where in memory lies what changes in an optimizer's step only: parameters, and what is kept for them."""
+        """The address and size of every tensor that changes only in an optimizer's step: parameters and optimizer
+        state."""
         found = set()
         for optimizer in self.optimizers:
             kept = [value for state in optimizer.state.values() for value in state.values()]
@@ -68,7 +67,7 @@ class FlatState:
         return found
 
     def pieces(self) -> list[Piece]:
-        """The same in boxes of whole tensors: most tensors are one, some several, some none."""
+        """The tensors as boxes of whole tensors. Most tensors are one box, some several, some none."""
         return list(chain.from_iterable(map(self._pieces, range(len(self.values)))))
 
     def _pieces(self, number: int) -> Iterator[Piece]:
@@ -85,14 +84,14 @@ class FlatState:
 
 
 def take_apart(state: dict[str, Any], world: World | None = None) -> FlatState:
-    """Walks a state.
+    """Divides a state into a tree of values and its tensors.
 
     Args:
-        state: see Checkpointer.
-        world: says which tensors may be the same on other ranks; None: this rank is alone.
+        state: as described in Checkpointer.
+        world: this rank's place, and the tensors declared equal on all ranks; None: a single rank.
 
     Raises:
-        StateError: it holds something that cannot be stored; names it.
+        StateError: it contains something that cannot be stored. The message names it.
     """
     walk = _Walk(state, world or World())
     try:
@@ -102,7 +101,7 @@ def take_apart(state: dict[str, Any], world: World | None = None) -> FlatState:
     if len(set(walk.keys)) != len(walk.keys):
         doubles = sorted({key for key in walk.keys if walk.keys.count(key) > 1})
         raise StateError(
-            f"state: two tensors under one key {doubles[0]!r}; an integer key and its text are the same here"
+            f"state: two tensors under one key {doubles[0]!r}; an integer key and its text count as the same key"
         )
     return FlatState(
         tree=tree,
@@ -141,7 +140,7 @@ class _Walk:
         raise unsupported(value, path)
 
     def _prove(self, value: Any, inner: dict[str, Any], path: Path) -> None:
-        """Notes which of an object's tensors other ranks hold as well."""
+        """Notes which of an object's tensors are equal on other ranks."""
         if is_module(value):
             proven = self._proofs.of_module(value)
         elif is_optimizer(value):
@@ -153,7 +152,7 @@ class _Walk:
             self._proven[key_of((*path, *within))] = (tensor.data_ptr(), group)
 
     def _group(self, key: str, value: Any) -> Group | None:
-        """The ranks that hold the same; its address tells that a tensor is the one that was proven to be so."""
+        """The ranks that hold an equal tensor. The address shows that a tensor is the one whose equality was proven."""
         if self._world.world_size > 1 and self._world.declares(key):
             return self._world.everyone
         address, group = self._proven.get(key, (None, None))
@@ -186,10 +185,10 @@ class _Walk:
 
 
 def key_of(path: Path) -> str:
-    """A path as one key: parts joined by '/', with '~' and '/' escaped as in JSON Pointer."""
+    """A path as one key: its parts joined by '/', with '~' and '/' escaped as in JSON Pointer."""
     return "/".join(str(part).replace("~", "~0").replace("/", "~1") for part in path)
 
 
 def place_of(tensor: Any) -> tuple[int, int]:
-    """Address and bytes."""
+    """The address and the number of bytes."""
     return tensor.data_ptr(), tensor.nbytes

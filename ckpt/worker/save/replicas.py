@@ -1,20 +1,20 @@
-"""Tensors that several ranks hold alike: what proves it, and who stores which part of them.
+"""Tensors that are equal on several ranks: the proof that they are, and the part that each rank stores.
 
-Proof is structural, values are never looked at:
+The proof is structural; values are never compared. These tensors are replicas:
 
 - a DTensor that is replicated over a dimension of its mesh;
-- a parameter of a DistributedDataParallel module in the state, unless it is ignored or the module has a communication
-  hook: DDP makes parameters equal at its construction, and gradients at every step;
-- what one of torch's own optimizers, wrapped or not, keeps for such a parameter in the parameter's shape;
-- what lies below a key that the user declares.
+- a parameter of a DistributedDataParallel module in the state. DDP makes parameters equal at its construction, and
+  gradients at every step. Ignored parameters and modules with a communication hook are excepted;
+- what torch's own optimizers, wrapped or not, keep for such a parameter in the parameter's shape;
+- everything below a key that the user declares.
 
-Everything else is kept by each rank for itself: DDP's buffers too, which differ from forward to forward, and plain
-tensors taken from a DDP module by hand. Tensors below SMALL_BYTES are stored by every rank: reading them elsewhere
-would cost more.
+Each rank stores everything else itself. This includes DDP's buffers, which differ from forward to forward, and plain
+tensors taken from a DDP module by hand. Every rank also stores all tensors below SMALL_BYTES, because reading them from
+another rank would cost more.
 
-The members of a group lay its tensors end to end and cut the line into equal parts, at rows of a tensor; each stores
-one part. All find the same cuts by themselves, since they see the same structure. Whether they do is checked at the
-commit, by the agents: each rank tells a token of the structure, and a save whose tokens do not match is dropped.
+The tensors of a group are laid end to end, and the total is divided into equal parts, at rows of a tensor. Each member
+stores one part. All members compute the same division without messages, because they see the same structure. The agents
+check this at the commit: each rank sends a token of the structure, and a save whose tokens differ is dropped.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ SMALL_BYTES = 16 << 10
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Which rank of how many this is, and what the user says is the same on all of them."""
+    """This process's rank, the world size, and the keys that the user declares as equal on all ranks."""
 
     rank: int = 0
     world_size: int = 1
-    declared: tuple[str, ...] = ()  # keys: the paths of tensors or of what holds them, parts joined by '/'
+    declared: tuple[str, ...] = ()  # paths of tensors or of containers, parts joined by '/'
 
     def declares(self, key: str) -> bool:
         return any(key == prefix or key.startswith(f"{prefix}/") for prefix in self.declared)
@@ -53,7 +53,7 @@ class World:
 
     @property
     def is_torchs(self) -> bool:
-        """Whether torch's process groups count the ranks as we do: then what they say of ranks holds here."""
+        """Whether torch's process groups use the same rank numbers and world size as this World."""
         if not in_use():
             return False
         dist = torch.distributed
@@ -63,7 +63,7 @@ class World:
 
 
 class Proofs:
-    """What the objects of a state prove about their tensors."""
+    """The replicas that the objects of a state prove."""
 
     def __init__(self, state: Any, world: World) -> None:
         self._groups: dict[int, Group] = {}  # by id of a parameter
@@ -72,7 +72,7 @@ class Proofs:
                 self._learn(module)
 
     def of_module(self, module: torch.nn.Module) -> Iterator[tuple[tuple[Any, ...], torch.Tensor, Group]]:
-        """Path in the module's state, parameter and group of each replicated parameter."""
+        """For each replicated parameter: its path in the module's state, the parameter and its group."""
         for name, parameter in module.named_parameters(remove_duplicate=False) if self._groups else ():
             if (group := self._groups.get(id(parameter))) is not None:
                 yield (name,), parameter, group
@@ -80,7 +80,7 @@ class Proofs:
     def of_optimizer(
         self, optimizer: torch.optim.Optimizer, state: dict[str, Any]
     ) -> Iterator[tuple[tuple[Any, ...], torch.Tensor, Group]]:
-        """Path in the optimizer's state, tensor and group of what it keeps for replicated parameters."""
+        """For each tensor that the optimizer keeps for a replicated parameter: its path, the tensor and its group."""
         if not self._groups or (torchs := _unwrapped(optimizer)) is None:
             return
         parameters = [parameter for group in torchs.param_groups for parameter in group["params"]]
@@ -105,12 +105,12 @@ class Proofs:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What this rank stores of a replicated tensor: some rows along one dimension of the local tensor."""
+    """The part of a replicated tensor that this rank stores: rows along one dimension of the local tensor."""
 
     dim: int
     start: int
     rows: int
-    owners: tuple[int, int]  # first and last member of the group that stores some of it
+    owners: tuple[int, int]  # first and last group member that stores a part of it
 
     def of(self, tensor: Local) -> Local:
         if isinstance(tensor, np.ndarray):
@@ -118,7 +118,7 @@ class Share:
         return tensor.narrow(self.dim, self.start, self.rows)
 
     def box(self, box: Box) -> Box:
-        """The part of the local tensor's box."""
+        """This part's box, given the local tensor's box."""
         offsets, sizes = list(box.offsets), list(box.sizes)
         offsets[self.dim] += self.start
         sizes[self.dim] = self.rows
@@ -127,7 +127,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """A local tensor that the ranks of a group hold alike."""
+    """A local tensor that is equal on all ranks of a group."""
 
     group: Group
     key: str
@@ -137,15 +137,15 @@ class Replica:
 
 
 def share_out(replicas: dict[int, Replica], rank: int) -> tuple[dict[int, Share], dict[str, int]]:
-    """Cuts groups' tensors among their members.
+    """Divides the tensors of each group among its members.
 
     Args:
-        replicas: by any number, which the shares are given back by; in the order of the state.
-        rank: ours.
+        replicas: by any number, which the returned shares use too; in the order of the state.
+        rank: this rank.
 
     Returns:
-        Our share of each tensor that is not stored by all; and for each group a token of its structure, with the
-        number of ranks that have to tell it.
+        This rank's share of each tensor that not every rank stores. And a token of the structure of each group, with
+        the number of ranks that have to send it.
     """
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, replica in replicas.items():
@@ -176,7 +176,7 @@ def _cut(replicas: dict[int, Replica], member: int, members: int) -> dict[int, S
 
 
 def _unwrapped(optimizer: Any) -> torch.optim.Optimizer | None:
-    """One of torch's own optimizers: this one, or what it wraps as its attribute `optimizer` (as accelerate does)."""
+    """The torch optimizer: this one, or the one in its attribute `optimizer` (accelerate wraps optimizers so)."""
     seen: set[int] = set()
     while is_optimizer(optimizer) and id(optimizer) not in seen:
         if type(optimizer).__module__.startswith("torch.optim."):
@@ -188,7 +188,7 @@ def _unwrapped(optimizer: Any) -> torch.optim.Optimizer | None:
 
 
 def _modules(value: Any, seen: set[int]) -> Iterator[torch.nn.Module]:
-    """All modules in a state, not those inside of them."""
+    """All modules in a state, without their submodules."""
     if is_module(value):
         yield value
     elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:

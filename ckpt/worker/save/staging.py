@@ -1,4 +1,4 @@
-"""From live state to a slot: one copy into memory that is mapped and laid out already. The only time training waits."""
+"""Stages live state: one copy into a slot that is already mapped and laid out. Training waits only here."""
 
 from __future__ import annotations
 
@@ -21,33 +21,40 @@ from ckpt.worker.tensors import Local, dtype_name, lies_flat, view_array, view_b
 
 
 class Stager:
-    """Copies pieces into slots. Layout and mapped views are kept while the state keeps its structure."""
+    """Copies pieces into slots. Layout and mapped views are reused as long as the state keeps its structure."""
 
     def __init__(self, rank: int = 0, threads: int = 1, device: Device | None = None) -> None:
-        """`threads`: how many copy at once; `device`: the accelerator, CUDA's GPUs unless a test brings its own."""
+        """`threads`: number of threads that copy; `device`: the accelerator, by default CUDA."""
         self._copies = ParallelCopy(threads)
-        self.tokens: dict[str, int] = {}  # of the plan's groups of replicas: see ckpt.worker.save.replicas
+        self.tokens: dict[str, int] = {}  # of the plan's groups of replicas; see ckpt.worker.save.replicas
         self._rank = rank
-        self._shares: dict[int, Share] = {}  # of pieces by their place; the others are stored whole
-        self._cuts: list[tuple[int, Any]] | None = None  # of pieces: the tensor and the index in it; None: one for one
+        self._shares: dict[int, Share] = {}  # by index of the piece; other pieces are stored whole
+        self._cuts: list[tuple[int, Any]] | None = (
+            None  # by piece: tensor number and index; None: pieces are the tensors
+        )
         self._sharing = True
         self._signature: list[tuple[Any, ...]] | None = None
         self._chunks: tuple[Chunk, ...] = ()
-        self._arrays: list[bool] = []  # for each chunk, whether it is NumPy's
+        self._arrays: list[bool] = []  # for each chunk, whether it is a NumPy array
         self._spreads: tuple[Spread, ...] = ()
         self._nbytes = 0
-        self._views: dict[int, tuple[Any, list[Local]]] = {}  # by slot index: the mapping, and views of it
+        self._views: dict[int, tuple[Any, list[Local]]] = {}  # by slot index: the mapping and the views of it
         self._device = device or Cuda()
         self._overlap = Overlap(self._device)
-        self._pins: dict[int, tuple[Any, Callable[[], None] | None]] = {}  # by slot index: the mapping, what unpins it
+        self._pins: dict[
+            int, tuple[Any, Callable[[], None] | None]
+        ] = {}  # by slot index: the mapping, its unpin function
         self._pinning = threading.Lock()
 
     def store_replicas_everywhere(self) -> None:
-        """From now on every rank stores all it holds: the ranks do not agree on what they hold alike."""
+        """From now on every rank stores all its tensors, because the ranks disagree on what their replicas are."""
         self._sharing, self._signature = False, None
 
     def plan(self, state: FlatState) -> int:
-        """Lays a state out, unless it has the structure of the one before; returns the shard's bytes."""
+        """Computes the layout of a state, unless its structure is unchanged.
+
+        Returns the number of bytes of the shard.
+        """
         if state.signature != self._signature:
             pieces = state.pieces()
             replicas = {number: _replica(piece) for number, piece in enumerate(pieces) if piece.group is not None}
@@ -59,13 +66,13 @@ class Stager:
         return self._nbytes
 
     def plan_pieces(self, pieces: list[Piece]) -> int:
-        """Lays out pieces that come without a signature; returns the shard's bytes."""
+        """Computes the layout of pieces without a signature. Returns the number of bytes of the shard."""
         self._shares, self.tokens, self._signature, self._cuts = {}, {}, None, None
         self._lay_out(pieces)
         return self._nbytes
 
     def stage(self, slot: Slot, tensors: list[Local], tree: Any) -> Layout:
-        """Copies tensors, in the order of the plan, into a reserved slot; returns when all bytes are there."""
+        """Copies tensors, in the plan's order, into a reserved slot. Returns when all bytes are copied."""
         self._copy(zip(self._slot_views(slot), self._pieces_of(tensors), strict=True))
         return self._layout(tree)
 
@@ -73,8 +80,8 @@ class Stager:
         """Copies a planned state into a reserved slot.
 
         Returns:
-            Its layout; and the copies from the accelerator that still run, of which nothing that training does later
-            is seen.
+            Its layout, and the copies from the accelerator that are still running. Later changes by training do not
+            reach those copies.
 
         Raises:
             CopyError: the accelerator refused.
@@ -101,17 +108,20 @@ class Stager:
         return self._layout(state.tree), copies
 
     def pin(self, slot: Slot) -> None:
-        """Makes a reserved slot fast for copies from the accelerator, if it is not; takes long. From any thread."""
+        """Pins a reserved slot for fast copies from the accelerator, if it is not pinned.
+
+        Slow. May be called from any thread.
+        """
         with self._pinning:
             if slot.index not in self._pins and slot.memory is not None:
                 self._pins[slot.index] = (slot.memory, self._device.pin(slot.memory))
 
     def hold_back(self) -> None:
-        """What changes from now on does not reach copies that still run."""
+        """From now on, training waits for running copies before it changes the state."""
         self._overlap.hold_back()
 
     def close(self) -> None:
-        """Gives the mapped memory up; no copies may run any more."""
+        """Releases the mapped memory. No copy may be running."""
         self._overlap.close()
         self._copies.close()
         self._views.clear()
@@ -119,7 +129,7 @@ class Stager:
             self._unpin(index)
 
     def _pieces_of(self, tensors: list[Local]) -> list[Local]:
-        """What this rank stores of the plan's tensors, one for each chunk."""
+        """The part of the plan's tensors that this rank stores, one for each chunk."""
         if self._cuts is not None:
             tensors = [tensors[number][index] for number, index in self._cuts]
         if self._shares:
@@ -127,7 +137,7 @@ class Stager:
         return tensors
 
     def _copy(self, pairs: Iterable[tuple[Local, Local]]) -> None:
-        """Copies from memory into views."""
+        """Copies data from host memory or a device into views."""
         moves = []
         with no_grad():
             for view, data in pairs:

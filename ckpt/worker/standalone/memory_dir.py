@@ -1,4 +1,4 @@
-"""What a run without a launcher keeps on a node: its directory in memory, whose it is, and what it is called."""
+"""The memory directory of a run without a launcher: its path, its lock, and the note about its current attempt."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _NOTE = "solo.json"
 
 
 def slurm_job(env: Mapping[str, str]) -> str:
-    """`slurm-<cluster>-<job>`, as the launcher calls a job's memory and Slurm's hooks look for it; "" outside a job."""
+    """The name of the Slurm job's memory directory, as the launcher and Slurm's hooks expect it; "" outside a job."""
     if "SLURM_JOB_ID" not in env:
         return ""
     return f"slurm-{env.get('SLURM_CLUSTER_NAME', 'cluster')}-{env['SLURM_JOB_ID']}"
 
 
 def run_id(config: CheckpointConfig, job: str = "") -> str:
-    """The same for every start that shares a directory; another once that was deleted: then training starts anew.
+    """The run's id: the same for every start with the same shared directory. A new directory gives a new id.
 
     Args:
-        config: what is kept where.
-        job: the Slurm job that the run ends with; "": it goes on with any later start on this node.
+        config: the checkpoint configuration.
+        job: the Slurm job in which the run is; "" if later starts on this node continue the run.
     """
     name = f"{job or 'solo'}-{config.namespace}"
     if config.shared is None:
@@ -43,18 +43,18 @@ def run_id(config: CheckpointConfig, job: str = "") -> str:
 
 
 def memory_directory(config: CheckpointConfig, job: str = "") -> Path:
-    """The memory directory of this namespace and shared directory, made private to this user.
+    """The memory directory of this namespace and shared directory. It is created, private to this user.
 
     Args:
-        config: what is kept where.
-        job: the Slurm job that the directory belongs to; "": to none.
+        config: the checkpoint configuration.
+        job: the Slurm job that the directory belongs to; "" if it belongs to none.
 
     Raises:
-        ConfigError: what is there is not this user's alone.
+        ConfigError: the existing directory is not private to this user.
     """
     shared = config.shared.path if config.shared else ""
     digest = xxhash.xxh32_hexdigest(f"{config.namespace} {shared}".encode())
-    # A socket's path has 107 bytes, and the job's name may take half of them.
+    # A socket's path has at most 107 bytes, and the job's name may take half of them.
     below = f"{job}/mpi-{digest}" if job else f"solo-{config.namespace[:40]}-{digest}"
     directory = MEMORY_ROOT / f"holdfast-{os.getuid()}" / below
     private_directory(directory)
@@ -62,10 +62,10 @@ def memory_directory(config: CheckpointConfig, job: str = "") -> Path:
 
 
 def lock_directory(ram_dir: Path, config: CheckpointConfig) -> int:
-    """Keeps other programs out of a memory directory while the descriptor returned is open.
+    """Locks a memory directory against other programs as long as the returned descriptor is open.
 
     Raises:
-        ConfigError: another one is in it.
+        ConfigError: another program has locked it.
     """
     try:
         return locked(ram_dir / "solo.lock")
@@ -77,18 +77,18 @@ def lock_directory(ram_dir: Path, config: CheckpointConfig) -> int:
 
 
 def write_note(place: Place, launch: str = "") -> None:
-    """Says which attempt this is: the next one counts on from it.
+    """Records the current attempt, from which the next start continues counting.
 
     Args:
-        place: where we are.
-        launch: whose other workers may follow this note; "": nobody's.
+        place: the current run and attempt.
+        launch: the launch whose other workers may use this note; "" if none may.
     """
     note = {"launch": launch, "pid": os.getpid(), "attempt": place.attempt, "run_id": place.run_id}
     durable_write(place.ram_dir / _NOTE, dump_json(note), sync=False)
 
 
 def read_note(ram_dir: Path) -> dict[str, Any]:
-    """What `write_note` wrote last; empty when there is nothing to be read."""
+    """The last note of `write_note`; empty if it cannot be read."""
     try:
         note = json.loads((ram_dir / _NOTE).read_bytes())
     except (OSError, ValueError):
@@ -97,7 +97,7 @@ def read_note(ram_dir: Path) -> dict[str, Any]:
 
 
 def agent_variables(place: Place, config: CheckpointConfig) -> dict[str, str]:
-    """What the environment says to the agents of a place, as a launcher's would."""
+    """The environment variables that a launcher would set for the agents of a place."""
     return {
         "HOLDFAST_RUN_ID": place.run_id,
         "HOLDFAST_ATTEMPT": str(place.attempt),
@@ -110,5 +110,5 @@ def agent_variables(place: Place, config: CheckpointConfig) -> dict[str, str]:
 
 
 def open_log(path: str, flags: int) -> int:
-    """An opener for files that are this user's alone."""
+    """An opener for files that only this user can read."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)

@@ -1,8 +1,8 @@
-"""Agents of our own for an MPI program, one on each of its nodes, in an MPI world of theirs.
+"""Starts agents for an MPI program, one on each of its nodes, in an MPI world of their own.
 
-Rank 0 starts them beside the program: inside a Slurm job by an srun, on one node as a child. Nobody tells them to end:
-on each node one rank stays connected from here to `close`, and when no process of the program is connected on any node
-they leave together (ckpt.agent.process.idle_exit), so a killed program's agents end too.
+Rank 0 starts them: with srun inside a Slurm job, as a child process on a single node. One rank of each node stays
+connected to its agent until `close`. The agents exit together once no process of the program is connected on any node
+(ckpt.agent.process.idle_exit). So the agents of a killed program exit too.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from ckpt.worker.standalone.memory_dir import (
 )
 
 _POLL_S = 0.02
-_LOOK_S = 0.5  # for the agent's socket, between looks whether the agents' start has failed
-_GRACE_S = 30.0  # beyond rank 0's own deadline, before the other ranks give up waiting for it
-_END_S = 30.0  # for the agents to end once this program's ranks have closed; else they end a little later
+_LOOK_S = 0.5  # wait for the agent's socket between checks whether the start has failed
+_GRACE_S = 30.0  # added to rank 0's deadline, before the other ranks stop waiting for it
+_END_S = 30.0  # for the agents to exit after this program's ranks have closed; else they exit later
 _TAIL_LINES = 3
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """What each rank tells all others: where it sits, and what it found there."""
+    """What each rank reports to all others: its node, its place there, and any error."""
 
     node: str
     local_rank: int
@@ -54,21 +54,21 @@ class Seat:
 
 
 class ProgramAgents:
-    """The agents of an MPI program that no launcher has started; `place` says where this process stands."""
+    """The agents of an MPI program without a launcher. `place` is the node and the run of this process."""
 
     def __init__(self, comm: Any, config: CheckpointConfig, env: Mapping[str, str], timeout_s: float) -> None:
-        """Starts the agents and returns when all nodes' listen. Collective over `comm`: all ranks raise or none.
+        """Starts the agents and waits until all of them listen. Collective over `comm`: all ranks raise or none.
 
         Args:
-            comm: of mpi4py, the program's ranks.
-            config: what to keep where; the same on all ranks.
+            comm: mpi4py communicator of the program's ranks.
+            config: the checkpoint configuration; the same on all ranks.
             env: this process's environment, with LOCAL_RANK and LOCAL_WORLD_SIZE.
-            timeout_s: for the agents to listen.
+            timeout_s: deadline for the agents to listen.
 
         Raises:
-            ConfigError: the ranks do not lie on the nodes as they should, the nodes are not of a Slurm job, or the
-                namespace is in use on one of them.
-            AgentError: the agents did not start; says on which node, and what their log says last.
+                ConfigError: the ranks are not distributed evenly in node order, the program spans nodes outside a Slurm
+                    job, or the namespace is in use on a node.
+                AgentError: the agents did not start. The message names the nodes and quotes the end of the log.
         """
         self._process: subprocess.Popen[bytes] | None = None
         self._monitor: Monitor | None = None
@@ -80,10 +80,10 @@ class ProgramAgents:
             raise
 
     def close(self, *, together: bool = True) -> None:
-        """Takes leave. Agents end when all ranks have closed.
+        """Disconnects. The agents exit when all ranks have closed.
 
         Args:
-            together: the other ranks are about to close too; rank 0 waits a while for the agents to end.
+            together: whether the other ranks are about to close too; then rank 0 waits for the agents to exit.
         """
         self._let_go()
         process, self._process = self._process, None
@@ -103,7 +103,7 @@ class ProgramAgents:
         if monitor is not None:
             with contextlib.suppress(AgentError):
                 while monitor.receive(0) is not None:
-                    pass  # a socket closed with events unread would look like a fault at the other end
+                    pass  # unread events in a closed socket would look like a fault to the agent
             monitor.close()
         if self._lock >= 0:
             os.close(self._lock)
@@ -118,8 +118,8 @@ class ProgramAgents:
         nodes = nodes_of(seats)
         if len(nodes) > 1 and not job:
             raise ConfigError(
-                f"Checkpointer: the communicator spans {', '.join(nodes)}, and this is no Slurm job: only there can an "
-                "agent be started on each; run the program by srun or mpirun in one (sbatch, salloc), or on one node"
+                f"Checkpointer: the communicator spans {', '.join(nodes)}, and this is not a Slurm job: an "
+                "agent on each node needs one; run it by srun or mpirun in one (sbatch, salloc), or on one node"
             )
         attempt = max(int(time.time()), 1 + max(seat.last_attempt for seat in seats))
         run = _told_by_rank_0(comm, lambda: f"{attempt} {run_id(config, job)}").split(" ", 1)
@@ -128,13 +128,16 @@ class ProgramAgents:
             ram_dir=ram_dir, job=env.get("SLURM_JOB_ID", ""),
         )  # fmt: skip
         if leads:
-            with contextlib.suppress(OSError):  # a full memory file system; the time of day counts on as well
+            with contextlib.suppress(OSError):  # memory may be full; the next attempt is then numbered by time of day
                 write_note(self.place)
         self._meet(comm, config, leads, timeout_s)
 
     def _sit_down(self, config: CheckpointConfig, env: Mapping[str, str], job: str, leads: bool) -> tuple[Path, Seat]:
-        """Takes the node's memory directory, by the node's first rank; what is wrong with it is told to all."""
-        # Slurm's name of a node is what srun understands; a process that mpirun has started here may lack it.
+        """The node's first rank locks the memory directory.
+
+        Errors are returned in the seat, so that all ranks see them.
+        """
+        # Slurm's name of the node, which srun needs; a process started by mpirun may lack it.
         node = env.get("SLURMD_NODENAME") or os.uname().nodename
         seat = Seat(node=node, local_rank=int(env["LOCAL_RANK"]), ranks_on_node=int(env["LOCAL_WORLD_SIZE"]))
         try:
@@ -146,7 +149,7 @@ class ProgramAgents:
             return Path(), replace(seat, error=f"node {node}: {error}")
 
     def _meet(self, comm: Any, config: CheckpointConfig, leads: bool, timeout_s: float) -> None:
-        """Rank 0 starts the agents; then every node's first rank connects to its own."""
+        """Rank 0 starts the agents; then the first rank of every node connects to its agent."""
 
         def start() -> str:
             self._start(config)
@@ -158,7 +161,7 @@ class ProgramAgents:
         _told_by_rank_0(comm, start, arrive=True)
         error = ""
         if leads and comm.rank:
-            try:  # the agents listen only after they all have met
+            try:  # the agents listen only after all of them have met
                 self._monitor = Monitor.connect(self.place.ram_dir, self.place.attempt, timeout_s)
             except AgentError as failed:
                 error = f"node {self.place.node}: {failed}"
@@ -179,7 +182,7 @@ class ProgramAgents:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C is for the program; the agents still have to keep what they have
+                start_new_session=True,  # Ctrl-C is for the program; the agents must still keep the state
             )
 
     def _connect_while_starting(self, timeout_s: float) -> Monitor:
@@ -200,7 +203,7 @@ def nodes_of(seats: list[Seat]) -> tuple[str, ...]:
     """The nodes in the order of their ranks.
 
     Raises:
-        ConfigError: the ranks do not lie node after node, as many on each: agents know by a rank's number where it is.
+        ConfigError: the ranks are not numbered node after node with equal counts; agents rely on that.
     """
     nodes = tuple(dict.fromkeys(seat.node for seat in seats))
     counts = {node: sum(seat.node == node for seat in seats) for node in nodes}
@@ -221,7 +224,10 @@ def nodes_of(seats: list[Seat]) -> tuple[str, ...]:
 
 
 def _told_by_rank_0(comm: Any, tell: Callable[[], str], *, arrive: bool = False) -> str:
-    """What `tell` returns on rank 0, on all ranks; or its error. `arrive`: the others wait in _wait_quietly."""
+    """The result of `tell` on rank 0, broadcast to all ranks; or its error.
+
+    `arrive`: the others wait in _wait_quietly.
+    """
     said, error = "", ""
     if comm.rank == 0:
         try:
@@ -237,7 +243,7 @@ def _told_by_rank_0(comm: Any, tell: Callable[[], str], *, arrive: bool = False)
 
 
 def _wait_quietly(comm: Any, timeout_s: float) -> None:
-    """Waits for rank 0 without keeping the cores busy that it starts agents on, as a blocking call would."""
+    """Waits for rank 0 without spinning, as a blocking MPI call would, on the cores where it starts agents."""
     arrived, deadline = comm.Ibarrier(), time.monotonic() + timeout_s
     while not arrived.Test():
         if time.monotonic() > deadline:
@@ -246,7 +252,7 @@ def _wait_quietly(comm: Any, timeout_s: float) -> None:
 
 
 def _tail(path: Path) -> str:
-    """The last lines of a log, in one."""
+    """The last lines of a log, joined into one line."""
     try:
         lines = path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
     except OSError as error:

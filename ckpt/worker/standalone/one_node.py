@@ -1,7 +1,7 @@
-"""A one-node agent of our own, for a script that runs without a launcher (python, torchrun on one node).
+"""Starts an agent for a script on one node without a launcher (python, or torchrun on one node).
 
-Rank 0 of the node starts it and writes a note into the memory directory; the other workers of the same launch wait for
-the note. The agent ends with rank 0. An MPI program has a communicator instead of notes: ckpt.worker.standalone.mpi.
+Local rank 0 starts the agent and writes a note into the memory directory. The other workers of the same launch wait for
+the note. The agent exits with rank 0. MPI programs have ckpt.worker.standalone.mpi, which uses a communicator instead.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from ckpt.worker.standalone.memory_dir import (
 )
 
 _POLL_S = 0.02
-_END_S = 30.0  # for the agent to end after it was asked to
+_END_S = 30.0  # for the agent to exit after the shutdown request
 
 log = logging.getLogger(__name__)
 
 
 class SoloAgent:
-    """The agent of a run that has one node and no launcher; `place` says where this process stands."""
+    """The agent of a run on one node without a launcher. `place` is the node and the run of this process."""
 
     def __init__(self, config: CheckpointConfig, identity: Identity, env: Mapping[str, str], timeout_s: float) -> None:
-        """Starts the agent (rank 0), or waits until rank 0 has.
+        """Starts the agent on local rank 0; other ranks wait for it.
 
         Raises:
             ConfigError: more than one node, or the namespace is in use on this node.
@@ -55,7 +55,7 @@ class SoloAgent:
             )
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = -1
-        # All workers of one launch share their parent and its restart count.
+        # All workers of a launch have the same parent and the same restart count.
         launch = f"{os.getppid()}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         ram_dir = memory_directory(config)
         if identity.local_rank == 0:
@@ -69,22 +69,22 @@ class SoloAgent:
             self.place = _place(ram_dir, str(note["run_id"]), int(note["attempt"]), ranks)
 
     def close(self, *, together: bool = True) -> None:
-        """Ends the agent, where this process has started it.
+        """Stops the agent, if this process has started it.
 
         Args:
-            together: the other ranks are about to close too; the agent waits for them.
+            together: whether the other ranks are about to close too; then the agent waits for them.
         """
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(OSError):  # somebody may just have removed the directory
-            write_note(self.place)  # nobody may follow it any more
+        with contextlib.suppress(OSError):  # the directory may have been removed
+            write_note(self.place)  # no other worker may use it any more
         try:
             with Monitor.connect(self.place.ram_dir, self.place.attempt, timeout_s=_END_S) as monitor:
                 monitor.shutdown(workers_s=_END_S if together else 0.0)
             process.wait(timeout=_END_S)
         except (AgentError, subprocess.TimeoutExpired) as error:
-            log.warning("the checkpoint agent (pid %d) does not end: %s; killing it", process.pid, error)
+            log.warning("the checkpoint agent (pid %d) did not exit: %s; killing it", process.pid, error)
             process.kill()
             process.wait()
         os.close(self._lock)
@@ -98,7 +98,7 @@ class SoloAgent:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C is for the script; the agent still has to keep what it has
+                start_new_session=True,  # Ctrl-C is for the script; the agent must still keep the state
             )
 
 
