@@ -1,4 +1,4 @@
-"""`holdfast ckpt`: what checkpoints there are, and whether every byte of them verifies."""
+"""`holdfast ckpt`: lists checkpoints and verifies every byte of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ckpt.tiers.probe import probe_bucket as probe_bucket
 from ckpt.tiers.reads import find_damaged
 from ckpt.tiers.tier import Tier
 
-_PAGE = 100  # steps that are listed at once
+_PAGE = 100  # steps listed at once
 
 app = typer.Typer(help="Look at checkpoints, verify and rebuild them.", no_args_is_help=True, rich_markup_mode=None)
 PathArgument = Annotated[
@@ -41,7 +41,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def list_all(
     path: PathArgument,
     newest: Annotated[
-        int | None, typer.Option("--newest", "-n", metavar="N", min=1, help="Only so many steps of each namespace.")
+        int | None, typer.Option("--newest", "-n", metavar="N", min=1, help="At most N steps of each namespace.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -65,14 +65,14 @@ def verify(
 ) -> None:
     """Read every block of every step and compare it with its checksum.
 
-    Exit code 1 when something is damaged, 3 when something could not be read: that is never quarantined.
+    Exit code 1 if something is damaged, 3 if something could not be read, which is never quarantined.
     """
     with awaiting(path) as heard:
         steps = [
             found for found in find_steps(path, UNREAD) if step in (None, found.step) and found.tier != "quarantine"
         ]
         if step is not None and not steps:
-            end(f"{path}: holds no step {step}; look with `holdfast ckpt ls`")
+            end(f"{path}: holds no step {step}; list the steps with `holdfast ckpt ls`")
         nbytes = sum(found.nbytes + found.parity_bytes for found in steps)
         with Bar(f"verifying {counted(len(steps))}", nbytes, quiet=as_json, heard=heard) as bar:
             for found in steps:
@@ -93,7 +93,7 @@ def verify(
 
 
 def _pages(steps: Iterable[StoredStep], where: str) -> Iterator[list[StoredStep]]:
-    """So many at a time; who reads what is printed may take long, and that is no wait for storage."""
+    """Pages of steps. Time spent outside this function, such as in a pager, does not count as a wait for storage."""
     steps = iter(steps)
     while True:
         with awaiting(where) as heard:
@@ -114,7 +114,7 @@ def _quarantine(tier: Tier, name: str, problems: list[str]) -> str:
 
 
 def _verify_step(found: StoredStep, advance: Callable[[int], None]) -> None:
-    """Notes what is damaged about a step's bytes."""
+    """Adds the problems of a step's bytes to `found`."""
     try:
         for shard in found.stored():
             _verify_shard(found, shard, advance)
@@ -123,7 +123,7 @@ def _verify_step(found: StoredStep, advance: Callable[[int], None]) -> None:
 
 
 def _verify_shard(found: StoredStep, shard: StoredShard, advance: Callable[[int], None]) -> None:
-    """Reads it block by block."""
+    """Reads a shard block by block and adds its problems."""
     where = f"{shard.record.what} in {shard.where}"
 
     def read(start: int, into: memoryview) -> None:
@@ -158,7 +158,7 @@ def _listed(found: StoredStep) -> Sequence[str]:
 
 
 def _verified(found: StoredStep) -> list[Sequence[str]]:
-    """A line for each thing that is wrong."""
+    """A row for each problem."""
     good = "not committed" if found.committed is False else "ok"
     found_wrong = [f"DAMAGED {text}" for text in found.problems] + [f"UNREAD {text}" for text in found.unread]
     first, *more = found_wrong or [good]
@@ -179,6 +179,6 @@ def _age(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-app.command("rebuild", short_help="Make the lost shards of a step again, from copies and parity.")(rebuild_lost)
-register(app)  # the other verbs that change or make something
+app.command("rebuild", short_help="Rebuild the lost shards of a step from copies and parity.")(rebuild_lost)
+register(app)  # the other verbs that write
 app.command("bench", short_help="Measure saves, loads and flushes on this machine.")(bench)

@@ -24,18 +24,18 @@ def bench(
         str,
         typer.Argument(
             metavar="PATH-or-URL",
-            help="Directory on the storage to flush to; or s3://bucket/prefix, and only S3 is measured, there.",
+            help="Directory on the storage to flush to; or s3://bucket/prefix, then only S3 is measured.",
         ),
     ] = "/var/tmp",
-    size_mib: Annotated[int, typer.Option("--size-mib", metavar="N", min=16, help="Of the state.")] = 512,
+    size_mib: Annotated[int, typer.Option("--size-mib", metavar="N", min=16, help="Size of the state.")] = 512,
     repeat: Annotated[
-        int, typer.Option("--repeat", metavar="N", min=1, help="Times each figure is taken; the median counts.")
+        int, typer.Option("--repeat", metavar="N", min=1, help="Measurements of each figure; the median is shown.")
     ] = 7,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure saves, loads and flushes on this machine, beside plain copies and torch's own checkpoints.
+    """Measure saves, loads and flushes on this machine, compared with plain copies and torch's own checkpoints.
 
-    Whatever it writes is removed at its end, when it is interrupted too.
+    All files that it writes are removed at the end, also after an interrupt.
     """
     sys.path.append(str(_benchmarks()))
     from ckpt_bench.figures import as_json as to_json
@@ -56,10 +56,10 @@ def bench(
 
 
 def _benchmarks() -> Path:
-    """The folder of the package ckpt_bench: in the source tree, or under share/ where the wheel has installed it.
+    """The folder of the package ckpt_bench: in the source tree, or under share/, where the wheel installs it.
 
     Raises:
-        VerbFailed: neither is there.
+        VerbFailed: neither exists.
     """
     if (_TREE / _BENCHMARKS).is_dir():
         return _TREE / "benchmarks"

@@ -1,4 +1,4 @@
-"""What checkpoints a path or URL holds: the steps of tiers and of a node's memory, and their shards."""
+"""The checkpoints under a path or URL: the steps of tiers and of a node's memory, and their shards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHARD = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+|parity)-[0-9]+\.json")
 
 @dataclass(frozen=True, kw_only=True)
 class StoredShard:
-    """One shard or parity, and where its bytes lie."""
+    """A shard or parity, and the location of its bytes."""
 
     record: ShardRecord | ParityRecord
     where: str
@@ -39,31 +39,34 @@ class StoredShard:
 
 @dataclass(kw_only=True)
 class StoredStep:
-    """One step as found on disk or in memory."""
+    """A step found in a tier or in a node's memory."""
 
     namespace: str
     tier: str
     step: int | None
     attempt: int | None
     world_size: int | None = None
-    nbytes: int = 0  # of its shards
+    nbytes: int = 0  # of all its shards
     parity_bytes: int = 0
     shards: int = 0
-    committed: bool | None = None  # None on one node: that is for all nodes together to say
+    committed: bool | None = None  # None on one node, because only all nodes together can tell
     created_s: float | None = None
     source: Tier | None = None  # of a step in a tier
-    name: str | None = None  # of its directory there
-    manifest: Manifest | None = None  # there
+    name: str | None = None  # of its directory in the tier
+    manifest: Manifest | None = None  # in the tier
     in_memory: list[StoredShard] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)  # where storage failed, which says nothing of what it holds
+    unread: list[str] = field(default_factory=list)  # parts that storage failed to read, which may be intact
 
     @property
     def age_s(self) -> float | None:
         return None if self.created_s is None else round(max(0.0, time.time() - self.created_s), 1)
 
     def stored(self) -> Iterator[StoredShard]:
-        """Its shards and parity; each record is made as it is asked for. Raises CorruptError at a malformed one."""
+        """Its shards and parity.
+
+        Each record is parsed when it is iterated over. Raises CorruptError for a malformed one.
+        """
         yield from self.in_memory
         if self.manifest and self.source:
             for place in self.manifest.shards:
@@ -89,14 +92,14 @@ class StoredStep:
 
 
 def find_steps(where: str, unread: int = FAILED, newest: int | None = None) -> Iterator[StoredStep]:
-    """The steps under a path or URL, newest first, each read as it is asked for; then those quarantined.
+    """The steps under a path or URL, newest first, then the quarantined ones. Each is read when it is iterated over.
 
-    Ends the program when nothing of ours is there.
+    Ends the program if no checkpoint is there.
 
     Args:
         where: the path or URL.
-        unread: exit code where storage fails.
-        newest: only so many of each namespace; None: all.
+        unread: exit code if storage fails.
+        newest: at most this number of each namespace; None: all.
     """
     with reported(unread):
         if is_url(where):
@@ -140,7 +143,7 @@ def _tier_step(tier: Tier, kind: str, entry: CatalogEntry) -> StoredStep:
 
 
 def _memory_steps(folder: Path, names: list[str]) -> list[StoredStep]:
-    """The shards that one node holds, by step."""
+    """The shards in one node's memory, by step."""
     steps: dict[tuple[Any, ...], StoredStep] = {}
     for name in sorted(filter(_SHARD.fullmatch, names)):
         stem = name.removesuffix(".json")

@@ -1,4 +1,4 @@
-"""How a verb of `holdfast ckpt` ends when it cannot do what was asked, and how it prints JSON."""
+"""Error messages, exit codes and JSON output of all verbs of `holdfast ckpt`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BAD_INPUT = (ConfigError, NamespaceError, AccessError, FileNotFoundError, NotAD
 
 
 class VerbFailed(Exception):
-    """Ends the program: the command line prints the message as its one error line, and exits with `exit_code`."""
+    """Ends the program. The command line prints the message as one error line and exits with `exit_code`."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -25,21 +25,21 @@ class VerbFailed(Exception):
 
 
 def end(message: str, code: int = USAGE) -> NoReturn:
-    """Ends the program."""
+    """Ends the program with an error message."""
     raise VerbFailed(message, code)
 
 
 def print_json(facts: Any) -> None:
-    """Prints facts as JSON, in the form of all verbs of `holdfast`."""
+    """Prints JSON in the form that all verbs of `holdfast` use."""
     typer.echo(json.dumps(facts, indent=2))
 
 
 @contextmanager
 def reported(unread: int = FAILED) -> Iterator[None]:
-    """Ends the program for an error: with USAGE for bad input, a wrong credential too, with FAILED for all else.
+    """Ends the program on an error: with USAGE for bad input or a wrong credential, else with FAILED.
 
     Args:
-        unread: the code where storage fails.
+        unread: the exit code if storage fails.
     """
     try:
         yield
@@ -49,5 +49,5 @@ def reported(unread: int = FAILED) -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """Text for a terminal: names and reasons in a tier may be a stranger's, and hold what a terminal obeys."""
+    """Text made safe for a terminal. Names and reasons in a tier may come from others and contain control sequences."""
     return text if text.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

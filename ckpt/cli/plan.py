@@ -1,4 +1,4 @@
-"""`holdfast ckpt plan`: what a job's checkpoints take and what they survive. The launcher reads the job file for it."""
+"""`holdfast ckpt plan`: the memory, storage and bandwidth that checkpoints need, and the losses they survive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_BYTES = 1 << 60
 
 
 def parse_size(text: str, where: str) -> int:
-    """Bytes in "70GB", "512MiB" or "1500000"; raises ConfigError."""
+    """The number of bytes in "70GB", "512MiB" or "1500000". Raises ConfigError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"{where}: got {text!r:.60}, expected a size such as 70GB, 512MiB or 1500000")
@@ -33,18 +33,18 @@ def show_plan(
     config: CheckpointConfig, *, nodes: int, ranks_per_node: int, state: str | None, shard: str | None,
     nodes_per_switch: int | None, as_json: bool, **gb_per_s: float | None,
 ) -> None:  # fmt: skip
-    """Prints the account.
+    """Prints the plan.
 
     Args:
-        config: what the job keeps where.
-        nodes, ranks_per_node: its size.
-        state, shard: bytes of the whole state or of each rank's part, as text; one of them.
-        nodes_per_switch: which nodes share a switch; None when that is not known.
-        as_json: for programs.
+        config: the job's checkpoint configuration.
+        nodes, ranks_per_node: size of the job.
+        state, shard: size of the whole state or of each rank's shard, as text; exactly one of the two.
+        nodes_per_switch: number of consecutive nodes on one switch; None if it is not known.
+        as_json: whether to print JSON.
         gb_per_s: the fields of Rates.
 
     Raises:
-        ConfigError: a size is malformed, or not just one is given.
+        ConfigError: a size is malformed, or not exactly one is given.
     """
     if (state is None) == (shard is None):
         raise ConfigError("ckpt plan: give one of --state-bytes (of the whole state) and --shard-bytes (of each rank)")
@@ -65,8 +65,8 @@ def _lines(plan: CapacityPlan) -> list[str]:
     total = plan.nodes * plan.ranks_per_node * plan.shard_bytes
     return [
         f"{plan.nodes} nodes x {plan.ranks_per_node} ranks, {decimal(plan.shard_bytes)} each: {decimal(total)} a save",
-        f"memory of each node   {decimal(memory.total_bytes)}: {memory.slots} slots of its own "
-        f"({decimal(memory.own_bytes)}), as many of redundancy ({decimal(memory.redundancy_bytes)})",
+        f"memory of each node   {decimal(memory.total_bytes)}: {memory.slots} slots for its own shards "
+        f"({decimal(memory.own_bytes)}), as many for redundancy ({decimal(memory.redundancy_bytes)})",
         f"redundancy            {_scheme(plan)}",
         f"survives in memory    {_survives(plan.losses)}",
         f"over the wire         {decimal(plan.wire_bytes)} sent by each node for each save{_seconds(plan.protect_s)}",
@@ -84,7 +84,7 @@ def _scheme(plan: CapacityPlan) -> str:
 
 def _survives(losses: Losses) -> str:
     if not losses.any_nodes:
-        return "no node's loss: the step then comes from a tier below"
+        return "no loss of a node; the step is then restored from a lower tier"
     plural = "s" if losses.any_nodes > 1 else ""
     text = f"the loss of any {losses.any_nodes} node{plural} at once"
     if losses.most_nodes > losses.any_nodes:
@@ -98,7 +98,7 @@ def _tier(flush: FlushEstimate) -> str:
     where = "on each node" if flush.tier == "nvme" else "in all"
     return (
         f"{flush.tier:<22}{decimal(flush.node_bytes)} from each node every {flush.every_steps} steps"
-        f"{_seconds(flush.seconds)}; holds {decimal(flush.held_bytes)} {where} (keep {flush.keep}, and one on its way)"
+        f"{_seconds(flush.seconds)}; holds {decimal(flush.held_bytes)} {where} (keep {flush.keep}, and one in flight)"
     )
 
 

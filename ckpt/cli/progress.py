@@ -1,4 +1,4 @@
-"""How far something is that takes a while: a bar on a terminal, now and then a line elsewhere."""
+"""Progress of a long operation: a bar on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LINE_EVERY_S = 10.0
 
 
 def counted(steps: int) -> str:
-    """1 step, 2 steps."""
+    """ "1 step", "2 steps"."""
     return f"{steps} step" if steps == 1 else f"{steps} steps"
 
 
 class Bar:
-    """Counts bytes; use as a context. Says on standard error how many of them, how fast, and the time left."""
+    """Counts bytes; a context manager. Prints on standard error the bytes done, the rate and the time left."""
 
     def __init__(
         self,
@@ -33,12 +33,12 @@ class Bar:
     ) -> None:
         """
         Args:
-            what: is being done.
-            total_bytes: to do.
-            quiet: says nothing, whatever happens: for programs that read the output.
-            heard: told whenever bytes are done.
-            console: where to say it.
-            clock: seconds that never go back.
+            what: the operation's name.
+            total_bytes: bytes in total.
+            quiet: whether to print nothing, for programs that read the output.
+            heard: called whenever bytes are done.
+            console: the console to print to.
+            clock: a monotonic clock, in seconds.
         """
         self._what = what
         self._total_bytes = total_bytes
@@ -55,7 +55,7 @@ class Bar:
         self._shown = False
 
     def advance(self, nbytes: int) -> None:
-        """So many more bytes are done. Any thread may call it."""
+        """Counts `nbytes` more bytes. May be called from any thread."""
         self._heard()
         self._done_bytes += nbytes
         self._progress.advance(self._task, nbytes)

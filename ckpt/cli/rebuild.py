@@ -1,4 +1,4 @@
-"""`holdfast ckpt rebuild`: lost shards made again from the survivors' memory directories, without agents or MPI."""
+"""`holdfast ckpt rebuild`: rebuilds lost shards from the survivors' memory directories, without agents or MPI."""
 
 from __future__ import annotations
 
@@ -20,36 +20,34 @@ from ckpt.tiers.namespace import make_namespace
 
 
 def rebuild_lost(
-    directories: Annotated[
-        list[str], typer.Argument(metavar="DIR", help="Memory directories of the nodes that are left.")
-    ],
+    directories: Annotated[list[str], typer.Argument(metavar="DIR", help="Memory directories of the surviving nodes.")],
     into: Annotated[
-        str, typer.Option("--into", metavar="DIR", help="Directory for what is made again; may be one of the others.")
+        str, typer.Option("--into", metavar="DIR", help="Directory for the rebuilt shards; may be one of DIR.")
     ],
     step: Annotated[
-        int | None, typer.Option("--step", metavar="N", help="This step; else the newest that is whole then.")
+        int | None, typer.Option("--step", metavar="N", help="The step; by default the newest that can be completed.")
     ] = None,
     commit_to: Annotated[
         str | None,
         typer.Option(
             "--commit-to",
             metavar="PATH-or-URL",
-            help="Write the whole step to this shared checkpoint directory or s3://bucket/prefix as well: any run of "
-            "the namespace loads it from there.",
+            help="Also write the whole step to this shared checkpoint directory or s3://bucket/prefix. Any run of "
+            "the namespace can load it from there.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Make the lost shards of a step again from copies and parity, into another directory. Changes nothing else.
+    """Rebuild the lost shards of a step from copies and parity, in another directory. Nothing else is changed.
 
-    An agent of the same run that starts on the target directory finds them there. Exit code 1 when too little is left.
+    An agent of the same run that starts on the target directory finds them there. Exit code 1 if too little is left.
     """
     with reported():
         urls = [where for where in (*directories, into) if is_url(where)]
     if urls:
         end(
-            f"{urls[0]}: is in a bucket; parity lies in nodes' memory directories alone, a step in a bucket is whole "
-            "or it is none: see `holdfast ckpt verify`",
+            f"{urls[0]}: is in a bucket. Parity exists only in nodes' memory directories. A step in a bucket cannot be "
+            "rebuilt, only verified: `holdfast ckpt verify`",
         )
     target = Path(into)
     with reported(), awaiting(into) as heard:
@@ -57,8 +55,8 @@ def rebuild_lost(
         candidates = [save for save in saves if step in (None, save.step)]
         if not candidates:
             what = "no shards or parity" if step is None else f"nothing of step {step}"
-            wanted = "expected nodes' memory directories, the ones with own-*.json in them"
-            end(f"{', '.join(directories)}: {what}; {wanted}; look with `holdfast ckpt ls`")
+            wanted = "expected nodes' memory directories, which contain own-*.json"
+            end(f"{', '.join(directories)}: {what}; {wanted}; see `holdfast ckpt ls`")
         heard.turn_to(into)
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(target, os.W_OK | os.X_OK):
@@ -81,18 +79,18 @@ def rebuild_lost(
                 committed = _commit(found, made, commit_to, as_json, heard)
             _show(save.step, made, found.world_size, reasons, committed, as_json)
             return
-    end("no step can be had whole: " + "; ".join(reasons), FAILED)
+    end("no step can be completed: " + "; ".join(reasons), FAILED)
 
 
 def _in_turn(directories: list[str], heard: Heard) -> Iterator[Path]:
-    """One directory after another, which is the one that is waited for until the next."""
+    """The directories in turn, each named as the one that is waited for."""
     for directory in directories:
         heard.turn_to(directory)
         yield Path(directory)
 
 
 def _commit(found: Survivors, made: list[Rebuilt], where: str, as_json: bool, heard: Heard) -> str:
-    """Says where the step is then."""
+    """Writes the step to a tier and returns the tier's location."""
     files = found.shards | {one.record.rank: (one.path, one.record) for one in made}
     tier = make_namespace(where, files[0][1].namespace)
     total = sum(record.nbytes for _, record in files.values())
@@ -113,6 +111,6 @@ def _show(
         typer.echo(f"passed over: {reason}")
     for one in made:
         typer.echo(f"rank {one.record.rank}: {decimal(one.record.nbytes)} in {one.path}")
-    typer.echo(f"step {step}: {len(made)} of {world_size} shards made again, all verify; the rest is where it was")
+    typer.echo(f"step {step}: {len(made)} of {world_size} shards rebuilt and verified; the other shards are unchanged")
     if committed:
         typer.echo(f"step {step}: committed in {committed}")

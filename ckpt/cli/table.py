@@ -1,4 +1,4 @@
-"""The tables of `holdfast ckpt`, shown a page at a time: rich measures every row before it shows the first."""
+"""The tables of `holdfast ckpt`, printed page by page, because rich measures every row before it prints the first."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ckpt.cli.output import printable
 
 
 def show_table(columns: Sequence[str], pages: Iterable[Iterable[Sequence[str]]], right: Collection[str] = ()) -> None:
-    """Prints rows below a heading; a column is as wide as it had to be so far.
+    """Prints rows below a heading. A column is as wide as its widest cell so far.
 
     Args:
-        columns: their headings.
-        pages: of rows, a cell for each column; at least one page, maybe an empty one.
-        right: the columns that are set to the right.
+        columns: the headings of the columns.
+        pages: pages of rows with a cell for each column; at least one page, which may be empty.
+        right: the columns to align to the right.
     """
     align = [str.rjust if column in right else str.ljust for column in columns]
     widths = [0] * len(columns)

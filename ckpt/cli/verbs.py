@@ -1,4 +1,4 @@
-"""The verbs of `holdfast ckpt` that change or make something."""
+"""The verbs of `holdfast ckpt` that write: copy, gc, export, import."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def copy(
     source: Source,
     destination: Annotated[str, typer.Argument(metavar="DST", help="Another such directory or URL.")],
     step: Annotated[
-        int | None, typer.Option("--step", metavar="N", help="Only this step; all committed ones when left out.")
+        int | None, typer.Option("--step", metavar="N", help="Only this step; by default all committed ones.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy committed steps to another directory or bucket, verified on the way; those it has are left alone."""
+    """Copy committed steps to another directory or bucket, verified on the way. Steps already there are left alone."""
     with reported(), awaiting(f"{source} or {destination}") as heard:
         here = open_namespace(source)
         saves = here.steps() if step is None else [committed_step(here, step)]
@@ -49,7 +49,7 @@ def copy(
         rows = []
         with Bar(f"copying {counted(len(saves))}", total, quiet=as_json, heard=heard) as bar:
             there = make_namespace(destination, here.namespace, Throttle(None, told=bar.advance))
-            for save in reversed(saves):  # oldest first: what is cut short leaves the newest for the next time
+            for save in reversed(saves):  # oldest first: after an interrupt the newest are left for the next run
                 copied = copy_step(here, there, save, bar.advance)
                 rows.append({**_facts(here, save), "copied": copied, "to": there.where})
                 if not as_json:
@@ -60,8 +60,8 @@ def copy(
 
 def collect(
     path: Source,
-    keep: Annotated[int, typer.Option("--keep", metavar="N", min=1, help="Newest committed steps that stay.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    keep: Annotated[int, typer.Option("--keep", metavar="N", min=1, help="Number of newest committed steps to keep.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Remove all but the newest committed steps. Steps quarantined by `verify --quarantine` stay."""
@@ -89,19 +89,17 @@ def collect(
 
 def export(
     path: Source,
-    step: Annotated[
-        int | None, typer.Option("--step", metavar="N", help="Which step; the newest when left out.")
-    ] = None,
-    dcp: Annotated[Path | None, typer.Option("--dcp", metavar="DIR", help="Make a torch DCP directory here.")] = None,
+    step: Annotated[int | None, typer.Option("--step", metavar="N", help="The step; by default the newest.")] = None,
+    dcp: Annotated[Path | None, typer.Option("--dcp", metavar="DIR", help="Write a torch DCP directory here.")] = None,
     safetensors: Annotated[
-        Path | None, typer.Option("--safetensors", metavar="FILE", help="Make one safetensors file here.")
+        Path | None, typer.Option("--safetensors", metavar="FILE", help="Write one safetensors file here.")
     ] = None,
     rank: Annotated[
-        int, typer.Option("--rank", metavar="R", min=0, help="Whose plain tensors and values; DTensors: of all.")
+        int, typer.Option("--rank", metavar="R", min=0, help="The rank whose plain tensors and values to export.")
     ] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a step away in a format of torch's own; every byte is verified first."""
+    """Write a step in a format of torch's own. Every byte is verified first."""
     with reported(), awaiting(f"{path} or {dcp or safetensors}") as heard:
         if (dcp is None) == (safetensors is None):
             raise ConfigError("export: give one of --dcp DIR and --safetensors FILE")
@@ -123,23 +121,23 @@ def export(
         counts = {"tensors": len(stored.parts), "values_left_out": values}
         print_json({**_facts(tier, save), **counts, "to": str(dcp or safetensors)})
         return
-    left_out = f" (without {values} values that are no tensors)" if values else ""
+    left_out = f" (without {values} values that are not tensors)" if values else ""
     typer.echo(f"exported step {save.step}: {len(stored.parts)} tensors{left_out} to {dcp or safetensors}")
 
 
 def import_step(
     source: Annotated[Path, typer.Argument(metavar="DCP_DIR", help="A torch DCP directory that you trust.")],
     path: Annotated[str, typer.Argument(metavar="PATH", help=f"{_PLACE.capitalize()}, or a namespace's folder there.")],
-    step: Annotated[int, typer.Option("--step", metavar="N", min=1, help="The step it becomes.")],
+    step: Annotated[int, typer.Option("--step", metavar="N", min=1, help="Number of the new step.")],
     namespace: Annotated[
-        str | None, typer.Option("--namespace", metavar="NAME", help="Where PATH is no namespace's folder.")
+        str | None, typer.Option("--namespace", metavar="NAME", help="The namespace, if PATH is not its folder.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a torch DCP directory in as a step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`."""
+    """Import a torch DCP directory as a step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`."""
     with reported(), awaiting(f"{source} or {path}") as heard:
         if namespace is None and not is_url(path) and not Path(path).exists():
-            raise ConfigError(f"{path}: is not there; --namespace NAME makes it, with that namespace in it")
+            raise ConfigError(f"{path}: does not exist; --namespace NAME creates it for that namespace")
         tier = open_namespace(path) if namespace is None else make_namespace(path, namespace)
         from ckpt.convert.dcp_safetensors import import_dcp
 

@@ -63,7 +63,7 @@ def test_a_mount_that_does_not_answer_is_named_and_left_by_ctrl_c(
         assert program.stderr
         (limit := threading.Timer(60, program.kill)).start()  # the mount goes with it
         said = program.stderr.readline()
-        assert f"waiting for {where.format(hung=hung, good=tier.folder)}: nothing heard" in said
+        assert f"waiting for {where.format(hung=hung, good=tier.folder)}: no answer" in said
         (verb_pid,) = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
         os.kill(int(verb_pid), signal.SIGINT)
         given_up = program.stderr.readline()
@@ -82,7 +82,7 @@ def test_it_is_said_each_time_that_storage_falls_silent(
     def is_said(times: int) -> bool:
         nonlocal said
         said += capsys.readouterr().err
-        return said.count("waiting for /here: nothing heard") == times
+        return said.count("waiting for /here: no answer") == times
 
     with awaiting.awaiting("/here") as hear:
         for times in (1, 2):

@@ -116,7 +116,7 @@ def test_safetensors_holds_every_tensor_whole(saved: Any, tmp_path: Path) -> Non
 
     path, model, _ = saved
     result = run("export", path, "--safetensors", tmp_path / "out.safetensors")
-    assert result.exit_code == 0 and "values that are no tensors" in result.stdout
+    assert result.exit_code == 0 and "values that are not tensors" in result.stdout
     with safe_open(tmp_path / "out.safetensors", "pt") as file:
         assert file.metadata()["step"] == "3"
         for name, value in model.state_dict().items():

@@ -50,7 +50,7 @@ def test_every_loss(tmp_path, name, lost):
         assert ckpt("verify", str(target)).exit_code == 0
     else:
         assert result.exit_code == 1
-        assert "no step can be had whole: step 20 of attempt 0: rank" in result.stderr
+        assert "no step can be completed: step 20 of attempt 0: rank" in result.stderr
         which = f"set a, b, c, d without {', '.join(lost)}: "
         assert which in result.stderr or "no parity is left that keeps its record" in result.stderr
         assert not list(target.iterdir())
@@ -101,7 +101,7 @@ def test_a_damaged_survivor_counts_as_lost_and_an_older_step_is_taken_and_said(t
     left = [tmp_path / node for node in "acd"]
     result = rebuild(*left, "--into", tmp_path / "x")
     assert result.exit_code == 0
-    assert "passed over: step 20" in result.stdout and "step 10: 2 of 8 shards made again" in result.stdout
+    assert "passed over: step 20" in result.stdout and "step 10: 2 of 8 shards rebuilt" in result.stdout
     assert rebuild(*left, "--into", tmp_path / "y", "--step", 20).exit_code == 1
 
 
@@ -160,5 +160,5 @@ def test_a_bucket_has_nothing_to_rebuild_from_and_says_what_to_do_instead(tmp_pa
     result = rebuild(*(str(into) if word == "DIR" else word for word in arguments))
     url = next(word for word in arguments if word.startswith("s3:"))
     assert result.exit_code == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith(f"holdfast: error: {url}: is in a bucket; parity lies in nodes' memory")
+    assert result.stderr.startswith(f"holdfast: error: {url}: is in a bucket. Parity exists only in nodes' memory")
     assert "see `holdfast ckpt verify`" in result.stderr and not into.exists()

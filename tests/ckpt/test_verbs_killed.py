@@ -89,7 +89,7 @@ def test_rebuild_into_a_lower_tier(tmp_path: Path, stage: str) -> None:
     killed(stage, *arguments)
     assert tier.steps() == [] and len(list(tier.folder.glob("step-*/rank-*.data"))) == max(0, int(stage[8:]) - 3)
     result = run(*arguments[:4], target, *arguments[4:])
-    assert result.exit_code == 0 and "0 of 8 shards made again" in result.stdout, result.output
+    assert result.exit_code == 0 and "0 of 8 shards rebuilt" in result.stdout, result.output
     assert [save.step for save in tier.steps()] == [20] and run("verify", tier.folder).exit_code == 0
 
 
