@@ -1,4 +1,4 @@
-"""Durable, private writes: a reader sees the old file or the new one, never a part."""
+"""Durable, private writes. A reader sees the old file or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MEMORY_ROOT = Path("/dev/shm")
 
 
 def private_directory(path: Path) -> None:
-    """Makes a directory of mode 0700, and the levels that lie between it and `/dev/shm`.
+    """Makes a directory of mode 0700, and its missing parents below `/dev/shm`.
 
     Raises:
-        ConfigError: a level is not a directory of this user alone.
-        OSError: a level cannot be made.
+        ConfigError: a directory on the path is not private to this user.
+        OSError: a directory cannot be made.
     """
     levels = [path, *path.parents]
     for level in reversed(levels[: levels.index(MEMORY_ROOT)] if MEMORY_ROOT in levels else [path]):
@@ -39,14 +39,14 @@ def durable_write(path: Path, data: bytes, *, sync: bool = True) -> None:
     """Writes a file of mode 0600 through a temporary name, fsync, rename and fsync of the directory.
 
     Args:
-        path: the final name; an older file there is replaced at once.
+        path: the final name; an older file is replaced atomically.
         data: the whole content.
-        sync: False on memory file systems, where fsync promises nothing.
+        sync: False on memory file systems, where fsync has no effect.
 
     Raises:
         OSError: the disk is full, read-only or failing; the older file is then untouched.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # process ids repeat between nodes
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # process ids are not unique between nodes
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
@@ -66,7 +66,10 @@ def durable_write(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 
 def open_regular(path: Path) -> int:
-    """A read-only descriptor; raises CorruptError for anything but a regular file (a symlink, a pipe, a device)."""
+    """A read-only descriptor.
+
+    Raises CorruptError for anything but a regular file, such as a symlink, a pipe or a device.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -84,7 +87,10 @@ def open_regular(path: Path) -> int:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """A small file's content; raises CorruptError for what is no regular file or is longer, OSError."""
+    """The content of a small file.
+
+    Raises CorruptError if it is not a regular file or is longer than that, and OSError.
+    """
     with os.fdopen(open_regular(path), "rb") as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
@@ -93,7 +99,7 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes the names in a directory durable."""
+    """Makes renames and deletions in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -102,5 +108,5 @@ def sync_directory(path: Path) -> None:
 
 
 def dump_json(value: Any) -> bytes:
-    """Compact JSON in UTF-8; NaN and infinities are kept as Python writes them."""
+    """Compact JSON in UTF-8. NaN and infinities are written as Python writes them."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

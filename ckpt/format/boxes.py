@@ -1,4 +1,4 @@
-"""Boxes inside tensors: which parts of which chunks make up the box that a rank needs now."""
+"""Boxes inside tensors, and the choice of chunks that cover the box a rank needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 @dataclass(frozen=True)
 class Box:
-    """A hyper-rectangle: offset and size per dimension; no dimensions at all is one element."""
+    """A hyper-rectangle: offset and size per dimension. Without dimensions it is one element."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -20,12 +20,12 @@ class Box:
         return math.prod(self.sizes)
 
     def within(self, outer: Box) -> tuple[slice, ...]:
-        """Index of this box in a tensor that holds just `outer`."""
+        """The index of this box in a tensor that is exactly `outer`."""
         starts = (a - b for a, b in zip(self.offsets, outer.offsets, strict=True))
         return tuple(slice(start, start + size) for start, size in zip(starts, self.sizes, strict=True))
 
     def span(self, outer: Box) -> tuple[int, int]:
-        """First element, and one past the last, of this box in `outer`'s row-major order; (0, 0) when empty."""
+        """The first element of this box, and one past its last, in `outer`'s row-major order; (0, 0) if empty."""
         if not self.elements:
             return (0, 0)
         first = last = 0
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def intersect(a: Box, b: Box) -> Box | None:
-    """What two boxes share; None when that is nothing."""
+    """The intersection of two boxes; None if it is empty."""
     starts = tuple(max(x, y) for x, y in zip(a.offsets, b.offsets, strict=True))
     ends = tuple(min(x + n, y + m) for x, n, y, m in zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True))
     if any(start >= end for start, end in zip(starts, ends, strict=True)):
@@ -48,7 +48,7 @@ def intersect(a: Box, b: Box) -> Box | None:
 
 
 def subtract(a: Box, hole: Box) -> Iterator[Box]:
-    """What remains of a box without a hole that lies inside it, as disjoint boxes."""
+    """The remainder of a box without `hole`, which lies inside it, as disjoint boxes."""
     offsets, sizes = list(a.offsets), list(a.sizes)
     for i, (start, size) in enumerate(zip(hole.offsets, hole.sizes, strict=True)):
         before, after = start - offsets[i], offsets[i] + sizes[i] - start - size
@@ -60,14 +60,14 @@ def subtract(a: Box, hole: Box) -> Iterator[Box]:
 
 
 def cover(wanted: Box, chunks: Iterable[tuple[Box, T]]) -> tuple[list[tuple[Box, Box, T]], list[Box]]:
-    """Chooses what to read so that each element of a box is read once.
+    """Chooses parts of chunks so that each element of a box is read once.
 
     Args:
         wanted: the box needed.
-        chunks: the boxes on offer, preferred ones first, each with what identifies it; may overlap. Taken lazily.
+        chunks: the available boxes with their identifiers, preferred ones first. They may overlap. Iterated lazily.
 
     Returns:
-        The parts to read as (part, the chunk's box, what identifies the chunk); and what no chunk holds.
+        The parts to read as (part, the chunk's box, its identifier), and the boxes that no chunk covers.
     """
     parts: list[tuple[Box, Box, T]] = []
     missing = [wanted] if wanted.elements else []

@@ -1,4 +1,4 @@
-"""Checksums over fixed-size blocks of a shard: a damaged byte is found, and found to lie in one block."""
+"""Checksums over fixed-size blocks of a shard, which show that a block is damaged."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import xxhash
 
 BLOCK_BYTES = (
     4 << 20
-)  # large enough that a record stays small, small enough that a range read verifies little more than it needs
+)  # large enough for small records; small enough that a range read verifies little more than its bytes
 
 
 def block_count(nbytes: int) -> int:
-    """Blocks in a shard of `nbytes`; the last one may be short."""
+    """The number of blocks in a shard of `nbytes`. The last block may be short."""
     return -(-nbytes // BLOCK_BYTES)
 
 
 def span_of(block: int, nbytes: int) -> tuple[int, int]:
-    """A block's first byte, and one past its last, in a shard of `nbytes`."""
+    """The first byte of a block, and one past its last, in a shard of `nbytes`."""
     return block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, nbytes)
 
 
 def checksum(data: memoryview | bytes) -> str:
-    """xxh3-128 of some bytes, as 32 hex digits: guards against corruption, not against an attacker."""
+    """The xxh3-128 of `data` as 32 hex digits. It detects corruption, not an attack."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
@@ -37,7 +37,7 @@ def damaged_blocks(data: memoryview, expected: Sequence[str], blocks: Iterable[i
     Args:
         data: the whole shard.
         expected: one checksum per block of the shard.
-        blocks: which blocks to look at; all when None.
+        blocks: the blocks to check; None: all.
     """
     if len(expected) != block_count(len(data)):
         return list(range(len(expected))) or [0]
@@ -46,7 +46,7 @@ def damaged_blocks(data: memoryview, expected: Sequence[str], blocks: Iterable[i
 
 
 class Arriving:
-    """The checksums of a shard whose bytes come in any order, each made as its block's last ones are there."""
+    """The checksums of a shard whose bytes arrive in any order. Each is computed once its block is complete."""
 
     def __init__(self, data: memoryview) -> None:
         self.sums = [""] * block_count(len(data))
@@ -54,7 +54,7 @@ class Arriving:
         self._missing = [last - first for first, last in (span_of(i, len(data)) for i in range(len(self.sums)))]
 
     def landed(self, start: int, stop: int) -> None:
-        """Bytes [start, stop) are there; each is told of once."""
+        """Records that bytes [start, stop) have arrived. Each byte must be reported once."""
         for i in blocks_of_range(start, stop - start):
             first, last = span_of(i, len(self._data))
             self._missing[i] -= min(stop, last) - max(start, first)
@@ -63,5 +63,5 @@ class Arriving:
 
 
 def blocks_of_range(start: int, nbytes: int) -> range:
-    """The blocks that a byte range touches."""
+    """The blocks that contain a byte range."""
     return range(start // BLOCK_BYTES, -(-(start + nbytes) // BLOCK_BYTES)) if nbytes else range(0)

@@ -1,7 +1,7 @@
-"""Python objects that JSON does not have, each as a tag and plain JSON. The list is closed: nothing is unpickled.
+"""Python types that JSON lacks, each stored as a tag and plain JSON. The list is closed: nothing is unpickled.
 
-A class that a value names (an enum's, a named tuple's) is looked up among the modules that the process has imported.
-Nothing is imported for it, and it must be an enum or a named tuple.
+The class of an enum or a named tuple is looked up in the modules that the process has already imported. Nothing is
+imported for it. Other classes are refused.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """How values of one type are stored. Both functions raise ValueError for what they cannot take."""
+    """How values of one type are stored. Both functions raise ValueError for values that they cannot convert."""
 
     tag: str
     write: Callable[[Any], Any]  # to plain JSON
-    read: Callable[[Any], Any]  # and back; may raise LookupError, TypeError or ArithmeticError too
+    read: Callable[[Any], Any]  # from plain JSON; may also raise LookupError, TypeError or ArithmeticError
 
 
 def kind_of(value: Any) -> Kind | None:
-    """The kind of a value; None when there is none for its type."""
+    """The kind of a value; None if its type has none."""
     kind = type(value)
     if found := _BY_TYPE.get(kind):
         return found
@@ -43,7 +43,7 @@ def kind_of(value: Any) -> Kind | None:
 
 
 def class_name(kind: type) -> list[str]:
-    """Module and name of a class; raises ValueError when it cannot be found there again."""
+    """The module and name of a class. Raises ValueError if the class cannot be found by them."""
     name = [kind.__module__, kind.__qualname__]
     try:
         if find_class(*name) is kind:
@@ -54,12 +54,12 @@ def class_name(kind: type) -> list[str]:
 
 
 def find_class(module: str, qualname: str) -> type:
-    """A class of a module that has been imported; raises LookupError when there is none."""
+    """A class in a module that has been imported. Raises LookupError if there is none."""
     found: Any = sys.modules.get(module)
     for name in qualname.split("."):
         found = getattr(found, name, None)
     if not isinstance(found, type):
-        raise LookupError(f"class {module}.{qualname} is not known here; import its module before")
+        raise LookupError(f"class {module}.{qualname} is not known here; import its module first")
     return found
 
 
@@ -67,7 +67,7 @@ def _read_enum(content: Any) -> Any:
     module, qualname, name, value = content
     kind = find_class(module, qualname)
     if not issubclass(kind, Enum):
-        raise ValueError(f"{module}.{qualname} is no enum")
+        raise ValueError(f"{module}.{qualname} is not an enum")
     return kind[name] if name is not None else kind(value)
 
 
@@ -76,7 +76,7 @@ def _write_enum(value: Any) -> list[Any]:
 
 
 def _write_zone(zone: Any) -> Any:
-    """A time zone as its name, or as its fixed offset from UTC."""
+    """The name of a time zone, or its fixed offset from UTC."""
     if zone is None or (type(zone) is ZoneInfo and zone.key):
         return zone and zone.key
     if type(zone) is not timezone:
@@ -120,21 +120,21 @@ def _read_file(content: Any) -> io.BytesIO:
 def _read_path(content: Any) -> pathlib.PurePath:
     name, text = content
     if name not in ("Path", "PurePosixPath", "PureWindowsPath"):
-        raise ValueError(f"no kind of path: {name!r:.40}")
+        raise ValueError(f"not a kind of path: {name!r:.40}")
     path: pathlib.PurePath = getattr(pathlib, name)(text)
     return path
 
 
 def _write_path(value: pathlib.PurePath) -> list[str]:
     text = str(value)
-    text.encode()  # UnicodeEncodeError is a ValueError: such a name is not valid Unicode
+    text.encode()  # UnicodeEncodeError is a ValueError: the name is not valid Unicode
     return ["Path" if isinstance(value, pathlib.Path) else type(value).__name__, text]
 
 
 def _read_dtype(content: Any) -> Any:
     torch = import_module("torch")
     if not isinstance(found := getattr(torch, content, None), torch.dtype):
-        raise ValueError(f"no dtype of torch: {content!r:.40}")
+        raise ValueError(f"not a torch dtype: {content!r:.40}")
     return found
 
 
@@ -167,7 +167,7 @@ _BY_TYPE = {
     pathlib.PureWindowsPath: _PATH,
     type(pathlib.Path()): _PATH,
 }
-_BY_NAME = {  # torch's: this module does not import it
+_BY_NAME = {  # torch's types by name, because this module does not import torch
     "torch.Size": Kind(tag="#torch.size", write=list, read=lambda content: import_module("torch").Size(content)),
     "torch.device": Kind(tag="#torch.device", write=str, read=lambda content: import_module("torch").device(content)),
     "torch.dtype": Kind(tag="#torch.dtype", write=lambda value: str(value).removeprefix("torch."), read=_read_dtype),
@@ -176,5 +176,5 @@ _BY_TAG = {kind.tag: kind for kind in (*_BY_TYPE.values(), *_BY_NAME.values(), _
 
 
 def kind_of_tag(tag: str) -> Kind | None:
-    """The kind stored under a tag; None when there is none."""
+    """The kind that is stored under a tag; None if there is none."""
     return _BY_TAG.get(tag)

@@ -1,14 +1,14 @@
-"""Python values as JSON and back: exactly, or refused.
+"""Converts Python values to JSON and back. Each value comes back exactly, or is refused.
 
-Plain JSON values stand for themselves, dicts with ordinary string keys too. Everything else is a one-entry object whose
-key starts with '#'. Containers, whose elements may be anything:
+Plain JSON values are stored unchanged, also dicts with ordinary string keys. Everything else is an object with one
+entry, whose key starts with '#'. Containers, whose elements may be anything:
 
     {"#tuple": [...]}  {"#namedtuple": [module, name, [...]]}  {"#deque": [maximum, [...]]}
     {"#dict": [[key, value], ...]}  {"#defaultdict": [factory, [[key, value], ...]]}
     {"#set": [...]}  {"#frozenset": [...]}  {"#counter": [[key, count], ...]}
 
-and the kinds of ckpt.format.json_kinds. Callers add tags of their own for what is stored elsewhere (tensors) through
-the `extend` function. An OrderedDict comes back as a dict, a subclass of str as a str.
+The other kinds are in ckpt.format.json_kinds. Callers can add tags for data that is stored elsewhere, such as tensors,
+with the `extend` function. An OrderedDict comes back as a dict, an instance of a subclass of str as a str.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def encode(value: Any, path: Path = (), extend: Extend | None = None) -> Any:
     """The JSON form of a value.
 
     Args:
-        value: see the module.
-        path: where the value is found, for messages.
-        extend: asked for every value of no known kind; returns its JSON form, or raises StateError.
+        value: a value of the kinds above.
+        path: path of the value in the state, for messages.
+        extend: called with every value of another kind; returns its JSON form or raises StateError.
 
     Raises:
-        StateError: naming the path of what cannot be stored.
+        StateError: a value cannot be stored. The message names its path.
     """
     kind = type(value)
     if value is None or kind is bool or kind is float:
@@ -74,11 +74,11 @@ def encode(value: Any, path: Path = (), extend: Extend | None = None) -> Any:
 
 
 def decode(node: Any, resolve: Resolve | None = None) -> Any:
-    """The value of a JSON form.
+    """Converts a JSON form back to its value.
 
     Args:
         node: what `encode` returned, after a round trip through JSON.
-        resolve: called with the tag and the content of every tag that is not of this module.
+        resolve: called with every other tag and its content.
 
     Raises:
         CorruptError: the form is malformed, or names a class that this process has not imported.
@@ -111,12 +111,12 @@ def decode(node: Any, resolve: Resolve | None = None) -> Any:
     return resolve(tag, content)
 
 
-# What the constructors of the kinds raise for contents that are none of theirs; binascii's error is a ValueError.
+# Raised by the kinds' constructors for invalid contents; binascii's error is a ValueError.
 _MALFORMED = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, OSError)
 
 
 def container(node: Any, content: Any) -> Any:
-    """The dict or sequence that a JSON form stands for, with other content: a dict, or a list of its elements."""
+    """The dict or sequence of a JSON form with other content, which is a dict or a list of elements."""
     tag = tag_of(node)
     if tag == "#tuple":
         return tuple(content)
@@ -128,13 +128,13 @@ def container(node: Any, content: Any) -> Any:
     if tag == "#namedtuple":
         module, name, _ = node[tag]
         if not is_named_tuple_class(kind := find_class(module, name)):
-            raise ValueError(f"{module}.{name} is no named tuple")
+            raise ValueError(f"{module}.{name} is not a named tuple")
         return _made(kind, content)
     return content
 
 
 def like(live: Any, content: Iterable[Any]) -> Any:
-    """A tuple of the live one's type with other elements."""
+    """A tuple of the type of `live` with other elements."""
     return _made(type(live), content) if is_named_tuple(live) else tuple(content)
 
 
@@ -151,7 +151,7 @@ def _made(kind: Any, content: Iterable[Any]) -> Any:
 
 
 def tag_of(node: Any) -> str | None:
-    """The tag of a tagged node; None for plain JSON."""
+    """The tag of a tagged node; None if the node is plain JSON."""
     if isinstance(node, dict) and len(node) == 1:
         key = next(iter(node))
         if key.startswith("#"):
@@ -160,7 +160,7 @@ def tag_of(node: Any) -> str | None:
 
 
 def items_of(node: Any) -> dict[Any, Any] | None:
-    """The entries of a dict's JSON form, still encoded; None when the node is no dict."""
+    """The entries of a dict's JSON form, still encoded; None if the node is not a dict."""
     if isinstance(node, dict):
         tag = tag_of(node)
         if tag is None:
@@ -174,7 +174,7 @@ def items_of(node: Any) -> dict[Any, Any] | None:
 
 
 def sequence_of(node: Any) -> list[Any] | None:
-    """The elements of a list's, tuple's or deque's JSON form, still encoded; None when the node is none of these."""
+    """The elements of the JSON form of a list, tuple or deque, still encoded; None for other nodes."""
     if isinstance(node, list):
         return node
     tag = tag_of(node)
@@ -183,12 +183,12 @@ def sequence_of(node: Any) -> list[Any] | None:
     content = node[tag]
     elements = content if tag == "#tuple" or not isinstance(content, list) or not content else content[-1]
     if not isinstance(elements, list):
-        raise CorruptError(f"value: malformed {tag}: no list of elements")
+        raise CorruptError(f"value: malformed {tag}: expected a list of elements")
     return elements
 
 
 def name_of(path: Path) -> str:
-    """A path as people read it: state['model']['weight']."""
+    """A path as shown in messages: state['model']['weight']."""
     return "state" + "".join(f"[{part!r}]" for part in path)
 
 
@@ -227,7 +227,7 @@ def _encode_pairs(value: dict[Any, Any], path: Path, extend: Extend | None) -> l
 
 
 def _encode_int(value: int, path: Path) -> int:
-    if value.bit_length() > 8192:  # Python refuses to print and parse longer ones
+    if value.bit_length() > 8192:  # Python refuses to print and parse longer integers
         raise StateError(
             f"{name_of(path)}: an integer of {value.bit_length()} bits, expected at most 8192; store it as bytes"
         )

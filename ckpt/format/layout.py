@@ -1,4 +1,4 @@
-"""Which bytes of a shard belong to which tensor, and the structure of Python values around the tensors."""
+"""The bytes of each tensor in a shard, and the structure of Python values around the tensors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from ckpt.errors import CorruptError
 from ckpt.format.rank_grid import Spread
 
-ALIGN_BYTES = 64  # a cache line; every dtype's size divides it
-MAX_DIMS = 64  # of a tensor; torch and NumPy take no more
+ALIGN_BYTES = 64  # a cache line; a multiple of every dtype's size
+MAX_DIMS = 64  # of a tensor; torch and NumPy have no more
 MAX_NUMBER = 1 << 62
 
 
@@ -18,8 +18,9 @@ MAX_NUMBER = 1 << 62
 class Chunk:
     """A box of one tensor, stored contiguously in row-major order.
 
-    A tensor that is not distributed is one chunk with offsets 0 and sizes == shape. A replicated tensor of which this
-    rank stores nothing has a chunk without elements, which tells its dtype, its shape and who has the rest.
+    A tensor that is not distributed is one chunk with offsets 0 and sizes == shape. If this rank stores nothing of a
+    replicated tensor, its chunk has no elements. The chunk then gives the dtype, the shape and the ranks that have the
+    rest.
     """
 
     key: str  # path of the tensor in the state, parts joined by '/'; for torch DCP the fully qualified name
@@ -30,7 +31,7 @@ class Chunk:
     start: int  # first byte in the shard, a multiple of ALIGN_BYTES
     nbytes: int
     spread: int | None = None  # index into the layout's spreads; None: the tensor is this rank's alone
-    owners: tuple[int, int] | None = None  # first and last of the replicas that share it out
+    owners: tuple[int, int] | None = None  # first and last of the replicas that divide it among them
 
     def to_list(self) -> list[Any]:
         row = [self.key, self.dtype, *map(list, (self.shape, self.offsets, self.sizes)), self.start, self.nbytes]
@@ -60,12 +61,12 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One rank's shard: its chunks, and the tree of Python values in which tensors are named by key."""
+    """The layout of one rank's shard: its chunks, and the tree of Python values that names tensors by key."""
 
     chunks: tuple[Chunk, ...]
     tree: Any  # JSON; see ckpt.format.json_values
     nbytes: int  # of the whole shard, padding included
-    spreads: tuple[Spread, ...] = ()  # over which ranks the chunks' tensors lie
+    spreads: tuple[Spread, ...] = ()  # the ranks over which the chunks' tensors are distributed
 
     def to_json(self) -> dict[str, Any]:
         value = {"nbytes": self.nbytes, "chunks": [chunk.to_list() for chunk in self.chunks], "tree": self.tree}
@@ -87,17 +88,17 @@ class Layout:
         ):
             raise CorruptError("layout: a chunk lies outside the shard")
         if any(c.spread is not None and c.spread >= len(layout.spreads) for c in layout.chunks):
-            raise CorruptError("layout: a chunk names a spread that is not there")
+            raise CorruptError("layout: a chunk names a spread that does not exist")
         return layout
 
 
 def align(nbytes: int) -> int:
-    """The next multiple of ALIGN_BYTES."""
+    """`nbytes`, rounded up to a multiple of ALIGN_BYTES."""
     return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
 def _pair(owners: list[Any]) -> tuple[int, int] | None:
-    """First and last, or nothing; raises ValueError for anything else."""
+    """The pair (first, last), or None for an empty list. Raises ValueError for anything else."""
     if not owners:
         return None
     first, last = owners

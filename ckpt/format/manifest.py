@@ -1,7 +1,7 @@
-"""The manifest of one committed step in a lower tier: every shard, and where its bytes lie.
+"""The manifest of one committed step in a lower tier: every shard and the location of its bytes.
 
-It is written last, so a directory without one is no checkpoint. It is read as if a stranger had written it: bounded in
-size, checksummed, every field checked, and the files it names can only be node or rank files beside it.
+It is written last, so a directory without a manifest is not a checkpoint. Its content is not trusted: its size is
+limited, it has a checksum, every field is checked, and it can only name node or rank files in its own directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FILE = re.compile(r"(?:node|rank)-[0-9]{5}\.data")
 
 @dataclass(frozen=True, kw_only=True)
 class ShardPlace:
-    """A shard, and where in its step's directory it lies."""
+    """A shard and its location in its step's directory."""
 
     rank: int
     file: str  # name of a node's or rank's file beside the manifest
@@ -36,9 +36,9 @@ class ShardPlace:
 
 
 class Shards(Sequence[ShardPlace]):
-    """The shards of a manifest that was read, in order of rank; each is made from its row when it is asked for.
+    """The shards of a manifest that was read, in order of rank; each is parsed from its row on access.
 
-    Asking raises CorruptError for one whose layout is malformed.
+    Access raises CorruptError if the layout is malformed.
     """
 
     def __init__(self, packed: Packed, save: SaveId, namespace: str, world_size: int) -> None:
@@ -66,14 +66,14 @@ class Shards(Sequence[ShardPlace]):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """All shards of one save, by rank; or, when `partial`, those of one node in its own tier."""
+    """All shards of one save, by rank. A `partial` one has the shards of one node, in that node's own tier."""
 
     save: SaveId
     namespace: str
     world_size: int
     created_s: float  # CLOCK_REALTIME of the commit
     nbytes: int  # of all shards together
-    shards: Sequence[ShardPlace]  # in order of rank: exactly one for each rank, or (partial) at most one
+    shards: Sequence[ShardPlace]  # by rank: exactly one for each rank, or at most one if partial
     partial: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -86,7 +86,8 @@ class Manifest:
 
     @classmethod
     def from_json(cls, value: Any) -> Manifest:
-        """Raises CorruptError unless the shards are one of each rank (partial: of some), in files beside it."""
+        """Raises CorruptError unless there is one shard for each rank (partial: for some), in files beside the
+        manifest."""
         try:
             if value["format"] != FORMAT:
                 raise CorruptError(f"manifest: format {value['format']!r:.20}, expected {FORMAT}")
@@ -109,10 +110,10 @@ class Manifest:
 def new_manifest(
     save: SaveId, world_size: int, created_s: float, shards: Sequence[ShardPlace], *, partial: bool = False
 ) -> Manifest:
-    """A manifest over the shards that the nodes have written (partial: one node).
+    """The manifest of the shards that all nodes have written (partial: one node).
 
     Raises:
-        CorruptError: the shards are not exactly one of each rank (partial: of some ranks), all of this save.
+        CorruptError: there is not exactly one shard of this save for each rank (partial: for some ranks).
     """
     if isinstance(shards, Shards):
         _check_ranks([row.rank for row in shards.packed.rows], world_size, partial)
@@ -135,7 +136,7 @@ def new_manifest(
 
 
 def pack(save: SaveId, places: Sequence[ShardPlace]) -> dict[str, Any]:
-    """What a node tells of the shards that it has written, for `merge`; raises CorruptError for one of another save."""
+    """What a node reports of its written shards, for `merge`. Raises CorruptError for a shard of another save."""
     for place in places:
         if place.record.save != save:
             raise CorruptError(f"manifest: the record of rank {place.rank} is of another save")
@@ -143,7 +144,7 @@ def pack(save: SaveId, places: Sequence[ShardPlace]) -> dict[str, Any]:
 
 
 def merge(save: SaveId, namespace: str, world_size: int, packs: Iterable[Any]) -> Shards:
-    """The shards of all nodes, in order of rank, from what each has packed; raises CorruptError."""
+    """The shards of all nodes, by rank, from the packs of all nodes. Raises CorruptError."""
     packer = Packer()
     rows = [row for value in packs for row in packer.add(Packed.from_json(value))]
     for file in packer.files:
@@ -153,12 +154,12 @@ def merge(save: SaveId, namespace: str, world_size: int, packs: Iterable[Any]) -
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Commits a step: the node files must be durable before."""
+    """Commits a step. The node files must already be durable."""
     durable_write(directory / NAME, seal_json(manifest.to_json()))
 
 
 def read_manifest(directory: Path, *, partial: bool = False) -> Manifest:
-    """Raises CorruptError for a damaged or hostile manifest or one of the other kind, OSError for none to read."""
+    """Raises CorruptError for a damaged, hostile or wrong kind of manifest, and OSError if it cannot be read."""
     descriptor = open_regular(directory / NAME)
     with os.fdopen(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size
@@ -168,7 +169,7 @@ def read_manifest(directory: Path, *, partial: bool = False) -> Manifest:
 
 
 def parse_manifest(data: bytes, *, partial: bool = False) -> Manifest:
-    """The manifest in the bytes of its file; raises CorruptError for a damaged or hostile one, or of the other kind."""
+    """The manifest in the bytes of its file. Raises CorruptError for a damaged, hostile or wrong kind of manifest."""
     manifest = Manifest.from_json(unseal_json(data))
     if manifest.partial != partial:
         kinds = ("all nodes", "one node") if partial else ("one node", "all nodes")

@@ -1,9 +1,10 @@
-"""A manifest's shards as rows: what ranks have in common is stored once, a rank's record is made when it is asked for.
+"""The rows of a manifest, one for each shard. Parts that ranks have in common are stored once, and a rank's record is
+parsed on access.
 
-Thousands of ranks have the same tensors with other offsets. So a layout is taken apart into its table (key, dtype,
-shape, sizes, start, bytes and spread of every chunk), its tree of values and its offsets; each is stored once for all
-ranks that have the same. Offsets are runs of (how many chunks, offsets in units of the chunk's sizes), which for FSDP
-is one run for each rank.
+Thousands of ranks have the same tensors with other offsets. So a layout is divided into its table (key, dtype, shape,
+sizes, start, bytes and spread of every chunk), its tree of values and its offsets. Each is stored once for all ranks
+that have the same. Offsets are runs of (number of chunks, offsets in units of the chunk's sizes). FSDP gives one run
+for each rank.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ _CHECKSUM_DIGITS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestRow:
-    """One shard: where it lies, and which parts make up its record."""
+    """One shard: its location, and the parts of its record."""
 
     rank: int
-    file: int  # index of its name
+    file: int  # index of the file's name
     offset: int
     nbytes: int
     flush: bool
-    table: int  # these three: indices of parts
+    table: int  # this and the next two: indices of parts
     tree: int
     offsets: int
-    blocks: str  # the checksums, one after another
+    blocks: str  # the checksums, concatenated
 
     def to_list(self) -> list[Any]:
         return [self.rank, self.file, self.offset, self.nbytes, int(self.flush), self.table, self.tree, self.offsets,
@@ -43,7 +44,7 @@ class ManifestRow:
 
 
 class Packer:
-    """Takes records apart, one by one."""
+    """Divides records into rows and common parts."""
 
     def __init__(self) -> None:
         self.parts: list[Any] = []
@@ -52,7 +53,7 @@ class Packer:
         self._file_index: dict[str, int] = {}
 
     def row(self, record: ShardRecord, file: str, offset: int) -> ManifestRow:
-        """The row of one shard; what is new in it joins `parts` and `files`."""
+        """The row of one shard. Parts and file names that are new are added to `parts` and `files`."""
         chunks = record.layout.chunks
         rows = [[c.key, c.dtype, list(c.shape), list(c.sizes), c.start, c.nbytes, *c.to_list()[7:]] for c in chunks]
         table = [[spread.to_json() for spread in record.layout.spreads], rows]
@@ -63,7 +64,7 @@ class Packer:
         )  # fmt: skip
 
     def add(self, packed: Packed) -> list[ManifestRow]:
-        """The rows of others as rows of ours; costs by what they have in common, not by their chunks."""
+        """Adds another packer's rows. The cost depends on the number of common parts, not of chunks."""
         files = list(map(self._file, packed.files))
         try:
             parts = [self._part(part, marshal.dumps(part, 2)) for part in packed.parts]  # six times as fast as JSON
@@ -81,7 +82,7 @@ class Packer:
         return index
 
     def _part(self, value: Any, key: bytes) -> int:
-        """`key`: equal for what is the same in JSON; True and 1 are not."""
+        """The index of a part. `key` is equal for equal JSON; True and 1 have different keys."""
         index = self._known.setdefault(key, len(self.parts))
         if index == len(self.parts):
             self.parts.append(value)
@@ -90,7 +91,7 @@ class Packer:
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """All rows of a manifest, and the parts that they share."""
+    """All rows of a manifest, and the parts that they have in common."""
 
     files: Sequence[str]
     parts: Sequence[Any]
@@ -101,27 +102,27 @@ class Packed:
 
     @classmethod
     def from_json(cls, value: Any) -> Packed:
-        """Raises CorruptError unless every row is well formed; what its parts say is checked by `record`."""
+        """Raises CorruptError unless every row is well formed. The contents of the parts are checked by `record`."""
         try:
             packed = cls(files=value["files"], parts=value["parts"], rows=list(map(_row, value["rows"])))
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptError(f"manifest: missing or malformed field: {error}") from None
         if not isinstance(packed.files, list) or not isinstance(packed.parts, list):
-            raise CorruptError("manifest: files or parts are no lists")
+            raise CorruptError("manifest: files or parts are not lists")
         for row in packed.rows:
             indices = (row.table, row.tree, row.offsets)
             if row.file >= len(packed.files) or any(index >= len(packed.parts) for index in indices):
-                raise CorruptError(f"manifest: rank {row.rank} names a file or part that is not there")
+                raise CorruptError(f"manifest: rank {row.rank} names a file or part that does not exist")
         return packed
 
     def record(self, row: ManifestRow, save: SaveId, namespace: str, world_size: int) -> ShardRecord:
-        """The record of one shard; raises CorruptError unless its parts fit together."""
+        """The record of one shard. Raises CorruptError if its parts do not match."""
         blocks = row.blocks
         try:
             spreads, table = self.parts[row.table]
             chunks = list(_chunks(table, self.parts[row.offsets]))
         except (TypeError, ValueError) as error:
-            raise CorruptError(f"manifest: the layout of rank {row.rank} does not fit together: {error}") from None
+            raise CorruptError(f"manifest: the layout of rank {row.rank} is inconsistent: {error}") from None
         return ShardRecord.from_json(
             {
                 "format": FORMAT, **save.to_json(), "namespace": namespace, "rank": row.rank, "world_size": world_size,
@@ -144,7 +145,7 @@ def _row(value: list[Any]) -> ManifestRow:
 
 
 def _runs(chunks: Iterable[Chunk]) -> list[list[Any]]:
-    """Offsets as [how many chunks, offsets, 1 when those are in units of the chunk's sizes]."""
+    """Offsets as rows [number of chunks, offsets, 1 if the offsets are in units of the chunk's sizes]."""
     return [[len(list(group)), list(numbers), unit] for (numbers, unit), group in groupby(map(_units, chunks))]
 
 
@@ -156,7 +157,7 @@ def _units(chunk: Chunk) -> tuple[tuple[int, ...], int]:
 
 
 def _chunks(table: list[Any], runs: list[Any]) -> Iterator[list[Any]]:
-    """Chunks as Layout.from_json takes them; raises TypeError or ValueError where table and runs do not fit."""
+    """Chunks in the form that Layout.from_json takes. Raises TypeError or ValueError if table and runs do not match."""
     rows = iter(table)
     for count, numbers, unit in runs:
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""Where the other parts of a tensor lie: which saved ranks to ask, without asking all of them."""
+"""The saved ranks that are likely to hold the other parts of a tensor, so that a reader need not ask all ranks."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from ckpt.format.boxes import Box
 
 MAX_DIMS = 64  # of a grid
 MAX_RANKS = 1 << 31
-UNKNOWN = -1  # a split whose boxes only the layouts tell
+UNKNOWN = -1  # a split whose boxes only the layouts give
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A grid of ranks over which a tensor is spread.
+    """A grid of ranks over which a tensor is distributed.
 
-    A hint on where to look first: what a rank really holds is what its layout says.
+    It only says which ranks to try first. A rank's layout says what the rank really holds.
     """
 
     shape: tuple[int, ...]  # of the grid
-    ranks: Sequence[int]  # row-major; a range where they follow one another
-    splits: tuple[int | None, ...]  # by dimension of the grid: that of the tensor which it cuts, None for replicas
+    ranks: Sequence[int]  # in row-major order; a range if they are consecutive
+    splits: tuple[int | None, ...]  # by grid dimension: the tensor dimension that it divides, None for replicas
 
     def likely(self, tensor: tuple[int, ...], owners: tuple[int, int] | None, wanted: Box, turn: int) -> Iterator[int]:
-        """The ranks that should hold parts of a box.
+        """The ranks that are likely to hold parts of a box.
 
         Args:
             tensor: shape of the whole tensor.
-            owners: first and last of the replicas that share the tensor out; None when each has all of its box.
+            owners: first and last of the replicas that divide the tensor; None if each stores its whole box.
             wanted: the box.
-            turn: which of equal replicas comes first, so that readers spread over them.
+            turn: selects the first of equal replicas, so that readers use different ones.
         """
         if wanted.elements:
             yield from self._visit(0, 0, 0, Box((0,) * len(tensor), tensor), owners, wanted, turn)
@@ -68,7 +68,7 @@ class Spread:
             yield from self._visit(dim + 1, index * size + at, below, box, owners, wanted, turn)
 
     def to_json(self) -> list[Any]:
-        """Regular grids take no more room for many ranks than for few."""
+        """Regular grids take the same space for many ranks as for few."""
         regular = isinstance(self.ranks, range)
         ranks = [self.ranks[0], len(self.ranks)] if regular else list(self.ranks)
         return [list(self.shape), ranks, regular, list(self.splits)]
@@ -94,7 +94,7 @@ class Spread:
 
 
 def _slab(box: Box, dim: int, start: int, size: int) -> Box:
-    """A part of a box along one dimension, cut short where the box ends."""
+    """The part of a box from `start` along one dimension, cut off at the end of the box."""
     start = min(start, box.sizes[dim])
     offsets, sizes = list(box.offsets), list(box.sizes)
     offsets[dim] += start

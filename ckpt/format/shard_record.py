@@ -1,7 +1,8 @@
-"""The record beside a shard in a node's memory: who wrote it, for which step, its layout and its checksums.
+"""The record of a shard in a node's memory: its writer, step, layout and checksums.
 
-A shard `NAME` in a memory directory is two files: `NAME.data` (the bytes, maybe longer than the shard: slots are
-reused) and `NAME.json` (this record, written last, removed first). Without a record that verifies there is no shard.
+A shard `NAME` in a memory directory is two files: `NAME.data` has the bytes; it may be longer than the shard, because
+slots are reused. `NAME.json` is this record. It is written last and removed first. A shard exists only if its record
+verifies.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ MAX_BYTES = 1 << 30  # of a record
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class SaveId:
-    """One save of one step: an attempt that repeats a step makes a new save. Shards of different saves never mix."""
+    """The identity of one save of one step.
+
+    An attempt that repeats a step makes a new save; shards of saves never mix.
+    """
 
     step: int
     attempt: int
@@ -30,7 +34,7 @@ class SaveId:
 
     @classmethod
     def from_json(cls, value: Any) -> SaveId:
-        """From the fields of `to_json` in a mapping; raises CorruptError when one is missing or malformed."""
+        """Parses the fields of `to_json` in a mapping. Raises CorruptError if one is missing or malformed."""
         try:
             save = cls(step=value["step"], attempt=value["attempt"], run_id=value["run_id"])
         except (KeyError, TypeError) as error:
@@ -46,7 +50,7 @@ class SaveId:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
-    """What is known of one rank's shard of one save."""
+    """The description of one rank's shard of one save."""
 
     save: SaveId
     namespace: str
@@ -54,7 +58,7 @@ class ShardRecord:
     world_size: int
     layout: Layout
     blocks: tuple[str, ...]  # ckpt.format.checksums.checksums of the shard
-    flush: bool = False  # asked to go to every lower tier, whatever their cadence (a stop is near)
+    flush: bool = False  # whether to write it to every lower tier, whatever its cadence (before a stop)
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +78,7 @@ class ShardRecord:
 
     @classmethod
     def from_json(cls, value: Any) -> ShardRecord:
-        """Raises CorruptError when a field is missing, malformed or of another format."""
+        """Raises CorruptError if a field is missing, malformed or of another format."""
         try:
             if value["format"] != FORMAT or value["block_bytes"] != BLOCK_BYTES:
                 raise CorruptError(
@@ -97,21 +101,21 @@ class ShardRecord:
 
 
 def seal_json(value: dict[str, Any]) -> bytes:
-    """JSON with its own checksum on a second line, so that a damaged record is noticed."""
+    """JSON with its own checksum on a second line, which shows damage."""
     body = dump_json(value)
     return body + b"\n" + checksum(body).encode() + b"\n"
 
 
 def unseal_json(data: bytes) -> Any:
-    """The value of seal_json; raises CorruptError when the checksum does not match."""
+    """The value of seal_json. Raises CorruptError if the checksum does not match."""
     end = data.rfind(b"\n")
     start = data.rfind(b"\n", 0, max(end, 0)) + 1
-    body = memoryview(data)[: max(start - 1, 0)]  # manifests are large: no copies
+    body = memoryview(data)[: max(start - 1, 0)]  # no copy, because manifests are large
     if not body or checksum(body) != data[start:end].decode("ascii", "replace"):
         raise CorruptError("record does not match its checksum")
     try:
         value = json.loads(str(body, "utf-8"))
-        if data.find(b"\\u", 0, len(body)) >= 0:  # maybe half of a surrogate pair, which nobody could write again
+        if data.find(b"\\u", 0, len(body)) >= 0:  # may be half of a surrogate pair, which could not be written again
             dump_json(value)
         return value
     except (ValueError, RecursionError) as error:
@@ -119,15 +123,15 @@ def unseal_json(data: bytes) -> Any:
 
 
 def write_record(directory: Path, name: str, record: ShardRecord) -> None:
-    """Publishes the shard `name`; its data must be complete."""
+    """Publishes the shard `name`. Its data must be complete."""
     durable_write(directory / f"{name}.json", seal_json(record.to_json()), sync=False)
 
 
 def read_record(directory: Path, name: str) -> ShardRecord:
-    """Raises CorruptError for a damaged record, FileNotFoundError for none."""
+    """Raises CorruptError for a damaged record, FileNotFoundError if there is none."""
     return ShardRecord.from_json(unseal_json(read_regular(directory / f"{name}.json", MAX_BYTES)))
 
 
 def drop_record(directory: Path, name: str) -> None:
-    """Un-publishes a shard; its data may then be overwritten."""
+    """Unpublishes a shard, so that its data may be overwritten."""
     (directory / f"{name}.json").unlink(missing_ok=True)

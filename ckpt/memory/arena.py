@@ -1,7 +1,7 @@
-"""A rank's slots in its node's memory: files that are mapped once and reused, and the knowledge of which is free.
+"""The slots of a rank in its node's memory: files that are mapped once and reused, and the state of each.
 
-A slot that holds the newest committed save, a save in flight, or one that is being flushed is not free. Slots grow and
-never shrink: whoever has one mapped may go on reading it.
+A slot is not free while it holds the newest committed save, a save in flight, or a save that is being flushed. Slots
+grow but never shrink, so other processes may keep reading a mapped slot.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from ckpt.native.pages import populate_for_writing
 
 
 class Use(Enum):
-    """What a slot is used for."""
-
     FREE = "free"
     IN_FLIGHT = "in flight"
     COMMITTED = "committed"
@@ -36,15 +34,15 @@ class Slot:
         self.memory: mmap.mmap | None = None
         self.use = Use.FREE
         self.step = -1
-        self.serial = 0  # counts the saves of this attempt; 0 for what an earlier attempt left
+        self.serial = 0  # counts the saves of this attempt; 0 for a save of an earlier attempt
         self.pinned = False  # a flush reads it
         self._inode = 0  # of the mapped file
         self._reserving = threading.Lock()
 
     def reserve(self, nbytes: int) -> mmap.mmap:
-        """Makes the file at least `nbytes` long and maps it; the mapping is kept while it is long enough.
+        """Makes the file at least `nbytes` long and maps it. A mapping that is long enough is kept.
 
-        From any thread: what another has begun is waited for, not done twice. Other threads run meanwhile.
+        May be called from any thread. A second caller waits for the first. Other threads run meanwhile.
 
         Raises:
             OSError: no space left in memory.
@@ -61,7 +59,7 @@ class Slot:
                 os.close(descriptor)
 
     def map_ahead(self) -> None:
-        """Maps the file if it is there, as it is. It may be replaced until the node's agent has told its plan."""
+        """Maps the file as it is, if it exists. It may be replaced until the node's agent has sent its plan."""
         with self._reserving, contextlib.suppress(OSError):
             descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
@@ -71,12 +69,12 @@ class Slot:
                 os.close(descriptor)
 
     def mapped(self, nbytes: int) -> mmap.mmap | None:
-        """The mapping, where there is one of so many bytes of the file that is there now."""
+        """The mapping, if it has at least `nbytes` and is of the current file."""
         with self._reserving:
             return self._current(nbytes)
 
     def open(self) -> int:
-        """A descriptor of the data file, which is made if need be."""
+        """A descriptor of the data file, which is created if it is missing."""
         return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def _current(self, nbytes: int) -> mmap.mmap | None:
@@ -104,11 +102,11 @@ class Arena:
         self.slots = [Slot(ram_dir, local_rank, index) for index in range(slots)]
 
     def adopt(self, newest: SaveId | None, *, pinned: bool = False) -> None:
-        """Keeps the slots that hold shards of the newest restorable save until a newer one has committed.
+        """Keeps the slots with the newest restorable save until a newer save has committed.
 
         Args:
-            newest: that save.
-            pinned: whether a flush reads it.
+            newest: the newest restorable save.
+            pinned: whether a flush is reading it.
         """
         for slot in self.slots:
             save = self._save_in(slot)
@@ -118,14 +116,14 @@ class Arena:
                 slot.use, slot.pinned = Use.COMMITTED, pinned
 
     def rejoin(self, newest: SaveId | None, *, pinned: bool = False) -> list[int]:
-        """Goes on with other agents, which know of one save alone; nobody writes to a slot meanwhile.
+        """Continues with other agents, which know of one save only. No slot may be written meanwhile.
 
         Args:
-            newest: the save that counts as committed; None: what was committed stays so.
-            pinned: whether a flush reads it.
+            newest: the committed save; None: the committed saves stay committed.
+            pinned: whether a flush is reading it.
 
         Returns:
-            The steps that are dropped: they were in flight.
+            The steps that were in flight; their saves are dropped.
         """
         dropped = []
         for slot in self.slots:
@@ -138,28 +136,28 @@ class Arena:
         return sorted(dropped)
 
     def map_ahead(self) -> None:
-        """Maps what is there, for a thread of its own: page tables of large slots take a while."""
+        """Maps the existing files. Called in a thread, because the page tables of large slots take time."""
         for slot in self.slots:
             slot.map_ahead()
 
     def mapped(self, path: str, nbytes: int) -> memoryview | None:
-        """The first bytes of a file that is one of these slots, where that is mapped; not to be written to."""
+        """The first bytes of a file, if it is a mapped slot. The caller must not write to them."""
         for slot in self.slots:
             if str(slot.path) == path and (memory := slot.mapped(nbytes)) is not None:
                 return memoryview(memory)[:nbytes]
         return None
 
     def grow(self, nbytes: int) -> None:
-        """Reserves all slots ahead of time, for a thread of its own: the first touch of memory is slow.
+        """Reserves memory for all slots in advance. Called in a thread, because the first write to memory is slow.
 
-        What cannot be had is noticed when it is needed.
+        Lack of memory is ignored here; it shows when a save needs the slot.
         """
         for slot in self.slots:
             with contextlib.suppress(OSError):
                 slot.reserve(nbytes)
 
     def take(self, step: int) -> Slot | None:
-        """The free slot with the oldest content, un-published so that it may be overwritten; or None."""
+        """The free slot with the oldest save, unpublished so that it may be overwritten; None if no slot is free."""
         free = [slot for slot in self.slots if slot.use is Use.FREE]
         if not free:
             return None
@@ -170,24 +168,24 @@ class Arena:
         return slot
 
     def give_back(self, slot: Slot) -> None:
-        """A slot taken for a save that was not sealed."""
+        """Frees a slot whose save was not sealed."""
         slot.use = Use.FREE
 
     def committed(self, step: int, *, pinned: bool) -> None:
-        """A save survives what its scheme promises: older ones may go."""
+        """Marks a step as committed: it survives the losses that its scheme promises. Older saves are freed."""
         for slot in self._holding(step):
             slot.use, slot.pinned = Use.COMMITTED, pinned
         self._release_older()
 
     def flushed(self, step: int) -> None:
-        """A save, restored or of this attempt, is no longer read for a lower tier."""
+        """Marks a step, restored or of this attempt, as no longer read for a lower tier."""
         for slot in self.slots:
             if slot.step == step:
                 slot.pinned = False
         self._release_older()
 
     def dropped(self, step: int) -> None:
-        """A save was dropped before it was committed."""
+        """Frees the slot of a step that was dropped before it was committed."""
         for slot in self._holding(step):
             if slot.use is Use.IN_FLIGHT:
                 slot.use = Use.FREE
@@ -200,14 +198,14 @@ class Arena:
         )
 
     def _save_in(self, slot: Slot) -> SaveId | None:
-        """What the record beside a slot says."""
+        """The save in the record of a slot; None if there is none."""
         try:
             return read_record(self._ram_dir, slot.name).save
         except (FileNotFoundError, CorruptError):
             return None
 
     def _holding(self, step: int) -> list[Slot]:
-        """This attempt's slots in use for a step; the same step of an earlier attempt is another save."""
+        """This attempt's slots in use for a step. The same step of an earlier attempt is a different save."""
         return [slot for slot in self.slots if slot.use is not Use.FREE and slot.step == step and slot.serial]
 
     def _release_older(self) -> None:

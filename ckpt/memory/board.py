@@ -1,16 +1,16 @@
 """The board of a node: one row per worker, and the gate through which all workers agree where to stop.
 
-One file of `4096 + 64 * 64` bytes in the node's memory directory, mapped by all. The agent alone writes the header,
-each worker alone writes its row, the node's runner only reads. Every field is one aligned 8-byte word, so no lock is
+It is a file of `4096 + 64 * 64` bytes in the node's memory directory, mapped by all. Only the agent writes the header.
+Each worker writes only its row. The node's runner only reads. Every field is one aligned 8-byte word, so no lock is
 needed.
 
-The agreement: the agents raise the gate, and look at the rows after that. A worker writes its row and then looks at the
-gate; so a worker whose row shows boundary b has not passed b + 1, and one more than the furthest of all rows is a
-boundary that nobody has passed: there all stop. The gate is lowered as soon as that is known, so that a worker waiting
-at it comes along even when others wait for it in a collective.
+To agree on a stop, the agents first raise the gate and then read the rows. A worker first writes its row and then reads
+the gate. So a worker whose row has boundary b has not passed b + 1. The boundary after the furthest of all rows is one
+that no worker has passed, and all workers stop there. The gate is lowered as soon as that boundary is known. Then a
+worker that waits at the gate continues, which matters if others wait for it in a collective.
 
-Where the file is removed, the agent makes another. It raises the gate on both boards and looks at the rows of both, as
-a worker may not have turned to the new one.
+If the file is removed, the agent makes another one. It raises the gate on both boards and reads the rows of both,
+because a worker may still use the removed one.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _RANK, _ATTEMPT, _BOUNDARY, _STEP, _TIME, _PID, _LEFT = range(7)  # words of a r
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerRow:
-    """What one worker last said of itself."""
+    """The last report of one worker."""
 
     local_rank: int
     rank: int
     attempt: int
     boundary: int  # step boundaries passed or reached in this attempt
     step: int
-    time_s: float  # CLOCK_REALTIME when it said so
+    time_s: float  # CLOCK_REALTIME of the report
     pid: int
-    left: bool  # it has closed its Checkpointer: no further boundaries are to be expected of it
+    left: bool  # whether it has closed its Checkpointer; then it passes no further boundaries
 
 
 class Board:
@@ -57,7 +57,7 @@ class Board:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._former: list[memoryview] = []  # the agent's: boards that were removed, and may still be in use
+        self._former: list[memoryview] = []  # only in the agent: removed boards that workers may still use
         self._map()
 
     @classmethod
@@ -65,14 +65,14 @@ class Board:
         """Maps the board of a node.
 
         Raises:
-            CheckpointError: the file is no board of this version.
-            OSError: there is no board, or the memory directory is not ours.
+            CheckpointError: the file is not a board of this version.
+            OSError: there is no board, or the memory directory belongs to another user.
         """
         return cls(Path(ram_dir) / _NAME)
 
     @classmethod
     def create(cls, ram_dir: Path | str, attempt: int) -> Board:
-        """Opens the board, or makes it, and clears it for an attempt. For the agent, before it listens."""
+        """Opens the board, or makes it, and clears it for an attempt. The agent calls this before it listens."""
         path = Path(ram_dir) / _NAME
         if not path.exists():
             durable_write(path, bytes(_SIZE_BYTES), sync=False)
@@ -95,16 +95,16 @@ class Board:
             return False
 
     def make_again(self) -> None:
-        """Makes a board with the same content, where the file was removed. For the agent.
+        """Makes a board with the same content after the file was removed. Only for the agent.
 
-        Workers find it at their next boundary. Until then they look at the gate of the former board.
+        Workers find it at their next boundary. Until then they read the gate of the removed board.
         """
         durable_write(self._path, bytes(self._memory), sync=False)
         self._former.append(self._words)
         self._map()
 
     def follow(self) -> None:
-        """Turns to the board that the agent has made in the place of this one. For workers and the runner."""
+        """Maps the board that the agent has made after this one was removed. For workers and the runner."""
         if self._path.exists() and not self.is_there:
             former = self._words
             with contextlib.suppress(OSError, CheckpointError):
@@ -135,16 +135,16 @@ class Board:
 
     @property
     def gate(self) -> int:
-        """The boundary from which on workers wait for a decision; 0 for none."""
+        """The boundary from which on workers wait for a decision; 0 if there is none."""
         return self._words[_GATE_AT]
 
     @property
     def stop_at(self) -> int:
-        """The boundary at which all workers stop; 0 while none is agreed."""
+        """The boundary at which all workers stop; 0 if none is agreed."""
         return self._words[_STOP_AT]
 
     def rows(self) -> list[WorkerRow]:
-        """The rows of workers of this attempt, by local rank."""
+        """The rows of this attempt's workers, by local rank."""
         rows = (_row(self._words, local_rank) for local_rank in range(ROWS))
         return [row for row in rows if row.pid and row.attempt == self.attempt]
 
@@ -154,7 +154,7 @@ class Board:
         return max((row.boundary for row in rows if row.pid and row.attempt == self.attempt), default=0)
 
     def write_row(self, local_rank: int, *, rank: int, attempt: int, boundary: int, step: int) -> None:
-        """A worker's word on itself. Raises CheckpointError when the board has no row for this local rank."""
+        """Writes a worker's row. Raises CheckpointError if the board has no row for this local rank."""
         if not 0 <= local_rank < ROWS:
             raise CheckpointError(
                 f"board: local rank {local_rank}, expected 0 to {ROWS - 1}; start fewer workers per node"
@@ -170,7 +170,7 @@ class Board:
         words[at + _LEFT] = 0
 
     def leave(self, local_rank: int) -> None:
-        """A worker's word that it passes no further boundaries."""
+        """Marks a worker's row: it passes no further boundaries."""
         self._words[_at(local_rank) + _LEFT] = 1
 
     def set_gate(self, boundary: int) -> None:
@@ -179,12 +179,12 @@ class Board:
             words[_GATE_AT] = boundary
 
     def clear_gate(self) -> None:
-        """Lets waiting workers go on; nothing was decided."""
+        """Lets waiting workers continue; nothing was decided."""
         for words in self._all:
             words[_GATE_AT] = 0
 
     def set_stop(self, boundary: int) -> None:
-        """Decides that all workers stop at this boundary, and lets those that wait go on to it."""
+        """Sets the boundary at which all workers stop, and lets waiting workers continue to it."""
         for words in self._all:
             words[_STOP_AT] = boundary
             words[_GATE_AT] = 0

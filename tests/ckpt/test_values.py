@@ -187,7 +187,7 @@ def test_what_cannot_be_stored_exactly_is_refused_by_path(value: Any, reason: st
 
 def test_a_class_that_is_not_imported_is_named() -> None:
     node = json.loads(dump_json(encode(Colour.RED)).replace(b"test_values", b"elsewhere"))
-    with pytest.raises(CorruptError, match=r"class elsewhere.Colour is not known here; import its module before"):
+    with pytest.raises(CorruptError, match=r"class elsewhere.Colour is not known here; import its module first"):
         decode(node)
     assert "elsewhere" not in sys.modules
 
