@@ -1,4 +1,4 @@
-"""`python -m ckpt.agent`: one per active node, told by HOLDFAST_* in its environment; see launch.py."""
+"""`python -m ckpt.agent`: the agent of an active node. Its environment has its configuration (HOLDFAST_*)."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ckpt.errors import CheckpointError
 
 
 def main(*, forked: bool = False) -> int:
-    """Returns the exit code: 0 after a shutdown, 1 when the agent could not start.
+    """Returns the exit code: 0 after a shutdown, 1 if the agent could not start.
 
     Args:
-        forked: the agent comes from a template, and does not end with its parent.
+        forked: whether the agent was forked from a template; then it does not exit with its parent.
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # Slurm signals every process of a step; a monitor says when to end
+        signal.signal(number, signal.SIG_IGN)  # Slurm signals every process of a step; only a monitor stops the agent
     os.umask(0o077)
     deadlines = AgentDeadlines()
     terminated = TerminatedLate(deadlines.last_s)
     try:
         place, config = Place.from_env(os.environ), config_from_env(os.environ)
         if place.generation:
-            yield_to_training()  # that goes on meanwhile
+            yield_to_training()  # training runs meanwhile
         form = f"%(asctime)s agent {place.node} %(levelname)s %(message)s"
         logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
         memory = MemoryDirectory(place.ram_dir, deadlines.world_s)

@@ -1,4 +1,4 @@
-"""The agent: its parts wired together, and its life from the first wait to the last."""
+"""The agent: connects its parts, and runs from the restore to the shutdown."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ _PARENT_POLL_S = 1.0
 _MEMORY_POLL_S = 1.0
 _WORKERS_POLL_S = 0.05
 
-Lead = RestoreLeader | RejoinLeader | SaveLeader | Lease  # of node rank 0
+Lead = RestoreLeader | RejoinLeader | SaveLeader | Lease  # run only on node rank 0
 
 log = logging.getLogger(__name__)
 
 
 class Agent:
-    """One node's agent for one attempt. Make it inside a running event loop, then `run` it."""
+    """One node's agent for one attempt. Construct it inside a running event loop, then `run` it."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class Agent:
         self._flush = FlushNode(context, self._saves)
         self._idle_exit = IdleExit(context)
         self._leads: list[Lead] = []
-        self._lease: Lease | None = None  # node rank 0's, for all
-        self._finished = 0  # workers of this node that have taken their leave
+        self._lease: Lease | None = None  # that of node rank 0 is for all nodes
+        self._finished = 0  # workers of this node that have sent "bye"
         if place.node_rank == 0:
             self._lease = Lease(context)
             flush = FlushLeader(context, self._lease)
@@ -107,24 +107,24 @@ class Agent:
         log.info("redundancy %s over %s: survives %d of %d nodes lost", scheme.name, names, survives, len(members))
         if survives < scheme.promise:
             log.warning(
-                "redundancy %s: a set of %d is too small to survive %d lost, as asked: survives %d",
+                "redundancy %s: a set of %d is too small to survive %d lost, as configured: survives %d",
                 scheme.name, len(members), scheme.promise, survives,
             )  # fmt: skip
         if (
             config.redundancy.failure_domain == "switch"
             and (taken := most_in_one_domain(members, place.domains)) > survives
         ):
-            log.warning("redundancy %s: a lost switch takes %d of %s: more than survives", scheme.name, taken, names)
+            log.warning("redundancy %s: a lost switch takes %d of %s, more than it survives", scheme.name, taken, names)
 
     async def run(self, *, until_unused: bool = False, forked: bool = False) -> None:
-        """Serves until told to shut down, or until the process that started us has ended.
+        """Serves until a shutdown request, or until the process that started the agent has ended.
 
         Args:
-            until_unused: end as well, all agents together, once no process is connected to any of them any more.
-            forked: the process that started us is no parent of ours, and is looked after elsewhere.
+            until_unused: whether all agents also end together once no process is connected to any of them.
+            forked: whether the agent was forked from a template; then it does not watch its parent.
         """
         for stale in self._place.ram_dir.glob("agent-*.sock"):
-            stale.unlink()  # of agents that were killed
+            stale.unlink()  # left by killed agents
         for file in self._place.ram_dir.glob(PID_FILE.format(pid="[0-9]*")):
             if not os.path.exists(f"/proc/{file.stem.removeprefix('agent-')}"):
                 file.unlink(missing_ok=True)
@@ -148,9 +148,9 @@ class Agent:
             self._board.close()
 
     async def _guard(self, lead: Lead) -> None:
-        """A fault in our own code must not be silent: saves or restores would wait for ever.
+        """Runs a leader and reports its errors as problems. Otherwise saves or restores would wait for ever.
 
-        Without a rejoin no worker is served: who has started us tries again when we have gone.
+        Without a rejoin no worker can be served, so the agent ends; the launcher then starts other agents.
         """
         try:
             await lead.run()
@@ -161,7 +161,10 @@ class Agent:
                 self._ended.set()
 
     async def _follow_peers(self) -> None:
-        """When the other agents are lost, what can no longer be committed is dropped; workers go on being served."""
+        """Serves the other agents.
+
+        When they are lost, drops the saves that can no longer be committed. Workers are still served.
+        """
         await self._peers.run()
         if self._peers.broken:
             self._listener.problem("the other agents are lost", self._peers.broken)
@@ -171,22 +174,25 @@ class Agent:
             await self._saves.world_lost(f"the other agents are lost: {self._peers.broken}")
 
     async def _follow_plan(self) -> None:
-        """Until there is one no worker trains: all wait for the agents."""
+        """Yields the CPU once there is a plan. Before that no worker trains, because all wait for the agents."""
         await asyncio.wait({self._restore.plan})
         yield_to_training()
 
     async def _follow_parent(self) -> None:
-        """Polled: a signal on the parent's death would be set off by the end of a mere thread of slurmstepd."""
+        """Polls the parent.
+
+        PR_SET_PDEATHSIG would already fire when the thread of slurmstepd that started the agent ends.
+        """
         parent = os.getppid()
         while os.getppid() == parent:
             await asyncio.sleep(_PARENT_POLL_S)
-        log.warning("the process that started this agent has ended: leaving")
+        log.warning("the process that started this agent has ended; this agent ends too")
         self._ended.set()
 
     async def _follow_memory(self) -> None:
-        """Makes the memory directory again where somebody has removed it; workers and the runner find it by its name.
+        """Makes the memory directory again after it was removed. Workers and the runner find it by its name.
 
-        Shards in flight are lost with it, and their saves are dropped. The next save is whole again.
+        Shards in flight are lost, and their saves are dropped. The next save is complete again.
         """
         failure = ""
         while True:
@@ -204,10 +210,10 @@ class Agent:
             except (CheckpointError, OSError) as error:
                 if str(error) != failure:
                     failure = str(error)
-                    self._listener.problem("memory directory removed", f"{what}; it cannot be made again: {failure}")
+                    self._listener.problem("memory directory removed", f"{what}; it cannot be created again: {failure}")
                 continue
             failure = ""
-            more = "it was made again, and the next save is whole; does systemd remove it (RemoveIPC=yes)?"
+            more = "it was created again, and the next save is complete; does systemd remove it (RemoveIPC=yes)?"
             self._listener.problem("memory directory removed", f"{what}; {more}")
 
     async def _follow_program(self) -> None:
@@ -219,7 +225,7 @@ class Agent:
             check(message, OfRunner)
             await self._serve_monitor(client, message)
             return None
-        if message.get("op") != "staged":  # one that is refused fails its save at once: SaveNode.staged
+        if message.get("op") != "staged":  # SaveNode.staged checks it, and drops the save if it is invalid
             check(message, OfWorker)
         return await self._serve_worker(client, message)
 
@@ -234,7 +240,7 @@ class Agent:
                 self._ended.set()
 
     async def _workers_gone(self, timeout_s: float) -> None:
-        """Waits until no worker is connected any more."""
+        """Waits until no worker is connected, at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and any(client.role == "worker" for client in self._listener.clients):
             await asyncio.sleep(_WORKERS_POLL_S)
@@ -273,7 +279,7 @@ class Agent:
 
 
 def _board_of(place: Place) -> Board:
-    """The board of the attempt, which agents before us may have made."""
+    """The board of the attempt, which may exist from earlier agents."""
     if place.generation:
         with contextlib.suppress(FileNotFoundError):
             return Board.open(place.ram_dir)
@@ -290,7 +296,7 @@ def run_agent(
     until_unused: bool = False,
     forked: bool = False,
 ) -> None:
-    """Runs the agent to its end, then leaves the world. Does not wait longer than `leave_s` for the others to leave."""
+    """Runs the agent to its end, then leaves the MPI world. Waits at most `leave_s` for the other agents to leave."""
 
     async def main() -> None:
         await Agent(place, config, transport, deadlines, memory).run(until_unused=until_unused, forked=forked)

@@ -1,4 +1,4 @@
-"""What every part of one node's agent works with."""
+"""What all parts of one node's agent use."""
 
 from __future__ import annotations
 
@@ -20,48 +20,49 @@ from ckpt.tiers.tier import Tier
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """One node, one attempt."""
+    """The objects and the configuration of one node in one attempt."""
 
     place: Place
     config: CheckpointConfig
     deadlines: AgentDeadlines
     tiers: dict[str, Tier]  # the lower tiers, nearest first
-    node_disk: NodeDisk  # what those of them that are this node's own hold
+    node_disk: NodeDisk  # contents of this node's own tiers
     memory_store: MemoryStore
     exchange: Exchange
     peers: Peers
     listener: WorkerSocket
 
     def save_id(self, step: int) -> SaveId:
-        """This attempt's save of a step."""
+        """The id of this attempt's save of a step."""
         return SaveId(step=step, attempt=self.place.attempt, run_id=self.place.run_id)
 
     def placement(self, members: Iterable[int]) -> Placement:
-        """Where this attempt's saves have the shards of some nodes: on the nodes where their ranks run."""
+        """The places of these nodes' shards in this attempt's saves: on the nodes where their ranks run."""
         nodes = {rank: node for node in members for rank in self.ranks(node)}
         return Placement(world_size=self.place.world_size, nodes=nodes)
 
     @property
     def training(self) -> range:
-        """The nodes that train; behind them in the order of node ranks come the holders."""
+        """The nodes that train. Holders have higher node ranks."""
         return range(len(self.place.nodes))
 
     async def call_training(self, op: str, *, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:
-        """As `Peers.call_all`, without the holders."""
+        """`Peers.call_all` without the holders."""
         return await self.peers.call_all(op, self.training, timeout_s=timeout_s, **fields)
 
     def ranks(self, node: int) -> range:
-        """The ranks that run on a node in this attempt: none on a holder."""
+        """The ranks that run on a node in this attempt; none on a holder."""
         first = node * self.place.ranks_per_node
         return range(first, first + self.place.ranks_per_node if node in self.training else first)
 
     def home(self, rank: int) -> int:
-        """The node that a rank runs on in this attempt."""
+        """The node on which a rank runs in this attempt."""
         return rank // self.place.ranks_per_node
 
     def reader(self, rank: int, world_size: int) -> int:
-        """The node that takes a saved rank's shard in for all: its home, where as many ranks have saved it.
+        """The node that reads a saved rank's shard for all nodes. At the same world size, the node on which the rank
+        runs.
 
-        In another world neighbours go together, to the node whose ranks probably need them.
+        At another world size neighbouring ranks go together, to the node whose ranks probably need them.
         """
         return rank * len(self.place.nodes) // world_size

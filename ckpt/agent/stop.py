@@ -1,9 +1,9 @@
-"""One common step boundary at which all ranks of all nodes stop, agreed without a collective in the training loop.
+"""Agrees on one step boundary at which all ranks of all nodes stop, without a collective in the training loop.
 
-A worker writes its boundary to its node's board, then looks at the gate. So once the gate is up, a worker seen at
-boundary b waits at b + 1 at the latest: one more than the furthest seen on any node is a boundary that no rank can have
-passed. The gate is up for a few milliseconds only. Nobody waits for a worker to be held there: it may be in a
-collective with one that is held already.
+A worker first writes its boundary to its node's board and then reads the gate. So when the gate is up, a worker whose
+row has boundary b waits at b + 1 at the latest. No rank can have passed the boundary after the furthest on any node.
+The gate is up for a few milliseconds only. No agent waits until a worker is held at the gate, because the worker may be
+in a collective with another worker that is.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ckpt.agent.context import Context
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.memory.board import Board
 
-_SETTLE_S = 0.002  # a worker that looked at the gate just before it rose has written its row by then
+_SETTLE_S = 0.002  # a worker that read the gate just before it rose has written its row by then
 _RETRY_S = 2.0
 
 
 class Stop:
-    """Each node's part; the agent of node rank 0 also leads."""
+    """Each node's part in the agreement. The agent of node rank 0 also leads it."""
 
     def __init__(self, context: Context, board: Board) -> None:
         self._board = board
@@ -29,13 +29,13 @@ class Stop:
         self._listener = context.listener
         self._deadlines = context.deadlines
         self._lead: asyncio.Task[None] | None = None
-        self._boundary = 0  # agreed; 0 while none is
+        self._boundary = 0  # the agreed boundary; 0 if there is none
         self._peers.handle("ask_stop", self._on_stop)
         self._peers.handle("gate", self._on_gate)
         self._peers.handle("stop_at", self._on_stop_at)
 
     async def request(self) -> None:
-        """A monitor asks for a stop; any number of them may, on any node."""
+        """Handles a monitor's request to stop. Any number of monitors on any node may send one."""
         if self._boundary:
             self._listener.to_monitors("stop_agreed", boundary=self._boundary)
             return
@@ -46,19 +46,19 @@ class Stop:
 
     @property
     def agreed(self) -> bool:
-        """Whether the ranks stop at a boundary: the run goes on elsewhere or later."""
+        """Whether a boundary is agreed. The run then continues elsewhere or later."""
         return self._boundary > 0
 
     @property
     def boundary(self) -> int:
-        """The boundary that the agents before us agreed on, or we; 0 while none is."""
+        """The boundary that these agents or earlier ones agreed on; 0 if there is none."""
         return self._board.stop_at
 
     def resume(self, boundary: int) -> None:
-        """Goes on from what the agents before us agreed; 0: nothing, so nobody need wait for it.
+        """Continues from the agreement of earlier agents.
 
         Args:
-            boundary: the highest that any node has heard of.
+            boundary: the highest boundary that any node knows; 0: no worker need wait for a decision.
         """
         if boundary:
             self._decide(boundary)
@@ -66,7 +66,7 @@ class Stop:
             self._board.clear_gate()
 
     def world_lost(self) -> None:
-        """The other agents are lost: no boundary will be agreed, so nobody need wait for one."""
+        """After the loss of the other agents no boundary can be agreed, so workers stop waiting for one."""
         if not self._boundary:
             self._board.clear_gate()
 
@@ -75,7 +75,7 @@ class Stop:
             self._lead = asyncio.ensure_future(self._agree())
 
     async def _agree(self) -> None:
-        """Keeps at it until every node has heard the boundary: a node that has not holds its workers at the gate."""
+        """Repeats until every node knows the boundary. A node that does not know it holds its workers at the gate."""
         boundary = 0
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Blocking storage calls beside the event loop."""
+"""Blocking storage calls in threads, beside the event loop."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Runs a call that storage may block for ever.
+    """Runs a call in a thread, because storage may block it for ever.
 
-    Unlike asyncio.to_thread's the thread is a daemon: one that hangs on a dead file system neither uses up a pool nor
-    keeps the process from ending. Cancelling stops the waiting, not the call.
+    Unlike the threads of asyncio.to_thread this one is a daemon. If it hangs on a dead file system, it neither takes a
+    place in a pool nor keeps the process alive. Cancelling ends the wait, not the call.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
@@ -38,14 +38,14 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
         try:
             loop.call_soon_threadsafe(settle, *outcome)
         except RuntimeError:
-            return  # the loop has ended; nobody waits any more
+            return  # the loop has ended, so the result is not needed
 
     threading.Thread(target=work, name=getattr(function, "__name__", "storage"), daemon=True).start()
     return await result
 
 
 async def in_time(timeout_s: float, function: Callable[..., T], *args: Any) -> T:
-    """As `in_thread`; raises AgentError once `timeout_s` is over, and the call goes on by itself."""
+    """As `in_thread`. Raises AgentError after `timeout_s`; the call itself continues."""
     try:
         return await within(timeout_s, in_thread(function, *args))
     except asyncio.TimeoutError:
