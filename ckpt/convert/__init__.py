@@ -1,6 +1,6 @@
-"""Other formats of the same shards.
+"""Converts steps from and to other formats.
 
-dcp_safetensors  export to a torch DCP directory or a safetensors file, import of a DCP directory
-dcp_directory    a torch DCP directory, read without running anything that it contains
-full_step        a committed step as named tensors and values, without an agent
+dcp_safetensors  exports to a torch DCP directory or a safetensors file, imports a DCP directory
+dcp_directory    reads a torch DCP directory without running code that it contains
+full_step        reads a committed step as named tensors and values, without an agent
 """

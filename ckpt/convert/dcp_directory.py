@@ -1,4 +1,4 @@
-"""A torch DCP directory of anybody's, read so that nothing in it runs: its pickles may name torch's metadata alone."""
+"""Reads any torch DCP directory without running code in it: its pickles may name only torch's metadata classes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CLASSES = {
     ("collections", "OrderedDict"),
     *((module, name) for module in ("pathlib", "pathlib._local") for name in ("Path", "PosixPath", "PurePosixPath")),
 }
-# What objects may be made of, beside what torch takes for weights.
+# Types that objects may consist of, in addition to those that torch allows in weights.
 _OBJECTS = [
     *(bytearray, complex, frozenset, range, type(pathlib.Path()), pathlib.PurePosixPath),
     *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
@@ -35,7 +35,7 @@ _OBJECTS = [
 
 
 class DirectoryReader(FileSystemReader):
-    """Torch's reader, but for the pickle of its metadata."""
+    """Torch's reader, except for the pickle of its metadata."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -45,15 +45,15 @@ class DirectoryReader(FileSystemReader):
         """Torch's metadata.
 
         Raises:
-            ConfigError: it names anything else than torch's own classes, or is damaged.
-            OSError: it cannot be read.
+            ConfigError: the metadata name other classes than torch's, or are damaged.
+            OSError: the file cannot be read.
         """
         try:
             metadata = _Unpickler(io.BytesIO(self._file.read_bytes())).load()
         except OSError:
             raise
         except Exception as error:
-            raise ConfigError(f"{self._file}: is no metadata of torch's: {error}") from None
+            raise ConfigError(f"{self._file}: is not torch metadata: {error}") from None
         if not isinstance(metadata, Metadata):
             raise ConfigError(f"{self._file}: holds a {type(metadata).__name__}, expected torch's Metadata")
         metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
@@ -67,9 +67,9 @@ class _Unpickler(pickle.Unpickler):
             return super().find_class(module, name)
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
             return dtype
-        if (module, name) == ("builtins", "getattr"):  # how some versions of Python pickle members of enums
+        if (module, name) == ("builtins", "getattr"):  # some versions of Python pickle enum members so
             return _member
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which is none of torch's metadata classes")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which is not one of torch's metadata classes")
 
 
 def _member(kind: Any, name: str) -> Any:
@@ -79,10 +79,10 @@ def _member(kind: Any, name: str) -> Any:
 
 
 def load_object(name: str, data: Any) -> Any:
-    """An object that torch has pickled.
+    """Loads an object that torch has pickled.
 
     Raises:
-        StateError: it is made of more than tensors and plain values; names it.
+        StateError: it contains more than tensors and plain values. The message names it.
     """
     try:
         with torch.serialization.safe_globals(_OBJECTS):

@@ -1,4 +1,4 @@
-"""Out of a namespace and into it: torch's own DCP directory, and one safetensors file. Nobody is locked in."""
+"""Exports a step to torch's own DCP directory or to one safetensors file, and imports a DCP directory."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from ckpt.tiers.tier import Tier
 from ckpt.worker.load.match import DCP
 from ckpt.worker.tensors import dtype_name, view_bytes
 
-Advance = Callable[[int], object]  # told of every so many bytes done
-_IMPORTED = "import"  # run id of steps that no run has saved
+Advance = Callable[[int], object]  # called with the number of bytes after each part
+_IMPORTED = "import"  # run id of imported steps
 
 
 def export_dcp(stored: FullStep, directory: Path, advance: Advance = lambda nbytes: None) -> None:
-    """Writes a directory that torch.distributed.checkpoint.load reads by itself, part by part: nothing is gathered.
+    """Writes a directory that torch.distributed.checkpoint.load can read, part by part. Nothing is gathered.
 
     Raises:
-        ConfigError: the directory holds something already.
+        ConfigError: the directory is not empty.
     """
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory}: is not empty; choose another directory")
@@ -51,7 +51,7 @@ def export_dcp(stored: FullStep, directory: Path, advance: Advance = lambda nbyt
 
 
 def export_safetensors(stored: FullStep, file: Path) -> None:
-    """Writes all tensors, whole, to one file, with the step in its metadata; other values have no place there.
+    """Writes all tensors, whole, to one file, with the step in its metadata. Other values cannot be stored there.
 
     Raises:
         ConfigError: the file exists, or the package safetensors is missing.
@@ -66,7 +66,7 @@ def export_safetensors(stored: FullStep, file: Path) -> None:
     if file.exists():
         raise ConfigError(f"{file}: exists already; choose another name")
     temporary = file.with_name(f".{file.name}.tmp")
-    # Copies where bytes are shared or strided: the format knows neither.
+    # The format does not support shared or strided bytes, so those are copied.
     tensors = {name: stored.full(name).contiguous() for name in stored.parts}
     try:
         save_file(tensors, temporary, metadata={"step": str(stored.save.step), "format": "pt"})
@@ -76,17 +76,17 @@ def export_safetensors(stored: FullStep, file: Path) -> None:
 
 
 def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda nbytes: None) -> SaveId:
-    """Takes a torch DCP directory in as a committed step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`.
+    """Imports a torch DCP directory as a committed step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`.
 
-    Nothing in the directory runs (ckpt.convert.dcp_directory). The whole state goes through memory.
+    No code in the directory is run (ckpt.convert.dcp_directory). The whole state must fit into memory.
 
     Raises:
-        ConfigError: no DCP directory, metadata that is not torch's, or the namespace has this step already.
-        StateError: it holds an object that cannot be loaded or stored without pickle; names it.
-        NamespaceError: the namespace is another user's.
+        ConfigError: not a DCP directory, metadata that are not torch's, or the namespace has this step already.
+        StateError: an object cannot be loaded or stored without pickle. The message names it.
+        NamespaceError: the namespace belongs to another user.
     """
     if not (directory / ".metadata").is_file():
-        raise ConfigError(f"{directory}: is no torch DCP directory: it has no .metadata")
+        raise ConfigError(f"{directory}: is not a torch DCP directory: it has no .metadata")
     tier.prepare()
     if any(save.step == step for save in tier.steps()):
         raise ConfigError(f"{tier.where}: holds step {step} already; choose another --step")
@@ -100,7 +100,7 @@ def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda
     try:
         with alone():
             dcp.load(state, storage_reader=reader, planner=_Loader(advance))
-    except CheckpointException as error:  # torch's, which is no Exception
+    except CheckpointException as error:  # torch's, which is not an Exception
         raise next(iter(error.failures.values()))[0] from None
     objects = [[name, encode(value, (name,))] for name, value in state.items() if name not in tensors]
     mappings = encode(metadata.planner_data or {}, ("planner_data",))
@@ -119,7 +119,10 @@ def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Without torch's warning that it assumes a single process: it is one. `no_dist` says so since 2.7 only."""
+    """Suppresses torch's warning that it assumes a single process, which is true here.
+
+    `no_dist` does so only since 2.7.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         yield
@@ -147,7 +150,7 @@ def _lay_out(entries: dict[str, Any]) -> tuple[list[Chunk], int]:
 
 
 class _Loader(DefaultLoadPlanner):
-    """Fills a flat state, runs nothing that is stored, and tells how far it is."""
+    """Fills a flat state without running stored code, and reports progress."""
 
     def __init__(self, advance: Advance) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)

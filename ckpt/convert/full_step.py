@@ -1,4 +1,4 @@
-"""One committed step as a flat set of named tensors and values, without an agent: mapped, verified, put together."""
+"""Reads one committed step as named tensors and values, without an agent: mapped, verified and combined."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ckpt.worker.tensors import DTENSOR, STATE, TAGS, chunk_box, torch_dtype, vi
 
 @dataclass(frozen=True, kw_only=True)
 class StoredBox:
-    """A box of a tensor, and its bytes where they lie."""
+    """A box of a tensor, and its mapped bytes."""
 
     box: Box
     data: torch.Tensor
@@ -35,12 +35,12 @@ class FullStep:
 
     save: SaveId
     shapes: dict[str, tuple[int, ...]]
-    parts: dict[str, list[StoredBox]]  # of each tensor; together they hold each element once
+    parts: dict[str, list[StoredBox]]  # by tensor; together they have each element once
     values: dict[str, Any]
-    mappings: dict[str, Any] = field(default_factory=dict)  # torch's: a name and the path it stands for
+    mappings: dict[str, Any] = field(default_factory=dict)  # torch's: from name to path
 
     def full(self, name: str) -> torch.Tensor:
-        """A whole tensor; the mapped bytes themselves where one part has them all."""
+        """A whole tensor. If one part has all of it, the tensor is the mapped bytes themselves."""
         parts = self.parts[name]
         if len(parts) == 1 and tuple(parts[0].data.shape) == self.shapes[name]:
             return parts[0].data
@@ -57,13 +57,13 @@ def read_stored(
     """Maps a step and verifies every byte of it.
 
     Args:
-        tier: where it is.
-        save: which one.
-        rank: whose plain tensors, arrays and values are taken; DTensors are put together from all ranks.
-        advance: told of every so many bytes verified.
+        tier: the tier of the step.
+        save: the save to read.
+        rank: the rank whose plain tensors, arrays and values are read; DTensors are combined from all ranks.
+        advance: called with the number of bytes after each verified part.
 
     Raises:
-        CorruptError: bytes do not verify; names the file.
+        CorruptError: bytes do not verify. The message names the file.
         ConfigError: there is no such rank.
         OSError: a file cannot be read.
     """
@@ -71,7 +71,7 @@ def read_stored(
     if not 0 <= rank < manifest.world_size:
         raise ConfigError(f"step {save.step}: no rank {rank}; it was saved by {manifest.world_size} ranks")
     shards = [(place.record, verified_shard(tier, save, place, advance)) for place in manifest.shards]
-    shards = [*shards[rank:], *shards[:rank]]  # replicas are taken from the first
+    shards = [*shards[rank:], *shards[:rank]]  # replicas are taken from the first rank that has them
     tree = shards[0][0].layout.tree
     return _from_dcp(save, shards) if tag_of(tree) == DCP else _from_tree(save, tree, shards)
 
@@ -88,9 +88,9 @@ def _from_dcp(save: SaveId, shards: list[tuple[ShardRecord, memoryview]]) -> Ful
 
 
 def _from_tree(save: SaveId, tree: Any, shards: list[tuple[ShardRecord, memoryview]]) -> FullStep:
-    """Tensors are stand-ins while torch itself says how it flattens the state around them."""
-    keys: dict[int, tuple[str, str]] = {}  # by id of the stand-in: tag and key
-    standing: list[torch.Tensor] = []  # alive, so that ids stay theirs
+    """Placeholders stand for tensors while torch itself flattens the state."""
+    keys: dict[int, tuple[str, str]] = {}  # by id of the placeholder: tag and key
+    standing: list[torch.Tensor] = []  # keeps the placeholders alive, so that ids stay unique
 
     def resolve(tag: str, content: Any) -> Any:
         if tag == STATE:
@@ -111,7 +111,7 @@ def _from_tree(save: SaveId, tree: Any, shards: list[tuple[ShardRecord, memoryvi
 
 
 def _as_lists(value: Any) -> Any:
-    """The state with a list for each tuple or deque that holds tensors: torch flattens no other sequence."""
+    """The state with lists in place of tuples and deques that contain tensors, because torch flattens only lists."""
     if isinstance(value, dict):
         return {key: _as_lists(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, deque)):
@@ -124,11 +124,11 @@ def _stored(
     save: SaveId, shards: list[tuple[ShardRecord, memoryview]], names: dict[str, str], values: dict[str, Any],
     mappings: dict[str, Any], everywhere: set[str] | None = None,
 ) -> FullStep:  # fmt: skip
-    """Chooses the parts of each tensor, each element once.
+    """Chooses the parts of each tensor, so that each element is read once.
 
     Args:
-        names: of the tensors wanted, by key.
-        everywhere: keys whose parts lie in all shards, not in the first alone; all when None.
+        names: names of the wanted tensors, by key.
+        everywhere: keys whose parts may be in any shard, not only in the first; None: all keys.
     """
     offers: dict[str, list[tuple[Box, tuple[Chunk, memoryview]]]] = {key: [] for key in names}
     for number, (record, data) in enumerate(shards):
@@ -138,7 +138,7 @@ def _stored(
     shapes, parts = {}, {}
     for key, name in names.items():
         if not offers[key]:
-            raise CorruptError(f"step {save.step}: {name}: named, and no shard holds it")
+            raise CorruptError(f"step {save.step}: {name}: named, but not in any shard")
         shape = offers[key][0][1][0].shape
         shapes[name] = shape
         parts[name] = list(_parts(Box((0,) * len(shape), shape), name, offers[key]))

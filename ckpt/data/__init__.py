@@ -1,4 +1,4 @@
-"""Which samples each rank sees at each step, kept across restarts and resizes.
+"""The samples of each rank at each step, continued across restarts and resizes.
 
     batch_plan   micro-batch and gradient accumulation for a world size
     sampler      the order of an epoch's samples, and the position in it

@@ -1,4 +1,4 @@
-"""Counts what the training loop has taken from a DataLoader."""
+"""Counts the micro-batches that the training loop has taken from a DataLoader."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class ElasticLoader:
                 optimizer.step(); optimizer.zero_grad(); step += 1
                 if ckpt.should_save(step): ckpt.save(step, state)
 
-    A step counts as consumed when its last micro-batch is handed out. What worker processes have prefetched does not
-    count, and what was handed out of a step that is not whole does not either: its gradients are not in the weights.
-    An iteration begins at the position, so a loop that was left in mid-epoch goes on there.
+    A step counts as consumed when its last micro-batch is returned. Batches that worker processes have prefetched do
+    not count. Neither do the micro-batches of an incomplete step, because their gradients are not in the weights. An
+    iteration begins at the position, so a loop that was left in the middle of an epoch continues there.
     """
 
     def __init__(self, loader: Any) -> None:
         """Wraps a loader.
 
         Args:
-            loader: a torch DataLoader, a torchdata StatefulDataLoader, or anything that can be iterated and has their
+            loader: a torch DataLoader, a torchdata StatefulDataLoader, or any iterable with their
                 `sampler` and `batch_size`, or a `batch_sampler` with both.
 
         Raises:
-            ConfigError: its sampler is no ElasticSampler, or its batch size is not the plan's micro-batch.
+            ConfigError: its sampler is not an ElasticSampler, or its batch size is not the plan's micro-batch.
         """
         batches = getattr(loader, "batch_sampler", None)
         found = [getattr(holder, "sampler", None) for holder in (loader, batches)]
@@ -54,13 +54,13 @@ class ElasticLoader:
         self.sampler = sampler
         self.loader = loader
         self._iteration = 0
-        self._handed_out = 0  # micro-batches of the current step
+        self._handed_out = 0  # micro-batches of the current step that were returned
 
     def __iter__(self) -> Iterator[Any]:
         """The micro-batches of the rest of the epoch.
 
         Raises:
-            StateError: a later iteration has begun, or a state was loaded: what this one has prefetched would repeat.
+            StateError: a later iteration has begun, or a state was loaded; samples prefetched here would repeat.
         """
         self._iteration += 1
         iteration = self._iteration
@@ -68,8 +68,8 @@ class ElasticLoader:
         for batch in self.loader:
             if iteration != self._iteration:
                 raise StateError(
-                    "ElasticLoader: this iteration was left for a later one, or a state was loaded since it began; "
-                    "iterate over the loader anew"
+                    "ElasticLoader: a later iteration has begun, or a state was loaded since this one began; "
+                    "iterate over the loader again"
                 )
             self._handed_out += 1
             if self.ends_step:
@@ -79,17 +79,17 @@ class ElasticLoader:
                 self._handed_out = 0
 
     def endless(self) -> Iterator[Any]:
-        """The micro-batches from the position on, epoch after epoch: for a loop that counts steps."""
+        """The micro-batches from the position on, epoch after epoch, for a loop that counts steps."""
         while True:
             yield from self
 
     def __len__(self) -> int:
-        """Micro-batches of a whole epoch on one rank, wherever the position is."""
+        """The number of micro-batches of a whole epoch on one rank, whatever the position."""
         return len(self.sampler) // self.sampler.plan.micro_batch
 
     @property
     def ends_step(self) -> bool:
-        """Whether the micro-batch last handed out is the last of its step."""
+        """Whether the micro-batch returned last is the last of its step."""
         return self._handed_out == self.sampler.plan.accumulation
 
     @property
@@ -102,7 +102,7 @@ class ElasticLoader:
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to a saved position; see ElasticSampler.load_state_dict."""
+        """Moves to a saved position; see ElasticSampler.load_state_dict."""
         self.sampler.load_state_dict(state)
         self._iteration += 1
         self._handed_out = 0

@@ -20,23 +20,25 @@ log = logging.getLogger(__name__)
 
 
 class ElasticSampler:
-    """Gives each rank its samples of an epoch, and goes on where any number of ranks has stopped.
+    """Gives each rank its samples of an epoch, and continues where any number of ranks has stopped.
 
         plan = batch_plan(global_batch=512, max_micro_batch=16)
         sampler = ElasticSampler(dataset, plan, seed=1)
         loader = ElasticLoader(DataLoader(dataset, plan.micro_batch, sampler=sampler, num_workers=4))
 
-    A seed and an epoch fix one order of all samples. Each step takes the next `global_batch` of it, whatever the world
-    size; rank r takes every world_size-th from the r-th. The position is one number for all ranks, so a checkpoint of
-    any rank serves every rank of another world size.
+    A seed and an epoch determine one order of all samples. Each step takes the next `global_batch` samples, whatever
+    the world size; rank r takes every world_size-th of them, starting with the r-th. The position is one number for all
+    ranks, so any rank's checkpoint serves every rank of any world size.
 
-    The position moves by `advance()`, when the training loop has consumed a step, and not when a DataLoader asks for
-    samples ahead of it. ElasticLoader calls it; a loop of your own calls it after each step. Without shuffling the
-    order takes no memory, with shuffling 4 bytes a sample (8 from 2**31 samples on), twice that in the last step.
+    `advance()` moves the position after the training loop has consumed a step, not when a DataLoader prefetches
+    samples. ElasticLoader calls it; a loop without ElasticLoader calls it after each step. Without shuffling the order
+    needs no memory. With shuffling it needs 4 bytes a sample (8 from 2**31 samples on), and twice that in the last
+    step.
 
-    `tail` says what becomes of an epoch whose samples are no multiple of the global batch:
-        carry  the last step is filled from the next epoch, which then begins after these samples. Every sample is seen
-               exactly once an epoch.
+    `tail` selects what happens if the epoch's samples are not a multiple of the global batch:
+            carry  the last step is filled from the next epoch, which then begins after these samples. Every sample is
+            seen
+                       exactly once an epoch.
         drop   the samples that do not fill a step are not seen in this epoch.
         pad    the last step is filled with the epoch's first samples, which are seen twice.
     """
@@ -52,15 +54,15 @@ class ElasticSampler:
         tail: Tail = "carry",
         env: Mapping[str, str] = os.environ,
     ) -> None:
-        """Starts at epoch 0; `load_state_dict` moves it.
+        """Starts at epoch 0; `load_state_dict` changes the position.
 
         Args:
             dataset: a map-style dataset, or its number of samples.
             plan: from `batch_plan`.
-            rank: of this process in the world; default: RANK, or 0.
-            shuffle: a new order each epoch; False: 0, 1, 2, ...
-            seed: of all orders, at least 0; the same on all ranks.
-            tail: see the class.
+            rank: rank of this process; default: RANK, or 0.
+            shuffle: whether each epoch has a new order; else the order is 0, 1, 2, ...
+            seed: seed of all orders, at least 0; the same on all ranks.
+            tail: see the class docstring.
             env: the environment.
 
         Raises:
@@ -73,7 +75,7 @@ class ElasticSampler:
             raise ConfigError(f"ElasticSampler: tail: got {tail!r}, expected one of {list(get_args(Tail))}")
         if tail == "drop" and samples < plan.global_batch:
             raise ConfigError(
-                f"ElasticSampler: tail='drop' drops all {samples} samples: they do not fill one global batch of "
+                f"ElasticSampler: tail='drop' drops all {samples} samples, which do not fill one global batch of "
                 f"{plan.global_batch}"
             )
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -90,10 +92,10 @@ class ElasticSampler:
         self._seed = seed
         self._tail = tail
         self._orders: dict[int, np.ndarray] = {}
-        self._given_to_the_end: tuple[int, int] | None = None  # where an iteration began that reached the end
+        self._given_to_the_end: tuple[int, int] | None = None  # where an iteration that reached the end began
 
     def __iter__(self) -> Iterator[int]:
-        """This rank's samples from the position to the end of the epoch."""
+        """This rank's samples, from the position to the end of the epoch."""
         if self._given_to_the_end == (self.epoch, self.position):
             log.warning(
                 "ElasticSampler: epoch %d begins again at sample %d: call advance() after each step, or use "
@@ -102,25 +104,25 @@ class ElasticSampler:
         return _Indices(self)
 
     def __len__(self) -> int:
-        """This rank's samples of a whole epoch, wherever the position is. With `carry`, some have a step less."""
+        """The number of this rank's samples in a whole epoch. With `carry`, some epochs have one step less."""
         whole, rest = divmod(self._samples, self.plan.global_batch)
         return (whole + (rest > 0 and self._tail != "drop")) * self.plan.rank_batch
 
     def advance(self, steps: int = 1) -> None:
-        """Counts steps as consumed. Call it on all ranks, between a step and the save of its state."""
+        """Counts steps as consumed. All ranks call it between a step and the save of its state."""
         for _ in range(steps):
             self.position += self.plan.global_batch
             self._begin_epochs()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what fixes the order. The same on all ranks."""
+        """The position, and all that determines the order. The same on all ranks."""
         return self._state(self.epoch, self.position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to a saved position. The world size and the global batch may differ from those at the save.
+        """Moves to a saved position. The world size and the global batch may differ from those at the save.
 
         Raises:
-            StateError: the number of samples, the seed or `shuffle` differ: the order would be another.
+            StateError: the number of samples, the seed or `shuffle` differ, which would change the order.
         """
         mine = self.state_dict()
         for key, what in (("samples", "number of samples"), ("seed", "seed"), ("shuffle", "shuffle")):
@@ -139,7 +141,7 @@ class ElasticSampler:
         self._begin_epochs()
 
     def _begin_epochs(self) -> None:
-        """Goes to the next epoch where this one has no step left."""
+        """Moves to the next epoch if this one has no step left."""
         if self._tail == "drop":
             if self._samples - self.position < self.plan.global_batch:
                 self.epoch, self.position = self.epoch + 1, 0
@@ -159,7 +161,7 @@ class ElasticSampler:
         return left // self.plan.global_batch if self._tail == "drop" else -(-left // self.plan.global_batch)
 
     def _samples_at(self, epoch: int, positions: np.ndarray) -> list[int]:
-        """The samples at some positions of an epoch, which may lie beyond its end; int64 [n]."""
+        """The samples at some positions of an epoch, which may be beyond its end; int64 [n]."""
         later, inside = np.divmod(positions, self._samples)
         if not self._shuffle:
             return inside.tolist()
@@ -174,9 +176,9 @@ class ElasticSampler:
         return found.tolist()
 
     def _order(self, epoch: int) -> np.ndarray:
-        """All samples in the order of an epoch; int32 or int64 [samples]."""
+        """All samples in an epoch's order; int32 or int64 [samples]."""
         if epoch not in self._orders:
-            # NumPy has frozen RandomState's streams: a job goes on in the same order under another NumPy.
+            # NumPy never changes RandomState's streams, so the order is the same with another version of NumPy.
             bits = np.random.MT19937(np.random.SeedSequence([self._seed, epoch]))
             order = np.random.RandomState(bits).permutation(self._samples)
             self._orders[epoch] = order.astype(np.int32) if self._samples < 1 << 31 else order
@@ -186,8 +188,8 @@ class ElasticSampler:
 class _Indices:
     """One rank's samples of the rest of an epoch.
 
-    torchdata's StatefulDataLoader saves an iterator's state with each batch that it requests. Here that is the position
-    in all ranks' samples too, so its state also serves another world size.
+    torchdata's StatefulDataLoader saves an iterator's state with each batch that it requests. This state is also a
+    position in all ranks' samples, so it serves another world size too.
     """
 
     def __init__(self, sampler: ElasticSampler) -> None:
@@ -208,7 +210,7 @@ class _Indices:
         return self._chunk[at]
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the whole steps that were given out."""
+        """The position after the whole steps that were returned."""
         plan = self._sampler.plan
         steps = self._next // plan.rank_batch
         return self._sampler._state(self._epoch, self._position + steps * plan.global_batch)

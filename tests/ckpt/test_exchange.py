@@ -200,8 +200,8 @@ def test_an_import_runs_nothing_of_what_is_in_the_directory(tmp_path: Path, kind
     result = run("import", source, tmp_path / "shared", "--namespace", "ns", "--step", 5)
     assert result.exit_code in (1, 2) and len(result.stderr.splitlines()) == 1 and not mark.exists()
     expected = {
-        "metadata": "is no metadata of torch's: it names posix.mkdir, which is none of torch's metadata classes",
-        "attribute": "is no metadata of torch's: it asks for an attribute 'home'",
+        "metadata": "is not torch metadata: it names posix.mkdir, which is not one of torch's metadata classes",
+        "attribute": "is not torch metadata: it asks for an attribute 'home'",
         "object": "o.stored: holds an object that only the code it names could make (posix.mkdir)",
         "other": "o.stored: holds an object that only the code it names could make (types.SimpleNamespace)",
     }
