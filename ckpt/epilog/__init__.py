@@ -1,9 +1,9 @@
-"""After a job's end: the newest step in its nodes' memories goes to the tiers with `on_job_end`.
+"""After a job's end, writes the newest step in its nodes' memory to the tiers with `on_job_end`.
 
-Slurm's epilog starts `python -m ckpt.epilog DIRECTORY` on every node, as the job's user. There are no agents and no
-MPI any more: the nodes meet in the tier itself, by small files beside the step's own.
+Slurm's epilog starts `python -m ckpt.epilog DIRECTORY` on every node as the job's user. The agents and their MPI world
+have ended. The nodes coordinate through small files in the tier, next to the step's own files.
 
-request  what the agents leave in the memory directory: which tiers, and how to reach them
-scan     what a node's memory still holds of that run, verified
-flush    one node's part in bringing the newest whole step to one tier
+request  what the agents leave in the memory directory: the tiers, and how to reach them
+scan     the verified shards of the run in a node's memory
+flush    one node's part in writing the newest complete step to one tier
 """

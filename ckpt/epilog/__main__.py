@@ -1,4 +1,4 @@
-"""`python -m ckpt.epilog DIRECTORY --within SECONDS`: as the job's user, in a job's memory directory on this node."""
+"""`python -m ckpt.epilog DIRECTORY --within SECONDS`: started by Slurm's epilog as the job's user on each node."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ log = logging.getLogger("ckpt.epilog")
 
 
 def main() -> int:
-    """Returns 0 when all that was asked for is done or there was nothing to do."""
+    """Returns 0 if all requests are done or there was nothing to do."""
     parser = argparse.ArgumentParser(prog="python -m ckpt.epilog")
     parser.add_argument("directory", type=Path, help="The job's memory directory on this node.")
-    parser.add_argument("--within", type=float, required=True, help="Seconds, after which this process ends.")
+    parser.add_argument("--within", type=float, required=True, help="Seconds after which this process exits.")
     arguments = parser.parse_args()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(int(arguments.within + _LAST_WORDS_S) + 1)  # whatever hangs
+    signal.alarm(int(arguments.within + _LAST_WORDS_S) + 1)  # in case anything hangs
     os.umask(0o077)
     deadline_s = time.monotonic() + arguments.within
     work = [
@@ -50,7 +50,10 @@ def main() -> int:
 
 
 def _asking(directory: Path) -> list[Path]:
-    """The directory and those right below it (an MPI program's) in which a request lies: ours, not by a link."""
+    """The directories with a request: `directory` and its subdirectories (of MPI programs).
+
+    Links and others' are ignored.
+    """
     found = []
     for path in (directory, *sorted(directory.iterdir())):
         facts = os.lstat(path)
@@ -60,12 +63,12 @@ def _asking(directory: Path) -> list[Path]:
 
 
 def _flush(directory: Path, deadline_s: float) -> None:
-    """To each tier that asks, side by side: one that hangs holds up no other."""
+    """Flushes to all requested tiers in parallel, so that one that hangs does not delay the others."""
     try:
         locked(directory / _LOCK)  # until this process ends
         request = read_request(directory)
     except BlockingIOError:
-        return  # another does it
+        return  # another process does it
     except (CheckpointError, OSError) as error:
         print(f"ckpt.epilog: {error}", file=sys.stderr, flush=True)
         return
@@ -88,7 +91,7 @@ def _flush(directory: Path, deadline_s: float) -> None:
 
 
 def _log_to_file(namespace: str, env: Mapping[str, str]) -> None:
-    """Nobody reads what this process prints: outcomes go to a file of the namespace, in the user's state folder."""
+    """Logs to a file of the namespace in the user's state folder, because nobody reads this process's output."""
     state = Path(env.get("XDG_STATE_HOME") or Path(env.get("HOME", "/")) / ".local" / "state")
     folder = Path(env.get("HOLDFAST_LOG_DIR") or state / "holdfast" / "log")
     try:
@@ -102,7 +105,7 @@ def _log_to_file(namespace: str, env: Mapping[str, str]) -> None:
 
 
 def _start_no_program() -> None:
-    """Has AWS's library pass over `credential_process`: the job is over, and no program of its user starts any more."""
+    """Disables AWS's `credential_process`, because the user's programs must not start after the job's end."""
     with suppress(ImportError):
         from botocore import credentials
 

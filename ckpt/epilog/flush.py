@@ -1,15 +1,16 @@
-"""One node's part in bringing a run's newest whole step from the nodes' memories to a tier, without agents.
+"""One node's part in writing a run's newest complete step from the nodes' memory to a tier, without agents.
 
-The nodes meet in the step's directory there, by names alone, so that one listing tells a node all it waits for:
+The nodes coordinate through the names of files in the step's directory, so one listing tells a node all that it waits
+for:
 
-own-<first>-<last>.a<attempt>.<node>    that node's memory holds these ranks' shards, verified; copy-...: as copies
-rank-<rank>.data, rank-<rank>.json      a shard, and then what the manifest will say of it
+own-<first>-<last>.a<attempt>.<node>    that node's memory has these ranks' shards, verified; copy-...: as copies
+rank-<rank>.data, rank-<rank>.json      a shard, and its part of the manifest
 manifest.json                           last: the commit, by any node that finds all ranks there
 
-All of it may be written twice, and by several: the bytes of a rank are the same from whoever holds it. A step counts
-as whole by the rule of a restore: every rank's shard has a holder whose bytes verify. Every node names its saves
-newest first, so a newer step can still become whole only while a node has named nothing of an older one. Such a node
-is waited for: it may be slow, or it is lost.
+Every file may be written twice, by several nodes: a rank's bytes are the same on all of them. A step is complete by the
+same rule as in a restore: for every rank, some node has a shard that verifies. Every node lists its saves newest first.
+So a newer step can still become complete only while some node has not listed any older step. The others wait a while
+for such a node, because it may be slow or lost.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from ckpt.format.manifest import NAME, merge, pack
 from ckpt.format.shard_record import SaveId, seal_json, unseal_json
 from ckpt.tiers.tier import Tier
 
-LATE = 0.25  # of the time that is given: how long a node is waited for that has named nothing
-STEP_IN_S = 60.0  # after which the next holder writes what the one before has not
+LATE = 0.25  # part of the given time to wait for nodes that have listed nothing
+STEP_IN_S = 60.0  # after which the next holder writes a shard that the previous one has not written
 COMMIT_TURN_S = 10.0  # after which the next node commits
-_MOST_RANKS = 99_999  # in five digits
+_MOST_RANKS = 99_999  # five digits
 _HOLDS = re.compile(r"(own|copy)-([0-9]{5})-([0-9]{5})\.a([0-9]{1,12})\.(.+)")
 
 Holders = dict[int, list[str]]  # nodes by rank, those that saved it first
@@ -39,11 +40,11 @@ log = logging.getLogger(__name__)
 
 
 class FlushSuperseded(CheckpointError):
-    """The run is back, or another has its namespace: nothing more of ours goes there."""
+    """The run has started again, or another run has its namespace. This run writes nothing more there."""
 
 
 class EpilogFlush:
-    """From the memory directory of one node to one tier."""
+    """Writes from the memory directory of one node to one tier."""
 
     def __init__(
         self, directory: Path, request: Request, tier: Tier, clock: Callable[[], float] = time.monotonic
@@ -53,29 +54,30 @@ class EpilogFlush:
         self._tier = tier
         self._clock = clock
         self._node = request.node
-        self._poll_s = 0.5 + request.nodes / 100  # so many listings a second for all nodes together, about
+        self._poll_s = 0.5 + request.nodes / 100  # limits the listings per second of all nodes together
         self._left = left_in(directory, request.run_id, request.config.namespace)
 
     def run(self, deadline_s: float) -> SaveId | None:
-        """Returns when a step as new as the newest that the nodes can make whole is committed, or at the deadline.
+        """Returns when the newest step that the nodes can complete is committed, or at the deadline.
 
         Args:
-            deadline_s: on the clock.
+            deadline_s: deadline on `clock`.
 
         Returns:
-            The step that is committed now; None when there was nothing newer than the tier has, or none is whole.
+            The committed step; None if the tier already has as new a step, or if no step is complete.
 
         Raises:
-            CheckpointError: it cannot be done: the namespace is another's, or the run is back (Superseded).
+            CheckpointError: the flush is impossible.
+            FlushSuperseded: the run has started again, or another run has its namespace.
         """
         told = ""
         while True:
             try:
                 return self._run(deadline_s)
-            except OSError as error:  # storage may come back: everything here may be repeated
+            except OSError as error:  # storage may recover, and everything here may be repeated
                 if str(error) != told:
                     told = str(error)
-                    log.warning("node %s: %s: %s; tried again", self._node, self._tier.where, error)
+                    log.warning("node %s: %s: %s; trying again", self._node, self._tier.where, error)
                 if self._clock() > deadline_s:
                     return None
                 time.sleep(self._poll_s)
@@ -104,7 +106,7 @@ class EpilogFlush:
             time.sleep(self._poll_s)
 
     def _name(self, save: SaveId) -> bool:
-        """Says in the tier what this node has of a save and verifies; whether that is anything."""
+        """Lists in the tier the verified shards that this node has of a save. False if it has none."""
         left, named = self._left[save], False
         if left.world_size > _MOST_RANKS:
             raise CheckpointError(f"step {save.step}: {left.world_size} ranks, expected at most {_MOST_RANKS}")
@@ -124,7 +126,7 @@ class EpilogFlush:
         return named
 
     def _holders(self, save: SaveId) -> Holders:
-        """By the notes of all nodes whose last attempt was ours."""
+        """The holders that all nodes of this attempt have listed."""
         found: dict[int, list[tuple[bool, str]]] = {}
         world = range(self._left[save].world_size)
         for match in filter(None, map(_HOLDS.fullmatch, self._tier.notes(save))):
@@ -137,12 +139,13 @@ class EpilogFlush:
         return len(self._holders(save)) == self._left[save].world_size
 
     def _is_newest(self, save: SaveId) -> bool:
-        """Whether no newer save can become whole: there is none here, or every node has named what it has of it."""
+        """Whether no newer save can become complete: there is none here, or every node has listed its part of this
+        one."""
         nodes = {node for nodes in self._holders(save).values() for node in nodes}
         return save == max(self._left) or len(nodes) >= self._request.nodes
 
     def _bring(self, save: SaveId, deadline_s: float) -> SaveId | None:
-        """Writes this node's part, and commits once all parts are there and it is this node's turn."""
+        """Writes this node's part. Commits once all parts are written and it is this node's turn."""
         since_s, complete_s = self._clock(), None
         world_size = self._left[save].world_size
         while True:
@@ -168,7 +171,7 @@ class EpilogFlush:
             time.sleep(self._poll_s)
 
     def _write_mine(self, save: SaveId, missing: list[int], waited_s: float) -> bool:
-        """Writes those of the missing ranks whose turn it is here; whether there were any."""
+        """Writes those missing ranks whose turn it is on this node. False if there were none."""
         left, wrote = self._left[save], False
         holders = self._holders(save) if missing else {}
         for rank in missing:
@@ -179,7 +182,7 @@ class EpilogFlush:
         return wrote
 
     def _write(self, save: SaveId, rank: int, name: str) -> bool:
-        """Copies one shard; what was overwritten meanwhile is not counted."""
+        """Copies one shard. Raises FlushSuperseded if it was overwritten during the copy."""
         try:
             record, data = verified(self._directory, name, save, rank)
         except (CheckpointError, FileNotFoundError) as error:
@@ -199,7 +202,7 @@ class EpilogFlush:
         return True
 
     def _is_turn(self, row: list[str], waited_s: float, each_s: float) -> bool:
-        """Whether this node is to act: each in the row gives those before it time."""
+        """Whether it is this node's turn: each node in `row` gives each of those before it `each_s` seconds."""
         return self._node in row and row.index(self._node) * each_s <= waited_s
 
     def _commit(self, save: SaveId, world_size: int) -> None:
@@ -214,7 +217,7 @@ class EpilogFlush:
         if claim is None:
             return
         if claim.run_id != request.run_id and not claim.released:
-            raise FlushSuperseded(f"{self._tier.where}: is now of {claim}; nothing of run {request.run_id} goes there")
+            raise FlushSuperseded(f"{self._tier.where}: is now claimed by {claim}; run {request.run_id} writes nothing")
         if claim.run_id == request.run_id and claim.attempt > request.attempt:
             raise FlushSuperseded(f"{self._tier.where}: the job is back, in attempt {claim.attempt}")
 
@@ -223,7 +226,7 @@ class EpilogFlush:
             held = self._holders(save)
             lost = [rank for rank in range(self._left[save].world_size) if rank not in held]
             log.warning(
-                "node %s: step %d stays in memory, and is lost with it: no node has said that it holds rank %s; parity "
-                "is not used here, `holdfast ckpt rebuild --commit-to` is how, while the memory directories last",
+                "node %s: step %d cannot be flushed: no node has listed rank %s. Parity "
+                "is not used here; run `holdfast ckpt rebuild --commit-to` while the memory directories exist",
                 self._node, save.step, f"{lost[0]} and {len(lost) - 1} more" if lost[1:] else lost,
             )  # fmt: skip

@@ -1,6 +1,6 @@
-"""What a run asks of its nodes for the time after its end: `on_job_end.json` in the memory directory.
+"""What a run requests from its nodes for the time after its end: `on_job_end.json` in the memory directory.
 
-It is the user's own word, read by a process of that user.
+The file is written by the user, and read by a process of the same user.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from ckpt.format.atomic_files import dump_json, durable_write, read_regular
 NAME = "on_job_end.json"
 _MAX_BYTES = 1 << 22
 
-# How to find logs, buckets and keys. Keys themselves are not written down: a bucket that is reached by them alone stays
-# out of reach.
+# How to find logs, buckets and keys. Keys themselves are not stored, so a bucket that needs keys from the environment
+# cannot be reached.
 _KEPT = (
     *("HOME", "HOLDFAST_LOG_DIR", "XDG_STATE_HOME", "AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
     *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE"),
     *("AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_EC2_METADATA_DISABLED"),
 )
-_BOOSTER = "HOLDFAST_ALLOCATION"  # set on its nodes
+_BOOSTER = "HOLDFAST_ALLOCATION"  # set on a booster's nodes
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One run's wish, as the agent of its last attempt on this node left it."""
+    """One run's request, as the agent of its last attempt on this node has written it."""
 
     run_id: str
     attempt: int
     node: str
-    nodes: int  # how many there were
+    nodes: int  # number of nodes
     config: CheckpointConfig
     environment: Mapping[str, str]
 
 
 def leave_request(place: Place, config: CheckpointConfig, env: Mapping[str, str]) -> None:
-    """Writes the wish of this attempt; takes an older one back where no tier asks any more.
+    """Writes this attempt's request. Removes an older request if no tier has `on_job_end` any more.
 
-    On a booster's node, or one that is about to leave, nothing is wished: the run goes on without it, and its other
-    nodes have what this one held.
+    Booster nodes and leaving nodes have no request: the run continues without them, and its other nodes have their
+    shards.
     """
     value = {
         "run_id": place.run_id, "attempt": place.attempt, "node": place.node, "nodes": len(place.nodes),
@@ -59,15 +59,15 @@ def leave_request(place: Place, config: CheckpointConfig, env: Mapping[str, str]
         else:
             path.unlink(missing_ok=True)
     except OSError as error:
-        log.warning("%s: %s: nothing will be done here at the job's end", path, error.strerror)
+        log.warning("%s: %s: nothing will be flushed from here at the job's end", path, error.strerror)
 
 
 def read_request(directory: Path) -> Request:
-    """The wish in a memory directory.
+    """The request in a memory directory.
 
     Raises:
-        FileNotFoundError: there is none.
-        CorruptError, ConfigError: it is none that we could have written.
+        FileNotFoundError: there is no request.
+        CorruptError, ConfigError: the request is malformed.
     """
     path = directory / NAME
     try:

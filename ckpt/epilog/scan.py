@@ -1,4 +1,4 @@
-"""What a node's memory still holds of a run, read without changing anything there."""
+"""Reads which shards of a run a node's memory has. Changes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Left:
-    """What this node has of one save: names of shards by rank, those of its own ranks and copies of others'."""
+    """The shards of one save on this node, by rank: names of those of its own ranks, and of copies of others'."""
 
     world_size: int
     own: dict[int, str] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Left:
 
 
 def left_in(directory: Path, run_id: str, namespace: str) -> dict[SaveId, Left]:
-    """By save, by records alone; one that cannot be read counts as absent."""
+    """The saves by their records alone. A record that cannot be read counts as absent."""
     found: dict[SaveId, Left] = {}
     for match in filter(None, map(_SHARD.fullmatch, sorted(os.listdir(directory)))):
         try:
@@ -45,20 +45,20 @@ def left_in(directory: Path, run_id: str, namespace: str) -> dict[SaveId, Left]:
 
 
 def verified(directory: Path, name: str, save: SaveId, rank: int) -> tuple[ShardRecord, memoryview]:
-    """A shard's record and its bytes, mapped, every block compared.
+    """A shard's record and its mapped bytes, with every block verified.
 
     Raises:
-        CorruptError: it does not verify, or is another by now.
-        OSError: it is gone.
+        CorruptError: it does not verify, or is another shard now.
+        OSError: the file is gone.
     """
     record, path = read_record(directory, name), directory / f"{name}.data"
     if (record.save, record.rank) != (save, rank):
-        raise CorruptError(f"{path}: is of rank {record.rank}, step {record.save.step} by now, was rank {rank}")
+        raise CorruptError(f"{path}: is of rank {record.rank}, step {record.save.step} now, was rank {rank}")
     descriptor = open_regular(path)
     try:
         if (size := os.fstat(descriptor).st_size) < record.nbytes:
             raise CorruptError(f"{path}: got {size} bytes, expected at least {record.nbytes}")
-        # Copy on write, and never written: a map that is read-only cannot go past the page cache.
+        # copy-on-write, because direct I/O needs a writable buffer; never written
         mapped = mmap.mmap(descriptor, record.nbytes, access=mmap.ACCESS_COPY) if record.nbytes else b""
     finally:
         os.close(descriptor)
@@ -69,7 +69,7 @@ def verified(directory: Path, name: str, save: SaveId, rank: int) -> tuple[Shard
 
 
 def is_still(directory: Path, name: str, record: ShardRecord) -> bool:
-    """Whether a shard is the same as before: who overwrites one removes its record first."""
+    """Whether a shard is unchanged: its record is removed before it is overwritten."""
     try:
         return read_record(directory, name) == record
     except (CheckpointError, OSError):
@@ -77,7 +77,7 @@ def is_still(directory: Path, name: str, record: ShardRecord) -> bool:
 
 
 def by_runs(ranks: list[int]) -> list[tuple[int, int]]:
-    """First and last of each run of neighbouring ranks."""
+    """First and last of each run of consecutive ranks."""
     runs: dict[int, list[int]] = defaultdict(list)
     for index, rank in enumerate(sorted(ranks)):
         runs[rank - index].append(rank)

@@ -1,8 +1,8 @@
-"""Arithmetic on bytes as elements of GF(2^8), polynomial 0x11d: sums of multiples, and the code that parity is made by.
+"""Arithmetic on bytes as elements of GF(2^8), polynomial 0x11d: linear combinations, and the code for parity.
 
-ISA-L does the bulk where the pyeclib wheel brings it: called straight on our buffers, several times faster than through
-pyeclib's own interface, which copies (benchmarks/redundancy.py shows all three). NumPy does it elsewhere; both give the
-same bytes. It is imported at first use: agents that need none come up the sooner.
+ISA-L from the pyeclib wheel is used if it is installed. It is called directly on the buffers, which is several times
+faster than pyeclib's own interface, which copies (benchmarks/redundancy.py compares them). Else NumPy is used; both
+give the same bytes. NumPy and ISA-L are imported on first use, so that agents without parity start faster.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     Combine = Callable[[Sequence[memoryview], Sequence["Term"]], None]
     MultiplyAdd = Callable[[Sequence[Bytes], Bytes, Sequence[int]], None]
 
-MAX_MEMBERS = 256  # data and parity of one stripe together: the field has no more elements
+MAX_MEMBERS = 256  # data and parity of one stripe together: the number of elements of the field
 _POLYNOMIAL = 0x11D
 Term = tuple[Sequence[int], int, memoryview]  # a coefficient for each sum, first byte in the sums, bytes
-_ISAL_LEAST_BYTES = 64  # below, ISA-L's vector code does not apply
+_ISAL_LEAST_BYTES = 64  # ISA-L's vector code needs at least this
 
 
 def multiply_add(into: Sequence[memoryview], data: memoryview, coefficients: Sequence[int]) -> None:
-    """into[i] += coefficients[i] * data, byte by byte, in one pass over data. All of one length; `into` is writable."""
+    """into[i] += coefficients[i] * data, in one pass over `data`. All have the same length; `into` is writable."""
     import numpy as np
 
     if len(into) != len(coefficients):
@@ -43,7 +43,7 @@ def multiply_add(into: Sequence[memoryview], data: memoryview, coefficients: Seq
 
 
 def combine(into: Sequence[memoryview], terms: Sequence[Term]) -> None:
-    """into[i] = the sum of the terms, in one pass over them where ISA-L can; zeros where no term is."""
+    """into[i] = the sum of the terms, in one pass if ISA-L can; zeros where there is no term."""
     sums = isal_combine()
     nbytes = len(into[0])
     if sums and terms and nbytes >= _ISAL_LEAST_BYTES and all(len(data) == nbytes for _, _, data in terms):
@@ -56,7 +56,7 @@ def combine(into: Sequence[memoryview], terms: Sequence[Term]) -> None:
 
 
 def parity_row(row: int, data: int, parity: int) -> tuple[int, ...]:
-    """The coefficients of one of `parity` sums over `data` symbols: of all, any `data` determine the rest.
+    """The coefficients of one of `parity` sums over `data` symbols. Any `data` of all symbols determine the others.
 
     A Cauchy matrix whose columns are scaled so that row 0 is all ones: the first sum is a plain XOR.
     """
@@ -68,13 +68,13 @@ def parity_row(row: int, data: int, parity: int) -> tuple[int, ...]:
 
 
 def combination(lost: int, missing: Sequence[int], rows: Sequence[int], data: int, parity: int) -> dict[int, int]:
-    """A lost data symbol as a sum of multiples of parity rows, once the known data symbols are taken out of those.
+    """The coefficients that give a lost data symbol from parity rows, less the known data symbols.
 
     Args:
-        lost: column wanted, one of `missing`.
-        missing: all columns that are not known.
-        rows: as many parity rows.
-        data, parity: of the whole stripe.
+        lost: the wanted column, one of `missing`.
+        missing: all unknown columns.
+        rows: parity rows, as many as `missing`.
+        data, parity: numbers of symbols in the stripe.
 
     Returns:
         The coefficient of each row.
@@ -90,7 +90,7 @@ def multiply(a: int, b: int) -> int:
 
 
 def numpy_multiply_add(into: Sequence[Bytes], data: Bytes, coefficients: Sequence[int]) -> None:
-    """`multiply_add` by table."""
+    """`multiply_add` with a table."""
     import numpy as np
 
     for target, coefficient in zip(into, coefficients, strict=True):
@@ -99,7 +99,7 @@ def numpy_multiply_add(into: Sequence[Bytes], data: Bytes, coefficients: Sequenc
 
 @functools.cache
 def isal_multiply_add() -> MultiplyAdd | None:
-    """`multiply_add` by ISA-L; None where the library is not there."""
+    """`multiply_add` with ISA-L; None if the library is missing."""
     try:
         library = isal()
         return _bind(library.ec_init_tables, library.ec_encode_data_update) if library else None
@@ -124,7 +124,7 @@ def _bind(init: Callable[..., None], update: Callable[..., None]) -> MultiplyAdd
 
 @functools.cache
 def isal_combine() -> Combine | None:
-    """`combine` by ISA-L, for terms that are as long as the sums; None where the library is not there."""
+    """`combine` with ISA-L, for terms as long as the sums; None if the library is missing."""
     try:
         library = isal()
         return _bind_combine(library.ec_init_tables, library.ec_encode_data) if library else None
@@ -153,7 +153,7 @@ def _bind_combine(init: Callable[..., None], encode: Callable[..., None]) -> Com
 
 @functools.cache
 def _products() -> Bytes:
-    """The product of every two elements."""
+    """The table of products of all pairs of elements."""
     import numpy as np
 
     power, logarithm, value = np.zeros(510, np.uint8), np.zeros(256, np.int64), 1
@@ -171,7 +171,7 @@ def _inverse(a: int) -> int:
 
 
 def _invert(matrix: list[list[int]]) -> list[list[int]]:
-    """Gauss-Jordan; the matrices are as large as the losses of one set are many."""
+    """The inverse of a matrix by Gauss-Jordan elimination. The matrix has one row for each loss in a set."""
     size = len(matrix)
     rows = [[*row, *(int(i == j) for j in range(size))] for i, row in enumerate(matrix)]
     for i in range(size):

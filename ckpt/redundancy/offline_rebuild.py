@@ -1,4 +1,4 @@
-"""Lost shards made again from the memory directories of the surviving nodes: files alone, neither agents nor MPI."""
+"""Rebuilds lost shards from the files in the survivors' memory directories, without agents or MPI."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from ckpt.redundancy.stripes import LossError, Sum, extents
 from ckpt.tiers.tier import Tier
 from ckpt.tiers.verified import mapped
 
-Advance = Callable[[int], object]  # told of every so many bytes done
+Advance = Callable[[int], object]  # called with the number of bytes after each part
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rebuilt:
-    """A shard made again."""
+    """A rebuilt shard."""
 
     record: ShardRecord
-    path: Path  # of its bytes
+    path: Path  # of its data file
 
 
 @dataclass(kw_only=True)
 class Survivors:
-    """What is left of one save: files by rank, and by set and member. Their bytes are verified when they are needed."""
+    """The surviving files of one save, by rank, and by set and member. Their bytes are verified when they are used."""
 
     world_size: int
     shards: dict[int, tuple[Path, ShardRecord]] = field(default_factory=dict)
     parity: dict[ParitySet, dict[int, tuple[Path, ParityRecord]]] = field(default_factory=lambda: defaultdict(dict))
 
     def drop_damaged(self, advance: Advance) -> None:
-        """Leaves only what verifies."""
+        """Removes files that do not verify."""
         self.shards = {rank: entry for rank, entry in self.shards.items() if verifies(*entry, advance)}
         for members in self.parity.values():
             for index in [index for index, entry in members.items() if not verifies(*entry, advance)]:
@@ -47,7 +47,7 @@ class Survivors:
 
     @property
     def work_bytes(self) -> int:
-        """What a rebuild reads to verify it, and what it makes, as far as that can be known before."""
+        """An estimate of the bytes that a rebuild verifies and writes."""
         total = sum(record.nbytes for _, record in self.shards.values())
         total += sum(record.nbytes for _, record in self._parity())
         for rank in self.lost:
@@ -60,18 +60,18 @@ class Survivors:
         return [rank for rank in range(self.world_size) if rank not in self.shards]
 
     def header(self, rank: int) -> ShardRecord:
-        """The record of a lost shard; raises LossError when no copy of it is left."""
+        """The record of a lost shard. Raises LossError if no copy of the record is left."""
         for _, record in self._parity():
             if header := record.header(rank):
                 return header
-        raise LossError(f"rank {rank}: no parity is left that keeps its record")
+        raise LossError(f"rank {rank}: no parity with a copy of its record is left")
 
     def _parity(self) -> list[tuple[Path, ParityRecord]]:
         return [entry for members in self.parity.values() for entry in members.values()]
 
 
 def find_saves(directories: Iterable[Path], advance: Advance = lambda nbytes: None) -> dict[SaveId, Survivors]:
-    """Every save of which the directories hold anything, newest first. Records that do not verify count as absent.
+    """All saves with files in the directories, newest first. Records that do not verify count as absent.
 
     Raises:
         OSError: a directory cannot be read.
@@ -98,28 +98,28 @@ def find_saves(directories: Iterable[Path], advance: Advance = lambda nbytes: No
 
 
 def rebuild(found: Survivors, target: Path, advance: Advance = lambda nbytes: None) -> list[Rebuilt]:
-    """Makes every lost shard of a save again, into names of `target` that are free. Overwrites and removes nothing.
+    """Rebuilds every lost shard of a save into `target`, under free names. Overwrites and removes nothing.
 
     Raises:
-        LossError: too little is left; nothing has been written for the shard it names.
-        CorruptError: what was made does not verify; it has been removed.
+        LossError: too little is left. Nothing has been written for the shard that the message names.
+        CorruptError: a rebuilt shard does not verify. It has been removed.
         OSError: the target is full or cannot be written.
     """
     found.drop_damaged(advance)
-    work = [(rank, found.header(rank), *_sums(found, rank)) for rank in found.lost]  # all or none
+    work = [(rank, found.header(rank), *_sums(found, rank)) for rank in found.lost]  # before any is rebuilt
     return [_make(found, target, record, over, sums, advance) for _, record, over, sums in work]
 
 
 def commit(files: dict[int, tuple[Path, ShardRecord]], tier: Tier, advance: Advance) -> None:
-    """Writes a save that is whole to a lower tier, unless it is there; may be killed and repeated.
+    """Writes a complete save to a lower tier, unless it is already there. May be killed and repeated.
 
     Args:
         files: the verified shards of all its ranks.
-        tier: of its namespace.
-        advance: told of every so many bytes written.
+        tier: the tier of its namespace.
+        advance: called with the number of bytes after each written part.
 
     Raises:
-        CheckpointError, OSError: as the tier does; nothing was committed.
+        CheckpointError, OSError: errors of the tier; nothing was committed.
     """
     save = files[0][1].save
     tier.prepare()
@@ -135,7 +135,7 @@ def commit(files: dict[int, tuple[Path, ShardRecord]], tier: Tier, advance: Adva
 
 
 def verifies(path: Path, record: ShardRecord | ParityRecord, advance: Advance = lambda nbytes: None) -> bool:
-    """Whether a file's bytes match its record; reads them block by block."""
+    """Whether a file's bytes match its record. The file is read block by block."""
 
     def read(block: int) -> bytes:
         nbytes = min(BLOCK_BYTES, record.nbytes - block * BLOCK_BYTES)
@@ -186,7 +186,9 @@ def _make(
         finally:
             os.close(descriptor)
         if not verifies(path, record):
-            raise CorruptError(f"rank {record.rank} of step {record.save.step}: does not verify when made from parity")
+            raise CorruptError(
+                f"rank {record.rank} of step {record.save.step}: does not verify after its rebuild from parity"
+            )
     except BaseException:
         path.unlink()
         raise
@@ -195,7 +197,7 @@ def _make(
 
 
 def _write_sum(found: Survivors, over: ParitySet, part: Sum, descriptor: int, advance: Advance) -> None:
-    """A block at a time, so that memory stays the same however long the shard."""
+    """Writes a sum block by block, so that the memory needed does not depend on the shard's size."""
     for start in range(0, part.nbytes, BLOCK_BYTES):
         block = memoryview(bytearray(min(BLOCK_BYTES, part.nbytes - start)))
         for term in part.terms:
@@ -220,7 +222,7 @@ def _write_sum(found: Survivors, over: ParitySet, part: Sum, descriptor: int, ad
 def _files(
     found: Survivors, over: ParitySet, member: int, parity: bool, start: int, nbytes: int
 ) -> list[tuple[Path, int, int, int]]:
-    """Where a range of a member's stream or parity lies: (file, first byte, bytes, at)."""
+    """The files of a range of a member's stream or parity: (file, first byte, bytes, offset in the range)."""
     if parity:
         return [(found.parity[over][member][0], start, nbytes, 0)]
     return [

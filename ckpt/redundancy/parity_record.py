@@ -1,8 +1,8 @@
-"""The record beside a node's parity: all that is needed to make a lost shard again, from the survivors' files alone.
+"""The record of a node's parity: all that a rebuild needs to know, besides the survivors' files.
 
-Parity `NAME` in a memory directory is `NAME.data` and `NAME.json` (this record, written last, removed first), like a
-shard. It carries copies of the shard records of as many members before it in the ring as may be lost at once: one of
-those copies outlives its shard.
+Parity `NAME` in a memory directory is `NAME.data` and `NAME.json`, as for a shard. `NAME.json` is this record; it is
+written last and removed first. It has copies of the shard records of the members before it in the ring, as many members
+as may be lost at once. So a copy of every lost shard's record survives.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ckpt.redundancy.stripes import Stripes
 
 @dataclass(frozen=True, kw_only=True)
 class ParitySet:
-    """What the members of a redundancy set put under parity together. Equal sets have equal parity."""
+    """The shards that the members of a redundancy set protect together. Equal sets have equal parity."""
 
-    parity: int  # symbols of each stripe: members that may be lost
+    parity: int  # parity symbols of each stripe: number of members that may be lost
     ranks: tuple[tuple[int, ...], ...]  # of each member, in the set's order
-    lengths: tuple[tuple[int, ...], ...]  # of each member's shards
+    lengths: tuple[tuple[int, ...], ...]  # lengths of each member's shards
 
     def to_json(self) -> dict[str, Any]:
         return {"parity": self.parity, "ranks": list(map(list, self.ranks)), "lengths": list(map(list, self.lengths))}
@@ -52,11 +52,11 @@ class ParitySet:
         return Stripes([sum(lengths) for lengths in self.lengths], self.parity)
 
     def member_of(self, rank: int) -> int | None:
-        """The index of the member that a rank ran on; None when it is not in this set."""
+        """The index of the member on which a rank ran; None if the rank is not in this set."""
         return next((member for member, ranks in enumerate(self.ranks) if rank in ranks), None)
 
     def range_of(self, rank: int) -> tuple[int, int]:
-        """First byte of a rank's shard in its member's stream, and one past the last."""
+        """The first byte of a rank's shard in its member's stream, and one past its last."""
         member = self.member_of(rank)
         if member is None:
             raise CorruptError(f"parity: rank {rank} is not in its set")
@@ -67,15 +67,15 @@ class ParitySet:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityRecord:
-    """What is known of one member's parity of one save."""
+    """The description of one member's parity of one save."""
 
     save: SaveId
     namespace: str
     world_size: int
     over: ParitySet
-    members: tuple[str, ...]  # node names when it was made, for people
-    index: int  # whose parity this is
-    headers: tuple[ShardRecord, ...]  # of the members before it
+    members: tuple[str, ...]  # node names when it was made, for messages
+    index: int  # index of the member
+    headers: tuple[ShardRecord, ...]  # shard records of the members before it
     blocks: tuple[str, ...]  # ckpt.format.checksums.checksums of the parity
 
     @property
@@ -97,7 +97,7 @@ class ParityRecord:
 
     @classmethod
     def from_json(cls, value: Any) -> ParityRecord:
-        """Raises CorruptError when a field is missing, malformed or of another format."""
+        """Raises CorruptError if a field is missing, malformed or of another format."""
         try:
             if value["format"] != FORMAT or value["block_bytes"] != BLOCK_BYTES:
                 raise CorruptError(f"parity record: format {value['format']!r:.20}, expected {FORMAT}")
@@ -119,15 +119,15 @@ class ParityRecord:
         return record
 
     def header(self, rank: int) -> ShardRecord | None:
-        """The copy of a rank's shard record, if this member keeps it."""
+        """The copy of a rank's shard record, if this parity has it."""
         return next((header for header in self.headers if header.rank == rank), None)
 
 
 def write_parity(directory: Path, name: str, record: ParityRecord) -> None:
-    """Publishes parity; its data must be complete."""
+    """Publishes parity. Its data must be complete."""
     durable_write(directory / f"{name}.json", seal_json(record.to_json()), sync=False)
 
 
 def read_parity(directory: Path, name: str) -> ParityRecord:
-    """Raises CorruptError for a damaged record, FileNotFoundError for none."""
+    """Raises CorruptError for a damaged record, FileNotFoundError if there is none."""
     return ParityRecord.from_json(unseal_json(read_regular(directory / f"{name}.json", MAX_BYTES)))

@@ -1,4 +1,4 @@
-"""Which steps may go: only what a newer committed step has made superfluous."""
+"""Chooses the steps to remove: only those that a newer committed step has made superfluous."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ def superfluous(
 ) -> list[CatalogEntry]:
     """The entries to remove.
 
-    Committed steps beyond the `keep` newest go. A directory that was never committed goes when the same run has
-    committed a newer step, or when it is older than all that stay. The step being written now never goes, nor does one
-    that could not be read.
+    Committed steps beyond the `keep` newest are removed. A directory that was never committed is removed if the same
+    run has committed a newer step, or if it is older than all kept steps. The step that is being written and steps that
+    could not be read are never removed.
 
     Args:
-        entries: newest first, as `entries_of` gives them.
-        keep: committed steps that stay, at least 1.
-        running: name of the directory that is being written now.
-        complete: the saves that count as committed, whatever the entries say; None: all that have a manifest.
+        entries: the entries from `entries_of`, newest first.
+        keep: number of committed steps to keep, at least 1.
+        running: name of the directory that is being written.
+        complete: the saves that count as committed; None: all that have a manifest.
     """
     committed = [entry for entry in entries if entry.save and (complete is None or entry.save in complete)]
     if not committed:

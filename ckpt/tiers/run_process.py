@@ -1,4 +1,4 @@
-"""The process that a run ends with, as another program on the same machine recognises it."""
+"""The identity of the process with which a run ends, for other programs on the same machine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_STATE, _START_TIME = 0, 19  # fields of /proc/<pid>/stat after the command's name, proc(5)
+_STATE, _START_TIME = 0, 19  # fields of /proc/<pid>/stat after the command name, see proc(5)
 _DEAD = ("Z", "X")
 
 
 def identity_of(pid: int) -> str:
-    """Names a process for all time; "" where it is not there."""
+    """A name for a process that no other process ever has; "" if the process does not exist."""
     try:
         return f"{_machine()} {pid} {_stat(pid)[_START_TIME]}"
     except OSError:
@@ -19,7 +19,7 @@ def identity_of(pid: int) -> str:
 
 
 def has_ended(identity: str) -> bool:
-    """Whether a process of this machine, and of this pid namespace, is gone. False where that cannot be known."""
+    """Whether a process of this machine and pid namespace has ended. False if that cannot be known."""
     try:
         machine, pid, start_time = identity.rsplit(" ", 2)
         if machine != _machine():

@@ -1,7 +1,7 @@
-"""The S3 tier: keys below `s3://bucket/prefix` as the shared tier has files below its path.
+"""The S3 tier: keys below `s3://bucket/prefix`, named like the files of the shared tier.
 
-<prefix>/<namespace>/holdfast.json                                     whose keys these are
-<prefix>/<namespace>/owner.json                                        which live run writes here
+<prefix>/<namespace>/holdfast.json                                     the mark: namespace and user
+<prefix>/<namespace>/owner.json                                        the claim of the live run
 <prefix>/<namespace>/step-<step>.a<attempt>.<run tag>/node-NNNNN.data   one node's shards, one after another
 <prefix>/<namespace>/step-<step>.a<attempt>.<run tag>/manifest.json     put last: the commit
 """
@@ -35,9 +35,9 @@ class S3Tier(Tier):
         """
         Args:
             url: s3://bucket/prefix.
-            namespace: name of our part below it.
-            options: how to reach the bucket.
-            throttle: limits how fast this process writes.
+            namespace: name of the namespace, and of its part of the prefix.
+            options: the options for requests.
+            throttle: limits the rate at which this process writes.
         """
         self.namespace = namespace
         self.url = f"{url.rstrip('/')}/{namespace}"
@@ -51,11 +51,11 @@ class S3Tier(Tier):
         return self.url
 
     def prepare(self) -> float:
-        """Puts the mark, or checks the one that is there; asks once in the life of this process."""
+        """Put the mark, or check the existing one. Asks the bucket once per process."""
         if self._created_s is None:
             data = self._mark()
             if data is None and self._bucket.anything(f"{self._prefix}/"):
-                data = self._mark()  # that another of us may just have put, before anything else
+                data = self._mark()  # read before all else, because another process may just have put it
                 if data is None:
                     raise NamespaceError(
                         f"{self.url}: holds other objects and no {MARK}; choose another prefix or namespace"
@@ -67,19 +67,19 @@ class S3Tier(Tier):
         return self._created_s
 
     def check(self) -> None:
-        """By the mark; who may read and write there is for the bucket to say."""
+        """Check the mark. The bucket's own permissions say who may read and write."""
         if (data := self._mark()) is not None:
             self._check(data)
 
     def read(self, save: SaveId, place: ShardPlace, start: int, into: memoryview) -> None:
-        """Ranges of a few MiB, several at once."""
+        """Read ranges of a few MiB in parallel."""
         self._bucket.get_into(self._key(directory_name(save), place.file), place.offset + start, into)
 
     def data_path(self, save: SaveId, file: str) -> None:
-        """Objects cannot be mapped."""
+        """None: objects cannot be mapped."""
 
     def quarantine(self, name: str, reason: str) -> str:
-        """Copied by the server under the new name, then removed under the old one, its manifest first."""
+        """Copy the step on the server to the new name, then remove the old one, its manifest first."""
         existing = self._directories()
         new_name = quarantined_name(name, existing)
         self._bucket.put(self._key(new_name, REASON), reason_json(reason))
@@ -94,14 +94,14 @@ class S3Tier(Tier):
         self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None,
         removed: Removed = lambda name: None,
     ) -> list[str]:  # fmt: skip
-        """Removes superfluous steps: the manifest first, so that none is ever seen half deleted.
+        """Remove superfluous steps. Each manifest is removed first, so that no reader finds a step half deleted.
 
-        What a killed upload left behind is no object, costs all the same, and goes with its step.
+        A killed upload leaves parts that are not objects but cost storage. They are removed with their step.
         """
         try:
             uploads = self._bucket.uploads(f"{self._prefix}/")
-        except OSError as error:  # some servers, and some permissions, do not let them be listed
-            log.warning("uploads that were never completed are not looked for: %s", error)
+        except OSError as error:  # some servers and some permissions do not allow to list them
+            log.warning("cannot list incomplete uploads, so none are removed: %s", error)
             uploads = []
         names = self._directories()
         names |= {key.removeprefix(f"{self._prefix}/").partition("/")[0] for key, _ in uploads}
@@ -134,7 +134,7 @@ class S3Tier(Tier):
         self._bucket.put(self._key(path), data)
 
     def _put_shards(self, save: SaveId, file: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
-        """In parallel parts when it is large."""
+        """Put a large file in parallel parts."""
         self._bucket.put_pieces(self._key(directory_name(save), file), pieces)
 
     def _exists(self, path: str) -> bool:
@@ -145,7 +145,7 @@ class S3Tier(Tier):
         return [key.removeprefix(inside) for key in self._bucket.keys(inside)]
 
     def _make_directory(self, save: SaveId) -> None:
-        """There are none to make."""
+        """Does nothing: a bucket has no directories."""
 
     def _directories(self) -> set[str]:
         return self._bucket.directories(f"{self._prefix}/")

@@ -1,4 +1,4 @@
-"""One bucket: whole objects, large ones in parallel parts, ranges, listings. Every error names the object."""
+"""One bucket: whole objects, large objects in parallel parts, ranges and listings. Every error names the object."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ckpt.tiers.parallel import in_parallel
 from ckpt.tiers.s3_client import LazyClient, S3Options, broke_off, connections, telling
 from ckpt.tiers.throttle import Throttle
 
-PART_BYTES = 16 << 20  # one for each connection is in memory at once
+PART_BYTES = 16 << 20  # each connection holds one part in memory
 RANGE_BYTES = 8 << 20  # of one GET
 _MAX_PARTS = 10_000
 MAX_SMALL_BYTES = 1 << 20
 _DELETE_KEYS = 1000  # of one request
 
-Piece = tuple[int, memoryview]  # where in the object, and its bytes
+Piece = tuple[int, memoryview]  # offset in the object, and bytes
 
 log = logging.getLogger(__name__)
 
 
 class Bucket:
-    """Blocking calls, from any thread. Raises OSError, FileNotFoundError for an object that is not there."""
+    """Blocking calls, from any thread. They raise OSError, and FileNotFoundError if the object does not exist."""
 
     def __init__(self, name: str, options: S3Options, throttle: Throttle) -> None:
         self._name = name
@@ -34,13 +34,13 @@ class Bucket:
         self._client = LazyClient(options)
 
     def put(self, key: str, data: bytes | bytearray) -> None:
-        """Makes a small object, at once."""
+        """Put a small object in one request."""
         self._throttle.take(len(data))
         with telling(self._url(key)):
             self._client.put_object(Bucket=self._name, Key=key, Body=data, **self._options.encryption)
 
     def put_pieces(self, key: str, pieces: Sequence[Piece]) -> None:
-        """Makes an object of pieces of memory; between them are zeros. It is there whole, or not at all."""
+        """Put an object from pieces of memory, with zeros between them. The object appears whole or not at all."""
         pieces = sorted(pieces, key=lambda piece: piece[0])
         size = max((offset + len(data) for offset, data in pieces), default=0)
         part_bytes = part_bytes_of(size)
@@ -52,7 +52,7 @@ class Bucket:
                 Bucket=self._name, Key=key, ChecksumAlgorithm="CRC32", **self._options.encryption
             )["UploadId"]
 
-        bodies: list[bytearray] = []  # of parts that are there: touching new memory costs more than filling old
+        bodies: list[bytearray] = []  # buffers of earlier parts: reusing memory costs less than allocating it
 
         def put_part(number: int) -> dict[str, Any]:
             start = (number - 1) * part_bytes
@@ -83,18 +83,18 @@ class Bucket:
             raise
 
     def copy(self, key: str, new_key: str) -> None:
-        """Lets the server copy an object, in parts when it is large."""
+        """Copy an object on the server, in parts if it is large."""
         source = {"Bucket": self._name, "Key": key}
         with telling(self._url(key)):
             self._client.copy(source, self._name, new_key, ExtraArgs=self._options.encryption)
 
     def get(self, key: str, max_bytes: int = MAX_SMALL_BYTES) -> bytes:
-        """A whole object; raises CorruptError when it is larger than `max_bytes`."""
+        """Get a whole object. Raises CorruptError if it is larger than `max_bytes`."""
         with telling(self._url(key)):
             return self._body(key, max_bytes)
 
     def get_into(self, key: str, start: int, into: memoryview) -> None:
-        """Fills memory with an object's bytes; raises CorruptError when it ends before."""
+        """Fill memory with an object's bytes from `start` on. Raises CorruptError if the object is too short."""
 
         def get_range(offset: int) -> None:
             piece = into[offset : offset + RANGE_BYTES]
@@ -110,7 +110,10 @@ class Bucket:
         in_parallel(get_range, range(0, len(into), RANGE_BYTES), connections())
 
     def _body(self, key: str, max_bytes: int, **arguments: str) -> bytes:
-        """An object's bytes, or a range of them. One that breaks off is asked for again: botocore does not."""
+        """The bytes of an object, or of a range.
+
+        Requests the body again if it breaks off, which botocore does not do.
+        """
         left = self._options.attempts
         while True:
             left -= 1
@@ -124,10 +127,10 @@ class Bucket:
                 answer["Body"].close()
                 if left <= 0 or not broke_off(error):
                     raise
-                log.info("%s: %s; asked for again", self._url(key), " ".join(str(error).split()))
+                log.info("%s: %s; requesting it again", self._url(key), " ".join(str(error).split()))
 
     def exists(self, key: str) -> bool:
-        """Whether the server says that there is such an object; an error is no answer."""
+        """Whether the server says that the object exists. Errors are raised."""
         try:
             with telling(self._url(key)):
                 self._client.head_object(Bucket=self._name, Key=key)
@@ -136,13 +139,13 @@ class Bucket:
         return True
 
     def anything(self, prefix: str) -> bool:
-        """Whether any object's key starts so."""
+        """Whether any key has this prefix."""
         with telling(self._url(prefix)):
             answer = self._client.list_objects_v2(Bucket=self._name, Prefix=prefix, MaxKeys=1)
         return bool(answer.get("Contents"))
 
     def directories(self, prefix: str) -> set[str]:
-        """The names that follow a prefix, up to the next slash."""
+        """The names after a prefix, up to the next slash."""
         pages = self._pages("list_objects_v2", prefix, Delimiter="/")
         return {
             common["Prefix"].removeprefix(prefix).rstrip("/")
@@ -151,11 +154,11 @@ class Bucket:
         }
 
     def keys(self, prefix: str) -> list[str]:
-        """All keys that start so."""
+        """All keys with a prefix."""
         return [entry["Key"] for page in self._pages("list_objects_v2", prefix) for entry in page.get("Contents", [])]
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Removes objects; those that are not there are no error."""
+        """Delete objects. Missing objects are ignored."""
         for first in range(0, len(keys), _DELETE_KEYS):
             batch = keys[first : first + _DELETE_KEYS]
             with telling(self._url(batch[0])):
@@ -166,15 +169,15 @@ class Bucket:
                 raise OSError(f"{self._url(error.get('Key', '?'))}: {error.get('Code')} {error.get('Message')}")
 
     def uploads(self, prefix: str) -> list[tuple[str, str]]:
-        """Uploads in parts that were never completed: key and id."""
+        """The incomplete multipart uploads, as (key, upload id)."""
         try:
             pages = list(self._pages("list_multipart_uploads", prefix))
-        except FileNotFoundError:  # rclone's way to say that there are none
+        except FileNotFoundError:  # rclone's answer if there are none
             return []
         return [(entry["Key"], entry["UploadId"]) for page in pages for entry in page.get("Uploads", [])]
 
     def abort(self, key: str, upload: str) -> None:
-        """Gives up an upload in parts: what was sent of it is removed."""
+        """Abort a multipart upload, which removes its parts."""
         with suppress(FileNotFoundError), telling(self._url(key)):
             self._client.abort_multipart_upload(Bucket=self._name, Key=key, UploadId=upload)
 
@@ -187,21 +190,21 @@ class Bucket:
 
 
 def _crc32_header(body: bytearray) -> str:
-    """The CRC-32 with which S3 compares a part before it keeps it. botocore would use zlib, and read the body twice."""
+    """The CRC-32 with which S3 checks a part. botocore would compute it with zlib, and read the body twice."""
     from isal import isal_zlib
 
     return base64.b64encode(isal_zlib.crc32(body).to_bytes(4, "big")).decode()
 
 
 def part_bytes_of(size: int) -> int:
-    """The size of an object's parts: no service takes more than 10,000 of them."""
+    """The size of an object's parts. All services limit the number of parts to 10,000."""
     return max(PART_BYTES, -(-size // _MAX_PARTS))
 
 
 def cut(pieces: Iterable[Piece], start: int, body: bytearray) -> bytearray:
-    """Fills a body with the object's bytes from `start` on; pieces in order."""
+    """Fill `body` with the object's bytes from `start` on. `pieces` are in order."""
     end, done = start + len(body), start
-    with memoryview(body) as into:  # an assignment to a bytearray's own slice makes a copy first
+    with memoryview(body) as into:  # assigning to a slice of a bytearray would copy first
         for offset, data in pieces:
             first, last = max(start, offset), min(end, offset + len(data))
             if first < last:

@@ -1,4 +1,4 @@
-"""The door to S3: how the client is made, and what its errors mean. boto3 is imported here, when it is first needed."""
+"""Makes the S3 client and translates its errors. boto3 is imported on first use."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from ckpt.errors import ConfigError, CorruptError
 
-ATTEMPTS = 8  # of one request, the first included; "adaptive" also slows all down when the server says 503 SlowDown
-_CONNECTIONS = 6  # S3 gives each about 5 Gbit/s
+ATTEMPTS = 8  # of one request, with the first; "adaptive" also slows all requests after 503 SlowDown
+_CONNECTIONS = 6  # S3 limits each to about 5 Gbit/s
 _CONNECT_S = 10
 _READ_S = 60
 
@@ -20,38 +20,41 @@ _REFUSED = {
     "NoSuchBucket", "401", "403", "AccessDenied", "AllAccessDisabled", "AuthorizationHeaderMalformed", "ExpiredToken",
     "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch",
 }  # fmt: skip
-_ABSENT = {"404", "NoSuchKey", "NotFound", "NoSuchUpload"}  # not NoSuchBucket: that is a wrong configuration
+_ABSENT = {"404", "NoSuchKey", "NotFound", "NoSuchUpload"}  # not NoSuchBucket, which is a configuration error
 
 
 class AccessError(OSError):
-    """The bucket is not there, or not for these credentials: asking again does not help."""
+    """The bucket does not exist, or these credentials may not use it. A retry does not help."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class S3Options:
-    """How to reach a bucket. Credentials come from boto3's standard chain: environment, files, instance role."""
+    """The options for requests. Credentials come from boto3's standard chain: environment, files, instance role."""
 
     endpoint_url: str | None = None
     region: str | None = None
-    path_style: bool | None = None  # https://host/bucket/key or https://bucket.host/key; None: as boto3 does by itself
+    path_style: bool | None = None  # https://host/bucket/key or https://bucket.host/key; None: boto3's default
     sse: str | None = None  # AES256 or aws:kms
     sse_kms_key_id: str | None = None
     attempts: int = ATTEMPTS
 
     @property
     def encryption(self) -> dict[str, str]:
-        """Arguments of every call that makes an object."""
+        """The arguments of every call that makes an object."""
         given = {"ServerSideEncryption": self.sse, "SSEKMSKeyId": self.sse_kms_key_id}
         return {name: value for name, value in given.items() if value}
 
 
 def connections() -> int:
-    """How many to use at once: beyond the number of cores they only take turns, and each has a part in memory."""
+    """The number of parallel connections.
+
+    More than the number of cores does not help, and each needs memory for a part.
+    """
     return max(2, min(_CONNECTIONS, len(os.sched_getaffinity(0))))
 
 
 class LazyClient:
-    """A boto3 client, made at its first use: boto3 takes a while to import and may be missing. Thread-safe."""
+    """A boto3 client, made on first use, because boto3 is slow to import and may be missing. Thread-safe."""
 
     def __init__(self, options: S3Options) -> None:
         self._options = options
@@ -67,7 +70,8 @@ class LazyClient:
 
 @contextmanager
 def telling(where: str) -> Iterator[None]:
-    """Turns boto3's errors into OSError, one line that names the place; FileNotFoundError only for what is absent."""
+    """Translates boto3's errors to an OSError with one line that names the place; FileNotFoundError only for missing
+    objects."""
     try:
         from botocore.exceptions import (
             BotoCoreError,
@@ -85,22 +89,22 @@ def telling(where: str) -> Iterator[None]:
     except ClientError as error:
         code, message = (str(error.response.get("Error", {}).get(key, "")) for key in ("Code", "Message"))
         if code in _ABSENT:
-            raise FileNotFoundError(f"{where}: there is no such object") from None
+            raise FileNotFoundError(f"{where}: the object does not exist") from None
         if code == "InvalidRange":
             raise CorruptError(f"{where}: is shorter than its manifest says") from None
         text = " ".join(f"{error.operation_name}: {code} {message}".split())
         if code in _REFUSED:
-            advice = "make it, or correct the URL" if code == "NoSuchBucket" else "look at the credentials' rights"
+            advice = "create it, or correct the URL" if code == "NoSuchBucket" else "look at the credentials' rights"
             raise AccessError(f"{where}: {text:.300}; {advice}") from None
         raise OSError(f"{where}: {text:.300}") from None
     except (NoCredentialsError, PartialCredentialsError, NoRegionError, ProfileNotFound) as error:
         raise AccessError(f"{where}: {' '.join(str(error).split()):.300}") from None
-    except (BotoCoreError, HTTPError) as error:  # urllib3's own: TLS that fails in mid-body, which botocore lets pass
+    except (BotoCoreError, HTTPError) as error:  # urllib3's: botocore does not translate a TLS failure within a body
         raise OSError(f"{where}: {' '.join(str(error).split()):.300}") from None
 
 
 def broke_off(error: Exception) -> bool:
-    """Whether an answer's body did not come to its end, as when a connection is lost."""
+    """Whether the body of a response ended too early, for example because the connection was lost."""
     from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
     from urllib3.exceptions import HTTPError
 
@@ -114,21 +118,21 @@ def _make(options: S3Options) -> Any:
     from botocore.config import Config
 
     with telling("s3"):
-        core = botocore.session.get_session()  # its own: the default one is not thread-safe
+        core = botocore.session.get_session()  # a separate session, because the default one is not thread-safe
         s3: dict[str, Any] = {}
         if options.path_style is not None:
             s3["addressing_style"] = "path" if options.path_style else "virtual"
         if "payload_signing_enabled" not in (core.get_config_variable("s3") or {}):
-            # Bodies have a CRC-32 in a signed header. Without TLS botocore would sign their SHA-256 as well, which
-            # costs more than all else together, and guards what is written on a wire where nothing guards what is read.
+            # Bodies have a CRC-32 in a signed header. Without TLS botocore would also sign their SHA-256. That costs
+            # more than everything else together, and nothing protects reads on such a connection anyway.
             s3["payload_signing_enabled"] = False
         config = Config(
             retries={"mode": "adaptive", "total_max_attempts": options.attempts},
             connect_timeout=_CONNECT_S,
             read_timeout=_READ_S,
-            max_pool_connections=2 * connections(),  # a write and a read may go on at once
+            max_pool_connections=2 * connections(),  # a write and a read may run at once
             s3=s3,
-            response_checksum_validation="when_required",  # of whole objects; every block read has our own checksum
+            response_checksum_validation="when_required",  # of whole objects; Holdfast verifies every block itself
         )
         session = boto3.session.Session(botocore_session=core)
         return session.client("s3", endpoint_url=options.endpoint_url, region_name=options.region, config=config)

@@ -1,4 +1,4 @@
-"""A rate limit on what this process writes to a tier, so that a flush leaves the rest of a link or disk to training."""
+"""A rate limit on this process's writes to a tier, which leaves bandwidth of a link or disk to training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Throttle:
-    """Hands out a byte budget that fills at a constant rate; shared by all threads that write to one tier."""
+    """A byte budget that fills at a constant rate. All threads that write to a tier share it."""
 
     def __init__(
         self,
@@ -19,16 +19,16 @@ class Throttle:
     ) -> None:
         """
         Args:
-            bytes_per_s: the rate; None is no limit.
-            clock: seconds that never go back.
-            sleep: waits so many seconds.
-            told: of every so many bytes that are about to be written.
+            bytes_per_s: the rate; None: no limit.
+            clock: a monotonic clock, in seconds.
+            sleep: waits for a number of seconds.
+            told: called with the number of bytes before each write.
         """
         self._bytes_per_s = bytes_per_s
         self._clock = clock
         self._sleep = sleep
         self._told = told
-        self._free_s = 0.0  # when what has been handed out will have been paid for
+        self._free_s = 0.0  # time at which the budget for all bytes so far is filled
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> None:

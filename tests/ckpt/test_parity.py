@@ -394,7 +394,7 @@ def test_a_set_too_small_keeps_what_it_can_and_says_so(tmp_path, caplog):
             assert await world.contents(2) == expected(2, 20)
 
     run(test)
-    assert "a set of 2 is too small to survive 3 lost, as asked: survives 1" in caplog.text
+    assert "a set of 2 is too small to survive 3 lost, as configured: survives 1" in caplog.text
 
 
 def test_another_step_of_the_same_set_never_mixes_in(tmp_path):
