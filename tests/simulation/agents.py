@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.core.commands import StartAgents
-from launcher.core.inputs import AgentEnded, AgentLost, AgentsEnded, AgentsRejoined, Restored
+from launcher.core.inputs import AgentEnded, AgentLost, AgentsEnded, AgentsRejoined, Reported, Restored
 
 if TYPE_CHECKING:
     from simulation.driver import Driver
@@ -49,6 +49,9 @@ class AgentGroup:
         world = self.world
         if self.is_over or self.launcher is None:
             self.is_over = True
+            return
+        if world.are_agents_refused:
+            self._end("no process can be started")
             return
         if not world.slurm.is_answering:
             world.clock.after(world.delay(5, 20), self._fail)
@@ -142,15 +145,18 @@ class AgentGroup:
             for name in self.nodes:
                 runner = self._runner(name)
                 if runner is not None and name not in self._released:
+                    what = {"what": "another agent does not answer"}
+                    missed = Reported(node=name, attempt=self.number, event="problem", fields=what)
+                    self.world.clock.after(0.0, runner.report, missed)
                     reason = "the checkpoint agent ended"
                     lost = AgentLost(node=name, attempt=self.number, generation=self.generation, reason=reason)
                     self.world.clock.after(self.world.delay(0.0, 0.1), runner.report, lost)
         self._end()
 
-    def _end(self) -> None:
+    def _end(self, reason: str = "") -> None:
         self.is_over, self.is_up = True, False
         if self.launcher is not None:
-            ended = AgentsEnded(attempt=self.number, generation=self.generation)
+            ended = AgentsEnded(attempt=self.number, generation=self.generation, reason=reason)
             self.world.clock.after(self.world.delay(0.0, 0.1), self.launcher.put, ended)
 
     def _leave(self, host: Host) -> None:

@@ -28,7 +28,6 @@ class BoosterJob:
         since_s: since when it runs.
         is_told: whether somebody has ordered its end, or it was preempted.
         preempted_s: since when it is to make way for an urgent job.
-        is_used: whether an attempt trained on it.
     """
 
     __slots__ = (
@@ -37,7 +36,6 @@ class BoosterJob:
         "hosts",
         "id",
         "is_told",
-        "is_used",
         "preempted_s",
         "reason",
         "since_s",
@@ -57,7 +55,7 @@ class BoosterJob:
         self.hosts: list[Host] = []
         self.since_s: float | None = None
         self.preempted_s: float | None = None
-        self.is_told = self.is_used = False
+        self.is_told = False
 
     @property
     def seen(self) -> AllocationState:
@@ -88,7 +86,7 @@ class BoosterJob:
         self.hosts = hosts
         for host in self.hosts:
             host.is_allocated, host.allocation = True, self.id
-            world.clock.after(world.delay(0.1, 3.0), self._start_runner, host)
+            world.clock.after(world.delay(0.1, 3.0) + world.boosters.late_s, self._start_runner, host)
         if world.trace is not None:
             world.trace.note(world.clock.now, f"booster {self.id} starts on {','.join(h.name for h in self.hosts)}")
 
@@ -147,15 +145,17 @@ class Boosters:
     Attributes:
         jobs: by id, the oldest first.
         is_blocked: whether none starts.
+        late_s: how much longer their runners take to start.
     """
 
-    __slots__ = ("_make", "_world", "is_blocked", "jobs")
+    __slots__ = ("_make", "_world", "is_blocked", "jobs", "late_s")
 
     def __init__(self, world: World, make: Callable[..., BoosterJob] = BoosterJob) -> None:
         self._world = world
         self._make = make
         self.jobs: dict[str, BoosterJob] = {}
         self.is_blocked = False
+        self.late_s = 0.0
 
     def submit(self, size: int, exclude: tuple[str, ...]) -> str:
         world = self._world

@@ -403,6 +403,10 @@ class Driver:
 
     def _ask_allocation(self, command: do.AskAllocation) -> None:
         world = self.world
+        if world.slurm.sbatch_s and world.slurm.is_answering:
+            allocation = world.boosters.submit(command.nodes, command.exclude)
+            world.clock.after(world.slurm.sbatch_s, self._asked, allocation)
+            return
 
         def answer(error: str | None) -> given.AllocationAsked:
             if error is not None and world.rng.random() < 0.7:
@@ -415,6 +419,11 @@ class Driver:
             return given.AllocationAsked(allocation=allocation)
 
         world.slurm.ask(self, answer)
+
+    def _asked(self, allocation: str) -> None:
+        if self.is_ending:
+            self.world.boosters.end(allocation)
+        self.put(given.AllocationAsked(allocation=allocation))
 
     def _end_allocation(self, command: do.EndAllocation) -> None:
         self.world.invariants.ends_allocation(self, command)

@@ -34,6 +34,7 @@ class EventRules:
         "_replaced",
         "_runs",
         "_sizes",
+        "_unbegun",
         "_unprepared",
     )  # fmt: skip
 
@@ -52,7 +53,7 @@ class EventRules:
         self._decisive: list[str] = []  # the first fault of each attempt
         self._committed: dict[str, int] = {}
         self._newest = self._newest_before = 0
-        self._fruitless = 0
+        self._fruitless = self._unbegun = 0
 
     def broken_by(self, event: dict[str, Any]) -> str | None:
         """Takes the next event; says what it breaks."""
@@ -68,6 +69,16 @@ class EventRules:
     def last_outcome(self) -> str:
         """Of the attempt that ended last."""
         return next((name for name in reversed(self._faults) if name.startswith("outcome ")), "")
+
+    @property
+    def fruitless(self) -> int:
+        """How many attempts in a row gained nothing, or could not begin."""
+        return self._fruitless + self._unbegun
+
+    @property
+    def decisive(self) -> list[str]:
+        """The kinds of the faults that ended attempts."""
+        return self._decisive
 
     def _job_start(self, event: dict[str, Any]) -> None:
         self._is_moved, self._runs = True, False
@@ -116,9 +127,11 @@ class EventRules:
         self._runs = False
         if event["outcome"] == "fault" and self._faults[0] not in ("stop", "preempted"):
             self._decisive.append(self._faults[0])
-        if event["outcome"] == "fault" and self._faults[0] not in _NOT_COUNTED:
+        has_failed = event["outcome"] == "fault" or (event["outcome"] == "resized" and self._faults)
+        if has_failed and self._faults[0] not in _NOT_COUNTED:
             self._fruitless = self._fruitless + 1 if self._newest <= self._newest_before else 0
             self._newest_before = self._newest
+            self._unbegun = self._unbegun if self._fruitless else 0
         self._faults.append(f"outcome {event['outcome']}")
         return None
 
@@ -128,6 +141,8 @@ class EventRules:
             return f"a fault of attempt {number}, which does not run"
         if number is not None:
             self._faults.append(event["kind"])
+        elif event["kind"] not in _NOT_COUNTED:
+            self._unbegun += 1
         return None
 
     def _problem(self, event: dict[str, Any]) -> str | None:

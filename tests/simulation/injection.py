@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from launcher.core.inputs import AllocationState, CancelAsked, HaltAsked, ScaleAsked, TimeWarned, WorkersEnded
+from launcher.core.inputs import (
+    AllocationState,
+    CancelAsked,
+    FabricMissed,
+    HaltAsked,
+    ScaleAsked,
+    TimeWarned,
+    WorkersEnded,
+)
 from simulation.clock import EPOCH_S
 from simulation.folder import FULL, HANGS, OK, REMOVED
 
@@ -30,6 +38,39 @@ def workers_hang(world: World, fault: Fault, node: Host) -> None:
         return  # nobody is to notice
     world.is_dump_silent = bool(fault.flag)
     _where_workers_run(world, node, lambda runner: runner.training.hang(runner.host.name))
+
+
+def workers_pause(world: World, fault: Fault, node: Host) -> Heal:
+    """A step that takes long: in silence, with signs of life, or in silence until somebody looks at it."""
+    found: list[Any] = []
+
+    def strike(runner: Any) -> None:
+        found.append(runner.training)
+        runner.training.pause(("silent", "active", "looked_at")[fault.flag])
+
+    _where_workers_run(world, node, strike, tries=0)
+
+    def heal() -> None:
+        for training in found:
+            training.resume()
+
+    return heal
+
+
+def fabric_missed(world: World, fault: Fault, node: Host) -> None:
+    """NCCL does not use what the job file prefers, or requires."""
+
+    def strike(runner: Any) -> None:
+        runner.report(
+            FabricMissed(
+                node=runner.host.name,
+                attempt=runner.training.number,
+                problem="NCCL uses sockets",
+                is_required=bool(fault.flag),
+            )
+        )
+
+    _where_workers_run(world, node, strike)
 
 
 def _where_workers_run(world: World, node: Host, strike: Callable[[Any], None], tries: int = 20) -> None:
@@ -188,6 +229,11 @@ def agent_dies(world: World, fault: Fault, node: Host) -> None:
         group.lose(host)
 
 
+def agents_refused(world: World, fault: Fault, node: Host) -> Heal:
+    """None can be launched."""
+    return _for_a_while(world, "are_agents_refused", True)
+
+
 def agents_late(world: World, fault: Fault, node: Host) -> Heal:
     world.agents_late_s = fault.lasts_s
 
@@ -283,6 +329,16 @@ def booster_ends(world: World, fault: Fault, node: Host) -> None:
 
 def boosters_wait(world: World, fault: Fault, node: Host) -> Heal:
     return _for_a_while(world.boosters, "is_blocked", True)
+
+
+def boosters_late(world: World, fault: Fault, node: Host) -> Heal:
+    """Their runners are."""
+    return _for_a_while(world.boosters, "late_s", fault.lasts_s)
+
+
+def sbatch_late(world: World, fault: Fault, node: Host) -> Heal:
+    """A booster may run before it is known that it was submitted."""
+    return _for_a_while(world.slurm, "sbatch_s", min(fault.lasts_s, 30.0))
 
 
 def boosters_start(world: World, fault: Fault, node: Host) -> None:
@@ -440,6 +496,7 @@ INJECT: dict[str, Callable[..., Any]] = {
         srun_dies, requeue_by_admin, preempted, requeue_refused, cancel, halt, time_warned, folder_full, folder_hangs,
         folder_unseen, folder_removed, supervisor_killed, supervisor_freezes, supervisor_node_crashes,
         supervisor_node_freezes, batch_script_killed, timer_late, clock_skewed, booster_preempted, booster_ends,
-        boosters_wait, boosters_start, stranger_joins, scale,
+        boosters_wait, boosters_start, stranger_joins, scale, fabric_missed, workers_pause, agents_refused,
+        boosters_late, sbatch_late,
     )
 }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from launcher.core.choice import allowed
 from launcher.core.commands import (
     AdoptAgents,
     EndAllocation,
@@ -20,7 +21,10 @@ from launcher.core.inputs import (
     AllocationsSeen,
     AllocationState,
     CancelAsked,
+    FabricMissed,
+    Reported,
     Requeued,
+    ScaleAsked,
     TerminationExplained,
     TimerFired,
 )
@@ -41,9 +45,11 @@ if TYPE_CHECKING:
 CANCEL_S = 60.0
 FLUSH_S = 500.0
 LEAVING_S = 90.0
+SLOW_S = 60.0  # where processes start slowly, from an attempt's start to its first step
 IDLE_S = 60.0  # a booster's way from its start to the next attempt, beside what the job file says
 NOTICED_S = 20.0  # two looks at the boosters
 _END_LOOKS = 8  # at a booster that was ordered to end: it has KillWait
+_MOST_SERVED = 3  # commits of an attempt while others hold something for it
 _SPIN = 200  # decisions in one instant
 
 # What must have happened for a node to be out with such a reason: to that node, or anywhere.
@@ -115,6 +121,7 @@ class Invariants:
         "_asks_requeue",
         "_attempts",
         "_cancel_s",
+        "_changed_s",
         "_committed",
         "_ended",
         "_fault_s",
@@ -126,8 +133,11 @@ class Invariants:
         "_overdue",
         "_requeued",
         "_rules",
+        "_scaled_s",
+        "_served",
         "_spins",
         "_to_kill",
+        "_trains",
         "_unusable",
         "_world",
         "_written_s",
@@ -150,7 +160,9 @@ class Invariants:
         self._cancel_s: dict[int, float] = {}
         self._obeyed_terms: dict[int, Any] = {}
         self._instant = 0.0
-        self._spins = 0
+        self._scaled_s = self._changed_s = 0.0  # when another size was asked for, and an attempt began
+        self._trains: frozenset[str] = frozenset()
+        self._spins = self._served = 0
         self._unusable: set[str] = set()
         self._overdue: dict[tuple[int, str], int] = {}  # looks at a booster that was to end, by term
         self._to_kill: set[tuple[str, int]] = set()
@@ -206,15 +218,38 @@ class Invariants:
             is_done = before.attempt is not None and before.attempt.outcome == "done"
             if before.stage not in (Stage.CLOSING, Stage.REQUEUEING, Stage.ENDED) and not is_done:
                 self._cancel_s.setdefault(driver.term, now_s)
+        if type(message) in (Reported, FabricMissed, ScaleAsked):
+            self._check_heard(driver, before, message, todo)
         if self._world.setup.boosters:
             self._check_boosters(driver, before)
             if type(message) is AllocationsSeen:
                 self._check_ends(driver, message)
+                self._check_use(driver)
         if type(message) is TimerFired and state.timer_s is not None and not todo and state == before:
             raise Violation("no lost timer", f"the timer fired, and none is set before {state.timer_s}")
         is_unset = state.timer_s is None and before.timer_s is not None and type(message) is not TimerFired
         if is_unset and not any(type(command) is SetTimer for command in todo):
             raise Violation("no lost timer", "the state's timer differs from the driver's")
+
+    def _check_heard(self, driver: Driver, before: State, message: Any, todo: Any) -> None:
+        """What is only to be recorded is, and a wish for another size."""
+        if type(message) is ScaleAsked:
+            size = allowed(driver.job, message.nodes)
+            if driver.state.history.scale != size and before.stage is not Stage.ENDED:
+                raise Violation("what is asked is known", f"{size} nodes: {driver.state.history.scale} are wanted")
+            self._scaled_s = self._world.clock.now
+            return
+        attempt = before.attempt
+        if attempt is None or attempt.number != message.attempt or not attempt.is_running:
+            return
+        is_fault = type(message) is FabricMissed and message.is_required
+        makes_way = type(message) is Reported and before.agents.makes_way  # they miss each other then
+        if is_fault or (type(message) is Reported and message.node not in before.members):
+            return
+        wanted = "problem" if type(message) is FabricMissed else message.event
+        is_recorded = any(type(each) is Record and each.event == wanted for each in todo)
+        if is_recorded is makes_way:
+            raise Violation("what nodes report is recorded", f"{message}: {todo}")
 
     def _check_boosters(self, driver: Driver, before: State) -> None:
         """As many as are wanted are there, in the queue, asked for, or about to be."""
@@ -311,6 +346,10 @@ class Invariants:
         name = event["event"]
         if name == "problem" and "common step boundary" in event["what"]:
             self._check_stop(event)
+        if name in ("attempt_start", "agents_lost", "agents_back", "resize", "stop_requested"):
+            self._served = 0
+        elif name == "commit" and event["tier"] == "memory":
+            self._check_holders()
         if name == "attempt_start":
             self.trains_on(event["nodes"])
             self._world.count_rung(event["rung"])
@@ -320,6 +359,16 @@ class Invariants:
             took_s = self._world.clock.now - self._fault_s
             self._world.worst_recovery_s = max(self._world.worst_recovery_s, took_s)
             self._fault_s = None
+
+    def _check_holders(self) -> None:
+        """Nodes that hold what nobody needs any more are let go."""
+        driver = self._world.ruling()
+        if driver is None or driver.state is None or not driver.state.holders or driver.state.requests.stop is not None:
+            return
+        self._served += 1
+        if self._served >= _MOST_SERVED:
+            held = f"{driver.state.holders} hold what nobody needs after {self._served} commits"
+            raise Violation("holders are let go", held)
 
     def _check_stop(self, event: dict[str, Any]) -> None:
         world = self._world
@@ -461,12 +510,28 @@ class Invariants:
         if command.outcome == "stopped" and driver.state.requests.stop is None and driver.state.requeue.value != "done":
             raise Violation("a true outcome", f"stopped, and neither requeued nor asked: {command.reason}")
 
+    def _check_given_up(self, outcome: str) -> None:
+        """A job is given up only for what has happened."""
+        world, rules = self._world, self._rules
+        setup = world.setup
+        is_plain = (
+            setup.has_checkpoint and not setup.names_own and not setup.limit_s and "time_warned" not in world.kinds
+        )
+        if outcome == "no_progress" and is_plain and rules.fruitless < setup.max_without_progress:
+            raise Violation("a true outcome", f"{outcome}, and {rules.fruitless} attempts gained nothing")
+        if outcome == "user_error" and rules.decisive[-1:] not in (["user_error"], ["environment"], []):
+            raise Violation("a true outcome", f"{outcome}, and the last fault is {rules.decisive[-1:]}")
+        if outcome == "fabric" and "fabric" not in rules.decisive[-1:]:
+            raise Violation("a true outcome", f"{outcome}, and the last fault is {rules.decisive[-1:]}")
+        if outcome != "fabric" and "fabric" in rules.decisive and world.kinds == {"fabric_missed"}:
+            raise Violation("a true outcome", f"{outcome}, though the fabric that is required is missed")
+
     def trains_on(self, nodes: list[str]) -> None:
         """An attempt begins."""
+        self._changed_s, self._trains = self._world.clock.now, frozenset(nodes)
         for name in nodes:
             job = self._world.boosters.jobs.get(self._world.hosts[name].allocation)
             if job is not None:
-                job.is_used = True
                 self._check_preempted(job)
 
     def _check_preempted(self, job: BoosterJob) -> None:
@@ -478,24 +543,29 @@ class Invariants:
             since_s = world.clock.now - job.preempted_s
             raise Violation("a preempted booster leaves", f"{job.id} trains {since_s:.0f} s after it was preempted")
 
-    def _check_use(self) -> None:
-        """A booster that was there for long has trained, or was sent away."""
+    def _check_use(self, driver: Driver) -> None:
+        """A booster that was there for long trains, or was sent away."""
         world = self._world
-        if world.kinds - _HARMLESS_TO_BOOSTERS or world.setup.skips or not world.setup.heeds_stop:
+        if world.kinds - _HARMLESS_TO_BOOSTERS - {"scale"} or world.setup.skips or not world.setup.heeds_stop:
             return
         patience_s = world.setup.settle_s + 4 * world.setup.chunk_s + IDLE_S
-        for job in world.boosters.jobs.values():
-            is_idle = job.state is AllocationState.RUNNING and not job.is_used and not job.is_told
-            if is_idle and job.since_s is not None and world.clock.now - job.since_s > patience_s:
-                since_s = world.clock.now - job.since_s
-                raise Violation("every booster is used, or ended", f"{job.id} is idle since {since_s:.0f} s")
+        if world.setup.is_slow:
+            patience_s += SLOW_S
+        running = world.boosters.running()
+        changed_s = max(self._changed_s, self._scaled_s, *(job.since_s or 0.0 for job in running), 0.0)
+        wanted = driver.state.history.scale or world.setup.sizes[0]
+        if world.clock.now - changed_s < patience_s or len(self._trains) >= wanted:
+            return
+        for job in running:
+            if not job.is_told and not {host.name for host in job.hosts} <= self._trains:
+                raise Violation("every booster is used, or ended", f"{job.id} is idle since {changed_s:.0f} s")
 
     def finished(self) -> None:
         """The run is over."""
         world = self._world
         assert world.outcome is not None
         name, reason = world.outcome
-        self._check_use()
+        self._check_given_up(name)
         for job in world.boosters.jobs.values():
             if name.startswith("slurm_"):  # the base was killed: their scripts find that out
                 break

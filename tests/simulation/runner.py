@@ -370,6 +370,8 @@ class Runner:
     def _dump(self, attempt: int) -> None:
         training = self.training
         hung = training.hung if training is not None else None
+        if training is not None and training.pause_kind == "looked_at":
+            training.resume()
         if hung == self.host.name and self.world.is_dump_silent:
             return
         frames = ("wait (script.py:9)",) if hung == self.host.name else ("all_reduce (/torch/distributed/c10d.py:1)",)

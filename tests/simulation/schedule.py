@@ -171,6 +171,15 @@ _ELASTIC: dict[str, tuple[float, bool, int]] = {
     "scale": (4, False, 1),
 }
 KINDS |= _ELASTIC
+# Those that came later: drawn beside the others, so that the schedules of seeds stay.
+_ADDED: dict[str, tuple[float, bool, int]] = {
+    "fabric_missed": (1, False, 2),
+    "workers_pause": (3, True, 3),
+    "agents_refused": (2, True, 1),
+    "boosters_late": (2, True, 1),
+    "sbatch_late": (2, True, 1),
+}
+KINDS |= _ADDED
 _ELASTIC_TRIGGERS = (
     ("AskAllocation", 1), ("AskAllocation", 2), ("AllocationAsked", 1), ("AllocationAsked", 2), ("AllocationsSeen", 1),
     ("AllocationsSeen", 3), ("EndAllocation", 1), ("StartAgents", 2), ("StartAgents", 3), ("StartAgents", 4),
@@ -193,6 +202,33 @@ _TRIGGERS = (
     ("FolderProbed", 1), ("AgentsRejoined", 1), ("StoodStill", 1), ("LaunchEnded", 1), ("TimerFired", 3),
 )  # fmt: skip
 _DELAYS_S = (0.0, 0.0, 0.0, 0.001, 0.02, 0.1, 0.3, 0.6, 1.0, 2.0, 3.0, 6.0)
+# Moments in which little else happens, and what leads there.
+_MOMENTS: dict[str, tuple[str, ...]] = {
+    "probing": ("folder_full", "worker_fails"),
+    "gathering": ("node_crashes", "slow_start"),
+    "looking": ("worker_fails",),
+    "backing_off": ("worker_fails",),
+    "deciding": ("worker_fails", "preempted"),
+    "scheduler": ("slurm_silent",),
+    "confirming": ("node_crashes",),
+    "closing": ("node_crashes", "preempted", "time_warned"),
+    "requeueing": ("node_crashes", "preempted", "batch_script_killed"),
+    "recording": ("folder_full", "worker_fails"),
+    "returning": ("supervisor_killed", "supervisor_node_crashes"),
+    "starting": ("worker_fails", "slow_start"),
+    "judging": ("workers_hang", "workers_pause"),
+    "finding_cause": ("worker_fails",),
+    "explaining": ("agents_refused", "agent_dies"),
+    "settling": ("preempted",),
+    "releasing": ("agent_lingers", "halt"),
+    "killing": ("node_crashes", "slow_kill"),
+}
+_LEAD_TO_REQUEUE = ("confirming", "closing", "requeueing")
+_STRIKES = (
+    "cancel", "cancel", "halt", "preempted", "requeue_by_admin", "supervisor_killed", "supervisor_freezes",
+    "supervisor_node_crashes", "node_crashes", "node_freezes", "node_cut", "runner_killed", "agent_dies", "folder_full",
+    "folder_hangs", "slurm_silent", "requeue_refused", "links_break", "batch_script_killed", "time_warned",
+)  # fmt: skip
 
 
 def draw(seed: int) -> Schedule:
@@ -205,7 +241,55 @@ def draw(seed: int) -> Schedule:
         setup = _draw_boosters(rng, setup)
         more = rng.choice((0, 1, 1, 2, 2, 3, 4))
         faults = (*faults[: rng.choice((0, 0, 1, 2, 3))], *(_draw_elastic_fault(rng) for _ in range(more)))
+    rng = random.Random(seed + 11_000_000_003)
+    chance = rng.random()
+    if chance < 0.1:
+        faults = (*faults, *_draw_burst(rng, faults))
+    elif chance < 0.2:
+        faults = (*faults, _draw_added(rng))
+    elif chance < 0.35:
+        setup, faults = _draw_moment(rng, setup)
+    elif chance < 0.45 and setup.boosters:  # long enough to grow and shrink undisturbed
+        kinds = (*_ELASTIC, "boosters_late", "sbatch_late")
+        faults = tuple(fault for fault in faults if fault.kind in kinds)
+        setup = replace(setup, chunks=rng.choice((10, 16, 24)), limit_s=0.0)
     return Schedule(setup, faults)
+
+
+def _draw_burst(rng: random.Random, faults: tuple[Fault, ...]) -> list[Fault]:
+    """The same again and again."""
+    first = rng.choice(faults) if faults and rng.random() < 0.5 else _draw_fault(rng)
+    gap_s = rng.choice((0.5, 4.0, 15.0, 40.0))
+    found = []
+    for index in range(rng.choice((2, 3, 4, 6))):
+        where = {"nth": first.nth + index} if first.after else {"at_s": round(first.at_s + index * gap_s, 2)}
+        found.append(replace(first, node=rng.choice((first.node, rng.randrange(6))), **where))
+    return found
+
+
+def _draw_added(rng: random.Random) -> Fault:
+    kind = rng.choices(tuple(_ADDED), tuple(weight for weight, _, _ in _ADDED.values()))[0]
+    return _of_kind(rng, kind)
+
+
+def _of_kind(rng: random.Random, kind: str) -> Fault:
+    """A fault at any time."""
+    _, lasts, flags = KINDS[kind]
+    at_s = round(rng.uniform(0, rng.choice((10, 60, 200))), 2)
+    lasts_s = rng.choice((2.0, 12.0, 40.0, 150.0, 400.0)) if lasts else 0.0
+    return Fault(kind, at_s, "", 1, rng.randrange(6), lasts_s, rng.randrange(flags))
+
+
+def _draw_moment(rng: random.Random, setup: Setup) -> tuple[Setup, tuple[Fault, ...]]:
+    """What leads to a rare moment, and another fault just then."""
+    moment = rng.choice(tuple(_MOMENTS))
+    cause, strike = _of_kind(rng, rng.choice(_MOMENTS[moment])), _of_kind(rng, rng.choice(_STRIKES))
+    strike = replace(strike, at_s=rng.choice(_DELAYS_S), after=moment, nth=rng.choice((1, 1, 1, 2)))
+    if moment in _LEAD_TO_REQUEUE:
+        setup, cause = replace(setup, spares=0, least=setup.nodes), replace(cause, flag=min(cause.flag, 0))
+    elif moment == "looking":
+        setup = replace(setup, names_own=True)
+    return setup, (cause, strike)
 
 
 def _draw_boosters(rng: random.Random, setup: Setup) -> Setup:

@@ -70,6 +70,7 @@ class Slurm:
         why: what a SIGTERM means now.
         is_answering: whether commands get an answer.
         slow_s: how long an answer takes.
+        sbatch_s: how much longer that to a submission takes.
         lies: whether it believes that all nodes are well.
         refuses: whether it refuses a requeue.
         gives_same: whether the next start gets the same nodes.
@@ -81,7 +82,7 @@ class Slurm:
 
     __slots__ = (
         "_excluded", "_will_start_again", "_world", "ends_s", "gives_same", "is_answering", "lies",
-        "not_launched", "refuses", "requeues", "script", "slow_s", "starts", "state", "step", "why",
+        "not_launched", "refuses", "requeues", "sbatch_s", "script", "slow_s", "starts", "state", "step", "why",
     )  # fmt: skip
 
     def __init__(self, world: World) -> None:
@@ -89,7 +90,7 @@ class Slurm:
         self.state = "waiting"
         self.why = "preempted"
         self.is_answering = True
-        self.slow_s = 0.0
+        self.slow_s = self.sbatch_s = 0.0
         self.lies = self.gives_same = self._will_start_again = False
         self.refuses = not world.setup.may_requeue
         self.requeues = self.starts = 0

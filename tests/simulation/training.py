@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 CHUNK_STEPS = 10
+LIFE_S = 20.0  # between two signs of life in a step that takes long
 
 
 class Training:
@@ -25,11 +26,12 @@ class Training:
         step: the newest finished step.
         start_step: where they began; None before the restore.
         hung: the node whose workers hang; None for none.
+        pause_kind: how they make a step that takes long; "" where they do not.
     """
 
     __slots__ = (
         "_is_going", "_is_stopping", "_is_waiting", "_runners", "_unsaved",
-        "has_agents", "hung", "is_over", "nodes", "number",
+        "has_agents", "hung", "is_over", "nodes", "number", "pause_kind",
         "start_step", "step", "term", "world",
     )  # fmt: skip
 
@@ -45,6 +47,7 @@ class Training:
         self.start_step: int | None = None
         self.step: int | None = None
         self.hung: str | None = None
+        self.pause_kind = ""
         if not has_agents:
             self.start_step = world.own_step
 
@@ -69,6 +72,19 @@ class Training:
     def hang(self, node: str) -> None:
         self.hung = node
 
+    def pause(self, kind: str) -> None:
+        self.pause_kind = kind
+        self._show_life()
+
+    def resume(self) -> None:
+        self.pause_kind = ""
+        self.changed()
+
+    def _show_life(self) -> None:
+        if self.pause_kind == "active" and not self.is_over:
+            self._tell_progress()
+            self.world.clock.after(LIFE_S, self._show_life)
+
     def changed(self) -> None:
         """Something has changed in the world: may they go on?"""
         if self._is_waiting:
@@ -78,7 +94,7 @@ class Training:
     @property
     def runs(self) -> bool:
         """Whether the workers of all nodes run, and reach each other."""
-        if self.hung is not None:
+        if self.hung is not None or self.pause_kind:
             return False
         reaches, first = self.world.network.reaches, None
         for name in self.nodes:
@@ -173,9 +189,8 @@ class Training:
     def _tell_progress(self) -> None:
         """As the driver puts the heartbeats together: it hears one of them here."""
         progress = self.progress()
-        for name in self.nodes:
-            runner = self._runners[name]
-            if runner.link is not None and runner.is_awake:
+        for runner in map(self._runners.get, self.nodes):
+            if runner is not None and runner.link is not None and runner.is_awake:
                 runner.link.send_up(progress)
                 return
 
@@ -184,6 +199,7 @@ class Training:
             attempt=self.number,
             step=self.step,
             slowest=self.step,
-            is_active=self.hung is None,
+            is_over=self.is_over,
+            is_active=self.hung is None and self.pause_kind in ("", "active"),
             rank_ended=any(not runner.works for runner in self._runners.values()),
         )

@@ -10,6 +10,7 @@ from typing import Any
 from launcher import core
 from launcher.core.inputs import HaltAsked
 from launcher.core.replay import History, replay
+from launcher.core.state import State
 from simulation.agents import AgentGroup
 from simulation.boosters import BoosterJob, Boosters
 from simulation.clock import Clock
@@ -77,7 +78,7 @@ class World:
         self.kinds: set[str] = set()
         self.touched: dict[str, set[str]] = {}
         self.agents_late_s = self.agent_lingers_s = 0.0
-        self.is_dump_silent = self.is_environment_broken = False
+        self.is_dump_silent = self.is_environment_broken = self.are_agents_refused = False
         self.shared_step = self.own_step = 0
         self.own_file: tuple[str | None, float] = (None, 0.0)
         self.own_file_seen: str | None = None
@@ -131,7 +132,7 @@ class World:
         return (
             length_s
             + sum(4000.0 + 2 * fault.lasts_s for fault in faults)
-            + (20000.0 if "workers_hang" in str(faults) else 0.0)
+            + (20000.0 if any(fault.kind in ("workers_hang", "workers_pause") for fault in faults) else 0.0)
         )
 
     @property
@@ -187,6 +188,14 @@ class World:
                 self._due += 1
                 self.clock.after(fault.at_s, self._inject, fault)
 
+    def _count_moments(self, before: State, after: State) -> None:
+        """A stage of the job, or a phase of its attempt, begins."""
+        if after.stage is not before.stage:
+            self._count(after.stage.value)
+        of, now = before.attempt, after.attempt
+        if now is not None and (of is None or now.phase is not of.phase):
+            self._count(now.phase.value)
+
     @property
     def is_anything_due(self) -> bool:
         return self._due > 0
@@ -221,6 +230,7 @@ class World:
             self._count(type(message).__name__)
             for command in todo:
                 self._count(type(command).__name__)
+            self._count_moments(before, driver.state)
         self.invariants.decided(driver, before, message, todo)
 
     def ends(self, outcome: str, reason: str) -> None:
