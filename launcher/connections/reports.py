@@ -141,6 +141,7 @@ def _ended(node: str, message: Message) -> Input:
         failures=failures,
         reason=str(message.get("reason") or ""),
         step=message["step"],
+        is_stopped=bool(message.get("stopped")),
     )
 
 

@@ -14,6 +14,7 @@ from launcher.core.faults import (
     AGENT_LOST,
     HANG,
     NODE_LOST,
+    PROCESS_EXIT,
     SCHEDULER_LOST,
     START_TIMEOUT,
     Fault,
@@ -105,6 +106,8 @@ def on_failed_agents_explained(turn: Turn, given: UnusableAnswered) -> None:
     elif given.unusable:
         turn.set_attempt(faults=attempt.faults[1:])
         agent_world.put_unusable_out(turn, dict(given.unusable))
+        if not turn.attempt.faults:  # the job has let go of these nodes meanwhile
+            turn.set_attempt(faults=attempt.faults[:1])
     _settle(turn)
 
 
@@ -140,14 +143,14 @@ def next_s(turn: Turn) -> list[float | None]:
     if attempt.phase in AT_WORK:
         found.append(_stop_deadline_s(turn))
     if attempt.phase is AttemptPhase.TRAINING:
-        if state.requests.stop is None:
+        if _stop_deadline_s(turn) is None:
             found.append(state.hang.due_s(_hangs(turn), tells_steps=_tells_steps(turn)))
     elif attempt.phase is AttemptPhase.RETURNING:
         found.append(_return_deadline_s(turn, attempt.others_s))
     elif attempt.phase is AttemptPhase.FINDING_CAUSE:
         found.append(attempt.phase_s + _cause_window_s(attempt))
-    elif attempt.phase is AttemptPhase.KILLING and state.is_isolated:
-        pass  # IsolationChanged comes
+    elif attempt.phase is AttemptPhase.KILLING:
+        found.append(teardown.confirm_deadline_s(turn))
     elif (timeout_s := _TIMEOUT_S.get(attempt.phase)) is not None:
         found.append(attempt.phase_s + timeout_s)
     elif attempt.phase is AttemptPhase.RELEASING:
@@ -231,7 +234,7 @@ def _train(turn: Turn) -> None:
     _pass_on_stop(turn)
     if _is_over(turn):
         _end(turn)
-    elif turn.state.requests.stop is None:  # a stop has its own deadline
+    elif _stop_deadline_s(turn) is None:
         stall = turn.state.hang.check(turn.now_s, _hangs(turn), tells_steps=_tells_steps(turn))
         if stall is not None:
             attempt = turn.attempt
@@ -309,13 +312,15 @@ def _decide(turn: Turn) -> None:
     attempt, asked = turn.attempt, turn.state.requests
     if attempt.all_ended and asked.sigterm is Sigterm.ASKED:
         return
-    outcome = requests.outcome_of(asked)
-    if asked.is_cancelled:
-        outcome = "cancelled"
-    elif attempt.all_ended:
-        outcome = outcome if asked.stop else "done"
-    elif attempt.faults:
+    if requests.is_stopping(asked) and (attempt.all_ended or asked.is_cancelled or not attempt.faults):
+        outcome = requests.outcome_of(asked)
+    elif attempt.all_ended and not attempt.is_stopped:
+        outcome = "done"
+    else:
         outcome = "fault"
+        if attempt.all_ended:
+            reason = "its workers were asked to stop by a supervisor that is gone"
+            turn.add_fault(Fault(kind=PROCESS_EXIT, node=None, reason=reason))
     turn.set_attempt(outcome=outcome)
     turn.record_faults()
     if outcome in ("resized", "stopped", "halted") and _is_stop_overdue(turn):
@@ -356,7 +361,6 @@ _TIMEOUT_S = {
     AttemptPhase.RECORDING: FOLDER_TIMEOUT_S,
     AttemptPhase.STARTING: START_TIMEOUT_S,
     AttemptPhase.JUDGING: STACKS_TIMEOUT_S,
-    AttemptPhase.KILLING: teardown.KILL_CONFIRM_S,
 }
 
 
@@ -382,6 +386,7 @@ def _is_stop_overdue(turn: Turn) -> bool:
 
 
 def _stop_deadline_s(turn: Turn) -> float | None:
+    """When a stop is overdue; None while no rank is to stop."""
     if turn.state.requests.stop == requests.RESIZE and not turn.state.resize.is_written:
         return None
     return requests.stop_deadline_s(turn.state.requests, turn.state.job.elastic)

@@ -86,7 +86,7 @@ def on_workers_ended(turn: Turn, given: WorkersEnded) -> None:
     attempt = turn.attempt
     if given.ok:
         if given.node not in attempt.ended:
-            turn.set_attempt(ended=attempt.ended.insert(given.node))
+            turn.set_attempt(ended=attempt.ended.insert(given.node), is_stopped=attempt.is_stopped or given.is_stopped)
         return
     fault_s = turn.now_s if attempt.fault_s is None else attempt.fault_s
     turn.set_attempt(failures=(*attempt.failures, *given.failures), fault_s=fault_s)

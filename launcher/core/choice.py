@@ -72,11 +72,11 @@ def rung_of(rung: str, before: tuple[str, ...], chosen: Choice) -> str:
 
 
 def holders(turn: Turn, chosen: tuple[str, ...]) -> tuple[str, ...]:
-    """Nodes that trained, or held something, before, are there, and do not train any more."""
+    """Nodes that hold a part of the newest step, are there, and do not train any more."""
     state = turn.state
     if not state.job.has_checkpoint:
         return ()
     there = (Phase.READY, Phase.LEAVING)
     gone = {*chosen, *state.history.gains.suspects}
-    before = [node for node in dict.fromkeys((*state.positions, *state.holders)) if node not in gone]
+    before = [node for node in state.history.trained if node not in gone]
     return tuple(node for node in before if node in state.members and state.members[node].phase in there)

@@ -119,6 +119,7 @@ class WorkersEnded:
         failures: those that did not.
         reason: why not ok, where there is no failure to name.
         step: the newest step finished on the node; None if none is known.
+        is_stopped: whether a supervisor, or Slurm, had asked them to stop.
     """
 
     node: str
@@ -127,6 +128,7 @@ class WorkersEnded:
     failures: tuple[WorkerFailure, ...] = ()
     reason: str = ""
     step: int | None = None
+    is_stopped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -112,9 +112,10 @@ def on_node_lost(turn: Turn, given: given_.NodeLost) -> None:
 
 
 def on_node_broken(turn: Turn, given: given_.NodeBroken) -> None:
-    if turn.member(given.node).phase in (Phase.OUT, Phase.RETURNING):
+    phase = turn.member(given.node).phase
+    if phase is Phase.OUT:
         return
-    if turn.state.stage is Stage.ATTEMPT:
+    if phase is not Phase.RETURNING and turn.state.stage is Stage.ATTEMPT:
         attempt_reports.on_node_broken(turn, given)
     turn.put_out(given.node, given.reason, is_environment=given.is_environment)
 
@@ -142,6 +143,7 @@ def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:
         deadline_s=later(state.deadline_s),
         full_s=later(state.full_s),
         roll_call_s=later(state.roll_call_s),
+        stood_still_s=turn.now_s,
     )
     turn.set_launch(late_s=later(state.launch.late_s))
     turn.set_agents(ask_s=later(state.agents.ask_s), judge_s=later(state.agents.judge_s))

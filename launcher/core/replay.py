@@ -138,6 +138,7 @@ class History:
         next_attempt: the number of the next attempt.
         attempt: the one that was begun last since then; None for none.
         positions: the nodes of the attempt that was begun last, before that start of the job too.
+        trained: the nodes that hold the newest step: of the attempt that committed it, and of those begun since.
         step: the newest committed step; None for none.
         gains: for the recovery ladder.
         tells_steps: whether the script has ever told a step.
@@ -154,6 +155,7 @@ class History:
     next_attempt: int = 0
     attempt: Running | None = None
     positions: tuple[str, ...] = ()
+    trained: tuple[str, ...] = ()
     step: int | None = None
     gains: Gains = field(default_factory=Gains)
     tells_steps: bool = False
@@ -277,7 +279,8 @@ def _attempt_start(history: History, event: Event) -> History:
     holders = tuple(event.get("holders") or ())
     used = {*attempt.nodes, *holders}
     boosters = tuple(each for each in history.boosters if not each.has_ended or used.intersection(each.nodes))
-    history = replace(history, boosters=boosters, holders=holders)
+    trained = tuple(dict.fromkeys((*history.trained, *attempt.nodes)))
+    history = replace(history, boosters=boosters, holders=holders, trained=trained)
     return replace(history, attempt=attempt, positions=attempt.nodes, next_attempt=next_attempt, gains=gains)
 
 
@@ -307,9 +310,11 @@ def _commit(history: History, event: Event) -> History:
         gains = replace(gains, step=step)
     hangs = 0 if step > history.hang_step else history.hangs
     history = replace(history, gains=gains, hangs=hangs, step=max(step, history.step or 0))
-    if history.attempt is None:
+    attempt = history.attempt
+    if attempt is None or event.get("attempt") != attempt.number:
         return history
-    return _of_attempt(history, event, committed=history.attempt.committed.insert(event["tier"], step))
+    committed = attempt.committed.insert(event["tier"], step)
+    return replace(history, trained=attempt.nodes, attempt=replace(attempt, committed=committed))
 
 
 def _own_checkpoint(history: History, event: Event) -> History:

@@ -156,9 +156,9 @@ def gathering(turn: Turn) -> None:
             for node in launch.joining(turn):
                 late = f"its runner did not report within {NODE_START_TIMEOUT_S:g} s; see log/runner-{node}.log"
                 turn.put_out(node, late)
+    if turn.state.deadline_s is not None:
+        turn.set(deadline_s=None)
     if turn.state.requests.sigterm is Sigterm.ASKED:
-        if turn.state.deadline_s is not None:
-            turn.set(deadline_s=None)
         return
     until_s = state.stage_s + job.elastic.faulty_scale_down_timeout_s
     if turn.now_s < until_s and resize.awaits_booster(turn):
@@ -171,11 +171,10 @@ def gathering(turn: Turn) -> None:
 def _grace_s(turn: Turn) -> float:
     """How long to wait for runners that are to come, though enough nodes are there."""
     state = turn.state
-    if not state.is_patient:
-        return 0.0
-    there = [state.members[node] for node in state.positions if node in state.members]
-    has_trained = any(member.phase is Phase.JOINING for member in there)
-    return TRAINED_GRACE_S if has_trained and state.job.has_checkpoint else ALL_NODES_GRACE_S
+    there = [state.members[node] for node in state.history.trained if node in state.members]
+    if state.job.has_checkpoint and any(member.phase is Phase.JOINING for member in there):
+        return TRAINED_GRACE_S
+    return ALL_NODES_GRACE_S if state.is_patient else 0.0
 
 
 def _begin_attempt(turn: Turn) -> None:

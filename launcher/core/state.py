@@ -216,6 +216,7 @@ class Attempt:
         committed: the same by tier.
         restored: whether the agents have come up and agreed from where to go on.
         stop_sent: whether the workers were asked to stop.
+        is_stopped: whether workers that ended well had been asked to, by whomever.
         others_s: since when only the predecessor's node has not returned.
     """
 
@@ -241,6 +242,7 @@ class Attempt:
     restored: bool = False
     first_step_seen: bool = False
     stop_sent: bool = False
+    is_stopped: bool = False
     stall: Stall | None = None
     stacks: HashTrieMap[str, tuple[RankStack, ...]] = field(default_factory=HashTrieMap)
     others_s: float | None = None
@@ -424,6 +426,7 @@ class State:
         attempt: the one that runs, or ran last.
         roll_call_s: when runners that have not come back after a take-over are given up.
         is_isolated: most nodes are silent at once.
+        stood_still_s: when this process went on after it had stood still, the last time.
         is_waiting_told: whether the wait for the folder has been recorded.
         step: the newest finished step that is known.
         fault, fault_nodes: what ended the last attempt, and the nodes of that; () where none could begin.
@@ -458,6 +461,7 @@ class State:
     hang: Hang = field(default_factory=Hang)
     roll_call_s: float | None = None
     is_isolated: bool = False
+    stood_still_s: float | None = None
     is_waiting_told: bool = False
     step: int | None = None
     wants_requeue: bool = False

@@ -8,6 +8,8 @@ from launcher.core.state import Attempt, AttemptPhase
 from launcher.core.turn import Turn
 
 KILL_CONFIRM_S = 5.0
+# After this process stood still: a runner whose connection broke is not reported as lost for half of this time.
+RECONNECT_S = 12.0
 AGENT_FLUSH_S = 600.0  # after the last step: what the agents still write is the job's result
 AGENT_STOP_S = 3.0  # when stopping to go on later the time is short and memory survives
 
@@ -34,9 +36,9 @@ def kill(turn: Turn) -> None:
 
 
 def confirm_killed(turn: Turn) -> None:
-    """A node that does not confirm is out; not while most are silent, as it may be we who are cut off."""
-    attempt = turn.attempt
-    is_late = turn.has_passed(KILL_CONFIRM_S) and not turn.state.is_isolated
+    """A node that does not confirm is out."""
+    attempt, deadline_s = turn.attempt, confirm_deadline_s(turn)
+    is_late = deadline_s is not None and turn.now_s >= deadline_s
     if len(attempt.killed) + len(attempt.lost) < len(attempt.nodes) and not is_late:
         return
     left = [node for node in attempt.nodes if node not in attempt.killed and node not in attempt.lost]
@@ -50,6 +52,15 @@ def confirm_killed(turn: Turn) -> None:
         turn.enter_phase(AttemptPhase.LOOKING)
     else:
         turn.enter_phase(AttemptPhase.ENDED)
+
+
+def confirm_deadline_s(turn: Turn) -> float | None:
+    """Until when nodes may confirm; None while most are silent, as this node may be the one that is cut off."""
+    state = turn.state
+    if state.is_isolated:
+        return None
+    deadline_s = turn.attempt.phase_s + KILL_CONFIRM_S
+    return deadline_s if state.stood_still_s is None else max(deadline_s, state.stood_still_s + RECONNECT_S)
 
 
 def _report_unsaved_stop(turn: Turn) -> None:

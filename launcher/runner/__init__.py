@@ -37,7 +37,7 @@ Messages (JSON objects on launcher.connections.channel), runner -> supervisor:
     stopping {attempt, handled}              answers stop where no agent is: whether a worker handles SIGTERM, and ends
         by that
     ended {attempt, ok, step, failures: [{rank, exit_code, time, error, traceback, last_words}],
-        reason}
+        reason, stopped}                     stopped: whether the workers had been asked to stop
     killed {attempt, step, left}             nothing of the attempt runs here any more, but for the pids in left
     stacks {attempt, ranks: [{rank, state, boundary, frames}]}    where each worker is; the files are written
     signal {name}                            the runner got this signal; sent again to each supervisor, before the ends

@@ -65,6 +65,7 @@ class NodeAttempt:
         self._activity = Activity()
         self._handler_told = False
         self._terminated = False  # whether the workers have had a SIGTERM
+        self._is_stopped = False  # whether they were asked to stop
         self.number: int | None = None
         self.final_step: int | None = None
 
@@ -80,7 +81,7 @@ class NodeAttempt:
         """Begins an attempt, as the supervisor's `start` says. The one before must have ended."""
         self._spec = spec
         self.number = attempt = message["attempt"]
-        self._handler_told = self._terminated = False
+        self._handler_told = self._terminated = self._is_stopped = False
         self._first_rank = message["node_rank"] * spec.workers_per_node
         log_dir = self._log_dir(attempt)
         nodes = list(expand(message["nodes"]))
@@ -145,6 +146,7 @@ class NodeAttempt:
         Args:
             terminated: whether Slurm has sent a SIGTERM to the workers as well.
         """
+        self._is_stopped = True
         self.look_at_handlers()
         if self._watch is not None:
             self._watch.stop()
@@ -230,7 +232,8 @@ class NodeAttempt:
         if event == "warm":
             self._beat()
         elif event == "ended":
-            self._send({"op": "ended", "step": self._watch.step() if self._watch is not None else None} | report)
+            step = self._watch.step() if self._watch is not None else None
+            self._send({"op": "ended", "step": step, "stopped": self._is_stopped} | report)
         else:
             if event == "started":
                 self._pids = dict(enumerate(report["pids"], self._first_rank))

@@ -6,7 +6,11 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from ckpt.agent.process.launch import PID_FILE
 from launcher.runner.attempt import NodeAttempt
@@ -51,3 +55,23 @@ def test_agents_of_other_attempts_end_and_what_else_has_their_numbers_lives(tmp_
     for process in (coming, others, script, later):
         process.kill()
         process.communicate()
+
+
+def test_the_end_of_workers_says_whether_they_had_been_asked_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Workers:
+        def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
+            self.report = report
+
+    made: list[Workers] = []
+    monkeypatch.setattr("launcher.runner.attempt.Workers", lambda report: made.append(Workers(report)))
+    config = RunnerConfig(
+        run_id="run", node="n", ram_dir=tmp_path, job_dir=tmp_path, host="localhost", port=1, parent_pid=None
+    )
+    sent: list[dict[str, Any]] = []
+    attempt = NodeAttempt(config, sent.append, lambda: None)
+    made[0].report({"event": "ended", "ok": True})
+    attempt.stop(terminated=True)
+    made[0].report({"event": "ended", "ok": True})
+    assert [message["stopped"] for message in sent] == [False, True]

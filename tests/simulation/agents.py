@@ -21,13 +21,14 @@ class AgentGroup:
         is_up: whether all have come up and found each other.
         is_over: whether none is left.
         nodes, everywhere: those that train; the holders too.
+        ordered_s: since when the supervisor lets them end; None before that.
         released_s: since when all of them may end.
         launcher: the supervisor whose process waits for them; None where none does.
     """
 
     __slots__ = (
         "_hosts", "_released", "everywhere", "generation", "is_over", "is_up", "launcher", "nodes", "number",
-        "released_s", "world",
+        "ordered_s", "released_s", "world",
     )  # fmt: skip
 
     def __init__(self, world: World, driver: Driver, command: StartAgents) -> None:
@@ -40,6 +41,7 @@ class AgentGroup:
         self.is_up = self.is_over = False
         self._hosts: dict[str, Host] = {}
         self._released: set[str] = set()
+        self.ordered_s: float | None = None
         self.released_s: float | None = None
         world.agents[number, generation] = self
         slow = 10.0 if world.setup.is_slow else 1.0

@@ -30,6 +30,7 @@ from launcher.core.inputs import (
 )
 from launcher.core.members import Phase
 from launcher.core.replay import History, apply
+from launcher.core.stages import TRAINED_GRACE_S
 from launcher.core.state import AttemptPhase, BoosterPhase, Requests, Stage, State
 from simulation.event_rules import EventRules
 from simulation.successor import differences
@@ -166,7 +167,7 @@ class Invariants:
         self._unusable: set[str] = set()
         self._overdue: dict[tuple[int, str], int] = {}  # looks at a booster that was to end, by term
         self._to_kill: set[tuple[str, int]] = set()
-        self._out_at: dict[int, frozenset[str]] = {}  # nodes that were out as an attempt began
+        self._out_at: dict[int, frozenset[str]] = {}  # nodes that were out, or awaited in vain, as an attempt began
 
     def began(self, driver: Driver, todo: Any) -> None:
         world = self._world
@@ -400,8 +401,11 @@ class Invariants:
         if driver is not holders[-1]:
             return
         members = driver.state.members
-        strangers = (name for name in self._world.hosts if name not in members)
-        self._out_at[command.attempt] = frozenset((*members.out(), *strangers))
+        gone = {*members.out(), *(name for name in self._world.hosts if name not in members)}
+        full_s = driver.state.full_s
+        if full_s is not None and driver.now_s - full_s >= TRAINED_GRACE_S:
+            gone.update(name for name, member in members.table.items() if member.phase is Phase.JOINING)
+        self._out_at[command.attempt] = frozenset(gone)
         for name, host in self._world.hosts.items():
             runner = host.runner
             if runner is None or runner.attempt in (None, command.attempt) or not runner.has_workers:
@@ -431,7 +435,8 @@ class Invariants:
         attempt = driver.state.attempt if driver is not None and driver.state is not None else None
         if attempt is None or attempt.outcome != "done" or driver.state.requests.is_cancelled:
             return
-        is_cut = group.is_up if group.released_s is None else now_s - group.released_s < FLUSH_S
+        since_s = group.ordered_s if group.released_s is None else group.released_s
+        is_cut = group.is_up if since_s is None else now_s - since_s < FLUSH_S
         if is_cut:
             raise Violation("the result is written", "agents are killed while they finish their work")
 

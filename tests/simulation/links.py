@@ -36,7 +36,7 @@ class Links:
         self._away: set[str] = set()
         self._awaited: set[str] = set()
         self._awaited_s = 0.0
-        self._broken: dict[str, tuple[float, list[Any]]] = {}
+        self._broken: dict[str, tuple[float, list[Any], str]] = {}
         self._isolated_s: float | None = None
         self._stood_still_s = -RETURN_S
         self._is_ticking = False
@@ -115,6 +115,7 @@ class Links:
     def _accept(self, node: str, link: Link, hello: Any) -> None:
         _, attempt, is_warm, problem, allocation = hello
         old = self.links.get(node)
+        before = old.runner.allocation if old is not None else self._broken.get(node, (0.0, [], allocation))[2]
         joined = NodeJoined(node=node, attempt=attempt, is_warm=is_warm, problem=problem, allocation=allocation)
         if node in self.dismissed:
             of, forget = self.dismissed[node]
@@ -122,7 +123,7 @@ class Links:
                 link.send_down(("leave", forget))
                 return
             del self.dismissed[node]
-        elif old is not None and old.runner.allocation != allocation:
+        elif before != allocation:
             self._others[node, allocation] = link
             self._driver.put(joined)
             return
@@ -131,8 +132,10 @@ class Links:
         self.links[node] = link
         self._awaited.discard(node)
         self._away.discard(node)
+        if self._isolated_s is not None:
+            self._tick_at(self._world.clock.now)
         link.send_down((WELCOME, self._driver.term))
-        for message in self._broken.pop(node, (0.0, []))[1]:
+        for message in self._broken.pop(node, (0.0, [], ""))[1]:
             link.send_down(message)
         self._driver.put(joined)
 
@@ -143,7 +146,7 @@ class Links:
         del self.links[node]
         now_s = self._world.clock.now
         if node not in self.dismissed and (self.is_isolated or now_s - self._stood_still_s < RETURN_S):
-            self._broken[node] = (now_s, [])
+            self._broken[node] = (now_s, [], link.runner.allocation)
             self._tick_at(now_s + SUSPECT_S)
             self._tick_at(now_s + RETURN_S)
         else:
@@ -170,7 +173,7 @@ class Links:
             return
         if self._may_be_cut_off(now_s):
             return
-        for node, (since_s, _) in list(self._broken.items()):
+        for node, (since_s, *_) in list(self._broken.items()):
             if now_s - since_s > RETURN_S:
                 del self._broken[node]
                 self._report_lost(node, "its connection broke, and it did not come back", 0.0)
@@ -186,7 +189,7 @@ class Links:
             link.silent_up_s is not None and now_s - link.silent_up_s > SUSPECT_S for link in self.links.values()
         )
         silent += len(self._awaited) if now_s - self._awaited_s > SUSPECT_S else 0
-        silent += sum(now_s - since_s > SUSPECT_S for since_s, _ in self._broken.values())
+        silent += sum(now_s - since_s > SUSPECT_S for since_s, *_ in self._broken.values())
         if 2 * silent <= len(self.links) + len(self._awaited) + len(self._broken):
             if self._isolated_s is not None:
                 self._isolated_s = None

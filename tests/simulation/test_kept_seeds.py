@@ -71,6 +71,92 @@ KEPT = {
     "a node that comes with another booster holds nothing of the one before": Schedule(
         Setup(seed=70886, nodes=1, least=1, chunk_s=60.0, boosters=2), (Fault("booster_ends", after="WorkersKilled"),)
     ),
+    "a successor loses the silent predecessor as its record says": Schedule(
+        Setup(seed=2000377, spares=0, least=1),
+        (
+            Fault("supervisor_node_crashes", at_s=1.0, after="StartWorkers", nth=2, lasts_s=3.0),
+            Fault("scale", at_s=1.0),
+        ),
+    ),
+    "a holder that is out holds nothing any more": Schedule(
+        Setup(seed=2476082, nodes=1, least=1, boosters=3, settle_s=3.0),
+        (
+            Fault("supervisor_killed", at_s=2.03),
+            Fault("scale", at_s=23.23),
+            Fault("booster_preempted", at_s=0.02, after="FolderProbed", nth=3, flag=2),
+        ),
+    ),
+    "suspects are replaced as far as there are others": Schedule(
+        Setup(seed=2006443, spares=0, chunk_s=60.0, boosters=3, skips=True),
+        (Fault("worker_fails", at_s=3.0, after="WorkersStarted"), Fault("worker_fails")),
+    ),
+    "a node whose connection breaks while runners are started is in one phase": Schedule(
+        Setup(seed=2504121, spares=0, least=1),
+        (Fault("srun_dies", at_s=0.85, node=1, flag=1), Fault("supervisor_freezes", at_s=0.86, lasts_s=0.3)),
+    ),
+    "a node that joins at the last moment of the wait was awaited": Schedule(
+        Setup(seed=2918610, nodes=1, least=1, limit_s=120.0),
+        (Fault("node_cut", after="NodeJoined", nth=5, lasts_s=10.0), Fault("preempted", at_s=3.0)),
+    ),
+    "runners that are started again are awaited where the newest step is": Schedule(
+        Setup(seed=2390871, nodes=1, least=1, names_own=True, chunk_s=5.0, boosters=1, snooze_s=15.0),
+        (
+            Fault("worker_ends_early", at_s=0.6, after="KillAgents", node=4),
+            Fault("booster_ends", at_s=55.17),
+            Fault("links_break", at_s=0.02, after="AllocationAsked", nth=2, flag=1),
+        ),
+    ),
+    "a node that cannot train as it comes back is out": Schedule(
+        Setup(seed=2082135, boosters=3),
+        (Fault("runner_broken", at_s=1.0, node=5), Fault("node_cut", after="StartAgents", node=5, lasts_s=3.0)),
+    ),
+    "after a standstill a node has time to connect again": Schedule(
+        Setup(seed=2229498, boosters=2),
+        (
+            Fault("booster_preempted", at_s=1.0, after="StartAgents", nth=3, flag=1),
+            Fault("worker_fails", at_s=1.0),
+            Fault("supervisor_freezes", after="WorkersEnded", nth=3, lasts_s=2.0),
+        ),
+    ),
+    "no deadline of gathering outlives the wait for its nodes": Schedule(
+        Setup(seed=2963699, spares=0, least=1, is_slow=True, reports=1, boosters=2, booster_nodes=2),
+        (
+            Fault("slurm_silent", at_s=0.7, lasts_s=25.0),
+            Fault("supervisor_node_crashes", at_s=6.0, after="Restored", lasts_s=3.0),
+        ),
+    ),
+    "workers that hang are found while a resize cannot be recorded": Schedule(
+        Setup(seed=2487530, spares=0, boosters=2),
+        (Fault("worker_ends_early", at_s=3.0, after="StartAgents"), Fault("folder_removed", at_s=10.0)),
+    ),
+    "agents that failed have a cause though their nodes have been let go": Schedule(
+        Setup(seed=2885499, names_own=True, boosters=3, booster_nodes=2, settle_s=3.0),
+        (
+            Fault("booster_preempted", after="Restored", nth=3),
+            Fault("slurm_silent", after="Restored", nth=3, lasts_s=25.0),
+        ),
+    ),
+    "workers that a supervisor before asked to stop are not done": Schedule(
+        Setup(seed=2346541, nodes=3),
+        (
+            Fault("supervisor_node_freezes", after="Restored", lasts_s=5.0),
+            Fault("node_crashes", at_s=2.53, node=1, lasts_s=1.0),
+            Fault("supervisor_node_freezes", after="AskUnusable", nth=2, lasts_s=12.0),
+            Fault("runner_broken", after="AgentsEnded"),
+            Fault("time_warned", at_s=0.3, after="StoodStill"),
+        ),
+    ),
+    "a cancel stands before the requeue of a lost batch script": Schedule(
+        Setup(seed=2297189, boosters=2, booster_nodes=2),
+        (Fault("batch_script_killed", at_s=11.38), Fault("cancel", at_s=0.1, after="Restored", nth=3, flag=1)),
+    ),
+    "nothing starts while the job closes": Schedule(
+        Setup(seed=2379420, limit_s=720.0, is_slow=True), (Fault("folder_hangs", at_s=1.0, lasts_s=700.0),)
+    ),
+    "a node that is no member any more is a change of the nodes": Schedule(
+        Setup(seed=2973211, spares=0, boosters=2),
+        (Fault("slurm_silent", after="Committed", lasts_s=30.0), Fault("runner_killed", at_s=51.98, node=5)),
+    ),
 }
 
 

@@ -180,7 +180,9 @@ class Training:
 
     def _exit(self, runner: Runner) -> None:
         if runner.training is self and runner.works:
-            runner.workers_end(WorkersEnded(node=runner.host.name, attempt=self.number, ok=True, step=self.step))
+            name, is_stopped = runner.host.name, self._is_stopping
+            ended = WorkersEnded(node=name, attempt=self.number, ok=True, step=self.step, is_stopped=is_stopped)
+            runner.workers_end(ended)
 
     def _reporting(self) -> list[Runner]:
         count = self.world.setup.reports

@@ -21,6 +21,7 @@ from launcher.core.stages import (
     TRAINED_GRACE_S,
 )
 from launcher.core.state import RestartLimits, Stage
+from launcher.core.teardown import RECONNECT_S
 from launcher.history.status import status_of
 
 
@@ -287,6 +288,19 @@ def test_a_node_that_does_not_confirm_the_end_of_its_workers_is_out() -> None:
     assert starts(play)[1:] == [(["n1", "n3"], "spare")]
 
 
+def test_after_a_standstill_a_node_has_time_to_connect_again_before_its_silence_counts() -> None:
+    play = Play(make_job(3, train=2))
+    play.run()
+    play.now_s += 2.0
+    play.give(inputs.StoodStill(seconds=2.0))
+    play.dead = {"n2"}
+    play.fail("n1")
+    play.passes(RECONNECT_S - 0.1)
+    assert not play.out and len(starts(play)) == 1
+    play.passes(0.1)
+    assert play.out.keys() == {"n2"} and len(starts(play)) == 2
+
+
 def test_processes_that_do_not_end_cost_their_node() -> None:
     play = Play(make_job(3, train=2))
     play.run()
@@ -389,6 +403,20 @@ def test_runners_that_are_lost_all_at_once_are_started_again_and_no_node_is_out(
     assert play.end is not None and play.end.outcome == "done"
 
 
+def test_of_runners_that_are_started_again_those_where_the_newest_step_is_are_awaited() -> None:
+    play = Play(make_job(3, train=2, has_checkpoint=True))
+    play.run()
+    play.commit(7)
+    play.dead = {"n1", "n2"}
+    play.lose("n3", "n1", "n2")
+    play.dead = set()
+    play.come("n1", "n3")
+    play.passes(TRAINED_GRACE_S - 0.1)
+    assert len(starts(play)) == 1
+    play.come("n2")
+    assert starts(play)[1:] == [(["n1", "n2"], "workers")]
+
+
 def test_a_node_whose_connection_broke_is_a_spare_again_when_its_runner_is_back() -> None:
     play = Play(make_job(3, train=2))
     play.run()
@@ -412,6 +440,17 @@ def test_a_node_that_is_back_is_no_spare_before_nothing_of_its_attempt_is_left()
     play.come("n2", attempt=0)
     assert play.in_phase(Phase.RETURNING) == ["n2"] and play.out.keys() == {"n2"}
     play.give(inputs.WorkersKilled(node="n2", attempt=0, left=(17,)))
+    assert play.in_phase(Phase.OUT) == ["n2"] and not play.state.members["n2"].is_lost
+
+
+def test_a_node_that_cannot_train_as_it_comes_back_is_out_for_good() -> None:
+    play = Play(make_job(3, train=2))
+    play.run()
+    play.lose("n2")
+    play.train()
+    play.silent = {do.Send}
+    play.come("n2", attempt=0)
+    play.give(inputs.NodeBroken(node="n2", reason="cannot start workers", is_environment=False))
     assert play.in_phase(Phase.OUT) == ["n2"] and not play.state.members["n2"].is_lost
 
 
@@ -491,6 +530,17 @@ def test_an_attempt_goes_on_where_all_its_runners_come_back() -> None:
     assert play.all(do.AwaitReturn) == [do.AwaitReturn(nodes=("n1", "n2"))]
     assert not play.events("fault", "attempt_start") and not play.all(do.StartRunners)
     play.end_well(step=7)
+    assert play.end is not None and play.end.outcome == "done"
+
+
+def test_workers_that_a_supervisor_before_asked_to_stop_are_not_done() -> None:
+    """Its order reached them after the successor had read the record."""
+    play = taken_over(back=("n1", "n2"))
+    nodes = ("n1", "n2")
+    play.give(*(inputs.WorkersEnded(node=node, attempt=0, ok=True, step=7, is_stopped=True) for node in nodes))
+    assert play.end is None and [nodes for nodes, _ in starts(play)] == [["n1", "n2"]]
+    play.train()
+    play.end_well(step=40)
     assert play.end is not None and play.end.outcome == "done"
 
 

@@ -198,6 +198,20 @@ def test_the_newest_committed_step_is_the_jobs_step() -> None:
     assert replay([], History()).step is None
 
 
+def test_the_nodes_that_hold_the_newest_step_are_known() -> None:
+    history = replay([{"event": "job_start", "time": 1.0}], History())
+    for event, nodes in (
+        ({"event": "attempt_start", "attempt": 0, "nodes": ["n1", "n2"]}, ("n1", "n2")),
+        ({"event": "commit", "attempt": 0, "step": 7, "tier": "memory"}, ("n1", "n2")),
+        ({"event": "attempt_start", "attempt": 1, "nodes": ["n1", "n3"]}, ("n1", "n2", "n3")),
+        ({"event": "commit", "attempt": 0, "step": 8, "tier": "shared"}, ("n1", "n2", "n3")),
+        ({"event": "attempt_start", "attempt": 2, "nodes": ["n3", "n4"]}, ("n1", "n2", "n3", "n4")),
+        ({"event": "commit", "attempt": 2, "step": 9, "tier": "memory"}, ("n3", "n4")),
+    ):
+        history = apply(history, {"time": 2.0, **event})
+        assert history.trained == nodes, event
+
+
 def test_a_resumed_attempt_records_no_commit_again() -> None:
     past = [
         event("job_start"),
