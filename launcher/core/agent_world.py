@@ -124,9 +124,7 @@ def put_unusable_out(turn: Turn, unusable: dict[str, str]) -> None:
             continue
         leaves = boosters.is_leaving(turn, node)
         kind = PREEMPTED if leaves else AGENT_LOST
-        if node in turn.state.holders:
-            turn.set(holders=tuple(other for other in turn.state.holders if other != node))
-        else:
+        if node not in turn.state.holders:
             turn.set_attempt(lost=attempt.lost.insert(node))
         turn.add_fault(Fault(kind=kind, node=node, reason=f"no checkpoint agent on {node}: {reason}"))
         turn.record_faults()

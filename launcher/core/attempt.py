@@ -206,7 +206,6 @@ def miss(turn: Turn, absent: dict[str, str]) -> None:
     They are lost. But where no runner at all is there, or Slurm is ending the job, it is runners that are gone and
     nothing is known of the nodes: this supervisor alone goes without those, and the job's next start has them again.
     """
-    turn.set(holders=tuple(node for node in turn.state.holders if node not in absent))
     are_lost = turn.state.members.usable > 0 and not requests.may_be_asked(turn.state.requests)
     for node, reason in absent.items():
         if are_lost:

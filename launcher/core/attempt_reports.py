@@ -51,9 +51,8 @@ def on_node_broken(turn: Turn, given: NodeBroken) -> None:
 
 
 def _lose(turn: Turn, fault: Fault) -> None:
-    attempt, holders = turn.attempt, turn.state.holders
-    if fault.node in holders:
-        turn.set(holders=tuple(node for node in holders if node != fault.node))
+    attempt = turn.attempt
+    if fault.node in turn.state.holders:
         if attempt.phase in BEFORE_END and not attempt.restored:  # its agents cannot come up without it
             turn.add_fault(fault)
             turn.record_faults()
