@@ -176,6 +176,29 @@ def test_nodes_to_avoid_make_way_for_spares_in_their_places_and_train_where_none
     assert nodes.choose(avoid={"n0", "n2"}) == ("n2", "n0")
 
 
+@given(st.integers(1, 5), st.integers(0, 3), st.lists(st.tuples(st.integers(0, 7), st.booleans()), max_size=8))
+def test_nodes_to_avoid_train_only_where_the_others_are_too_few(
+    count: int, spares: int, changes: list[tuple[int, bool]]
+) -> None:
+    sizes = range(count, 0, -1)
+    nodes = Nodes(count + spares, *sizes)
+    nodes.choose()
+    avoid: set[str] = set()
+    for index, is_lost in changes:
+        node = f"n{index % len(nodes.order)}"
+        if is_lost:
+            nodes.lose(node)
+        else:
+            avoid.add(node)
+        chosen = nodes.choose(avoid)
+        if chosen is None:
+            assert not nodes.usable
+            return
+        good = [node for node in nodes.usable if node not in avoid]
+        assert len(chosen) == min(count, len(nodes.usable)), "they make the job no smaller"
+        assert len(avoid.intersection(chosen)) == max(0, len(chosen) - len(good))
+
+
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(Phase)), max_size=20))
 def test_every_member_has_one_phase_and_each_phase_its_count(changes: list[tuple[int, Phase]]) -> None:
     nodes = Nodes(5, 2)
