@@ -13,7 +13,7 @@ from typing import Any
 
 Event = dict[str, Any]
 
-_LARGEST_NUMBER = 1e15  # of seconds: a date that the C library can still format
+_LARGEST_NUMBER = 1e15  # in seconds; the C library cannot format later dates
 _LARGEST_COUNT = 1 << 63
 
 
@@ -74,18 +74,18 @@ EVENTS: Mapping[str, EventKind] = {
     "node_ready": _kind(
         "A node's runner has connected; once more when torch is loaded.", "node", warm=FLAG, allocation=TEXT
     ),
-    "node_out": _kind("A node does not train any more.", "node", reason=TEXT, environment=FLAG, lost=FLAG),
-    "node_back": _kind("A node that was only out of reach is a spare again.", "node", allocation=TEXT),
+    "node_out": _kind("A node no longer trains.", "node", reason=TEXT, environment=FLAG, lost=FLAG),
+    "node_back": _kind("A node that was temporarily out of reach is a spare again.", "node", allocation=TEXT),
     "node_leaving": _kind("Slurm takes a booster's node back.", "node allocation", allocation=TEXT, reason=TEXT),
     "booster_asked": _kind("A booster was submitted.", "allocation nodes", allocation=TEXT, nodes=COUNT),
     "booster_waits": _kind("A booster waits in the queue.", "allocation", allocation=TEXT, reason=TEXT),
     "booster_end": _kind("A booster has ended.", "allocation", allocation=TEXT, reason=TEXT),
-    "scale_requested": _kind("A user wants another number of nodes.", "nodes", nodes=COUNT),
+    "scale_requested": _kind("A user has requested another number of nodes.", "nodes", nodes=COUNT),
     "resize": _kind(
-        "The attempt is to make way for one of another size.", "attempt to", size=COUNT, to=COUNT, reason=TEXT
+        "The attempt ends so that one of another size can begin.", "attempt to", size=COUNT, to=COUNT, reason=TEXT
     ),
     "holders_released": _kind(
-        "Nodes that left the job have handed over what they held.",
+        "Nodes that left the job have handed over their shards.",
         "attempt generation",
         generation=COUNT, nodes=NAMES,
     ),
@@ -96,22 +96,22 @@ EVENTS: Mapping[str, EventKind] = {
     ),
     "workers_started": _kind("The workers run on all nodes.", "seconds"),
     "own_checkpoint": _kind("A new checkpoint file of the script itself.", "file modified", file=TEXT, modified=NUMBER),
-    "restore": _kind("The step that the attempt continues from.", "step tier", tier=TEXT),
+    "restore": _kind("The step from which the attempt continues.", "step tier", tier=TEXT),
     "rebuilt": _kind(
-        "A rank's state was made again on a node that lacked it.", rank=COUNT, from_node=TEXT, tier=TEXT, bytes=COUNT
+        "A rank's state was rebuilt on a node that lacked it.", rank=COUNT, from_node=TEXT, tier=TEXT, bytes=COUNT
     ),
     "first_step": _kind("The attempt's first step after the restored one.", "seconds"),
     "commit": _kind("A step is complete in a tier.", "step tier", tier=TEXT, bytes=COUNT),
-    "agents_lost": _kind("The agents are lost; training goes on.", "generation", generation=COUNT, reason=TEXT),
+    "agents_lost": _kind("The agents are lost; training continues.", "generation", generation=COUNT, reason=TEXT),
     "agents_back": _kind("New agents have the state.", "generation", generation=COUNT),
-    "problem": _kind("Something that a user should know; the job goes on.", what=TEXT, detail=TEXT, failed=TEXT),
+    "problem": _kind("A problem that users should know about; the job continues.", what=TEXT, detail=TEXT, failed=TEXT),
     "fault": _kind(
-        "What ends an attempt. The first one of an attempt is decisive.",
+        "The cause of an attempt's end. Only the first fault of an attempt counts.",
         "kind",
         kind=TEXT, rank=COUNT, reason=TEXT, detect=NUMBER, traceback=TEXT,
     ),
     "backoff": _kind("A wait before the next attempt.", reason=TEXT),
-    "stop_requested": _kind("All ranks are to stop at one step.", reason=TEXT, detail=TEXT),
+    "stop_requested": _kind("A request that all ranks stop at the same step.", reason=TEXT, detail=TEXT),
     "stop_agreed": _kind("The ranks have agreed on the step.", boundary=COUNT),
     "attempt_end": _kind("An attempt has ended.", outcome=TEXT),
     "job_end": _kind("The job has ended for good.", outcome=TEXT, reason=TEXT),
@@ -119,14 +119,14 @@ EVENTS: Mapping[str, EventKind] = {
 
 
 def misfits(event: Mapping[str, Any]) -> list[str]:
-    """The fields of an event that have another type than theirs."""
+    """The fields of an event whose values have the wrong type."""
     kind = EVENTS.get(event["event"])
     types = {**COMMON, **(kind.fields if kind else {})}
     return [key for key, value in event.items() if value is not None and key in types and not types[key].accepts(value)]
 
 
 def as_event(value: Any) -> Event | None:
-    """A decoded line as an event that readers can trust; None if it is none."""
+    """A decoded line as an event; None if it is not a valid one."""
     if not isinstance(value, dict) or not isinstance(value.get("event"), str):
         return None
     event = {**value, **dict.fromkeys(misfits(value))}

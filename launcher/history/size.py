@@ -45,11 +45,11 @@ class Size:
         """The reason in one line; None for a job with a fixed size."""
         if not self._boosters and self._ended is None and self._wanted is None:
             return None
-        parts = [] if self._wanted is None else [f"{self._wanted} asked for by a user"]
+        parts = [] if self._wanted is None else [f"{self._wanted} requested by a user"]
         parts += [self._state(allocation, booster) for allocation, booster in self._boosters.items()]
         if self._ended is not None:
             allocation, reason = self._ended
-            parts.append(f"booster {allocation} has ended ({reason}), another is asked for later")
+            parts.append(f"booster {allocation} has ended ({reason}), another is requested later")
         return f"{len(self._nodes)} nodes train; " + "; ".join(parts)
 
     def _state(self, allocation: str, booster: _Booster) -> str:
@@ -60,7 +60,7 @@ class Size:
             return f"{name} waits in the queue{f': {booster.waits}' if booster.waits else ''}"
         if any(node in self._nodes for node in booster.nodes):
             return f"{name} trains"
-        return f"{name} is there and joins at the next resize"
+        return f"{name} is ready and joins at the next resize"
 
     def _change(self, event: Event, **changes: Any) -> None:
         allocation = event.get("allocation")

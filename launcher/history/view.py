@@ -1,4 +1,4 @@
-"""A job's status and events in words and colours, for people."""
+"""A job's status and events as coloured text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENDED_WELL = ("done", "halted")
 
 
 def render(status: JobStatus, title: str) -> RenderableType:
-    """The status as a table for people; the error of the script that ended the job stands first."""
+    """The status as a table. An error of the script that ended the job is its first row."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -92,7 +92,7 @@ def describe(event: Event) -> str:
         case "workers_started":
             return f"workers started{taking}"
         case "first_step":
-            return f"training: step {step} made{taking} from the attempt's start"
+            return f"training: step {step} finished{taking} from the attempt's start"
         case "commit":
             return f"step {step} committed to {event.get('tier')}{taking}"
         case "fault":
@@ -101,17 +101,17 @@ def describe(event: Event) -> str:
             because = because.replace(f": {node}: ", ": ", 1)  # a runner's reason begins with its node
             return f"{event.get('kind')}{f' on {node}' if node else ''}{at_step}{because}{noticed}"
         case "backoff":
-            return f"{event.get('seconds')} s of rest before the next attempt, no step was gained{because}"
+            return f"{event.get('seconds')} s until the next attempt, because no new step was finished{because}"
         case "node_out":
             return f"{node} is {'lost' if event.get('lost') else 'out for the rest of the job'}{because}"
         case "node_back":
             return f"{node} is back"
         case "resize":
-            return f"the job goes from {event.get('size')} to {plural(event.get('to'), 'node')}{because}"
+            return f"resize from {event.get('size')} to {plural(event.get('to'), 'node')}{because}"
         case "scale_requested":
-            return f"a user wants {plural(event.get('nodes'), 'node')}"
+            return f"a user has requested {plural(event.get('nodes'), 'node')}"
         case "booster_asked":
-            return f"booster {event.get('allocation')} of {plural(event.get('nodes'), 'node')} asked for"
+            return f"booster {event.get('allocation')} of {plural(event.get('nodes'), 'node')} submitted"
         case "booster_waits":
             return f"booster {event.get('allocation')} waits in the queue{because}"
         case "booster_end":
@@ -119,7 +119,7 @@ def describe(event: Event) -> str:
         case "node_leaving":
             return f"{node} leaves with booster {event.get('allocation')}{because}"
         case "holders_released":
-            return f"let go: {' '.join(event.get('nodes') or ())}; the job needs nothing any more that is held there"
+            return f"released: {' '.join(event.get('nodes') or ())}; the job no longer needs their memory"
         case "stop_requested":
             return f"stop requested{because}"
         case "stop_agreed":
@@ -175,12 +175,12 @@ def clock(event: Event) -> str:
 
 
 def duration(seconds: float) -> str:
-    """1 d 02:03:04, or 02:03:04."""
+    """For example "1 d 02:03:04" or "02:03:04"."""
     days, rest = divmod(int(seconds), 86400)
     text = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
     return f"{days} d {text}" if days else text
 
 
 def plural(count: Any, noun: str) -> str:
-    """1 node, 2 nodes."""
+    """For example "1 node" or "2 nodes"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -237,7 +237,7 @@ def test_status_says_why_a_job_has_its_size() -> None:
     assert status_of(TRAINED, now_s=20).size is None, "a fixed size"
     size = status_of(GROWN[:-2], now_s=30).size
     assert size == (
-        "2 nodes train; booster 41 (2 nodes) is there and joins at the next resize; "
+        "2 nodes train; booster 41 (2 nodes) is ready and joins at the next resize; "
         "booster 42 (2 nodes) waits in the queue: Priority"
     )
     size = status_of(RESIZED, now_s=36).size
@@ -245,9 +245,9 @@ def test_status_says_why_a_job_has_its_size() -> None:
     leaving = [*RESIZED, event(40, "node_leaving", node="x1", allocation="41", reason="preempted")]
     assert "booster 41 (2 nodes) leaves: preempted" in (status_of(leaving, now_s=41).size or "")
     gone = [*leaving, event(50, "booster_end", allocation="41", reason="PREEMPTED")]
-    assert "booster 41 has ended (preempted), another is asked for later" in (status_of(gone, now_s=51).size or "")
+    assert "booster 41 has ended (preempted), another is requested later" in (status_of(gone, now_s=51).size or "")
     scaled = [*gone, event(60, "scale_requested", nodes=2)]
-    assert "2 asked for by a user" in (status_of(scaled, now_s=61).size or "")
+    assert "2 requested by a user" in (status_of(scaled, now_s=61).size or "")
 
 
 def test_a_resize_is_no_fault_and_its_time_counts_as_lost() -> None:
