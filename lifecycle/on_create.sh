@@ -2,9 +2,9 @@
 # Makes a new node fit for training. Called by SageMaker HyperPod (OnCreate), AWS ParallelCluster (OnNodeConfigured),
 # cloud-init, or by hand as root; arguments go to `holdfast node provision`. Run it again after a crash or a reboot.
 #
-# --source WHAT, before all other arguments, or HOLDFAST_SOURCE: what pip installs holdfast from where its tree is not
-#                beside this script: a tree, a wheel, or the URL of one (also s3://bucket/key) with #sha256=...
-# HOLDFAST_HOME  where holdfast goes; /opt/holdfast
+# --source WHAT  before all other arguments: the tree, wheel or URL of a wheel (also s3://bucket/key) that pip installs,
+#                if Holdfast's tree is not beside this script; URLs end with #sha256=... Also HOLDFAST_SOURCE.
+# HOLDFAST_HOME  the directory in which Holdfast is installed; default: /opt/holdfast
 set -euo pipefail
 umask 022
 
@@ -13,13 +13,13 @@ home=$(realpath -m -- "${HOLDFAST_HOME:-/opt/holdfast}")
 resources=${SAGEMAKER_RESOURCE_CONFIG_PATH:-/opt/ml/config/resource_config.json}
 [[ $EUID -eq 0 ]] || { echo "on_create.sh: got user $EUID, expected root; run it with sudo" >&2; exit 2; }
 
-# HyperPod brings two files; with one of them this node would be taken for something else than it is.
+# HyperPod has two files. If only one exists, the node's role cannot be determined.
 given=$here/provisioning_parameters.json kept=/etc/holdfast/provisioning_parameters.json
 if [[ -f $resources && ! -f $given && ! -f $kept ]]; then
     echo "on_create.sh: got $resources without $given: copy your provisioning_parameters.json beside this script" >&2
     exit 2
 elif [[ -f $given && ! -f $resources ]]; then
-    echo "on_create.sh: got $given without $resources, which HyperPod writes; where this is no HyperPod, remove the first" >&2
+    echo "on_create.sh: got $given without $resources, which HyperPod writes; outside HyperPod, remove the first" >&2
     exit 2
 fi
 
@@ -30,7 +30,7 @@ if [[ ${1:-} == --source ]]; then
 fi
 version=$source
 for tree in "$here" "$here/.."; do
-    # ParallelCluster puts the script alone into /tmp, where any user may have put a pyproject.toml.
+    # ParallelCluster puts only the script into /tmp, where any user may have put a pyproject.toml.
     if [[ -f $tree/pyproject.toml && ! -k $tree ]]; then
         source=$(cd "$tree" && pwd)
         version=$(cd "$source" && find holdfast lifecycle slurm launcher ckpt pyproject.toml -type f ! -name '*.pyc' -print0 |
@@ -38,17 +38,17 @@ for tree in "$here" "$here/.."; do
         break
     fi
 done
-# Never a bare name: pip would look it up in its index, where `holdfast` is another project.
+# Refuse a bare name: pip would look it up in its index, where `holdfast` is another project.
 if [[ $source != *://* && ! -e $source ]]; then
     echo "on_create.sh: source: got '$source', expected a path that exists, a URL or s3://bucket/key (--source, or" \
         "HOLDFAST_SOURCE), or Holdfast's tree beside this script" >&2
     exit 2
 elif [[ $source == *://* && $source != *#sha256=* ]]; then
-    echo "on_create.sh: source: got $source, expected #sha256=... at its end: root installs nothing unchecked" >&2
+    echo "on_create.sh: source: got $source, expected #sha256=... at its end: root installs only checked files" >&2
     exit 2
 fi
 
-# Other users may have put modules into the working directory: Python runs elsewhere, and looks only at its own (-I).
+# Other users may have put modules into the working directory, so Python runs elsewhere and in isolated mode (-I).
 [[ $source == *://* ]] || source=$(realpath -- "$source")
 origin=$PWD
 cd /
@@ -59,7 +59,7 @@ command -v ip >/dev/null || missing+=(iproute2)
 if ((${#missing[@]})); then
     export DEBIAN_FRONTEND=noninteractive
     apt-get -y -q -o DPkg::Lock::Timeout=300 update
-    # What a first boot that was cut short left: half-unpacked packages stop dpkg until they are installed again.
+    # An interrupted first boot may leave half-unpacked packages, which block dpkg until they are installed again.
     mapfile -t torn < <(dpkg-query -W -f '${db:Status-Eflag} ${Package}\n' | sed -n 's/^reinstreq //p')
     ((${#torn[@]} == 0)) || apt-get -y -q -o DPkg::Lock::Timeout=300 --reinstall install "${torn[@]}"
     dpkg --configure -a
@@ -69,7 +69,7 @@ if [[ $(cat "$home/source" 2>/dev/null) != "$version" ]]; then
     python3 -I -m venv "$home"
     pip() { "$home/bin/python" -I -m pip --disable-pip-version-check install -q "$@"; }
     hashed() { pip --require-hashes --only-binary :all: "$@"; }
-    if [[ $source == s3://* ]]; then # credentials and server as AWS's own tools find them
+    if [[ $source == s3://* ]]; then # credentials and endpoint from the same settings as AWS's own tools
         hashed -r /dev/stdin <<'REQUIREMENTS'
 boto3==1.44.5 --hash=sha256:70c3e0409794b29ec1900bcaff0695b73234a2d32ffaed35045b94caa26212a5
 botocore==1.44.5 --hash=sha256:8f16a56d1dff125dd65322ae021efa7ba5195a6db5102b96862566055b748921
@@ -93,11 +93,11 @@ try:
     folder.mkdir(exist_ok=True)
     boto3.session.Session().client("s3").download_file(bucket, key, str(folder / Path(key).name))
 except (BotoCoreError, ClientError, OSError, ValueError) as error:
-    sys.exit(f"on_create.sh: {url}: cannot be fetched ({' '.join(str(error).split())}); may this node's role read it?")
+    sys.exit(f"on_create.sh: {url}: cannot be downloaded ({' '.join(str(error).split())}); may its role read it?")
 PYTHON
         source=file://$home/from-s3/${source##*/}
     fi
-    # No dependencies of its own: torch belongs to the jobs' environments, not to the node's.
+    # Without dependencies: torch belongs to the jobs' environments, not to the node's.
     if [[ -d $source ]]; then
         hashed -r "$source/lifecycle/requirements.lock"
         pip --no-deps --no-index --no-build-isolation --force-reinstall "$source"

@@ -16,26 +16,24 @@ class Settings:
     """Settings of the health checks."""
 
     instance: str | None = key(
-        "The machine's type where its firmware does not say it; on premises, the type that it equals.",
+        "The instance type of the machine, if its firmware does not give it; on premises the most similar type.",
         default=None,
         example="p5.48xlarge",
     )
-    skip: tuple[str, ...] = key(
-        "Checks that are not run here.", default=(), expected="a check's name", example="[s3_write]"
-    )
+    skip: tuple[str, ...] = key("Checks to leave out.", default=(), expected="a check's name", example="[s3_write]")
     nvme: str | None = key(
-        "Directory on the node's own disk that jobs write to; without it, every NVMe mount that is found.",
+        "Directory on the node's own disk to which jobs write; by default every NVMe mount.",
         default=None,
         example="/local",
     )
     names: tuple[str, ...] = key(
-        "Hosts whose names have to resolve, beside the node's own and Slurm's controllers.",
+        "Hosts whose names must resolve, in addition to the node and Slurm's controllers.",
         default=(),
         expected="a host's name",
         example="[ldap.example.org]",
     )
     s3: str | None = key(
-        "A place in a bucket that jobs write to.",
+        "Bucket and prefix to which jobs write.",
         default=None,
         pattern="^s3://.+$",
         expected="s3://bucket/prefix",
@@ -45,12 +43,12 @@ class Settings:
         "URL of an S3 server that is not AWS.", default=None, example="https://s3.example.org"
     )
     python: str | None = key(
-        "Interpreter that has torch, for the all-reduces; without it, the one that runs the checks.",
+        "Interpreter that has torch, for the all-reduces; by default the one that runs the checks.",
         default=None,
         example="/opt/train/bin/python",
     )
     allreduce_gb_s: float | None = key(
-        "Bus bandwidth that an all-reduce within a healthy node of this site reaches.",
+        "Bus bandwidth of an all-reduce within a healthy node of this site.",
         default=None,
         gt=0,
         allow_inf_nan=False,
@@ -58,7 +56,7 @@ class Settings:
         example=450,
     )
     pair_allreduce_gb_s: float | None = key(
-        "Bus bandwidth that an all-reduce over two healthy nodes of this site reaches.",
+        "Bus bandwidth of an all-reduce over two healthy nodes of this site.",
         default=None,
         gt=0,
         allow_inf_nan=False,

@@ -224,7 +224,7 @@ def test_parallelclusters_script_alone_gets_the_package_from_a_bucket(machine: M
         exports = "".join(f"export {name}={value}\n" for name, value in (facts | keys).items())
         assert machine.power_on(exports + script, log).wait(timeout=_RUN_S) == 0, log.read_text()[-3000:]
     said = log.read_text()
-    assert f"on_create.sh: s3://{BUCKET}/none.whl: cannot be fetched (" in said
+    assert f"on_create.sh: s3://{BUCKET}/none.whl: cannot be downloaded (" in said
     assert "DO NOT MATCH THE HASHES" in said
     assert "from /opt/alone/lib/python" in said
     assert (machine.root / "opt/alone/source").read_text() == f"{url}#sha256={sum_}\n"
