@@ -64,7 +64,7 @@ class Allocations:
             try:
                 allocation = await self._cluster.ask_allocation(command.nodes, command.exclude, self.environment)
             except (LauncherError, SlurmError, OSError) as error:
-                log.warning("no booster could be asked for: %s", error)
+                log.warning("cannot submit a booster: %s", error)
                 self._is_unasked = True
                 self._put(AllocationAsked(allocation=None, error=str(error)))
             else:
@@ -85,7 +85,7 @@ class Allocations:
             try:
                 await self._cluster.end_allocation(command.allocation)
             except SlurmError as error:
-                log.warning("booster %s could not be ended yet: %s", command.allocation, error)
+                log.warning("cannot end booster %s yet: %s", command.allocation, error)
 
     async def _look(self) -> None:
         if not self._known and not self._is_unasked:
@@ -96,7 +96,7 @@ class Allocations:
                 if seen[allocation][0] is not AllocationState.ENDED:
                     await self._cluster.end_allocation(allocation)
         except SlurmError as error:
-            log.warning("how the boosters stand is not known: %s", error)
+            log.warning("cannot get the state of the boosters: %s", error)
             return
         self._is_unasked = False
         self._known -= {allocation for allocation, (state, _) in seen.items() if state is AllocationState.ENDED}

@@ -159,7 +159,7 @@ class Processes:
             with contextlib.suppress(asyncio.CancelledError):
                 await launched
         failed = await self._failed()
-        log.warning("what was to start the runners has ended; nodes not reached: %s", failed or "none named")
+        log.warning("the launch of the runners has ended; nodes not reached: %s", failed or "none named")
         self._put(LaunchEnded(failed=failed))
 
     async def _failed(self) -> dict[str, str]:

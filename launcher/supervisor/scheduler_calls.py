@@ -50,7 +50,7 @@ class SchedulerCalls:
             left_s = await asyncio.to_thread(self._cluster.time_left_s)
             self._bring_in(inputs.TimeLeftAnswered(left_s=left_s))
         except SlurmError as error:
-            log.warning("time limit not known: %s", error)
+            log.warning("cannot get the time limit: %s", error)
             self._bring_in(inputs.TimeLeftAnswered(left_s=None))
 
     async def requeue(self, command: do.Requeue) -> None:
@@ -59,6 +59,6 @@ class SchedulerCalls:
         try:
             await asyncio.to_thread(self._cluster.requeue, command.exclude)
         except (LauncherError, SlurmError) as failure:
-            log.warning("the job is not requeued: %s", failure)
+            log.warning("cannot requeue the job: %s", failure)
             error = str(failure)
         self._bring_in(inputs.Requeued(error=error))

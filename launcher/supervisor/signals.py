@@ -38,6 +38,6 @@ def signals_into(inbox: asyncio.Queue[Input]) -> Iterator[None]:
 def log_signal(given: Input) -> None:
     """Logs an input that is a signal."""
     if isinstance(given, inputs.Terminated):
-        log.info("SIGTERM at %s", given.node or "the supervisor")
+        log.info("SIGTERM received by %s", given.node or "the supervisor")
     elif isinstance(given, inputs.TimeWarned):
-        log.info("warned: the time limit is near")
+        log.info("Slurm warns that the time limit is near")

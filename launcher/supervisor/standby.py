@@ -123,7 +123,7 @@ def main() -> int:
     is_reached = lambda: _has_ended(sys.stdin.fileno())  # noqa: E731
     may = may_take_over(job_dir, term, lease, is_gone, is_reached, lambda: _is_out(job_dir, os.environ))
     if not may:
-        log.info("the supervisor of term %s lives, or another has taken over", term)
+        log.info("not taking over: the supervisor of term %s is alive, or another one has taken over", term)
         os._exit(0)  # at once, even during an import, because the runner may need to start the next standby
     decided.set()
     loading.join()
@@ -151,7 +151,7 @@ def _is_out(job_dir: Path, env: Mapping[str, str]) -> bool:
     try:
         out = replay(read_events(job_dir / "events.jsonl"), History()).out
     except OSError as error:
-        log.warning("events not read: %s", error)
+        log.warning("cannot read the events: %s", error)
         return True
     return JobEnvironment.from_env(env).node in out
 

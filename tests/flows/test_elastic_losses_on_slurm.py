@@ -16,7 +16,7 @@ from slurm.testbed.plan import CONTROLLER
 pytestmark = [pytest.mark.slurm, pytest.mark.faults, pytest.mark.timeout(500)]
 
 LEAVE_S = 120.0  # for a runner without a supervisor: launcher/runner/runner.py
-SILENT = "how the boosters stand is not known"
+SILENT = "cannot get the state of the boosters"
 TAKER = "takes-three-nodes"  # a job's name
 BEGIN_S = 15  # the controller writes its state within 5 s
 

@@ -110,7 +110,7 @@ def test_a_warning_to_the_batch_script_before_it_listens(fault_cluster: Any, ste
     job = LoadingJob(fault_cluster, fault_cluster.home / "warned", **limit)
     job.wait_for_batch_script()
     job.settle_under("USR1", "--batch")
-    assert "warned: the time limit is near" in (job.watch.job_dir / "log" / "supervisor.log").read_text()
+    assert "Slurm warns that the time limit is near" in (job.watch.job_dir / "log" / "supervisor.log").read_text()
     assert not job.watch.events("stop_requested") and not job.watch.events("takeover"), job.watch.story()
 
     job.set_time_limit(120)
