@@ -1,28 +1,29 @@
 """The decision core: `decide(state, input, now_s) -> (state, commands)`. Pure: no file, clock or asyncio.
 
-    state       what is known of the job: its members, the attempt, the agents' world, requests
-    inputs      what can happen
-    commands    what the driver is to do
-    decision    decide(): hands each input to the part of the state that it concerns, then moves the job on
-    stages      the way of the job as a whole, from stage to stage; ending: its end
-    nodes       what is reported of nodes and their runners
-    turn        the work space of one decide()
-    members     which nodes are ready, which train, which are out and why
-    attempt     one attempt, from the choice of its nodes to its end; attempt_reports: what nodes report of it;
-                teardown: nothing of it is left
+    state       the state of the job: members, attempt, agents' world, requests
+    inputs      everything that can happen
+    commands    everything that the driver can be told to do
+    decision    decide(): passes each input to the module that handles it, then advances the job
+    stages      the stages of the job; ending: its end
+    nodes       reports about nodes and their runners
+    turn        the working state of one decide()
+    members     the nodes: which are ready, which train, which are out and why
+    attempt     one attempt, from the choice of its nodes to its end
+    attempt_reports  the nodes' reports about an attempt
+    teardown    ends all processes of an attempt
     agent_world the checkpoint agents of an attempt
     launch      the start of the runners
     requests    stop and cancel, by a user, a signal or the scheduler; the time limit
-    choice      the nodes of the next attempt, and its holders
-    boosters    allocations beside the base's, which come from the queue and may be preempted
-    resize      the size of the job: boosters, growing and shrinking
+    choice      chooses the nodes of the next attempt, and its holders
+    boosters    allocations in addition to the base, which may be preempted
+    resize      grows and shrinks the job
     recovery    the recovery ladder: after a fault, the lowest rung that serves
-    hang        whether the workers hang, and which rank is at fault
-    faults      what ended an attempt, from the workers' reports
-    replay      the part of the state that events.jsonl holds
+    hang        detects hangs, and finds the rank at fault
+    faults      finds what ended an attempt, from the workers' reports
+    replay      the part of the state that is computed from events.jsonl
 
-Inputs carry monotonic seconds of the driver's clock in `now_s`; deadlines in the state are of the same clock. The state
-is frozen and holds persistent maps (rpds), so that a decision costs the same at 4,096 nodes as at four.
+`now_s` is the time of each input on the driver's monotonic clock. Deadlines in the state use the same clock. The state
+is frozen and consists of persistent maps (rpds), so a decision costs the same at 4,096 nodes as at four.
 """
 
 from launcher.core.decision import begin, decide

@@ -1,4 +1,4 @@
-"""The checkpoint agents of an attempt: one MPI world, and another in its place when it is lost while workers train."""
+"""The checkpoint agents of an attempt: one MPI world, which is replaced if it is lost while workers train."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from launcher.core.requests import is_stopping
 from launcher.core.state import AgentWorld, Attempt
 from launcher.core.turn import Turn
 
-LOSS_WINDOW_S = 0.5  # an agent that goes, perhaps with its node: judged when the node's loss would be known
-PATIENCE_S = 10.0  # they need two; those that wait for one that cannot start would wait for a minute
-RENEW_AFTER_S = (0.0, 5.0, 30.0)  # after the first loss, the second, the third within LOSSES_WITHIN_S; then no more
+LOSS_WINDOW_S = 0.5  # a lost agent is judged when the loss of its node would be known
+PATIENCE_S = 10.0  # agents need two; if one cannot start, the others would wait for a minute
+RENEW_AFTER_S = (0.0, 5.0, 30.0)  # after the first, second and third loss within LOSSES_WITHIN_S; then not again
 LOSSES_WITHIN_S = 600.0
 
 
@@ -26,31 +26,31 @@ def start(turn: Turn) -> None:
 
 
 def nodes(turn: Turn) -> tuple[str, ...]:
-    """Those of its agents, in the order of their MPI ranks: holders stand last."""
+    """The nodes with agents, in the order of MPI ranks. Holders come last."""
     return (*turn.attempt.nodes, *turn.state.holders)
 
 
 def concerns(turn: Turn, asked: tuple[str, ...]) -> bool:
-    """Whether a question was about its agents. Holders may have been lost since."""
+    """Whether a question was about the current agents. Holders may have been lost since."""
     training = turn.attempt.nodes
     return asked[: len(training)] == training
 
 
 def is_whole(turn: Turn) -> bool:
-    """Whether all agents are there, as far as is known."""
+    """Whether no agent is known to be lost."""
     world = turn.state.agents
     is_up = turn.attempt.restored and world.back == world.generation and world.lost_s is None
     return is_up and world.judge_s is None and world.due_s is None and not (world.is_judged or world.is_ended)
 
 
 def release(turn: Turn) -> None:
-    """Agents of the next generation take over, without holders."""
+    """Starts the next generation of agents, without holders."""
     turn.set_agents(lost_s=turn.now_s, makes_way=True)
     _renew(turn)
 
 
 def adopt(turn: Turn, running: Running) -> None:
-    """Takes over those that another supervisor started."""
+    """Takes over the agents that another supervisor started."""
     world = AgentWorld(
         generation=running.generation,
         back=running.back,
@@ -58,14 +58,14 @@ def adopt(turn: Turn, running: Running) -> None:
     )
     turn.set(agents=world)
     turn.do(AdoptAgents(attempt=running.number, generation=running.generation))
-    if running.agents_lost:  # that supervisor may have started the next ones; ours come after those
+    if running.agents_lost:  # that supervisor may have started the next generation; the new one is later
         reason = "none had come up in their place when the supervisor was taken over"
         turn.record("agents_lost", attempt=running.number, generation=running.generation, reason=reason)
         _plan(turn)
 
 
 def on_ended(turn: Turn, given: AgentsEnded) -> None:
-    """What launched them has ended, or could not be started."""
+    """The agents' launcher has ended, or could not be started."""
     world = turn.state.agents
     if given.generation != world.generation:
         return
@@ -78,14 +78,17 @@ def on_ended(turn: Turn, given: AgentsEnded) -> None:
 
 
 def on_lost(turn: Turn, given: AgentLost) -> None:
-    """A node's agent has gone before it was released."""
+    """A node's agent has ended before it was released."""
     if given.generation == turn.state.agents.generation:
         turn.set_agents(makes_way=False)
         _judge_later(turn, given.node, given.reason)
 
 
 def on_agent_ended(turn: Turn, given: AgentEnded) -> None:
-    """A node's agent has gone after it was released; where a launcher tells of all of them, that counts."""
+    """A node's agent has ended after it was released.
+
+    If a launcher reports the end of all agents, its report counts.
+    """
     world = turn.state.agents
     if not world.has_launcher and given.node not in turn.state.holders:
         gone = world.gone.insert(given.node)
@@ -100,24 +103,24 @@ def on_restored(turn: Turn, given: Restored) -> None:
 
 
 def on_rejoined(turn: Turn, given: AgentsRejoined) -> None:
-    """Others have taken the place of lost ones."""
+    """New agents have replaced lost ones."""
     world = turn.state.agents
     if given.generation <= world.back or given.generation != world.generation:
-        return  # reported before, or lost again
+        return  # already reported, or lost again
     seconds = round(turn.now_s - (world.lost_s if world.lost_s is not None else turn.now_s), 3)
-    due_s = world.due_s if world.is_judged else None  # those that another supervisor started have come up after all
+    due_s = world.due_s if world.is_judged else None  # agents of the earlier supervisor are up after all
     turn.set_agents(back=given.generation, lost_s=None, makes_way=False, due_s=due_s)
     turn.record("agents_back", attempt=given.attempt, step=given.step, seconds=seconds, generation=given.generation)
 
 
 def take_late(turn: Turn, unusable: dict[str, str], asked: tuple[str, ...]) -> None:
-    """The agents were late, and the scheduler says that some nodes can be given no process."""
+    """The agents are late, and the scheduler has named nodes on which no process can be started."""
     if unusable and not turn.attempt.restored and concerns(turn, asked):
         put_unusable_out(turn, unusable)
 
 
 def put_unusable_out(turn: Turn, unusable: dict[str, str]) -> None:
-    """Nodes of the attempt on which no agent can be started."""
+    """Puts out nodes of the attempt on which no agent can be started."""
     for node, reason in unusable.items():
         attempt = turn.attempt
         if node in attempt.lost or node not in nodes(turn):
@@ -135,12 +138,12 @@ def put_unusable_out(turn: Turn, unusable: dict[str, str]) -> None:
 
 
 def advance(turn: Turn, *, is_training: bool) -> None:
-    """Judges a loss, asks after agents that are late, starts others when they are due.
+    """Judges a loss, asks the scheduler about late agents, and starts new agents when they are due.
 
-    In a stop there is no time to wait for those: without agents it saves nothing.
+    In a stop they are due at once, because without agents the stop saves nothing.
 
     Args:
-        is_training: whether workers start or train; at the end of an attempt nothing is replaced.
+        is_training: whether workers start or train. At the end of an attempt agents are not replaced.
     """
     world = turn.state.agents
     if world.judge_s is not None and turn.now_s >= world.judge_s:
@@ -158,7 +161,7 @@ def advance(turn: Turn, *, is_training: bool) -> None:
 
 
 def next_s(turn: Turn, *, is_training: bool) -> list[float | None]:
-    """When advance() has something to do."""
+    """The times at which advance() has work."""
     world = turn.state.agents
     if not is_training or turn.attempt.is_decisive:
         return [world.judge_s]
@@ -166,7 +169,7 @@ def next_s(turn: Turn, *, is_training: bool) -> list[float | None]:
 
 
 def ask_why_failed(turn: Turn) -> None:
-    """They did not come up: are nodes at fault, or the scheduler?"""
+    """The agents did not come up. Asks whether nodes or the scheduler are at fault."""
     turn.do(AskUnusable(nodes=nodes(turn), purpose=Purpose.AGENTS_FAILED, allocations=_allocations(turn)))
 
 
@@ -177,7 +180,10 @@ def _judge_later(turn: Turn, node: str | None, reason: str) -> None:
 
 
 def _judge(turn: Turn) -> None:
-    """The loss was not its node's: a fault before the restore; after it training goes on, and others are started."""
+    """The loss was not that of a node.
+
+    Before the restore it is a fault; later training continues and agents are replaced.
+    """
     attempt, world = turn.attempt, turn.state.agents
     if attempt.is_decisive or world.is_judged or turn.state.requests.is_cancelled:
         return
@@ -192,7 +198,7 @@ def _judge(turn: Turn) -> None:
 
 
 def _plan(turn: Turn) -> None:
-    """When to start others: not at once where they are lost again and again, and then not any more."""
+    """Schedules new agents. Each repeated loss delays them; after too many losses there are none."""
     world = turn.state.agents
     losses_s = (*(at_s for at_s in world.losses_s if turn.now_s - at_s <= LOSSES_WITHIN_S), turn.now_s)
     turn.set_agents(losses_s=losses_s)
@@ -206,7 +212,7 @@ def _plan(turn: Turn) -> None:
 
 
 def _renew(turn: Turn) -> None:
-    """Ends what is left of the world that was lost, and starts another."""
+    """Ends the rest of the lost world, and starts another one."""
     attempt, generation = turn.attempt, turn.state.agents.generation + 1
     turn.do(KillAgents())
     turn.set_agents(generation=generation, has_launcher=True, is_ended=False, is_judged=False, gone=HashTrieSet())

@@ -1,4 +1,4 @@
-"""One attempt's life: agents and workers start, train, end in a named outcome, and leave nothing running."""
+"""One attempt: agents and workers start, train, end in a named outcome, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from launcher.core.replay import Running
 from launcher.core.state import AgentWorld, Attempt, AttemptPhase, Sigterm, Stage
 from launcher.core.turn import Turn
 
-FOLDER_TIMEOUT_S = 600.0  # a shared file system may be full, or fail over, for a while
-START_TIMEOUT_S = 300.0  # until workers run everywhere; a cold import of torch from a shared file system is slow
-RETURN_S = 6.0  # after a take-over: a runner looks for it twice a second at least; one that was frozen comes later
+FOLDER_TIMEOUT_S = 600.0  # a shared file system may be full or fail over for a while
+START_TIMEOUT_S = 300.0  # until workers run on all nodes; a cold import of torch from a shared file system is slow
+RETURN_S = 6.0  # after a take-over; a runner looks for the supervisor at least twice a second
 PREDECESSOR_S = 1.0
 PREDECESSOR_LOST = "lost with the supervisor it ran"
 STACKS_TIMEOUT_S = 12.0  # a runner gives its workers 2 s, and py-spy 5 s
-# After a worker's failure, wait this long for its cause: a lost node, or the first of several failures.
+# Wait this long after a worker's failure for its cause: a lost node, or an earlier failure
 CAUSE_WINDOW_S = 0.15
 SECONDARY_CAUSE_WINDOW_S = 0.5
 
@@ -46,7 +46,7 @@ BEFORE_END = (AttemptPhase.RECORDING, AttemptPhase.RETURNING, *AT_WORK, AttemptP
 
 
 def begin(turn: Turn, nodes: tuple[str, ...], rung: str, spares: list[str]) -> None:
-    """Begins an attempt: nothing is started before its start is on disk."""
+    """Begins an attempt. Nothing is started before its start is recorded on disk."""
     number = turn.state.history.next_attempt
     turn.set(attempt=Attempt(number=number, nodes=nodes, begun_s=turn.now_s), agents=AgentWorld())
     turn.enter_phase(AttemptPhase.RECORDING)
@@ -58,7 +58,7 @@ def begin(turn: Turn, nodes: tuple[str, ...], rung: str, spares: list[str]) -> N
 
 
 def resume(turn: Turn, running: Running) -> None:
-    """Goes on with an attempt that another supervisor began, and that runs."""
+    """Continues a running attempt of another supervisor."""
     attempt = Attempt(
         number=running.number,
         nodes=running.nodes,
@@ -79,7 +79,7 @@ def resume(turn: Turn, running: Running) -> None:
 
 def on_events_written(turn: Turn, given: EventsWritten) -> None:
     attempt = turn.state.attempt
-    is_closing = turn.state.stage is not Stage.ATTEMPT  # the folder was given up before it answered
+    is_closing = turn.state.stage is not Stage.ATTEMPT  # meanwhile the job has given up waiting for the folder
     if attempt is None or attempt.phase is not AttemptPhase.RECORDING or is_closing:
         return
     if _is_over(turn):
@@ -92,11 +92,11 @@ def on_events_written(turn: Turn, given: EventsWritten) -> None:
         agent_world.start(turn)
 
 
-# Answers.
+# Answers
 
 
 def on_failed_agents_explained(turn: Turn, given: UnusableAnswered) -> None:
-    """Tells agents that failed before the restore from nodes, or a scheduler, that cannot start any."""
+    """Finds whether nodes or the scheduler kept the agents from starting before the restore."""
     attempt = turn.attempt
     if attempt.phase is not AttemptPhase.EXPLAINING:
         return
@@ -106,7 +106,7 @@ def on_failed_agents_explained(turn: Turn, given: UnusableAnswered) -> None:
     elif given.unusable:
         turn.set_attempt(faults=attempt.faults[1:])
         agent_world.put_unusable_out(turn, dict(given.unusable))
-        if not turn.attempt.faults:  # the job has let go of these nodes meanwhile
+        if not turn.attempt.faults:  # meanwhile the job has released these nodes
             turn.set_attempt(faults=attempt.faults[:1])
     _settle(turn)
 
@@ -122,11 +122,11 @@ def record_own_checkpoint(turn: Turn, given: OwnCheckpointsSeen) -> None:
         turn.record("own_checkpoint", file=given.file, modified=given.modified_s)
 
 
-# What follows.
+# Phases
 
 
 def advance(turn: Turn) -> None:
-    """Moves the attempt on as far as it goes; called until nothing changes."""
+    """Advances the attempt. Called until nothing changes."""
     attempt = turn.attempt
     agent_world.advance(turn, is_training=attempt.phase in AT_WORK)
     _PHASES[turn.attempt.phase](turn)
@@ -137,7 +137,7 @@ def advance(turn: Turn) -> None:
 
 
 def next_s(turn: Turn) -> list[float | None]:
-    """When advance() has something to do."""
+    """The times at which advance() has work."""
     attempt, state = turn.attempt, turn.state
     found = agent_world.next_s(turn, is_training=attempt.phase in AT_WORK)
     if attempt.phase in AT_WORK:
@@ -159,19 +159,20 @@ def next_s(turn: Turn) -> list[float | None]:
 
 
 def cannot_be_recorded(turn: Turn) -> bool:
-    """Whether the attempt's start could not be written for too long."""
+    """Whether the event of the attempt's start could not be written for too long."""
     return turn.attempt.phase is AttemptPhase.RECORDING and turn.has_passed(FOLDER_TIMEOUT_S)
 
 
 def _record(turn: Turn) -> None:
-    """Waits for on_events_written(), unless the job is to end: nothing has been started."""
+    """Waits for on_events_written(). If the job is to end, it does so at once, because nothing has been started."""
     if requests.is_stopping(turn.state.requests):
         _end(turn)
 
 
 def _return(turn: Turn) -> None:
-    """After a take-over: the runners look for us; that of our predecessor's node gets little time once all others are
-    there. While most nodes are silent it may be we who are cut off."""
+    """After a take-over: waits for the runners to connect. Once all others are there, the runner on the former
+    supervisor's node gets little more time. While most nodes are silent, nothing is decided, because this node may be
+    cut off."""
     attempt, state = turn.attempt, turn.state
     silent = state.job.predecessor if state.job.is_predecessor_silent else None
     missing = [
@@ -201,10 +202,11 @@ def _return(turn: Turn) -> None:
 
 
 def miss(turn: Turn, absent: dict[str, str]) -> None:
-    """Goes on without nodes whose runners have not come back after a take-over.
+    """Continues without nodes whose runners have not come back after a take-over.
 
-    They are lost. But where no runner at all is there, or Slurm is ending the job, it is runners that are gone and
-    nothing is known of the nodes: this supervisor alone goes without those, and the job's next start has them again.
+    They are lost. The exception: if no runner at all is there, or Slurm is ending the job, only the runners are known
+    to be gone. Then this supervisor leaves those nodes out without recording it, and the job's next start has them
+    again.
     """
     are_lost = turn.state.members.usable > 0 and not requests.may_be_asked(turn.state.requests)
     for node, reason in absent.items():
@@ -243,10 +245,10 @@ def _train(turn: Turn) -> None:
 
 
 def _judge(turn: Turn) -> None:
-    """Names the rank that the others wait for, once every node has written its workers' stacks."""
+    """Finds the rank for which the others wait, once every node has reported its workers' stacks."""
     attempt = turn.attempt
     _pass_on_stop(turn)
-    if _is_over(turn):  # a node was lost, say: that is the cause
+    if _is_over(turn):  # for example because a node was lost, which is then the cause
         turn.set_attempt(stall=None, fault_s=turn.now_s)
         _end(turn)
         return
@@ -275,7 +277,7 @@ def _judge(turn: Turn) -> None:
 
 
 def _find_cause(turn: Turn) -> None:
-    """Waits a moment for what lies behind the first failure: a lost node, or a failure before it."""
+    """Waits a moment for the cause of the first failure: a lost node, or an earlier failure."""
     attempt = turn.attempt
     if not attempt.faults and not turn.state.requests.is_cancelled:
         reported = {failure.node for failure in attempt.failures}
@@ -297,13 +299,13 @@ def _explain(turn: Turn) -> None:
 
 
 def _await_explanation(turn: Turn) -> None:
-    """Ends by on_failed_agents_explained(), or where something else is known meanwhile."""
+    """Waits for on_failed_agents_explained(), or until another cause is known."""
     if turn.state.requests.is_cancelled or turn.attempt.recorded:
         _settle(turn)
 
 
 def _settle(turn: Turn) -> None:
-    """All may have ended well because of a SIGTERM whose meaning is not known yet."""
+    """All workers have exited with 0, perhaps because of a SIGTERM that is not explained yet."""
     turn.enter_phase(AttemptPhase.SETTLING)
 
 
@@ -339,7 +341,7 @@ def _look(turn: Turn) -> None:
 
 
 def _ended(turn: Turn) -> None:
-    """The job goes on: decision.py."""
+    """The attempt is over; decision.py continues."""
 
 
 _PHASES = {
@@ -364,7 +366,7 @@ _TIMEOUT_S = {
 
 
 def _end(turn: Turn) -> None:
-    """The attempt is over: why?"""
+    """Determines the outcome of the attempt."""
     attempt = turn.attempt
     if attempt.failures and not attempt.faults:
         turn.enter_phase(AttemptPhase.FINDING_CAUSE)
@@ -385,14 +387,14 @@ def _is_stop_overdue(turn: Turn) -> bool:
 
 
 def _stop_deadline_s(turn: Turn) -> float | None:
-    """When a stop is overdue; None while no rank is to stop."""
+    """The time at which a stop is overdue; None if no stop was requested."""
     if turn.state.requests.stop == requests.RESIZE and not turn.state.resize.is_written:
         return None
     return requests.stop_deadline_s(turn.state.requests, turn.state.job.elastic)
 
 
 def _pass_on_stop(turn: Turn) -> None:
-    """Asks all ranks to stop, once, if somebody wants that."""
+    """Sends a requested stop to all ranks, once."""
     attempt, stop = turn.attempt, turn.state.requests.stop
     if stop == requests.RESIZE and not turn.state.resize.is_written:
         return
@@ -430,7 +432,7 @@ def _cause_window_s(attempt: Attempt) -> float:
 
 
 def _hangs(turn: Turn) -> int:
-    """Hangs since the last new step."""
+    """The number of hangs since the last new step."""
     history, slowest = turn.state.history, turn.state.hang.step
     return 0 if slowest is not None and slowest > history.hang_step else history.hangs
 

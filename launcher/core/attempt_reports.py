@@ -1,4 +1,4 @@
-"""What nodes report of an attempt: their loss, the workers, steps and commits. `attempt` draws the conclusions."""
+"""The nodes' reports about an attempt: loss of a node, workers, steps and commits. `attempt` acts on them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from launcher.core.inputs import (
 from launcher.core.state import AttemptPhase
 from launcher.core.turn import Turn
 
-# Nodes.
+# Nodes
 
 
 def on_node_joined(turn: Turn, given: NodeJoined) -> None:
-    """A node of the attempt is there (again): its workers may have been ended meanwhile."""
+    """A node of the attempt has connected (again). Its workers may have been killed meanwhile."""
     attempt = turn.attempt
     if given.node in attempt.lost:
         return
@@ -36,7 +36,7 @@ def on_node_joined(turn: Turn, given: NodeJoined) -> None:
     if given.attempt != attempt.number and attempt.phase in (AttemptPhase.RETURNING, *AT_WORK):
         reason = f"{given.node}: its workers were ended: no supervisor was heard in time"
         turn.add_fault(Fault(kind=PROCESS_EXIT, node=given.node, reason=reason))
-    elif attempt.phase is AttemptPhase.KILLING:  # the order, or its answer, was lost on its way
+    elif attempt.phase is AttemptPhase.KILLING:  # the order or its answer was lost
         turn.do(Send(nodes=(given.node,), order=Order.KILL, attempt=attempt.number))
 
 
@@ -53,7 +53,7 @@ def on_node_broken(turn: Turn, given: NodeBroken) -> None:
 def _lose(turn: Turn, fault: Fault) -> None:
     attempt = turn.attempt
     if fault.node in turn.state.holders:
-        if attempt.phase in BEFORE_END and not attempt.restored:  # its agents cannot come up without it
+        if attempt.phase in BEFORE_END and not attempt.restored:  # its agents cannot come up without the node
             turn.add_fault(fault)
             turn.record_faults()
         return
@@ -61,14 +61,14 @@ def _lose(turn: Turn, fault: Fault) -> None:
         return
     turn.set_attempt(lost=attempt.lost.insert(fault.node))
     turn.add_fault(fault)
-    turn.record_faults()  # before its node_out
+    turn.record_faults()  # before the node's event node_out
 
 
-# What the runners report.
+# Reports of runners
 
 
 def on_isolation_ended(turn: Turn) -> None:
-    """Nodes have their time anew to confirm that nothing of the attempt is left on them."""
+    """The nodes' deadline to confirm the end of their workers starts again."""
     attempt = turn.state.attempt
     if attempt is not None and attempt.phase is AttemptPhase.KILLING:
         turn.enter_phase(AttemptPhase.KILLING)
@@ -123,7 +123,7 @@ def on_first_step(turn: Turn, given: FirstStep) -> None:
 def on_committed(turn: Turn, given: Committed) -> None:
     attempt = turn.attempt
     if given.step <= attempt.committed.get(given.tier, -1):
-        return  # reported before
+        return  # already reported
     committed_step = max(attempt.committed_step, given.step)
     turn.set_attempt(committed=attempt.committed.insert(given.tier, given.step), committed_step=committed_step)
     turn.see_step(given.step)
@@ -132,7 +132,7 @@ def on_committed(turn: Turn, given: Committed) -> None:
 
 def on_reported(turn: Turn, given: Reported) -> None:
     if given.event == "problem" and turn.state.agents.makes_way:
-        return  # agents that are ended one after the other miss each other
+        return  # agents that are ended one after another report each other as lost
     turn.record(given.event, **{"attempt": given.attempt, "node": given.node, **given.fields})
 
 

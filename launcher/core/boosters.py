@@ -1,8 +1,9 @@
-"""Boosters: allocations beside the base's, which come from the queue and may be preempted at any time.
+"""Boosters: allocations in addition to the base, which wait in the queue and may be preempted at any time.
 
-A booster is asked for, waits in the queue, and runs; its runners join as members. It leaves when it is preempted, or
-not wanted any more: its nodes train to a step boundary, hold what the others still need, and are dismissed. Only then
-it is ended. It stays known until the scheduler says that it has ended, so that no order to end it is lost.
+A booster is requested, waits in the queue, and runs; its runners connect and become members. It leaves when it is
+preempted or no longer wanted: its nodes train until a step boundary, serve their shards as long as others need them,
+and are dismissed. Only then the allocation is ended. The booster stays in the state until the scheduler reports its
+end, so that an order to end it is never lost.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ from launcher.core.replay import History
 from launcher.core.state import Asking, Booster, BoosterPhase, JobFacts, Stage, State
 from launcher.core.turn import Turn
 
-PREEMPTED, SCALED_DOWN = "preempted", "scaled down"  # why one leaves
-NODE_FAIL = "NODE_FAIL"  # Slurm's state of a job that ended because of a node
-LATE_S = 120.0  # for the runners of a booster that runs
-BROKEN_S = 30.0  # for a node of a booster to come back: it may only have been out of reach
-TELL_AGAIN_S = 300.0  # between two events on why a booster waits: the scheduler's reasons alternate
+PREEMPTED, SCALED_DOWN = "preempted", "scaled down"  # reasons to leave
+NODE_FAIL = "NODE_FAIL"  # Slurm's state of a job that ended because a node failed
+LATE_S = 120.0  # for the runners of a running booster to connect
+BROKEN_S = 30.0  # for a lost node of a booster to come back
+TELL_AGAIN_S = 300.0  # between two events with a booster's reason to wait, because the scheduler's reasons alternate
 
 
 def known(history: History, job: JobFacts) -> tuple[Booster, ...]:
-    """After a take-over: the boosters by the events. Those that left are still leaving."""
+    """After a take-over: the boosters from the events. Those that were leaving still are."""
     found = []
     for past in history.boosters:
         phase = BoosterPhase.RUNNING if past.nodes else BoosterPhase.QUEUED
         if past.is_leaving or past.has_ended:
             phase = BoosterPhase.LEAVING
-        nodes = tuple(node for node in past.nodes if node not in job.nodes)  # else it is of an earlier start
+        nodes = tuple(node for node in past.nodes if node not in job.nodes)  # else it is from an earlier start
         found.append(Booster(allocation=past.allocation, phase=phase, nodes=nodes, has_ended=past.has_ended))
     return tuple(found)
 
 
 def nodes(state: State) -> tuple[str, ...]:
-    """The nodes of all boosters, in the order in which these were asked for."""
+    """The nodes of all boosters, in the order of their requests."""
     return tuple(node for booster in state.boosters for node in booster.nodes)
 
 
 def is_leaving(turn: Turn, node: str) -> bool:
-    """Whether the node's booster leaves."""
+    """Whether the node's booster is leaving."""
     booster = turn.booster(turn.member(node).allocation)
     return booster is not None and booster.phase is BoosterPhase.LEAVING
 
@@ -57,11 +58,11 @@ def is_of_one(turn: Turn, node: str) -> bool:
     return bool(turn.state.boosters) and turn.booster(turn.member(node).allocation) is not None
 
 
-# Members.
+# Members
 
 
 def admit(turn: Turn, given: NodeJoined) -> bool:
-    """Whether a runner that has connected is a member's; one of a booster becomes a member here."""
+    """Whether a runner that has connected belongs to a member. A booster's runner becomes a member here."""
     member = turn.state.members.table.get(given.node)
     allocation = given.allocation or (member.allocation if member is not None else "")
     booster = turn.booster(allocation)
@@ -71,7 +72,7 @@ def admit(turn: Turn, given: NodeJoined) -> bool:
             turn.do(Dismiss(node=given.node, forget=True, allocation=allocation))
         return not is_late
     if booster is None:
-        if turn.state.asking.is_asked and member is None:  # it may be the one that is asked for
+        if turn.state.asking.is_asked and member is None:  # its booster may be the requested one
             turn.set(asking=replace(turn.state.asking, waiting=(*turn.state.asking.waiting, given)))
         else:
             _send_away(turn, given, allocation)
@@ -97,7 +98,7 @@ def admit(turn: Turn, given: NodeJoined) -> bool:
 
 
 def _has_gone(turn: Turn, node: str, member: Member) -> bool:
-    """Whether a booster's node is of no more use in its former allocation."""
+    """Whether a booster's node is no longer usable in its former allocation."""
     former = turn.booster(member.allocation)
     if former is None or _is_in_use(turn, node):
         return False
@@ -113,7 +114,7 @@ def _send_away(turn: Turn, given: NodeJoined, allocation: str) -> None:
 
 
 def take_stranger(turn: Turn, given: Input) -> None:
-    """Something of a node that is no member: perhaps its booster is not known yet."""
+    """An input about a node that is not a member. Its booster may not be known yet."""
     asking = turn.state.asking
     if isinstance(given, NodeLost):
         turn.set(asking=replace(asking, waiting=tuple(each for each in asking.waiting if each.node != given.node)))
@@ -127,11 +128,11 @@ def _warm(joined: NodeJoined) -> NodeJoined:
     return NodeJoined(node=joined.node, attempt=joined.attempt, is_warm=True, problem=problem, allocation=allocation)
 
 
-# A booster's life.
+# The life of a booster
 
 
 def on_asked(turn: Turn, given: AllocationAsked) -> tuple[NodeJoined, ...]:
-    """Returns the runners that came before the answer; they are to be admitted now."""
+    """The answer to AskAllocation. Returns the runners that connected before it, to be admitted now."""
     asking = turn.state.asking
     error = given.error or ("no allocation" if given.allocation is None else "")
     ask_s = turn.now_s + turn.state.job.elastic.scale_up_snooze_s if error else asking.ask_s
@@ -145,7 +146,7 @@ def on_asked(turn: Turn, given: AllocationAsked) -> tuple[NodeJoined, ...]:
 
 
 def on_seen(turn: Turn, given: AllocationsSeen) -> None:
-    """How the boosters stand, by the scheduler."""
+    """The scheduler's report about the state of all boosters."""
     for booster in turn.state.boosters:
         state, reason = given.states.get(booster.allocation), given.reasons.get(booster.allocation, "")
         if state is AllocationState.ENDED:
@@ -153,7 +154,7 @@ def on_seen(turn: Turn, given: AllocationsSeen) -> None:
         elif booster.phase is BoosterPhase.LEAVING:
             if booster.is_end_sent:  # the order may have been lost
                 turn.do(EndAllocation(allocation=booster.allocation))
-        elif state is AllocationState.PREEMPTED:  # its SIGTERM came before it had runners to hear it
+        elif state is AllocationState.PREEMPTED:  # the SIGTERM came before a runner could receive it
             leave(turn, booster.allocation, PREEMPTED)
         elif state is AllocationState.QUEUED and booster.phase is BoosterPhase.QUEUED:
             _on_queued(turn, booster, reason)
@@ -180,7 +181,7 @@ def _on_end(turn: Turn, booster: Booster, reason: str) -> None:
 
 
 def _forgive(turn: Turn, allocation: str) -> None:
-    """Nodes that were lost as their booster was ended are not at fault: they may come with another."""
+    """Nodes lost together with their booster are not at fault. Another booster may have them again."""
     history = turn.state.history
     for past in history.boosters:
         for node in past.nodes if past.allocation == allocation else ():
@@ -190,7 +191,7 @@ def _forgive(turn: Turn, allocation: str) -> None:
 
 
 def on_terminated(turn: Turn, node: str) -> bool:
-    """Whether a SIGTERM concerns a booster alone, which then leaves."""
+    """Whether a SIGTERM concerns only a booster, which then leaves."""
     if node not in turn.state.members:
         return True
     allocation = turn.member(node).allocation
@@ -201,7 +202,7 @@ def on_terminated(turn: Turn, node: str) -> bool:
 
 
 def leave(turn: Turn, allocation: str, reason: str) -> None:
-    """A booster ends: its nodes serve until they are not needed any more. Another is asked for after a while."""
+    """A booster leaves. Its nodes serve until they are not needed. Another one is requested later."""
     booster = turn.booster(allocation)
     if booster is None or booster.phase is BoosterPhase.LEAVING:
         return
@@ -219,7 +220,7 @@ def leave(turn: Turn, allocation: str, reason: str) -> None:
 
 
 def advance(turn: Turn) -> None:
-    """Dismisses the nodes of leaving boosters that are of no more use, and ends what has none left."""
+    """Dismisses nodes of leaving boosters that are no longer needed, and ends boosters without nodes."""
     for booster in turn.state.boosters:
         if booster.phase is BoosterPhase.LEAVING:
             _let_go(turn, booster)
@@ -228,7 +229,7 @@ def advance(turn: Turn) -> None:
 
 
 def next_s(turn: Turn) -> list[float | None]:
-    """When advance() has something to do."""
+    """The times at which advance() has work."""
     size = turn.state.job.booster_nodes
     if not _may_dismiss(turn):
         return []
@@ -259,7 +260,7 @@ def _let_go(turn: Turn, booster: Booster) -> None:
 
 
 def _may_dismiss(turn: Turn) -> bool:
-    """Between two attempts the next one is to say which nodes hold something for it."""
+    """False between two attempts, because the next one decides which nodes are its holders."""
     attempt = turn.state.attempt
     return turn.state.stage is Stage.ATTEMPT and attempt is not None and attempt.is_running
 
@@ -271,7 +272,7 @@ def _is_in_use(turn: Turn, node: str) -> bool:
 
 
 def _look_after(turn: Turn, booster: Booster) -> None:
-    """A booster that runs and cannot be used leaves: another is to come in its place."""
+    """Lets a running but unusable booster leave, so that another one can replace it."""
     size = turn.state.job.booster_nodes
     is_late = booster.running_s is not None and turn.now_s >= booster.running_s + LATE_S
     if len(booster.nodes) < size and is_late:

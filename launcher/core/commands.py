@@ -1,6 +1,6 @@
-"""Every command of the core. The driver performs them in order; it decides nothing.
+"""All commands of the core. The driver carries them out in order, and decides nothing.
 
-Orders to nodes, to the scheduler and into the job's folder leave the process only while this supervisor leads.
+Orders to nodes and to the scheduler, and writes to the job's folder, happen only while this supervisor leads.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetTimer:
-    """One TimerFired at `at_s` (the clock of `now_s`), in place of any set before; None for none."""
+    """Sends one TimerFired at `at_s` (on the clock of `now_s`). Replaces the timer set before; None: no timer."""
 
     at_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """An event for events.jsonl, in the order of the commands.
+    """Writes an event to events.jsonl, in the order of the commands.
 
     Attributes:
-        time_s: when, in epoch seconds.
-        fields: attempt, node, step, seconds, and the event's own; JSON values. See `launcher.history.fields`.
+        time_s: the event's time, in epoch seconds.
+        fields: attempt, node, step, seconds, and the event's own fields; JSON values. See `launcher.history.fields`.
     """
 
     event: str
@@ -34,28 +34,28 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settle:
-    """Answered by EventsWritten when the events so far are in the file: they must survive this supervisor."""
+    """Asks for EventsWritten once all events so far are in the file. They must survive this supervisor."""
 
 
-# To runners.
+# Commands to runners
 
 
 class Order(Enum):
-    """What a runner can be asked for about an attempt."""
+    """The orders to a runner about an attempt."""
 
     STOP = "stop"  # all ranks stop at one step boundary
-    DUMP = "dump"  # take the workers' stacks
-    RELEASE_AGENT = "release_agent"  # the agent may finish its work and end
-    RENEW_AGENT = "renew_agents"  # the agent makes way for one of the next generation
-    KILL = "kill"  # end everything of the attempt
+    DUMP = "dump"  # write the workers' stacks
+    RELEASE_AGENT = "release_agent"  # the agent may finish its work and exit
+    RENEW_AGENT = "renew_agents"  # the agent ends, so that one of the next generation can start
+    KILL = "kill"  # end all processes of the attempt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Send:
-    """An order to the runners of some nodes.
+    """Sends an order to the runners of some nodes.
 
     Attributes:
-        generation: of the agents that come; only for RENEW_AGENT.
+        generation: that of the next agents; only for RENEW_AGENT.
     """
 
     nodes: tuple[str, ...]
@@ -66,11 +66,11 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartWorkers:
-    """Start an attempt's workers.
+    """Starts an attempt's workers.
 
     Attributes:
         nodes: in node-rank order.
-        has_agents: whether checkpoint agents come up beside them.
+        has_agents: whether checkpoint agents run on the nodes.
     """
 
     nodes: tuple[str, ...]
@@ -80,18 +80,18 @@ class StartWorkers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leave:
-    """A runner ends, and may be started again; it keeps its memory."""
+    """A runner exits but keeps the node's memory. It may be started again."""
 
     node: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dismiss:
-    """A node's runner ends now, or when it comes; nothing more is received from it.
+    """A node's runner exits, at once or when it connects. Nothing more is received from it.
 
     Attributes:
         forget: whether it removes the node's memory directory.
-        allocation: only the runner of this allocation: one of another may be there, or come later. "" for any.
+        allocation: only this allocation's runner exits, because another allocation's may be there too; "": any runner.
     """
 
     node: str
@@ -101,41 +101,41 @@ class Dismiss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AwaitReturn:
-    """After a take-over: these nodes' runners look for this supervisor; until they come they count as silent."""
+    """After a take-over: these nodes count as silent until their runners connect to this supervisor."""
 
     nodes: tuple[str, ...]
 
 
-# Processes.
+# Commands about processes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartRunners:
-    """Start a runner on each of these nodes."""
+    """Starts a runner on each of these nodes."""
 
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReleaseRunners:
-    """What launched the runners no longer acts on their nodes."""
+    """The runners' launcher must no longer act on their nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskLaunch:
-    """Answered by LaunchEnded: which nodes the runners' launcher could not reach so far."""
+    """Asks for LaunchEnded: the nodes that the runners' launcher could not reach so far."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartAgents:
-    """Start the checkpoint agents of an attempt as one MPI world; its end is answered by AgentsEnded.
+    """Starts the checkpoint agents of an attempt as one MPI world. AgentsEnded reports its end.
 
     Attributes:
         nodes: in node-rank order.
         generation: 0 for the attempt's first agents.
-        holders: nodes behind `nodes` in the MPI world that do not train: they serve what they hold, until the next
-            generation is started without them.
-        allocations: the allocation of each node, holders too.
+        holders: nodes after `nodes` in the MPI world that do not train. They serve their shards until the next
+        generation is started without them.
+        allocations: the allocation of each node, including holders.
     """
 
     nodes: tuple[str, ...]
@@ -147,7 +147,7 @@ class StartAgents:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdoptAgents:
-    """Take over the agents that an earlier supervisor started."""
+    """Takes over the agents that an earlier supervisor started."""
 
     attempt: int
     generation: int
@@ -155,31 +155,34 @@ class AdoptAgents:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KillAgents:
-    """End the agents' launcher; agents that outlive it are ended by their runners."""
+    """Ends the agents' launcher. Runners end the agents that survive it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LetGo:
-    """Others may have taken over: what was started here must no longer act on its nodes. Runners go on."""
+    """Other supervisors may have taken over, so processes started here must no longer act on nodes.
+
+    Runners continue.
+    """
 
 
-# To the scheduler and the job's folder.
+# Commands to the scheduler and in the job's folder
 
 
 class Purpose(Enum):
-    """Why it is asked which nodes can be given no process."""
+    """The purpose of the question which nodes cannot be given a process."""
 
     START = "start"  # before the runners are started
-    AGAIN = "again"  # before they are started again, as all were lost at once
+    AGAIN = "again"  # before they are started again after all were lost at once
     LATE_AGENTS = "late_agents"  # the agents are slow to come up
-    AGENTS_FAILED = "agents_failed"  # they did not come up: are nodes at fault, or the scheduler?
+    AGENTS_FAILED = "agents_failed"  # whether nodes or the scheduler are at fault
     RETURN = "return"  # a lost node's runner is back
-    SCHEDULER = "scheduler"  # whether it answers at all
+    SCHEDULER = "scheduler"  # whether the scheduler answers at all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskUnusable:
-    """Answered by UnusableAnswered with the same nodes and purpose.
+    """Asks the scheduler which nodes are unusable. UnusableAnswered has the same nodes and purpose.
 
     Attributes:
         allocations: the allocation of each node.
@@ -192,11 +195,11 @@ class AskUnusable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskAllocation:
-    """Ask for one booster. Answered by AllocationAsked.
+    """Requests one booster. Answered by AllocationAsked.
 
     Attributes:
-        nodes: how many.
-        exclude: nodes that it must not have: the base's, and those that are out.
+        nodes: number of nodes.
+        exclude: nodes that it must not have: those of the base, and those that are out.
     """
 
     nodes: int
@@ -205,40 +208,40 @@ class AskAllocation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndAllocation:
-    """End a booster, or take it out of the queue. It may be given again, and for one that has ended."""
+    """Ends a booster, or removes it from the queue. May be repeated, also after the booster has ended."""
 
     allocation: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskWhyTerminated:
-    """Answered by TerminationExplained."""
+    """Asks for the meaning of a SIGTERM. Answered by TerminationExplained."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskTimeLeft:
-    """Answered by TimeLeftAnswered."""
+    """Asks for the time until the time limit. Answered by TimeLeftAnswered."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeFolder:
-    """Answered by FolderProbed: whether the logs of an attempt can be written to the job's folder, or (attempt None)
-    whether the folder still says that this supervisor leads."""
+    """Asks for FolderProbed: whether an attempt's logs can be written to the job's folder. If `attempt` is None:
+    whether the folder still names this supervisor as the leader."""
 
     attempt: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LookAtOwnCheckpoints:
-    """Answered by OwnCheckpointsSeen."""
+    """Asks for OwnCheckpointsSeen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Requeue:
-    """Have the scheduler end this job and start it again. Answered by Requeued.
+    """Makes the scheduler end this job and start it again. Answered by Requeued.
 
     Attributes:
-        exclude: nodes that are not to be given again.
+        exclude: nodes that the job must not get again.
     """
 
     exclude: tuple[str, ...]
@@ -246,10 +249,10 @@ class Requeue:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndJob:
-    """The last command: end whatever is left, and unless the job goes on elsewhere write its result.
+    """The last command: ends all processes, and writes the job's result unless the job continues elsewhere.
 
     Attributes:
-        reason: why, in words; for halted, what kept the ranks from saving in the stop, or "".
+        reason: the reason in words; for halted, why the ranks could not save in the stop, or "".
         outcome: done, stopped, halted, user_error, no_progress, too_few_nodes, cancelled, fabric or internal.
     """
 

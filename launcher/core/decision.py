@@ -1,4 +1,4 @@
-"""decide(): hands each input to the part of the state that it concerns, then moves the job on."""
+"""decide(): passes each input to the module that handles it, then advances the job."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def begin(job: JobFacts, past: Iterable[Event], now_s: float) -> tuple[State, tu
     """The first decision of a supervisor.
 
     Args:
-        job: what does not change.
-        past: the events of the job so far, oldest first; for a take-over its own event is among them.
+        job: the constant facts of the job.
+        past: the events of the job so far, oldest first, including that of a take-over.
         now_s: seconds of the driver's clock.
     """
     history = replay(past, History(has_checkpoint=job.has_checkpoint))
@@ -49,7 +49,7 @@ def begin(job: JobFacts, past: Iterable[Event], now_s: float) -> tuple[State, tu
     state = State(job=job, history=history, members=members, boosters=known, hang=hang, step=history.step)
     turn = Turn(state, now_s)
     turn.set(time_limit=TimeLimit(begun_s=now_s, ask_s=now_s))
-    turn.set(positions=tuple(node for node in history.positions if node in members))  # they may hold steps
+    turn.set(positions=tuple(node for node in history.positions if node in members))  # they may have steps in memory
     turn.set(holders=tuple(node for node in history.holders if node in members) if job.is_take_over else ())
     candidates = (*job.nodes, *boosters.nodes(state))
     runners = tuple(node for node in candidates if node in history.runners) if job.is_take_over else ()
@@ -63,11 +63,11 @@ def begin(job: JobFacts, past: Iterable[Event], now_s: float) -> tuple[State, tu
 
 
 def decide(state: State, given: Input, now_s: float) -> tuple[State, tuple[Command, ...]]:
-    """What an input changes, and what the driver is to do.
+    """Handles one input. Returns the new state, and the commands for the driver.
 
     Args:
-        state: as the decision before left it.
-        given: what has happened.
+        state: the state after the previous decision.
+        given: the input.
         now_s: seconds of the driver's clock; never less than before.
     """
     if state.stage is Stage.ENDED:
@@ -83,12 +83,12 @@ def decide(state: State, given: Input, now_s: float) -> tuple[State, tuple[Comma
     elif state.attempt is not None and state.attempt.number == number and state.attempt.is_running:
         _TAKE[type(given)](turn, given)
     if turn.state is state and not turn.commands and (state.timer_s is None or now_s < state.timer_s):
-        return state, ()  # nothing is due: the timer is set for the first thing that will be
+        return state, ()  # nothing is due; the timer is set for the next deadline
     return _finished(turn)
 
 
 def _finished(turn: Turn) -> tuple[State, tuple[Command, ...]]:
-    """Moves the job on as far as it goes, and sets the timer for what is to come."""
+    """Advances the job until nothing changes, and sets the timer for the next deadline."""
     before = None
     while turn.state is not before and turn.state.stage is not Stage.ENDED:
         before = turn.state
@@ -157,7 +157,7 @@ _STAGES: dict[Stage, Callable[[Turn], None]] = {
 
 def _on_events_written(turn: Turn, given: given_.EventsWritten) -> None:
     turn.set(unsettled=max(0, turn.state.unsettled - 1))
-    if turn.state.unsettled:  # it answers an earlier one
+    if turn.state.unsettled:  # it answers an earlier Settle
         return
     resize.on_written(turn, given)
     attempt.on_events_written(turn, given)

@@ -1,4 +1,4 @@
-"""The end of the job: its outcome, the folder that is confirmed for it, and the requeue where it goes on later."""
+"""The end of the job: its outcome, the check that this supervisor still leads, and a requeue if the job continues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.core.replay import TIME_LIMIT
 from launcher.core.state import Launch, RequeuePhase, Stage
 from launcher.core.turn import Turn
 
-# Where the outcome says it all.
+# reasons for outcomes that have no other
 REASONS = {
     "cancelled": "ended from outside: cancelled, or out of time",
     "stopped": "stopped at a step boundary; the job goes on from there when it starts again",
@@ -18,7 +18,10 @@ REASONS = {
 
 
 def on_explained(turn: Turn, given: given_.TerminationExplained) -> None:
-    """Slurm would start a job again that is being cancelled, though its SIGTERM has yet to reach us."""
+    """The meaning of a SIGTERM.
+
+    A job that is being cancelled must not be requeued, because Slurm would start it again.
+    """
     requests.on_explained(turn, given)
     if turn.state.stage is not Stage.CONFIRMING or turn.state.ending is None:
         return
@@ -44,7 +47,7 @@ def finish_as_asked(turn: Turn) -> None:
     if ours and asked.stop == TIME_LIMIT and (why := _why_given_up(turn)) is not None:
         finish(turn, "no_progress", f"{why}; each start of the job ended by its time limit")
     else:
-        fault = turn.state.fault if outcome == "halted" else None  # it kept the ranks from saving
+        fault = turn.state.fault if outcome == "halted" else None  # the fault kept the ranks from saving
         finish(turn, outcome, fault.reason if fault else REASONS.get(outcome, ""), wants_requeue=ours)
 
 
@@ -54,7 +57,7 @@ def _why_given_up(turn: Turn) -> str | None:
 
 
 def finish(turn: Turn, outcome: str, reason: str, *, wants_requeue: bool = False) -> None:
-    """Prepares the end: what is to be written and asked needs a folder that says that we still lead."""
+    """Prepares the end. The result and the requeue need a folder that still names this supervisor as the leader."""
     turn.set(ending=(outcome, reason), wants_requeue=wants_requeue, blocked="", launch=Launch())
     turn.do(ProbeFolder(attempt=None))
     turn.enter(Stage.CLOSING, timeout_s=attempt.FOLDER_TIMEOUT_S)
@@ -83,7 +86,7 @@ def close(turn: Turn) -> None:
 
 
 def requeueing(turn: Turn) -> None:
-    """Until the scheduler starts the job again. It then ends this one: what is left to do must not take long."""
+    """Waits until the scheduler starts the job again. It then kills this one, so all remaining work must be short."""
     state = turn.state
     if state.requeue is RequeuePhase.DONE:
         _end_job(turn)

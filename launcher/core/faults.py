@@ -1,4 +1,4 @@
-"""What ended an attempt, told from what the runners report. Pure functions."""
+"""The causes of an attempt's end, found in the runners' reports. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-PROCESS_EXIT = "process_exit"  # a worker ended, the node is fine
-USER_ERROR = "user_error"  # a worker ended with an exception of the script's own
-AGENT_LOST = "agent_lost"  # no checkpoint agent to restore from
+PROCESS_EXIT = "process_exit"  # a worker ended; the node is healthy
+USER_ERROR = "user_error"  # a worker ended with an exception of the script itself
+AGENT_LOST = "agent_lost"  # no checkpoint agent for the restore
 START_TIMEOUT = "start_timeout"  # a node or its workers did not come up in time
 FABRIC = "fabric"  # NCCL does not use the fabric that the job requires
-HANG = "hang"  # the workers run and make no step
+HANG = "hang"  # the workers run but make no steps
 NODE_LOST = "node_lost"  # silent, or its runner's connection closed
-RUNNER_LOST = "runner_lost"  # the runner says that it cannot start workers
-ENVIRONMENT = "environment"  # the runner says that the job's Python cannot load what workers need
-SCHEDULER_LOST = "scheduler_lost"  # it does not answer, so no checkpoint agents can be started
+RUNNER_LOST = "runner_lost"  # the runner reports that it cannot start workers
+ENVIRONMENT = "environment"  # the runner reports that the job's Python cannot load what workers need
+SCHEDULER_LOST = "scheduler_lost"  # the scheduler does not answer, so no checkpoint agents can be started
 PREEMPTED = "preempted"  # a booster was ended before its nodes could stop
-PREFLIGHT = "preflight"  # the node says that it cannot train
+PREFLIGHT = "preflight"  # the node reports that it cannot train
 
-# Exceptions that tell of trouble elsewhere: another rank gone, the fabric, the device, the checkpoint agent.
+# exceptions with a cause elsewhere: another rank, the fabric, the device, the checkpoint agent
 _SECONDARY = re.compile(
     r"^\S*(DistBackendError|DistNetworkError|DistStoreError|AgentError|ConnectionError|ConnectionResetError"
     r"|ConnectionAbortedError|BrokenPipeError)\b"
@@ -38,12 +38,12 @@ class Fault:
     """One fault.
 
     Attributes:
-        kind: one of the words above.
-        node: the node at fault, None where there is no single one.
-        reason: what happened, in words.
+        kind: one of the kinds above.
+        node: the node at fault, None if there is no single one.
+        reason: the cause in words.
         rank: the worker at fault.
-        detect_s: how long the node had been silent when this was noticed; 0 for a closed connection.
-        traceback: the script's traceback; where it ended without an exception, the last lines of its stderr.
+        detect_s: seconds of silence before the fault was noticed; 0 for a closed connection.
+        traceback: the script's traceback; without an exception, the last lines of its stderr.
     """
 
     kind: str
@@ -56,9 +56,9 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerFailure:
-    """A worker that ended with an exit code other than 0 (-N: by signal N); time in seconds since the epoch.
+    """A worker with an exit code other than 0 (-N: ended by signal N). The time is in seconds since the epoch.
 
-    `error` and `traceback` are an exception's; `last_words` are the last lines that it wrote to stderr.
+    `error` and `traceback` are those of an exception; `last_words` are the last lines of its stderr.
     """
 
     node: str
@@ -71,7 +71,7 @@ class WorkerFailure:
 
     @classmethod
     def from_report(cls, node: str, report: Mapping[str, Any]) -> WorkerFailure:
-        """From an item of `failures` in a runner's "ended"."""
+        """Parses an item of `failures` in a runner's message "ended"."""
         return cls(
             node=node,
             rank=report["rank"],
@@ -84,24 +84,24 @@ class WorkerFailure:
 
     @property
     def is_secondary(self) -> bool:
-        """Whether it looks like the consequence of another failure: lost peers, or an abort because of them."""
+        """Whether it is probably the consequence of another failure: lost peers, or an abort because of them."""
         if self.words is not None:
             return bool(_SECONDARY.search(self.words))
         return self.exit_code == -signal.SIGABRT
 
     @property
     def words(self) -> str | None:
-        """What the script itself says of its end, on one line; None where a signal ended it."""
+        """The script's own message about its end, in one line; None if a signal ended it."""
         if self.error is not None or self.last_words is None or self.exit_code < 0:
             return self.error
         return self.last_words.splitlines()[-1].strip()[:_WORDS_CHARS]
 
 
 def root_cause(failures: Iterable[WorkerFailure]) -> Fault:
-    """The fault behind the failures of one attempt: the earliest that is not a consequence of another.
+    """The fault that caused an attempt's failures: the earliest that is not a consequence of another one.
 
     Args:
-        failures: at least one.
+        failures: the failures, at least one.
     """
     first = min(failures, key=lambda failure: (failure.is_secondary, failure.time_s))
     reason = f"rank {first.rank} on {first.node} {_ending(first.exit_code)}"
@@ -118,9 +118,10 @@ def root_cause(failures: Iterable[WorkerFailure]) -> Fault:
 
 
 def signature(traceback: str) -> str:
-    """What two tracebacks of the same error have in common: the frames, and the last line without its numbers.
+    """The part of a traceback that is the same for each occurrence of an error: the frames, and the last line without
+    numbers.
 
-    Of other last words: all lines without their numbers.
+    Without an exception: all lines without their numbers.
     """
     lines = traceback.strip().splitlines()
     frames = [f"{path}:{line}" for path, line in _FRAME.findall(traceback)]

@@ -1,19 +1,20 @@
-"""Whether the workers hang, and which rank is at fault. Pure.
+"""Detects whether the workers hang, and finds the rank at fault. Pure.
 
-A job whose script tells its steps (`ckpt.should_save`, `ckpt.should_stop`) hangs when the rank that is furthest behind
-makes no step for the timeout: `restart.hang_timeout_s`, or where that is not set
+A script that reports its steps (`ckpt.should_save`, `ckpt.should_stop`) hangs if the slowest rank makes no step within
+the timeout. The timeout is `restart.hang_timeout_s`. If that is not set, it is
 
-    max(300 s, 20 x the longest time between two steps seen) x 4 for each hang since the last new step
+    max(300 s, 20 x the longest time between two steps so far) x 4 for each hang since the last new step
 
-The last factor is for work that takes long without a step (an evaluation, say): it is taken for a hang once or twice,
-and then left to finish. Until the first step of an attempt at least START_S are allowed. A rank that has closed
-its Checkpointer, or ended, is not waited for.
+The factor 4 is for long work without a step, such as an evaluation: it is taken for a hang once or twice, and then has
+enough time. The first step of an attempt may take at least START_S. A rank that has closed its Checkpointer, or has
+ended, is ignored.
 
-A script that tells no steps can only be judged by its silence: no output and no CPU time of any worker. That is weaker
-(a rank may spin while it waits; a GPU may work while all is silent), so it counts only where the timeout is set.
+A script that reports no steps can only be judged by silence: no output and no CPU time of any worker. This is weaker
+evidence, because a rank may spin while it waits, and a GPU may work while all ranks are silent. So it is used only if
+the timeout is set.
 
-Once a rank has ended, the others are to end as well, whatever the script: they hang when they are silent and make no
-step for ENDED_S (the timeout if that is longer), x 4 for each hang as above.
+Once a rank has ended, the others must end too, in any script. They hang if they are silent and make no step for ENDED_S
+(or the timeout, if that is longer), x 4 for each hang as above.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from typing import Any
 
 from launcher.core.frozen import replace
 
-START_S = 1800.0  # until the first step: compilation, data, a restore from far away
-ENDED_S = 900.0  # an upload by another program, say, shows no activity of the rank's own
+START_S = 1800.0  # until the first step: compilation, data, a slow restore
+ENDED_S = 900.0  # for example an upload by another program, which shows no activity of the rank itself
 FLOOR_S = 300.0
 STEPS_FACTOR = 20.0
 REPEAT_FACTOR = 4.0
@@ -36,7 +37,7 @@ _LONGEST = "({allowed:.0f} s allowed, the longest step took {longest:.1f} s)"
 _TIMEOUT = "(restart.hang_timeout_s: {allowed:g})"
 _SHOWN_RANKS = 4
 _COLLECTIVE_FILE = re.compile(r"/torch/distributed/")
-_COLLECTIVE_FUNCTIONS = ("_engine_run_backward", "synchronize")  # DDP waits in backward; a device, for its kernels
+_COLLECTIVE_FUNCTIONS = ("_engine_run_backward", "synchronize")  # DDP waits in backward, a device for its kernels
 _STOPPED = ("T", "t")
 
 
@@ -45,8 +46,8 @@ class Stall:
     """Workers that make no progress.
 
     Attributes:
-        quiet_s: for how long.
-        reason: what was expected of them.
+        quiet_s: seconds without progress.
+        reason: what the workers did not do, in words.
     """
 
     quiet_s: float
@@ -55,16 +56,16 @@ class Stall:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """The watch over the progress of one attempt. Times are monotonic seconds.
+    """The progress of one attempt, as far as hang detection needs it. Times are monotonic seconds.
 
     Attributes:
         timeout_s: `restart.hang_timeout_s`.
         has_checkpoint: whether the job has a `checkpoint` section, so that its script may tell steps.
-        start_s: what is allowed until the first step.
+        start_s: time allowed until the first step.
         longest_s: the longest time between two steps, of all attempts.
-        step: of the rank furthest behind; None before the first.
-        step_s, active_s: since when that step is the newest; when any worker was last active.
-        is_over: whether no rank is to tell another step.
+        step: step of the slowest rank; None before the first.
+        step_s, active_s: time at which that step was finished; time of the last activity of any worker.
+        is_over: whether no rank will report another step.
         rank_ended: whether a rank has ended.
     """
 
@@ -79,17 +80,17 @@ class Hang:
     rank_ended: bool = False
 
     def begin(self, now_s: float) -> Hang:
-        """An attempt's workers run."""
+        """Starts the times at the moment when an attempt's workers run."""
         return replace(self, step=None, step_s=now_s, active_s=now_s, is_over=False, rank_ended=False)
 
     def note(self, slowest: int | None, now_s: float, *, is_active: bool, is_over: bool, rank_ended: bool) -> Hang:
-        """Takes the workers' progress.
+        """Updates the progress.
 
         Args:
-            slowest: the step of the rank furthest behind; None before the first.
-            now_s: now.
+            slowest: the step of the slowest rank; None before the first.
+            now_s: the current time.
             is_active: whether any worker wrote output or used CPU time.
-            is_over: whether no rank is to tell another step.
+            is_over: whether no rank will report another step.
             rank_ended: whether a rank has ended.
         """
         active_s = now_s if is_active else self.active_s
@@ -102,15 +103,15 @@ class Hang:
         return replace(stepped, active_s=active_s, is_over=is_over, rank_ended=rank_ended)
 
     def pause(self, seconds: float) -> Hang:
-        """For so long nothing could be noted."""
+        """Moves all times by a period in which no progress could be received."""
         return replace(self, step_s=self.step_s + seconds, active_s=self.active_s + seconds)
 
     def limits(self, hangs: int, *, tells_steps: bool) -> Iterator[tuple[float, float, str]]:
-        """By when the workers must have done what: since when, for how long, and the reason if they do not.
+        """The limits: start, allowed seconds, and the reason if the limit is exceeded.
 
         Args:
-            hangs: hangs of the job since the last new step.
-            tells_steps: whether the script has ever told a step.
+            hangs: number of hangs since the last new step.
+            tells_steps: whether the script has ever reported a step.
         """
         if self.timeout_s == 0:
             return
@@ -124,7 +125,7 @@ class Hang:
         if self.step is not None:
             text = "no step after step {step} for {quiet:.1f} s " + (_LONGEST if self.timeout_s is None else _TIMEOUT)
             yield self.step_s, self.allowance_s(hangs), text
-        elif self.has_checkpoint:  # a script that is known to tell steps is late; another is only seen to be silent
+        elif self.has_checkpoint:  # a script that reports steps is late; another one is only silent
             start_s = max(self.start_s, self.timeout_s or 0.0)
             sign = "" if tells_steps else ", no output and no CPU time used"
             since_s = self.step_s if tells_steps else max(self.step_s, self.active_s)
@@ -137,7 +138,7 @@ class Hang:
             yield self.active_s, self.timeout_s, text
 
     def check(self, now_s: float, hangs: int, *, tells_steps: bool) -> Stall | None:
-        """Whether the workers hang. None while all is well, or nothing can be told."""
+        """The stall if the workers hang; None if they do not, or if it cannot be known."""
         for since_s, allowed_s, text in self.limits(hangs, tells_steps=tells_steps):
             if now_s >= since_s + allowed_s:
                 quiet_s = now_s - since_s
@@ -146,12 +147,12 @@ class Hang:
         return None
 
     def due_s(self, hangs: int, *, tells_steps: bool) -> float | None:
-        """When to check next; None for never."""
+        """The time of the next check; None for no check."""
         limits = self.limits(hangs, tells_steps=tells_steps)
         return min([since_s + allowed_s for since_s, allowed_s, _ in limits], default=None)
 
     def allowance_s(self, hangs: int) -> float:
-        """How long the next step may take."""
+        """The seconds that the next step may take."""
         if self.timeout_s is not None:
             return self.timeout_s
         return max(FLOOR_S, STEPS_FACTOR * self.longest_s) * REPEAT_FACTOR**hangs
@@ -159,14 +160,14 @@ class Hang:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStack:
-    """Where one rank was when the stacks were taken.
+    """The position of one rank when the stacks were taken.
 
     Attributes:
         rank: the rank.
         node: its node.
-        state: the kernel's letter: R, S, D, T (stopped); "" when the process is gone.
-        boundary: step boundaries it has passed in this attempt; None when it tells none.
-        frames: its main thread's frames as "function (file:line)", innermost first; none when it did not answer.
+        state: the kernel's state letter: R, S, D, T (stopped); "" if the process is gone.
+        boundary: number of step boundaries passed in this attempt; None if it reports none.
+        frames: its main thread's frames as "function (file:line)", innermost first; empty if it did not answer.
     """
 
     rank: int
@@ -177,7 +178,7 @@ class RankStack:
 
     @classmethod
     def from_report(cls, node: str, report: Mapping[str, Any]) -> RankStack:
-        """From an item of `ranks` in a runner's "stacks"."""
+        """Parses an item of `ranks` in a runner's message "stacks"."""
         return cls(
             rank=report["rank"],
             node=node,
@@ -196,7 +197,7 @@ class RankStack:
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether it is inside a collective, as far as the Python frames tell."""
+        """Whether it is inside a collective, according to its Python frames."""
         for frame in self.frames:
             if _COLLECTIVE_FILE.search(frame) or frame.startswith(_COLLECTIVE_FUNCTIONS):
                 return True
@@ -213,11 +214,11 @@ class RankStack:
 
 @dataclass(frozen=True, kw_only=True)
 class Suspicion:
-    """Which rank is at fault, if one stands out.
+    """The rank at fault, if one stands out.
 
     Attributes:
-        stack: that rank's; None when none stands out.
-        text: why, in words.
+        stack: the stack of that rank; None if no rank stands out.
+        text: the reason in words.
     """
 
     stack: RankStack | None
@@ -225,14 +226,14 @@ class Suspicion:
 
 
 def suspect(stacks: Iterable[RankStack], nodes_unheard: Sequence[str] = ()) -> Suspicion:
-    """Names the rank that the others wait for.
+    """Finds the rank for which the others wait.
 
-    Tried in this order: a rank that is stopped; one that does not answer while others do; one outside the collective in
-    which others wait; one that has passed fewer step boundaries; one whose stack differs from that of most;
-    one that has ended.
+    The checks, in order: a rank that is stopped; one that does not answer while others do; one outside the collective
+    in which others wait; one that has passed fewer step boundaries; one whose stack differs from most; one that has
+    ended.
 
     Args:
-        stacks: of all ranks whose nodes answered.
+        stacks: the stacks of all ranks whose nodes answered.
         nodes_unheard: nodes whose runners did not answer.
     """
     told = sorted(stacks, key=lambda stack: stack.rank)
@@ -270,7 +271,7 @@ def _differing(ranks: Sequence[RankStack]) -> Suspicion | None:
 
 
 def _pick(picked: Sequence[RankStack], ranks: Sequence[RankStack], why: str) -> Suspicion | None:
-    """A suspicion, unless it fits no rank, or all of several."""
+    """A suspicion; None if it fits no rank, or all of several ranks."""
     if not picked or (len(picked) == len(ranks) > 1):
         return None
     first = picked[0]
