@@ -1,4 +1,4 @@
-"""The nodes of the next attempt: how many, which may train, and which hold something for it."""
+"""Chooses the nodes of the next attempt: the number, the nodes that may train, and the holders."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from launcher.core.members import Choice, Phase, is_usable
 from launcher.core.state import JobFacts
 from launcher.core.turn import Turn
 
-RESIZED = (
-    "resized"  # the outcome of an attempt that made way for one of another size, until the next one's rung is known
-)
+RESIZED = "resized"  # the outcome of an attempt that ended for a resize, until the next attempt's rung is known
 
 
 def allowed(job: JobFacts, nodes: int) -> int:
-    """The largest allowed size that is not above `nodes`; the smallest one where all are."""
+    """The largest allowed size that is not above `nodes`; the smallest one if all are."""
     return next((size for size in job.sizes if size <= nodes), job.sizes[-1])
 
 
 def wanted(turn: Turn) -> int:
-    """The size that the job is to have if it can."""
+    """The wanted size of the job, which it may not reach."""
     job, scale = turn.state.job, turn.state.history.scale
     if scale is None:
         scale = job.base_size if job.is_local else job.sizes[0]
@@ -26,9 +24,9 @@ def wanted(turn: Turn) -> int:
 
 
 def candidates(turn: Turn) -> tuple[str, ...]:
-    """The nodes of the next attempt are among these, the base's spares last.
+    """The nodes among which the next attempt's are chosen, with the base's spares last.
 
-    Cold boosters are not, unless there are too few others.
+    Nodes of boosters that are not warm are left out, unless there are too few others.
     """
     job, members = turn.state.job, turn.state.members
     of_boosters = boosters.nodes(turn.state)
@@ -43,10 +41,10 @@ def candidates(turn: Turn) -> tuple[str, ...]:
 
 
 def sizes(turn: Turn, nodes: tuple[str, ...]) -> tuple[int, ...]:
-    """The sizes that the next attempt may have: spares of the base replace lost nodes, and do not make it larger.
+    """The allowed sizes of the next attempt. Spares of the base replace lost nodes, and do not make it larger.
 
     Args:
-        nodes: that may train.
+        nodes: nodes that may train.
     """
     job, members = turn.state.job, turn.state.members
     of_boosters = frozenset(boosters.nodes(turn.state))
@@ -56,14 +54,14 @@ def sizes(turn: Turn, nodes: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def size(turn: Turn) -> int:
-    """The size that the next attempt would have; 0 where too few nodes are there."""
+    """The size of an attempt that began now; 0 if there are too few nodes."""
     nodes = candidates(turn)
     usable = sum(is_usable(turn.member(node)) for node in nodes)
     return next((size for size in sizes(turn, nodes) if size <= usable), 0)
 
 
 def rung_of(rung: str, before: tuple[str, ...], chosen: Choice) -> str:
-    """How the attempt comes about, as nodes may have come and left since that was decided."""
+    """The rung of the attempt, corrected for nodes that have come and left since it was decided."""
     if chosen.has_shrunk:
         return "shrink"
     if rung == RESIZED:
@@ -72,7 +70,7 @@ def rung_of(rung: str, before: tuple[str, ...], chosen: Choice) -> str:
 
 
 def holders(turn: Turn, chosen: tuple[str, ...]) -> tuple[str, ...]:
-    """Nodes that hold a part of the newest step, are there, and do not train any more."""
+    """Nodes that hold a part of the newest step, are connected, and no longer train."""
     state = turn.state
     if not state.job.has_checkpoint:
         return ()

@@ -1,5 +1,5 @@
-"""Every input of the core. The driver makes them of the runners' messages, the scheduler's answers, signals, files and
-its one timer. An input that concerns an attempt carries the attempt's number; one of another attempt is ignored."""
+"""All inputs of the core. The driver makes them from the runners' messages, the scheduler's answers, signals, files and
+its single timer. An input about an attempt has the attempt's number; inputs about other attempts are ignored."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from launcher.core.hang import RankStack
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimerFired:
-    """The moment of the last SetTimer has come."""
+    """The time of the last SetTimer has come."""
 
 
-# Nodes and their runners.
+# Nodes and their runners
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,12 +26,11 @@ class NodeJoined:
     """A node's runner has connected, for the first time or again.
 
     Attributes:
-        attempt: the attempt whose workers it has; None for none.
+        attempt: the attempt whose workers run on the node; None if there is none.
         is_warm: whether its warm process has loaded torch.
         problem: why the node cannot train; None if it can.
-        allocation: the runner's: a Slurm job id, or "local"; "" is taken for the node's own. A runner whose node has a
-            connected runner of another allocation is reported as well, and neither takes the other's place: the core
-            dismisses one of them.
+        allocation: the runner's allocation: a Slurm job id, or "local"; "" counts as the node's own. A runner of a
+            second allocation on a node is reported too, and neither replaces the other. The core dismisses one of them.
     """
 
     node: str
@@ -66,7 +65,7 @@ class NodeBroken:
     """A runner cannot start workers.
 
     Attributes:
-        is_environment: the job's Python does not load what workers need there.
+        is_environment: whether the cause is that the job's Python cannot load what workers need.
     """
 
     node: str
@@ -76,21 +75,21 @@ class NodeBroken:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IsolationChanged:
-    """Most nodes are silent at once, so that it may be this one that is cut off; or no longer."""
+    """Most nodes are silent at once, so this node may be the one that is cut off; or this has ended."""
 
     is_isolated: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoodStill:
-    """The supervisor did not run for a while, so it received nothing."""
+    """The supervisor process did not run for a while, so it received nothing."""
 
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchEnded:
-    """What launches the runners has ended, or is about to, or its log was asked for (AskLaunch).
+    """The launcher of the runners has ended, or is about to; or the answer to AskLaunch.
 
     Attributes:
         failed: nodes on which no process could be started, with the reason.
@@ -101,7 +100,7 @@ class LaunchEnded:
     has_ended: bool = True
 
 
-# One attempt's workers, as a node reports them.
+# One attempt's workers, as a node reports them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,8 +115,8 @@ class WorkersEnded:
 
     Attributes:
         ok: whether all exited with 0.
-        failures: those that did not.
-        reason: why not ok, where there is no failure to name.
+        failures: the workers that did not.
+        reason: the reason if not ok and there is no failure to name.
         step: the newest step finished on the node; None if none is known.
         is_stopped: whether a supervisor, or Slurm, had asked them to stop.
     """
@@ -133,10 +132,10 @@ class WorkersEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkersKilled:
-    """A node has ended everything of an attempt.
+    """A node has ended all processes of an attempt.
 
     Attributes:
-        left: pids that the kernel would not let go.
+        left: processes that could not be killed.
     """
 
     node: str
@@ -147,13 +146,13 @@ class WorkersKilled:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far the workers of an attempt are: the heartbeats of all its nodes, put together; sent when it changes.
+    """The progress of an attempt's workers, combined from the heartbeats of all its nodes. Sent when it changes.
 
     Attributes:
         step: the newest finished step; None before the first.
-        slowest: the step of the rank that is furthest behind; None before any rank tells one.
-        is_over: whether ranks have told steps and none is still to tell another.
-        is_active: whether any worker wrote output or used CPU time since the last one.
+        slowest: the step of the slowest rank; None before any rank reports one.
+        is_over: whether ranks have reported steps and none will report another.
+        is_active: whether any worker wrote output or used CPU time since the last report.
         rank_ended: whether a rank has ended.
     """
 
@@ -167,7 +166,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstStep:
-    """A node has finished its first step of the attempt, at `time_s` (epoch) by its own clock."""
+    """A node has finished its first step of the attempt. `time_s` (epoch) is the node's own clock."""
 
     node: str
     attempt: int
@@ -191,7 +190,7 @@ class FabricMissed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopHandled:
-    """A node has passed a stop on to workers that have no checkpoint agents.
+    """A node has sent a stop to workers without checkpoint agents.
 
     Attributes:
         has_handler: whether they handle SIGTERM, so that they may save and end by themselves.
@@ -204,7 +203,7 @@ class StopHandled:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StacksTaken:
-    """Where the node's workers are."""
+    """The stacks of a node's workers."""
 
     node: str
     attempt: int
@@ -213,7 +212,7 @@ class StacksTaken:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reported:
-    """A fact about an attempt that is only to be recorded: an event "problem", "rebuilt" or "stop_agreed"."""
+    """A fact about an attempt that is only recorded: an event "problem", "rebuilt" or "stop_agreed"."""
 
     node: str
     attempt: int
@@ -221,12 +220,12 @@ class Reported:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-# The checkpoint agents.
+# The checkpoint agents
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restored:
-    """The agents have come up and agreed from which step to go on; every node may report it."""
+    """The agents have started and agreed on the step to restore. Every node may report it."""
 
     attempt: int
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -234,7 +233,7 @@ class Restored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentsRejoined:
-    """Agents that took the place of lost ones have come up."""
+    """The agents that replace lost ones have started."""
 
     attempt: int
     generation: int
@@ -243,7 +242,7 @@ class AgentsRejoined:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Committed:
-    """A step is committed in a tier; every node may report it."""
+    """A step is committed in a tier. Every node may report it."""
 
     attempt: int
     step: int
@@ -271,10 +270,10 @@ class AgentEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentsEnded:
-    """What launched the agents of a generation has ended, or could not be started.
+    """The launcher of one generation of agents has ended, or could not be started.
 
     Attributes:
-        reason: why it could not be started; "" otherwise.
+        reason: why it could not be started; "" if it has ended.
     """
 
     attempt: int
@@ -282,7 +281,7 @@ class AgentsEnded:
     reason: str = ""
 
 
-# Answers to commands.
+# Answers to commands
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,8 +290,8 @@ class UnusableAnswered:
 
     Attributes:
         asked, purpose: the command's nodes and purpose.
-        unusable: nodes that can be given no process, with the reason.
-        error: the scheduler does not answer; nothing is known of the nodes.
+        unusable: nodes on which no process can be started, with the reasons.
+        error: why the scheduler does not answer; then nothing is known about the nodes.
     """
 
     asked: tuple[str, ...]
@@ -303,21 +302,21 @@ class UnusableAnswered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TerminationExplained:
-    """What a SIGTERM means: "cancel", "requeue", "preempted" or "batch_script_lost"."""
+    """The meaning of a SIGTERM: "cancel", "requeue", "preempted" or "batch_script_lost"."""
 
     why: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeLeftAnswered:
-    """Seconds until the scheduler ends the job; None for no limit, or where nothing is known."""
+    """Seconds until the scheduler ends the job; None if there is no limit or it is not known."""
 
     left_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderProbed:
-    """Whether the job's folder can be written, and says that this supervisor rules; `error` is None if so."""
+    """Whether the job's folder can be written and names this supervisor as the leader; `error` is None if so."""
 
     error: str | None = None
 
@@ -329,7 +328,7 @@ class EventsWritten:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnCheckpointsSeen:
-    """The newest file of the script's own checkpoints; None if it is the same as before, or was not found in time."""
+    """The newest file of the script's own checkpoints; None if it is unchanged or was not found in time."""
 
     file: str | None = None
     modified_s: float = 0.0
@@ -337,16 +336,16 @@ class OwnCheckpointsSeen:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Requeued:
-    """The scheduler starts the job again; or does not, with the reason."""
+    """The scheduler will start the job again; or it does not, for the reason in `error`."""
 
     error: str | None = None
 
 
-# Boosters: allocations beside the base's.
+# Boosters
 
 
 class AllocationState(Enum):
-    """Where a booster's allocation stands with the scheduler. One that is preempted runs on for its grace time."""
+    """The state of a booster's allocation in the scheduler. A preempted one continues to run for its grace time."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -359,7 +358,7 @@ class AllocationAsked:
     """The answer to AskAllocation.
 
     Attributes:
-        allocation: its id; None where there is none, because of `error`.
+        allocation: its id; None if the request failed, with the reason in `error`.
     """
 
     allocation: str | None
@@ -368,25 +367,25 @@ class AllocationAsked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocationsSeen:
-    """How the boosters in `State.boosters` stand: the driver asks every 10 s while there are any.
+    """The state of the boosters in `State.boosters`. The driver asks every 10 s while there are any.
 
     Attributes:
-        states: by allocation; one of which nothing is known is left out.
-        reasons: why each is queued, or how it ended, in the scheduler's words.
+        states: by allocation, without those of which nothing is known.
+        reasons: why each is queued or how it ended, in the scheduler's words.
     """
 
     states: Mapping[str, AllocationState] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
-# Requests.
+# Requests
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terminated:
-    """A SIGTERM has arrived at a node's runner, or at the supervisor (node None).
+    """A node's runner, or the supervisor (node None), has received a SIGTERM.
 
-    At a booster's node it means that this allocation leaves.
+    On a booster's node it means that this allocation leaves.
     """
 
     node: str | None = None
@@ -394,16 +393,16 @@ class Terminated:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeWarned:
-    """A signal says that the time limit is near."""
+    """A signal warns that the time limit is near."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HaltAsked:
-    """A user wants the job to save and end for good.
+    """A user has requested that the job saves and ends for good.
 
     Attributes:
-        at_step: not before this step.
-        at_s: not before this time (epoch); 0 for at once.
+        at_step: the earliest step.
+        at_s: the earliest time (epoch); 0: at once.
     """
 
     at_step: int = 0
@@ -412,19 +411,19 @@ class HaltAsked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScaleAsked:
-    """A user wants the job to train on that many nodes: the largest allowed size that is not above it."""
+    """A user has requested a number of nodes. The job trains on the largest allowed size that is not above it."""
 
     nodes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CancelAsked:
-    """A user wants the job to end at once."""
+    """A user has requested that the job ends at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderRemoved:
-    """Somebody has removed the job's folder: nothing can be recorded any more."""
+    """The job's folder was removed, so nothing can be recorded any more."""
 
     reason: str
 

@@ -1,8 +1,9 @@
-"""The start of the job's runners, and another one where the scheduler has ended it for one node's sake.
+"""The start of the job's runners, repeated if the scheduler has ended it because of one node.
 
-Runners are one step. A node that dies, or freezes, between our look at the nodes and that step's start takes it down
-everywhere; nothing has trained yet, so the others' runners are simply started again. Once an attempt begins nothing is
-waited for any more: whatever has launched the runners is gone before it can end them under their workers.
+All runners are one Slurm step. If a node dies or freezes between the check of the nodes and the start of the step,
+Slurm ends the step on all nodes. Nothing has trained yet, so the other nodes' runners are simply started again. Once an
+attempt begins, missing runners are not waited for: the launcher is ended first, so that it cannot end runners whose
+workers run.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from launcher.core.members import Phase, is_usable
 from launcher.core.state import Launch
 from launcher.core.turn import Turn
 
-BLIND_TRIES = 3  # where nobody says which node it was
-LATE_S = 120.0  # for a runner that has not come when an attempt begins
+BLIND_TRIES = 3  # if nobody reports the failed node
+LATE_S = 120.0  # for a runner that is missing when an attempt begins
 
 
 def begin(turn: Turn) -> None:
-    """Starts a runner on every node that is to come."""
+    """Starts a runner on every node that should have one."""
     turn.set(launch=Launch(late_s=turn.state.launch.late_s))
     nodes = joining(turn)
     if nodes:
@@ -28,7 +29,7 @@ def begin(turn: Turn) -> None:
 
 
 def joining(turn: Turn) -> tuple[str, ...]:
-    """Nodes whose runners are to come."""
+    """The nodes whose runners are still missing."""
     members = turn.state.members
     if not members.joining_count:
         return ()
@@ -36,7 +37,7 @@ def joining(turn: Turn) -> tuple[str, ...]:
 
 
 def on_node_lost(turn: Turn, given: NodeLost) -> bool:
-    """Whether a runner that is lost may be lost with its launcher, which says nothing of its node."""
+    """Whether a lost runner may be lost with its launcher, which says nothing about its node."""
     launch, member = turn.state.launch, turn.member(given.node)
     if not launch.is_under_way or member.phase in (Phase.OUT, Phase.RETURNING):
         return False
@@ -53,7 +54,7 @@ def on_node_lost(turn: Turn, given: NodeLost) -> bool:
 
 
 def on_ended(turn: Turn, given: LaunchEnded) -> None:
-    """What launches the runners has ended, or tells which nodes it could not reach."""
+    """The launcher of the runners has ended, or has reported the nodes that it could not reach."""
     launch = turn.state.launch
     if not launch.is_under_way:
         return
@@ -67,7 +68,7 @@ def on_ended(turn: Turn, given: LaunchEnded) -> None:
 
 
 def advance(turn: Turn) -> None:
-    """Starts the runners again where what launched them has ended, while nodes are gathered."""
+    """Starts the runners again if their launcher has ended while nodes are gathered."""
     launch = turn.state.launch
     if not launch.is_under_way or not launch.has_ended or launch.doubtful:
         return
@@ -75,7 +76,7 @@ def advance(turn: Turn) -> None:
     turn.set(launch=replace(launch, has_ended=False, failed={}, blind=launch.blind + (not failed)))
     for node, reason in failed.items():
         turn.put_out(node, reason)
-    if failed:  # all others are being ended with it, whether we have heard that or not
+    if failed:  # all other runners are being ended with the launcher
         for node in turn.state.job.nodes:
             if is_usable(turn.member(node)):
                 turn.set_member(node, phase=Phase.JOINING)
@@ -93,7 +94,7 @@ def advance(turn: Turn) -> None:
 
 
 def end(turn: Turn) -> None:
-    """The runners that are there are to stay, whatever becomes of the others, which may come for another LATE_S."""
+    """Ends the launch: connected runners stay, and missing ones may connect within another LATE_S."""
     launch = turn.state.launch
     late_s = turn.now_s + LATE_S if launch.is_under_way and turn.state.members.joining_count else launch.late_s
     turn.set(launch=Launch(late_s=late_s))
@@ -101,7 +102,7 @@ def end(turn: Turn) -> None:
 
 
 def give_up_late(turn: Turn) -> None:
-    """Puts out the nodes whose runners have not come in LATE_S."""
+    """Puts out the nodes whose runners have not connected within LATE_S."""
     late_s = turn.state.launch.late_s
     if late_s is None or turn.now_s < late_s:
         return

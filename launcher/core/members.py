@@ -13,15 +13,15 @@ from launcher.core.frozen import replace
 
 
 class Phase(Enum):
-    """Where a member stands. Exactly one at any time."""
+    """The phase of a member. Exactly one at any time."""
 
-    __hash__ = object.__hash__  # Enum hashes the name, in Python: tables by phase are read in every decision
+    __hash__ = object.__hash__  # Enum hashes the name, in Python; tables by phase are read in every decision
 
-    JOINING = "joining"  # its runner is to come
-    READY = "ready"  # its runner is there, and the node does not train
+    JOINING = "joining"  # its runner has not connected yet
+    READY = "ready"  # its runner is connected, and the node does not train
     TRAINING = "training"  # it belongs to the attempt
-    RETURNING = "returning"  # back after it was lost: what is left of its attempt is being ended
-    LEAVING = "leaving"  # its booster ends: what it holds is taken over
+    RETURNING = "returning"  # back after it was lost; processes of its attempt are being ended
+    LEAVING = "leaving"  # its booster ends, and others take over its shards
     OUT = "out"
 
 
@@ -30,12 +30,12 @@ class Member:
     """A node of the job.
 
     Attributes:
-        reason: why it is out, or leaves.
-        is_lost: it is out only because it was not reached, so it may come back.
-        is_environment: it is out because the job's Python does not load there.
-        is_warm: its warm process has loaded torch.
-        returns: how often it came back.
-        ending: while it is returning, the attempt of which it ends what is left; None for nothing.
+        reason: why it is out or leaves.
+        is_lost: whether it is out only because it was not reached, so it may come back.
+        is_environment: whether it is out because the job's Python cannot be loaded there.
+        is_warm: whether its warm process has loaded torch.
+        returns: number of times it came back.
+        ending: while it is returning, the attempt whose processes it is ending; None if there is none.
         is_judged: while it is returning, whether the scheduler has said that it can be used.
     """
 
@@ -67,7 +67,7 @@ class Members:
 
     @classmethod
     def joining(cls, nodes: Iterable[str], allocations: Mapping[str, str]) -> Members:
-        """Members whose runners are to come."""
+        """Members whose runners have not connected yet."""
         table = HashTrieMap({node: Member(allocation=allocations.get(node, "")) for node in nodes})
         return cls(table, {**_NO_COUNTS, Phase.JOINING: len(table)})
 
@@ -78,7 +78,7 @@ class Members:
         return node in self.table
 
     def update(self, node: str, **changes: Any) -> Members:
-        """The members with one of them changed."""
+        """The members, with one of them changed."""
         before = self.table[node]
         after = replace(before, **changes)
         counts = self.counts
@@ -88,34 +88,34 @@ class Members:
         return Members(self.table.insert(node, after), counts)
 
     def add(self, node: str, member: Member) -> Members:
-        """The members with another one."""
+        """The members, with a new one."""
         counts = {**self.counts, member.phase: self.counts[member.phase] + 1}
         return Members(self.table.insert(node, member), counts)
 
     def remove(self, node: str) -> Members:
-        """The members without one of them."""
+        """The members, without one of them."""
         phase = self.table[node].phase
         return Members(self.table.discard(node), {**self.counts, phase: self.counts[phase] - 1})
 
     def out(self) -> dict[str, str]:
-        """The nodes that are out, by name, with the reason; also those that are coming back."""
+        """The nodes that are out with their reasons, including those that are coming back."""
         gone = (Phase.OUT, Phase.RETURNING)
         out = [(node, member.reason) for node, member in self.table.items() if member.phase in gone]
         return dict(sorted(out))  # the table's own order differs from run to run
 
     @property
     def usable(self) -> int:
-        """How many nodes train or can."""
+        """The number of nodes that train or can train."""
         return self.counts[Phase.READY] + self.counts[Phase.TRAINING]
 
     @property
     def joining_count(self) -> int:
-        """How many runners are to come."""
+        """The number of nodes whose runners have not connected yet."""
         return self.counts[Phase.JOINING]
 
 
 def is_usable(member: Member) -> bool:
-    """Whether a node trains, or can."""
+    """Whether a node trains or can train."""
     return member.phase in (Phase.READY, Phase.TRAINING)
 
 
@@ -125,7 +125,7 @@ class Choice:
 
     Attributes:
         nodes: in node-rank order.
-        has_shrunk: whether they are fewer than those chosen before.
+        has_shrunk: whether there are fewer nodes than before.
     """
 
     nodes: tuple[str, ...]
@@ -140,18 +140,18 @@ def choose(
     distance: Callable[[str, str], int],
     avoid: Collection[str] = (),
 ) -> Choice | None:
-    """The nodes of the next attempt; None when too few are ready.
+    """The nodes of the next attempt; None if too few are ready.
 
-    A replacement takes the position of the node it replaces, so that the ranks of all others stay where their memory
-    is. A spare takes the place of the node it is nearest to.
+    A replacement takes the position of the node that it replaces, so that all other ranks stay on the nodes with their
+    memory. Each spare replaces the node nearest to it.
 
     Args:
-        order: the nodes that may train, those that are to train first.
+        order: the nodes that may train; those that should train come first.
         members: their members.
-        before: the nodes chosen last.
-        sizes: how many nodes may train, the largest number first.
-        distance: how far apart two nodes are in the network.
-        avoid: nodes that train only where there are not enough others.
+        before: the previously chosen nodes.
+        sizes: the allowed numbers of nodes, the largest first.
+        distance: the distance between two nodes in the network.
+        avoid: nodes that train only if there are too few others.
     """
     usable = {node for node in order if is_usable(members[node])}
     size = next((size for size in sizes if size <= len(usable)), None)
@@ -172,7 +172,7 @@ def choose(
 
 
 def _replace(leaving: list[str], spares: list[str], place: dict[str, str], distance: Callable[[str, str], int]) -> None:
-    """Gives the places of nodes to spares, the closest pair first; among equals their order decides."""
+    """Gives the positions of leaving nodes to spares, the closest pair first. Equal distances keep the given order."""
     while leaving and spares:
         node, spare = min(((node, spare) for node in leaving for spare in spares), key=lambda pair: distance(*pair))
         place[node] = spare

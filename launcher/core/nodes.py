@@ -1,4 +1,4 @@
-"""What is reported of nodes and their runners, and what that means for the job."""
+"""Handles reports about nodes and their runners."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.core.members import Phase, is_usable
 from launcher.core.state import Stage
 from launcher.core.turn import Turn
 
-MAX_RETURNS = 3  # of one node; a node that is lost again and again costs an attempt each time
+MAX_RETURNS = 3  # of one node; each further loss of a node costs an attempt
 
 
 def on_node_joined(turn: Turn, given: given_.NodeJoined) -> None:
@@ -36,7 +36,7 @@ def on_node_joined(turn: Turn, given: given_.NodeJoined) -> None:
     trains = turn.state.stage is Stage.ATTEMPT and node in turn.attempt.nodes
     if trains:
         attempt_reports.on_node_joined(turn, given)
-    elif given.attempt is not None:  # a supervisor before us began it, and no attempt is continued here
+    elif given.attempt is not None:  # it belongs to an earlier supervisor, and no attempt is continued
         turn.do(Send(nodes=(node,), order=Order.KILL, attempt=given.attempt))
 
 
@@ -46,7 +46,7 @@ def on_allocation_asked(turn: Turn, given: given_.AllocationAsked) -> None:
 
 
 def _return(turn: Turn, given: given_.NodeJoined) -> None:
-    """A lost node is back. It is a spare again once nothing of the attempt in which it was lost is left on it."""
+    """A lost node has come back. It becomes a spare once no process of its last attempt is left on it."""
     returns = turn.member(given.node).returns + 1
     changes = {"returns": returns, "ending": given.attempt, "is_judged": False, "is_warm": given.is_warm}
     turn.set_member(given.node, phase=Phase.RETURNING, **changes)
@@ -74,7 +74,7 @@ def on_return_answered(turn: Turn, given: given_.UnusableAnswered) -> None:
 
 
 def has_left(turn: Turn, given: given_.WorkersKilled) -> bool:
-    """Whether this is the answer of a node that comes back."""
+    """Whether this is the answer of a returning node."""
     if given.node not in turn.state.members:
         return False
     member = turn.member(given.node)
@@ -90,7 +90,7 @@ def has_left(turn: Turn, given: given_.WorkersKilled) -> bool:
 
 
 def _refuse(turn: Turn, node: str) -> None:
-    """A node that is back stays out."""
+    """A node that has come back stays out."""
     allocation = turn.member(node).allocation if boosters.is_of_one(turn, node) else ""
     turn.set_member(node, phase=Phase.OUT, is_lost=False, ending=None)
     turn.do(Dismiss(node=node, forget=True, allocation=allocation))
@@ -131,7 +131,8 @@ def on_isolation(turn: Turn, given: given_.IsolationChanged) -> None:
 
 
 def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:
-    """What came meanwhile is yet to be read: whoever is waited for gets that time as well."""
+    """Extends all deadlines by the time in which the process stood still, because messages of that time are still
+    unread."""
 
     def later(at_s: float | None) -> float | None:
         return None if at_s is None else at_s + given.seconds
@@ -152,7 +153,7 @@ def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:
 
 
 def call_the_roll(turn: Turn) -> None:
-    """Gives up runners that have not come back after a take-over; not while it may be we who are cut off."""
+    """Gives up runners that have not come back after a take-over, unless this node may be the one that is cut off."""
     state = turn.state
     if state.roll_call_s is None or turn.now_s < state.roll_call_s or state.is_isolated:
         return

@@ -10,21 +10,21 @@ from launcher.core.replay import RAN_S, Gains
 from launcher.core.state import RestartLimits
 
 AGENTLESS_ATTEMPTS = 2  # then Slurm may never start a step in this allocation again (seen after a controller's restart)
-# Before the second restart after faults of one kind, or the third after any; twice as long before each further one.
+# before the second restart after faults of one kind, or the third after any; doubled before each further one
 FIRST_DELAY_S = 2.0
 MAX_DELAY_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What to do after a fault.
+    """The decision after a fault.
 
     Attributes:
-        action: start another attempt, hand the job back to the scheduler, or end it.
-        rung: how the next attempt comes about: "workers", "spare" or "requeue"; "" at the end.
-        outcome: the job's outcome where it ends.
-        reason: why, in words.
-        delay_s: how long to wait before the next attempt.
+        action: start another attempt, requeue the job, or end it.
+        rung: the rung of the next attempt: "workers", "spare" or "requeue"; "" at the end.
+        outcome: the job's outcome if it ends.
+        reason: the reason in words.
+        delay_s: seconds to wait before the next attempt.
     """
 
     action: Literal["restart", "requeue", "stop"]
@@ -45,17 +45,17 @@ def choose_rung(
     nodes_changed: bool,
     has_spare: bool,
 ) -> Decision:
-    """The rung after the fault that was folded into `gains` last.
+    """The rung after the last fault in `gains`.
 
     Args:
-        reason: that fault in words.
+        reason: the fault in words.
         has_checkpoint: whether the job has a `checkpoint` section.
         can_requeue: whether the scheduler can start the job again.
-        nodes_suffice: whether enough nodes are ready, or may come, for another attempt.
-        nodes_changed: whether it would run on other nodes than the last.
-        has_spare: whether a spare that is no suspect could take a node's place.
+        nodes_suffice: whether enough nodes are ready or may come for another attempt.
+        nodes_changed: whether another attempt would run on other nodes than the last.
+        has_spare: whether a spare that is not a suspect could replace a node.
     """
-    if gains.kind == FABRIC:  # on every further attempt and node it would be the same
+    if gains.kind == FABRIC:  # every further attempt would have the same fault
         return Decision(action="stop", outcome="fabric", reason=f"{reason} (the job file says fabric: require)")
     if gains.error_repeats:
         return Decision(action="stop", outcome="user_error", reason=f"the same error twice without progress: {reason}")
@@ -77,7 +77,7 @@ def choose_rung(
 
 
 def why_given_up(gains: Gains, limits: RestartLimits, *, has_checkpoint: bool) -> str | None:
-    """Why there is no further attempt after those that gained nothing; None if there is one."""
+    """The reason to end the job after attempts without progress; None if there may be another attempt."""
     if gains.fruitless < limits.max_without_progress:
         return None
     nothing = _nothing_gained(gains, has_checkpoint=has_checkpoint)
@@ -85,7 +85,10 @@ def why_given_up(gains: Gains, limits: RestartLimits, *, has_checkpoint: bool) -
 
 
 def _delay_s(gains: Gains) -> float:
-    """None before the first restart: most faults happen once. What comes again and again may need time to pass."""
+    """Seconds before the next attempt.
+
+    0 before the first restart, because most faults happen once; repeated ones may need time.
+    """
     again = max(gains.repeats.get(gains.kind, 0) - 2, sum(gains.repeats.values()) - 3)
     return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**again) if again >= 0 else 0.0
 

@@ -1,6 +1,7 @@
-"""The part of the state that events.jsonl holds: a fold over its events.
+"""The part of the state that is computed from events.jsonl: a fold over its events.
 
-The live core folds each event that it records; take-over and requeue fold those of the file. So both know the same.
+The running core folds each event that it records. Take-over and requeue fold the events of the file. Both give the same
+state.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from rpds import HashTrieMap, HashTrieSet
 from launcher.core.faults import AGENT_LOST, NODE_LOST, PREEMPTED, PREFLIGHT, SCHEDULER_LOST, USER_ERROR, signature
 from launcher.core.frozen import replace
 
-SUSPECT_AFTER = 2  # attempts that failed on one node
-# Reasons of `stop_requested`.
+SUSPECT_AFTER = 2  # number of attempts that failed on one node
+# reasons of `stop_requested`
 TIME_LIMIT = "time_limit"
-HALT = "halt"  # a user wants the job to end for good: nobody requeues it
+HALT = "halt"  # a user wants the job to end for good, so it is not requeued
 CANCEL = "cancel"
 RAN_S = 300.0  # longer than a start takes; a job that does this again and again is bounded by max_restarts alone
 _NOT_THE_NODES = (AGENT_LOST, NODE_LOST)  # the first has a limit of its own, after the second the node is out
-_NOT_THE_JOBS = (PREFLIGHT, SCHEDULER_LOST)  # faults that say nothing about whether the job gains steps
+_NOT_THE_JOBS = (PREFLIGHT, SCHEDULER_LOST)  # faults that do not show whether the job makes progress
 
 Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOut:
-    """A node that is out by the events.
+    """A node that is out, according to the events.
 
     Attributes:
-        is_lost: only because it was not reached.
-        is_environment: because the job's Python does not load there; it counts until the job starts again.
+        is_lost: whether the only reason is that it was not reached.
+        is_environment: whether the job's Python cannot be loaded there. It is out until the job's next start.
     """
 
     reason: str
@@ -42,11 +43,11 @@ class NodeOut:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedBooster:
-    """A booster by the events.
+    """A booster, according to the events.
 
     Attributes:
-        nodes: those whose runners have come.
-        is_leaving: whether one of them is.
+        nodes: the nodes whose runners have connected.
+        is_leaving: whether one of its nodes is leaving.
     """
 
     allocation: str
@@ -57,17 +58,17 @@ class RecordedBooster:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """The attempt that was begun last.
+    """The attempt that began last.
 
     Attributes:
-        begun_s: when (epoch), by the events.
-        workers_s: when its workers ran (epoch); None before that.
+        begun_s: its start (epoch), from the events.
+        workers_s: time at which its workers ran (epoch); None before.
         has_ended: whether its end is recorded.
-        generation: of its agents.
-        agents_lost: whether they are lost and have not come back.
-        fault: the decisive fault, the first; None while there is none.
-        is_resizing: whether it is to make way for one of another size.
-        is_free: whether it ended for that, or by a booster that was preempted: the next one is no restart.
+        generation: that of its agents.
+        agents_lost: whether the agents are lost and not replaced yet.
+        fault: the first fault, which is decisive; None if there is none.
+        is_resizing: whether it ends so that one of another size can begin.
+        is_free: whether it ended for a resize or a preempted booster; then the next one is not counted as a restart.
     """
 
     number: int
@@ -88,23 +89,23 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True)
 class Gains:
-    """What the recovery ladder knows: which attempts gained something, and what ended those that did not.
+    """The input of the recovery ladder: which attempts made progress, and what ended the others.
 
-    An attempt gains something when a step newer than any before it is committed. A script that keeps its own
-    checkpoints gains by a newer file of those that `progress` names, and where nothing is named by training for RAN_S.
+    An attempt makes progress if it commits a step that is newer than all before. For a script with its own checkpoints,
+    progress is a newer file that `progress` in the job file matches; without that key, it is training for RAN_S.
 
     Attributes:
-        step, step_at_fault: the newest committed step, now and when an attempt failed last.
-        file_s, file_at_fault_s: the same of the newest own checkpoint (epoch); None where none are named.
-        fruitless: attempts in a row that gained nothing, whatever ended them.
-        agentless: attempts in a row, of this start of the job, for which no checkpoint agents came up.
-        restarts: attempts after the first, but for those after a resize.
-        kind: of the last decisive fault.
-        repeats: faults of each kind since something was gained.
-        failed_on: faults of each node since then.
-        new_suspect: the node that the last fault has made one; None for none.
-        error: what identifies the last user error.
-        error_repeats: whether the same came twice without a gain.
+        step, step_at_fault: the newest committed step, now and at the last failure of an attempt.
+        file_s, file_at_fault_s: the same for the time of the newest own checkpoint (epoch); None without `progress`.
+        fruitless: number of attempts in a row without progress, whatever ended them.
+        agentless: number of attempts in a row whose agents did not start, since the job's last start.
+        restarts: number of attempts after the first, without those after a resize.
+        kind: kind of the last decisive fault.
+        repeats: number of faults of each kind since the last progress.
+        failed_on: number of faults of each node since the last progress.
+        new_suspect: the node that became a suspect with the last fault; None if none did.
+        error: the signature of the last user error.
+        error_repeats: whether it came twice without progress between.
     """
 
     step: int = 0
@@ -123,30 +124,30 @@ class Gains:
 
     @property
     def suspects(self) -> frozenset[str]:
-        """Nodes on which attempts failed repeatedly without a gain: spares are to take their places."""
+        """Nodes on which attempts failed repeatedly without progress. Spares replace them."""
         return frozenset(node for node, count in self.failed_on.items() if count >= SUSPECT_AFTER)
 
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The job by its events.
+    """The job, according to its events.
 
     Attributes:
-        has_checkpoint: whether the job's script can be judged by committed steps.
+        has_checkpoint: whether committed steps show the progress of the job's script.
         out: nodes that are out.
-        runners: nodes whose runners have come since the scheduler last started the job.
+        runners: nodes whose runners have connected since the job's last start.
         next_attempt: the number of the next attempt.
-        attempt: the one that was begun last since then; None for none.
-        positions: the nodes of the attempt that was begun last, before that start of the job too.
+        attempt: the last attempt since the job's last start; None if there is none.
+        positions: the nodes of the last attempt, also of earlier starts.
         trained: the nodes that hold the newest step: of the attempt that committed it, and of those begun since.
-        step: the newest committed step; None for none.
-        gains: for the recovery ladder.
-        tells_steps: whether the script has ever told a step.
-        stop, is_halt, is_cancelled: what was asked of this start of the job, as in `state.Requests`.
-        hangs, hang_step: hangs since a step newer than hang_step, the newest at which it hung.
-        boosters: those of this start of the job, oldest first.
-        holders: nodes that serve the attempt that was begun last, and do not train.
-        scale: the size that a user wants; None where nobody has said.
+        step: the newest committed step; None if there is none.
+        gains: the input of the recovery ladder.
+        tells_steps: whether the script has ever reported a step.
+        stop, is_halt, is_cancelled: the requests since the job's last start, as in `state.Requests`.
+        hangs, hang_step: number of hangs since a step newer than hang_step, which is the newest step at which it hung.
+        boosters: the boosters since the job's last start, oldest first.
+        holders: nodes that serve the last attempt without training.
+        scale: the size that a user has requested; None if there is no request.
     """
 
     has_checkpoint: bool = True
@@ -170,7 +171,7 @@ class History:
 
     @property
     def running_attempt(self) -> Running | None:
-        """The attempt whose workers run, where no node of it is out."""
+        """The attempt whose workers run, if none of its nodes is out."""
         attempt = self.attempt
         if attempt is None or attempt.has_ended or attempt.workers_s is None or attempt.fault is not None:
             return None
@@ -185,7 +186,7 @@ def replay(events: Iterable[Event], history: History) -> History:
 
 
 def apply(history: History, event: Event) -> History:
-    """Folds one event; events that it does not know change nothing."""
+    """Folds one event. Unknown events are ignored."""
     fold = _FOLDS.get(event["event"])
     return history if fold is None else fold(history, event)
 
@@ -194,7 +195,7 @@ def _job_start(history: History, event: Event) -> History:
     history = _judge(history)
     out = history.out
     for node, why in out.items():
-        if why.is_environment:  # the job's Python may have been mended
+        if why.is_environment:  # the job's Python may be repaired
             out = out.discard(node)
     gains = replace(history.gains, agentless=0)
     history = replace(history, out=out, runners=HashTrieSet(), attempt=None, gains=gains, boosters=(), holders=())
@@ -208,7 +209,7 @@ def _node_ready(history: History, event: Event) -> History:
         return history
     boosters, holders = [], history.holders
     for booster in history.boosters:
-        if node in booster.nodes and booster.allocation != allocation:  # what it held ended with that allocation
+        if node in booster.nodes and booster.allocation != allocation:  # its memory ended with that allocation
             holders = _without(holders, node)
         nodes = tuple(other for other in booster.nodes if other != node)
         if booster.allocation == allocation:
@@ -319,7 +320,7 @@ def _commit(history: History, event: Event) -> History:
 
 def _own_checkpoint(history: History, event: Event) -> History:
     gains, modified_s = history.gains, event["modified"]
-    if gains.file_s is None:  # as it was before the first attempt
+    if gains.file_s is None:  # its state before the first attempt
         gains = replace(gains, file_at_fault_s=modified_s)
     return replace(history, gains=replace(gains, file_s=max(gains.file_s or 0.0, modified_s)))
 
@@ -340,7 +341,7 @@ def _fault(history: History, event: Event) -> History:
     if event["kind"] in _NOT_THE_JOBS:
         return history
     attempt = history.attempt
-    if attempt is None or attempt.has_ended:  # no attempt could start
+    if attempt is None or attempt.has_ended:  # no attempt could begin
         return replace(history, gains=_after_fault(history, event, workers_s=None))
     if attempt.fault is not None:
         return history
@@ -349,7 +350,7 @@ def _fault(history: History, event: Event) -> History:
 
 def _stop_requested(history: History, event: Event) -> History:
     reason = event.get("reason")
-    if event.get("detail") or not isinstance(reason, str):  # the way to a requeue that nobody asked for
+    if event.get("detail") or not isinstance(reason, str):  # part of a requeue that nobody requested
         return history
     if reason == CANCEL:
         return replace(history, is_cancelled=True)
@@ -364,7 +365,7 @@ def _attempt_end(history: History, event: Event) -> History:
     tells_gains = history.has_checkpoint or history.gains.file_s is not None
     is_stopped = event.get("outcome") == "stopped" and history.stop == TIME_LIMIT
     if tells_gains and is_stopped and history.attempt is not None:
-        # A start that ends by the time limit counts as an attempt: it may be too short to gain anything, for ever.
+        # A start that the time limit ends counts as an attempt: every start may be too short for progress.
         end = {"kind": TIME_LIMIT, "time": event["time"]}
         history = replace(history, gains=_after_fault(history, end, history.attempt.workers_s))
     return history

@@ -1,10 +1,10 @@
-"""What somebody outside asks of a running job: to stop at a step boundary, for now or for good, or to end at once.
+"""Requests from outside a running job: to stop at a step boundary, for now or for good, or to end at once.
 
-The time limit asks for a stop as well.
+The time limit is also a request to stop.
 
-The scheduler's warning (`sbatch --signal=B:USR2@90`) goes to the batch script alone, and is lost with its host. It may
-come a minute early, and comes at once to a job whose limit is shorter than that (seen on 22.05). So the scheduler is
-asked how much time is left.
+The scheduler's warning (`sbatch --signal=B:USR2@90`) goes only to the batch script, and is lost with its host. It may
+come a minute early. A job whose limit is shorter than the 90 s receives it at once (seen on 22.05). So the supervisor
+also asks the scheduler for the time left.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ from launcher.core.state import ElasticLimits, Requests, RequeuePhase, Sigterm, 
 from launcher.core.turn import Turn
 
 REQUEUE = "requeue"  # the scheduler ends the job to start it again
-RESIZE = "resize"  # an attempt makes way for one of another size; the job goes on
+RESIZE = "resize"  # an attempt ends so that one of another size can begin; the job continues
 PREEMPTED, BATCH_SCRIPT_LOST = "preempted", "batch_script_lost"
-OURS_TO_REQUEUE = (TIME_LIMIT, PREEMPTED, BATCH_SCRIPT_LOST)  # after these nobody else starts the job again
+OURS_TO_REQUEUE = (TIME_LIMIT, PREEMPTED, BATCH_SCRIPT_LOST)  # after these Holdfast itself must start the job again
 _STARTS_AGAIN = (REQUEUE, BATCH_SCRIPT_LOST)  # after these the job is in the queue again before it has ended
 
-# How long ranks may take to reach a common step boundary.
+# seconds in which ranks must reach a common step boundary
 _STOP_TIMEOUT_S = {
     TIME_LIMIT: 75.0,  # sbatch --signal=B:USR2@90 leaves 90 s
-    HALT: 600.0,  # nothing presses: as long as a slow step takes
+    HALT: 600.0,  # not urgent, so a slow step has enough time
 }
-_DEFAULT_STOP_TIMEOUT_S = 25.0  # Slurm's KillWait, 30 s by default, runs from the SIGTERM that makes us stop
+_DEFAULT_STOP_TIMEOUT_S = 25.0  # Slurm's KillWait, 30 s by default, starts with the SIGTERM that causes the stop
 
 MARGIN_S = 90.0  # before the time limit: to agree on a step, save it, and requeue the job
-SHRINK_S = 180.0  # before that: to go on without boosters, and commit a step that does not need them
+SHRINK_S = 180.0  # before that: to continue without boosters, and commit a step that does not need them
 ASK_EVERY_S = 120.0  # the limit may be changed while the job runs
-SHORT_S = 600.0  # with more left, and in the first half of the job's time, a warning is somebody's wish
+SHORT_S = 600.0  # with more time left, and in the first half of the job's time, a warning comes from a user
 
 
 def is_asked(requests: Requests) -> bool:
-    """Whether the job is to stop or to end."""
+    """Whether the job must stop or end."""
     return requests.is_cancelled or requests.stop not in (None, RESIZE)
 
 
 def is_stopping(requests: Requests) -> bool:
-    """Whether the attempt is to end, with the job or without it."""
+    """Whether the attempt must end, with or without the job."""
     return requests.is_cancelled or requests.stop is not None
 
 
 def may_be_asked(requests: Requests) -> bool:
-    """Whether it is, or the meaning of a SIGTERM is not known yet."""
+    """Whether the job must stop or end, or the meaning of a SIGTERM is not known yet."""
     return is_asked(requests) or requests.sigterm is not Sigterm.NONE
 
 
 def outcome_of(requests: Requests) -> str:
-    """How an attempt ends that was asked to.
+    """The outcome of an attempt that was asked to end.
 
-    What the scheduler starts again in any case ends at its next start: the request to halt is there still.
+    If the scheduler starts the job again in any case, the request to halt stays and ends the job at its next start.
     """
     if requests.is_cancelled:
         return "cancelled"
@@ -72,7 +72,7 @@ def outcome_of(requests: Requests) -> str:
 
 
 def stop_deadline_s(requests: Requests, limits: ElasticLimits) -> float | None:
-    """Until when all ranks must have stopped; None where nobody wants that."""
+    """The deadline for all ranks to stop; None if no stop is requested."""
     if requests.stop is None:
         return None
     if requests.stop == RESIZE:
@@ -81,7 +81,7 @@ def stop_deadline_s(requests: Requests, limits: ElasticLimits) -> float | None:
 
 
 def go_on(turn: Turn, history: History) -> None:
-    """After a take-over: what was asked of the supervisor before still holds."""
+    """After a take-over: the requests to the former supervisor still hold."""
     running = history.running_attempt
     resize = RESIZE if running is not None and running.is_resizing else None
     stop = history.stop or resize
@@ -91,7 +91,7 @@ def go_on(turn: Turn, history: History) -> None:
 
 
 def record_again(turn: Turn) -> None:
-    """The job starts anew under a supervisor that has taken over: what was asked before still holds."""
+    """Records the requests again at a new start of the job, because they still hold."""
     asked = turn.state.requests
     reasons = (CANCEL if asked.is_cancelled else None, HALT if asked.is_halt else None, asked.stop)
     for reason in dict.fromkeys(reasons):
@@ -108,7 +108,7 @@ def on_terminated(turn: Turn, given: Terminated) -> None:
 
 
 def on_explained(turn: Turn, given: TerminationExplained) -> None:
-    """What the first SIGTERM means."""
+    """The meaning of the first SIGTERM."""
     if turn.state.requests.sigterm is not Sigterm.ASKED:
         return
     turn.set_requests(sigterm=Sigterm.KNOWN)
@@ -133,16 +133,16 @@ def cancel(turn: Turn) -> None:
 
 
 def ask_stop(turn: Turn, reason: str) -> None:
-    """Asks for a stop. To halt is not urgent: any other reason takes its place, with a deadline of its own.
+    """Requests a stop. A halt is not urgent, so every other reason replaces it, with a deadline of its own.
 
-    After a stop of the job an attempt of another size would not begin: any reason takes the place of a resize.
+    After a stop of the job no attempt of another size begins, so every reason replaces a resize.
     """
     requests = turn.state.requests
     if requests.stop in (None, RESIZE) or (requests.stop == HALT and reason != HALT):
         is_halt = requests.is_halt or reason == HALT
         turn.set_requests(stop=reason, stop_s=turn.now_s, is_halt=is_halt)
         turn.record("stop_requested", reason=reason)
-        # While all ranks stop and save: what is left of the job is being killed.
+        # The requeue begins while ranks stop and save, because Slurm is already killing what is left of the job.
         if reason == BATCH_SCRIPT_LOST and not requests.is_cancelled:
             begin_requeue(turn)
     elif reason == HALT:
@@ -150,7 +150,7 @@ def ask_stop(turn: Turn, reason: str) -> None:
 
 
 def begin_requeue(turn: Turn) -> None:
-    """Asks the scheduler to start the job again, unless it has been asked."""
+    """Asks the scheduler to start the job again, unless that was already asked."""
     if turn.state.requeue in (RequeuePhase.NONE, RequeuePhase.REFUSED):
         turn.set(requeue=RequeuePhase.ASKED)
         turn.do(Requeue(exclude=tuple(node for node, _ in sorted(turn.state.history.out.items()))))
@@ -162,7 +162,7 @@ def on_requeued(turn: Turn, given: Requeued) -> None:
 
 
 def advance(turn: Turn) -> None:
-    """Asks for the stop that has become due, and the scheduler how much time is left."""
+    """Requests a stop that has become due, and asks the scheduler for the time left."""
     requests, limit = turn.state.requests, turn.state.time_limit
     if requests.is_halt_pending and _is_halt_due(turn):
         turn.set_requests(is_halt_pending=False)
@@ -173,7 +173,7 @@ def advance(turn: Turn) -> None:
 
 
 def next_s(turn: Turn) -> list[float | None]:
-    """When advance() has something to do."""
+    """The times at which advance() has work."""
     requests, limit = turn.state.requests, turn.state.time_limit
     due = requests.halt_s if requests.is_halt_pending and turn.now_s < requests.halt_s else None
     return [due, limit.ask_s]
@@ -183,17 +183,16 @@ def on_time_warned(turn: Turn, given: TimeWarned) -> None:
     limit = turn.state.time_limit
     if limit.is_near:
         return
-    if limit.ask_s is None:  # an answer is on its way
+    if limit.ask_s is None:  # a question has not been answered yet
         turn.set(time_limit=replace(limit, is_warned=True))
     else:
         turn.set(time_limit=replace(limit, is_warned=True, ask_s=turn.now_s))
 
 
 def on_time_left(turn: Turn, given: TimeLeftAnswered) -> None:
-    """Asks for a stop where MARGIN_S are left of the job's time, or where it is warned of the limit.
+    """Requests a stop if only MARGIN_S of the job's time are left, or after a warning of the limit.
 
-    Where all of the job's time is little, half of it is used: the job would otherwise be requeued for ever without a
-    step.
+    If the job's whole time is short, half of it is used. Otherwise the job would be requeued for ever without a step.
     """
     limit = turn.state.time_limit
     if limit.is_near:
@@ -204,7 +203,7 @@ def on_time_left(turn: Turn, given: TimeLeftAnswered) -> None:
     else:
         half_s = limit.half_s
         if half_s is None:
-            used_s = turn.now_s - limit.begun_s  # an admin may have set the limit meanwhile
+            used_s = turn.now_s - limit.begun_s  # an administrator may have changed the limit
             half_s = left_s if turn.state.job.is_take_over else (used_s + left_s) / 2
         limit = replace(limit, half_s=half_s)
         margin_s = min(MARGIN_S, half_s)

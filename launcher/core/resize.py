@@ -1,8 +1,8 @@
-"""The size of the job: how many boosters are wanted, and when an attempt makes way for one of another size.
+"""Changes the size of the job: the number of boosters, and the time at which an attempt ends for one of another size.
 
-All ranks stop at a common step boundary and save to memory; the attempt ends as `resized`, which is no fault, and the
-next one begins at once. Nodes that no longer train hold what they have for it until it has committed a step of its own:
-until then that step needs them.
+All ranks stop at a common step boundary and save to memory. The attempt ends as `resized`, which is not a fault, and
+the next one begins at once. Nodes that no longer train keep their shards as holders until the new attempt has committed
+a step of its own, because the restored step needs them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def on_scale(turn: Turn, given: ScaleAsked) -> None:
 
 
 def on_written(turn: Turn, given: EventsWritten) -> None:
-    """A supervisor that takes over will know why ranks stop."""
+    """The resize is on disk, so a supervisor that takes over knows why ranks stop."""
     if turn.state.requests.stop == RESIZE and not turn.state.resize.is_written:
         turn.set_requests(stop_s=turn.now_s)
         turn.set(resize=replace(turn.state.resize, is_written=True))
@@ -50,11 +50,11 @@ def _is_joining(turn: Turn, allocation: str) -> bool:
     return len(members) < turn.state.job.booster_nodes or not all(member.is_warm for member in members)
 
 
-# While an attempt runs.
+# While an attempt runs
 
 
 def advance(turn: Turn) -> None:
-    """Asks for boosters, lets go of holders, and asks for the stop before another size."""
+    """Requests boosters, releases holders, and requests the stop before a resize."""
     state = turn.state
     attempt = state.attempt
     if attempt is None or state.stage is not Stage.ATTEMPT or not (_is_elastic(turn) or state.holders):
@@ -71,7 +71,7 @@ def advance(turn: Turn) -> None:
 
 
 def next_s(turn: Turn) -> list[float | None]:
-    """When advance() has something to do."""
+    """The times at which advance() has work."""
     state = turn.state
     attempt = state.attempt
     if attempt is None or state.stage is not Stage.ATTEMPT or not (_is_elastic(turn) or state.holders):
@@ -94,7 +94,7 @@ def _is_elastic(turn: Turn) -> bool:
     return state.job.most_boosters > 0 or state.history.scale is not None
 
 
-# Boosters.
+# Boosters
 
 
 def _tend_boosters(turn: Turn) -> None:
@@ -109,12 +109,12 @@ def _tend_boosters(turn: Turn) -> None:
 
 
 def _missing(turn: Turn) -> int:
-    """How many boosters are wanted beside those in the queue or running."""
+    """The number of wanted boosters, without those in the queue or running."""
     return _look(turn).missing
 
 
 def _look(turn: Turn) -> Look:
-    """What the job could be now: computed anew only where nodes, boosters or wishes have changed."""
+    """The possible sizes of the job. Computed again only if nodes, boosters or requests have changed."""
     state = turn.state
     job, members, look, wanted = state.job, state.members, state.look, choice.wanted(turn)
     if look is not None and look.members is members and look.boosters is state.boosters and look.wanted == wanted:
@@ -132,7 +132,7 @@ def _look(turn: Turn) -> Look:
 
 
 def _give_back(turn: Turn, count: int) -> None:
-    """Ends boosters of which there are too many: those in the queue first, then those that do not train."""
+    """Ends superfluous boosters: those in the queue first, then those that do not train."""
     attempt = turn.attempt
 
     def worth(allocation: str) -> tuple[bool, bool]:
@@ -145,11 +145,11 @@ def _give_back(turn: Turn, count: int) -> None:
         boosters.leave(turn, allocation, boosters.SCALED_DOWN)
 
 
-# Sizes.
+# Sizes
 
 
 def _leave_at_work(turn: Turn) -> None:
-    """Nodes of the attempt leave: it makes way for a smaller one as soon as its workers can stop."""
+    """Nodes of the attempt are leaving: a smaller attempt replaces it as soon as its workers can stop."""
     state, attempt = turn.state, turn.attempt
     at_work = (AttemptPhase.RECORDING, AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING)
     if not state.members.counts[Phase.LEAVING] or attempt.phase not in at_work or attempt.is_decisive:
@@ -160,7 +160,7 @@ def _leave_at_work(turn: Turn) -> None:
 
 
 def _settle(turn: Turn) -> None:
-    """Another size is possible, or wanted: at once for a smaller one; for a larger one once nothing changes."""
+    """Another size is possible or wanted. A smaller one begins at once, a larger one once nothing changes."""
     state, attempt = turn.state, turn.attempt
     if state.requests.stop is not None:
         return
@@ -180,7 +180,7 @@ def _settle(turn: Turn) -> None:
 
 
 def _may_grow(turn: Turn) -> bool:
-    """Not before the attempt has come further than the last one, nor while it could not be saved."""
+    """False until the attempt has more progress than the last one, and while it could not be saved."""
     state, attempt = turn.state, turn.attempt
     if state.holders or (state.job.has_checkpoint and not (attempt.restored and agent_world.is_whole(turn))):
         return False
@@ -188,7 +188,7 @@ def _may_grow(turn: Turn) -> bool:
 
 
 def _ask(turn: Turn, reason: str, *, to: int) -> None:
-    """Ranks are stopped once the resize is on disk: their end would otherwise be taken for that of the job."""
+    """Requests a resize. Ranks stop once it is on disk; otherwise their end would be taken for the end of the job."""
     if turn.state.requests.stop is not None or turn.state.requests.is_cancelled:
         return
     attempt = turn.attempt
@@ -198,11 +198,11 @@ def _ask(turn: Turn, reason: str, *, to: int) -> None:
     turn.settle()
 
 
-# Holders.
+# Holders
 
 
 def _release(turn: Turn) -> None:
-    """The attempt has committed a step that does not need its holders."""
+    """The attempt has committed a step that does not need its holders, so they are released."""
     state, attempt = turn.state, turn.attempt
     if not state.holders or state.requests.stop is not None or not agent_world.is_whole(turn):
         return
@@ -215,7 +215,7 @@ def _release(turn: Turn) -> None:
 
 
 def _release_s(turn: Turn) -> float | None:
-    """When holders are let go that leave, though nothing is committed yet."""
+    """The time at which leaving holders are released even if nothing is committed yet."""
     state, attempt = turn.state, turn.attempt
     if not attempt.restored or not agent_world.is_whole(turn) or state.requests.stop is not None:
         return None

@@ -1,4 +1,4 @@
-"""The way of the job as a whole: from its start, stage to stage and attempt to attempt, to its end."""
+"""The stages of the job: from its start, through its attempts, to its end."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from launcher.core.state import Sigterm, Stage
 from launcher.core.turn import Turn
 
 NODE_START_TIMEOUT_S = 120.0
-# Once as many nodes have come as train, how long to wait for the others before choosing: longer for a node that trained
-# before, as it may hold a step that is nowhere else.
+# Seconds to wait for missing nodes once enough nodes are ready. Longer for nodes that trained before, because they may
+# have a step that exists nowhere else.
 ALL_NODES_GRACE_S = 3.0
 TRAINED_GRACE_S = 10.0
 FOLDER_AGAIN_S = 0.5
-SCHEDULER_TIMEOUT_S = 1800.0  # a controller is restarted, or its backup takes over
+SCHEDULER_TIMEOUT_S = 1800.0  # a controller may be restarted, or its backup may take over
 SCHEDULER_AGAIN_S = 1.0
 SCHEDULER_SETTLE_S = 5.0  # a controller that is back refuses steps until its nodes have registered (seen on 22.05)
 
 
 def start(turn: Turn) -> None:
-    """The scheduler has started the job, for the first time or again."""
+    """Handles the start of the job by the scheduler, the first or a later one."""
     job, history = turn.state.job, turn.state.history
     turn.set(rung="requeue" if history.next_attempt else "start")
     if job.is_take_over:
@@ -40,13 +40,13 @@ def start(turn: Turn) -> None:
     requests.record_again(turn)
     for what in job.warnings:
         turn.record("problem", what=what)
-    if job.can_requeue:  # the nodes of the local cluster are new each time
+    if job.can_requeue:  # the local cluster's nodes are new each time
         _leave_out(turn, are_lost=False)
     _ask_unusable(turn, Purpose.START)
 
 
 def take_over(turn: Turn, runners: tuple[str, ...]) -> None:
-    """A running job is taken over from another supervisor."""
+    """Takes over a running job from another supervisor."""
     job, running = turn.state.job, turn.state.history.running_attempt
     turn.set(rung="takeover")
     _leave_out(turn, are_lost=True)
@@ -64,7 +64,7 @@ def take_over(turn: Turn, runners: tuple[str, ...]) -> None:
 
 
 def _leave_out(turn: Turn, *, are_lost: bool) -> None:
-    """Nodes that are out by the events."""
+    """Leaves out the nodes that are out according to the events."""
     for node, why in sorted(turn.state.history.out.items()):
         if node not in turn.state.members:
             continue
@@ -76,7 +76,7 @@ def _leave_out(turn: Turn, *, are_lost: bool) -> None:
 
 
 def _ends_as_asked(turn: Turn) -> bool:
-    """Between attempts a request is served at once; while a SIGTERM is not understood no attempt begins."""
+    """Between attempts a request is carried out at once. While a SIGTERM is not explained, no attempt begins."""
     asked = turn.state.requests
     if requests.is_asked(asked):
         ending.finish_as_asked(turn)
@@ -95,7 +95,7 @@ def asking(turn: Turn) -> None:
 
 
 def probe(turn: Turn) -> None:
-    """No worker starts without a folder that its logs can be written to."""
+    """Waits until the job's folder can be written, because workers need it for their logs."""
     turn.set(is_waiting_told=False)
     turn.do(ProbeFolder(attempt=turn.state.history.next_attempt))
     turn.enter(Stage.PROBING, timeout_s=attempt.FOLDER_TIMEOUT_S)
@@ -134,7 +134,10 @@ def on_folder_probed(turn: Turn, given: given_.FolderProbed) -> None:
 
 
 def gathering(turn: Turn) -> None:
-    """Until all nodes that may train are ready; before the first attempt a moment longer for the others, to choose."""
+    """Waits until all nodes that may train are ready.
+
+    Before the first attempt a moment longer, to have a choice of nodes.
+    """
     if _ends_as_asked(turn):
         return
     launch.advance(turn)
@@ -169,7 +172,7 @@ def gathering(turn: Turn) -> None:
 
 
 def _grace_s(turn: Turn) -> float:
-    """How long to wait for runners that are to come, though enough nodes are there."""
+    """Seconds to wait for runners that are still missing, although enough nodes are ready."""
     state = turn.state
     there = [state.members[node] for node in state.history.trained if node in state.members]
     if state.job.has_checkpoint and any(member.phase is Phase.JOINING for member in there):
@@ -200,7 +203,7 @@ def looking(turn: Turn) -> None:
 
 
 def _choose(turn: Turn) -> None:
-    """The next attempt's nodes; a node on which attempts failed repeatedly makes way for a spare."""
+    """Chooses the next attempt's nodes. A spare replaces a node on which attempts failed repeatedly."""
     state = turn.state
     job, before = state.job, state.positions
     suspects = state.history.gains.suspects
@@ -265,13 +268,13 @@ def _ask_scheduler(turn: Turn) -> None:
 
 
 def _fail(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
-    """An attempt has failed, or none could begin."""
+    """Handles the failure of an attempt, or of its beginning."""
     turn.set(fault=fault, fault_nodes=nodes)
     turn.enter(Stage.DECIDING)
 
 
 def deciding(turn: Turn) -> None:
-    """Waits where a SIGTERM is not understood yet: perhaps the job is to end."""
+    """Waits while a SIGTERM is not explained, because the job may have to end."""
     state = turn.state
     if state.requests.sigterm is Sigterm.ASKED or state.fault is None or _ends_as_asked(turn):
         return
@@ -309,7 +312,7 @@ def on_scheduler_answered(turn: Turn, given: given_.UnusableAnswered) -> None:
 
 
 def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
-    """After a fault: the rung of the recovery ladder."""
+    """After a fault: takes the rung of the recovery ladder."""
     start_again = _take_all_back(turn)
     state = turn.state
     job, members = state.job, state.members
@@ -349,7 +352,7 @@ def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
 
 
 def _take_all_back(turn: Turn) -> bool:
-    """Where an attempt has lost every node at once, our own among them: it is the runners that are gone."""
+    """Handles the loss of all nodes of an attempt at once, including this one: only the runners can be lost."""
     members = turn.state.members
     lost = [node for node in turn.state.job.nodes if members[node].is_lost]
     if members.usable or not lost or requests.may_be_asked(turn.state.requests):
@@ -361,9 +364,9 @@ def _take_all_back(turn: Turn) -> bool:
 
 
 def _back_off(turn: Turn, delay_s: float, reason: str, *, start_again: bool) -> None:
-    """Waits before an attempt that follows others which gained nothing."""
+    """Waits before an attempt that follows attempts without progress."""
     if start_again:
-        turn.set(is_patient=True)  # those that held the newest step may come a moment later than others
+        turn.set(is_patient=True)  # nodes with the newest step may be a moment later than others
         _ask_unusable(turn, Purpose.AGAIN)
     elif delay_s > 0:
         turn.record("backoff", seconds=delay_s, reason=reason)

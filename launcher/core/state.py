@@ -1,6 +1,6 @@
-"""What is known of a job. Frozen: a decision makes a new state of it.
+"""The state of a job. It is frozen: each decision makes a new state.
 
-Times are seconds of the driver's clock, which counts from the epoch and never jumps.
+Times are in seconds on the driver's clock. It starts at the current epoch time and never jumps.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class ElasticLimits:
     """The job file's `elastic` section.
 
     Attributes:
-        scaling_timeout_s: how long nothing may have changed before the job grows.
-        graceful_shutdown_timeout_s: how long ranks may take to stop for a resize, and holders to be let go.
-        faulty_scale_down_timeout_s: how long to wait, after a loss, for a booster that is about to join.
-        scale_up_snooze_s: after a booster has ended, or could not be had, before another is asked for.
+        scaling_timeout_s: seconds without a change before the job grows.
+        graceful_shutdown_timeout_s: seconds in which ranks must stop for a resize, and holders are released.
+        faulty_scale_down_timeout_s: seconds to wait, after a loss, for a booster that is about to join.
+        scale_up_snooze_s: seconds after the end of a booster or a failed request, before another request.
     """
 
     scaling_timeout_s: float = 60.0
@@ -46,27 +46,28 @@ class ElasticLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """What does not change while one supervisor leads.
+    """The facts that do not change while one supervisor leads.
 
     Attributes:
-        nodes: all nodes of the base allocation, spares included, those that are to train first.
+        nodes: all nodes of the base allocation with spares; those that should train come first.
         allocations: each node's allocation: a Slurm job id, or "local".
-        sizes: how many nodes may train, the largest number first.
-        base_nodes: how many of the base's nodes are to train; 0 for sizes[0]: there are no boosters.
-        booster_nodes, most_boosters: the nodes of one booster, and how many boosters the largest size needs.
-        elastic: how it grows and shrinks.
-        limits: when to give up.
-        has_checkpoint: whether the job has a `checkpoint` section, and so agents.
+        sizes: the allowed numbers of training nodes, the largest first.
+        base_nodes: number of base nodes that should train; 0 means sizes[0], and no boosters.
+        booster_nodes, most_boosters: number of nodes of one booster, and of boosters for the largest size.
+        elastic: the settings for growing and shrinking.
+        limits: the settings for restarts.
+        has_checkpoint: whether the job has a `checkpoint` section, and therefore agents.
         names_own_checkpoints: whether the job file has `progress`.
-        is_local: the embedded cluster: its nodes are new at each start, and boosters are asked for only by a user.
+        is_local: whether this is the embedded cluster. Its nodes are new at each start, and only users request
+            boosters.
         can_requeue: whether the scheduler can start the job again.
-        predecessor: the node of the supervisor that is taken over; None for none, or for one on our node.
-        is_predecessor_silent: whether nothing answers on that node.
+        predecessor: the node of the supervisor that is taken over; None if there is none, or if it was on this node.
+        is_predecessor_silent: whether that node does not answer.
         is_take_over: whether a running job is taken over, rather than started (again) by the scheduler.
-        distance: how far apart two nodes are in the network.
+        distance: the distance between two nodes in the network.
         start: fields of the event `job_start`.
         warnings: problems to record at the start.
-        log_dir: the folder of an attempt's logs, named in reasons; `{attempt}` stands for its number.
+        log_dir: the folder of an attempt's logs, for messages; `{attempt}` is replaced by its number.
     """
 
     nodes: tuple[str, ...]
@@ -96,25 +97,25 @@ class JobFacts:
 
 
 class BoosterPhase(Enum):
-    """Where a booster stands. Exactly one at any time."""
+    """The state of a booster. Exactly one at any time."""
 
     QUEUED = "queued"
     RUNNING = "running"
-    LEAVING = "leaving"  # it serves until its nodes are not needed, and is ended
+    LEAVING = "leaving"  # it serves until its nodes are not needed, and is then ended
 
 
 @dataclass(frozen=True, kw_only=True)
 class Booster:
-    """An allocation beside the base's.
+    """An allocation in addition to the base.
 
     Attributes:
         reason: why it waits in the queue, or leaves.
-        nodes: its members.
-        running_s: since when it runs; None where that is not known.
-        broken_s: since when a node of it is lost, and none is in use.
-        told_s: when the reason why it waits was recorded.
+        nodes: its nodes that are members.
+        running_s: time since which it runs; None if it is not known.
+        broken_s: time since which a node of it is lost and none is in use.
+        told_s: time of the last event with its reason to wait.
         is_end_sent: whether it was ordered to end.
-        has_ended: whether the scheduler says that it has.
+        has_ended: whether the scheduler has reported its end.
     """
 
     allocation: str
@@ -130,13 +131,13 @@ class Booster:
 
 @dataclass(frozen=True, kw_only=True)
 class Asking:
-    """The next booster.
+    """The request for the next booster.
 
     Attributes:
-        is_asked: whether an answer is awaited.
-        ask_s: not before this time.
-        error: why the last one could not be had.
-        waiting: runners that came meanwhile, of allocations that are not known yet.
+        is_asked: whether a request has not been answered yet.
+        ask_s: the earliest time of the next request.
+        error: why the last request failed.
+        waiting: runners that have connected meanwhile from allocations that are not known yet.
     """
 
     is_asked: bool = False
@@ -147,12 +148,12 @@ class Asking:
 
 @dataclass(frozen=True, kw_only=True)
 class Resize:
-    """The way to another size.
+    """The state of a change of size.
 
     Attributes:
-        seen: the size that the job could have, and of how many nodes.
-        since_s: since when that has not changed.
-        is_written: whether the resize that was asked for is on disk: ranks are stopped only then.
+        seen: the size that the job could have, and the number of nodes for it.
+        since_s: time since which it has not changed.
+        is_written: whether the event of the resize is on disk; only then ranks are stopped.
     """
 
     seen: tuple[int, int] = (0, 0)
@@ -162,12 +163,12 @@ class Resize:
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What the job could be with these members and boosters.
+    """The possible sizes with the current members and boosters.
 
     Attributes:
-        wanted: the size that is wanted.
-        size: the size that the next attempt would have; 0 where too few nodes are there.
-        missing: how many boosters are wanted beside those in the queue or running; negative for too many.
+        wanted: the wanted size.
+        size: the size of an attempt that began now; 0 if there are too few nodes.
+        missing: number of wanted boosters without those in the queue or running; negative if there are too many.
     """
 
     members: Members
@@ -178,46 +179,46 @@ class Look:
 
 
 class AttemptPhase(Enum):
-    """How far an attempt is; they follow each other in this order, but for JUDGING, and any may be passed over."""
+    """The phases of an attempt, in this order, except JUDGING. Any may be skipped."""
 
-    __hash__ = object.__hash__  # Enum hashes the name, in Python: tables by phase are read in every decision
+    __hash__ = object.__hash__  # Enum hashes the name, in Python; tables by phase are read in every decision
 
-    RECORDING = "recording"  # until its start is on disk: its number must not be given twice
-    RETURNING = "returning"  # after a take-over: until its runners have found this supervisor
+    RECORDING = "recording"  # until its start is recorded on disk, so that its number is never used twice
+    RETURNING = "returning"  # after a take-over: until its runners have connected to this supervisor
     STARTING = "starting"  # until workers run on all nodes
     TRAINING = "training"
-    JUDGING = "judging"  # the workers make no progress: their stacks are taken
-    FINDING_CAUSE = "finding_cause"  # a worker has failed: was it the first, or the consequence of something else?
-    EXPLAINING = "explaining"  # no agents came up: are nodes at fault, or the scheduler?
-    SETTLING = "settling"  # all have ended well: what does a SIGTERM mean?
+    JUDGING = "judging"  # the workers make no progress, and their stacks are taken
+    FINDING_CAUSE = "finding_cause"  # a worker has failed, perhaps because of another fault
+    EXPLAINING = "explaining"  # no agents came up: nodes or the scheduler are at fault
+    SETTLING = "settling"  # all have ended with 0, but a SIGTERM is not explained yet
     RELEASING = "releasing"  # the agents finish their work
-    KILLING = "killing"  # until every node says that nothing of the attempt is left
+    KILLING = "killing"  # until every node has reported that no process of the attempt is left
     LOOKING = "looking"  # for newer files of the script's own checkpoints
     ENDED = "ended"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One life of the workers. Times are of the driver's clock.
+    """One life of the workers. Times are on the driver's clock.
 
     Attributes:
         nodes: in node-rank order.
-        begun_s, phase_s: when it began, and when its phase did.
+        begun_s, phase_s: start of the attempt and of its phase.
         outcome: done, fault, resized, stopped, halted or cancelled; "" before its end is decided.
-        started, ended, killed, lost, returned: nodes whose workers run, have ended well, are gone; that are gone
-            themselves; whose runners have come (back) during the attempt.
-        without_handler: nodes whose workers were asked to stop and do not handle SIGTERM; without agents.
-        failures: workers that ended otherwise.
-        faults: what else ends the attempt, the decisive one first.
-        fault_s: when the first was noticed.
-        recorded: how many of the faults are recorded.
+        started, ended, killed, lost, returned: nodes whose workers run; whose workers have ended with 0; whose
+            processes are gone; that are lost; whose runners have connected (again) during the attempt.
+        without_handler: nodes without agents whose workers were asked to stop but do not handle SIGTERM.
+        failures: workers that ended with another exit code.
+        faults: other causes of the attempt's end, the decisive one first.
+        fault_s: time at which the first was noticed.
+        recorded: number of recorded faults.
         step: the newest finished step; None before the first.
         committed_step: the newest step committed in any tier; 0 before the first.
-        committed: the same by tier.
-        restored: whether the agents have come up and agreed from where to go on.
+        committed: the newest committed step of each tier.
+        restored: whether the agents have started and agreed on the step to restore.
         stop_sent: whether the workers were asked to stop.
-        is_stopped: whether workers that ended well had been asked to, by whomever.
-        others_s: since when only the predecessor's node has not returned.
+        is_stopped: whether workers that ended with 0 had been asked to, by a supervisor or by Slurm.
+        others_s: time since which only the predecessor's node has not returned.
     """
 
     number: int
@@ -257,17 +258,17 @@ class Attempt:
 
     @property
     def all_ended(self) -> bool:
-        """Whether all workers have ended well."""
+        """Whether all workers have ended with 0."""
         return len(self.ended) >= len(self.nodes)
 
     @property
     def is_decisive(self) -> bool:
-        """Whether it is over by what its nodes have reported."""
+        """Whether the reports of the nodes decide that it is over."""
         return bool(self.faults or self.failures) or self.all_ended
 
     @property
     def has_stopped(self) -> bool:
-        """Whether a stop without agents is over: no worker is left that may still end by its own SIGTERM handler."""
+        """Whether a stop without agents is over: no worker is left that may still exit by its own SIGTERM handler."""
         gone = {*self.without_handler, *self.ended, *(failure.node for failure in self.failures)}
         return bool(self.faults) or len(gone) >= len(self.nodes)
 
@@ -277,19 +278,19 @@ class AgentWorld:
     """The checkpoint agents of the attempt.
 
     Attributes:
-        generation: above 0 for those that took the place of lost ones.
-        back: the newest generation that came up.
-        has_launcher: whether something tells when all of them have ended.
+        generation: 0 for the first agents; each replacement has the next number.
+        back: the newest generation that has started.
+        has_launcher: whether a launcher reports the end of all agents.
         is_ended: whether all have ended.
-        gone: nodes whose agents have ended, where nothing tells it of all.
-        judge_s: when a loss is to be judged: perhaps it is its node's.
+        gone: nodes whose agents have ended, if there is no launcher.
+        judge_s: time at which to judge a loss, which may be that of the node.
         loss: the node and the reason of that loss.
         is_judged: whether this generation's loss has been judged.
-        lost_s: since when there are none; None while they are there.
-        losses_s: when agents were lost of late.
-        due_s: when others are started; None for not at all.
-        ask_s: when to ask whether late ones can come up at all.
-        makes_way: whether the agents of the generation before are being ended because holders are let go.
+        lost_s: time since which there are no agents; None if there are.
+        losses_s: times of recent losses.
+        due_s: time at which to start other agents; None: not at all.
+        ask_s: time at which to ask whether late agents can start at all.
+        makes_way: whether the agents of the previous generation are being ended because holders are released.
     """
 
     generation: int = 0
@@ -312,12 +313,12 @@ class Launch:
     """The start of the runners.
 
     Attributes:
-        is_under_way: whether runners whose start fails are started again.
-        has_ended: whether what launches them has ended.
-        failed: nodes that it could not reach.
-        blind: how often it was started again with nobody saying which node it was.
-        doubtful: nodes lost meanwhile, of which AskLaunch is to tell whether it was the launcher.
-        late_s: when runners that have not come are given up.
+        is_under_way: whether runners are started again if their start fails.
+        has_ended: whether the launcher has ended.
+        failed: nodes that the launcher could not reach.
+        blind: number of restarts without a known failed node.
+        doubtful: nodes lost meanwhile; the answer to AskLaunch shows whether the launcher was the cause.
+        late_s: time at which missing runners are given up.
     """
 
     is_under_way: bool = False
@@ -329,7 +330,7 @@ class Launch:
 
 
 class Sigterm(Enum):
-    """What is known of the first SIGTERM."""
+    """The explanation of the first SIGTERM, as far as it is known."""
 
     NONE = "none"
     ASKED = "asked"
@@ -338,15 +339,15 @@ class Sigterm(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Requests:
-    """What somebody outside asks of the job.
+    """The requests from outside the job.
 
     Attributes:
-        stop: why it is to stop at a step boundary: halt, requeue, time_limit, preempted, batch_script_lost; or None.
+        stop: why the job stops at a step boundary: halt, requeue, time_limit, preempted, batch_script_lost; or None.
             For a resize only the attempt stops, and the job goes on.
-        stop_s: since when.
-        is_halt: a user wants it to end for good.
-        is_halt_pending: a user wants that, but not before halt_step and halt_s (epoch).
-        is_cancelled: it is to end at once.
+        stop_s: time of the request.
+        is_halt: whether a user has requested its end for good.
+        is_halt_pending: whether that request waits for halt_step or halt_s (epoch).
+        is_cancelled: whether the job must end at once.
     """
 
     stop: str | None = None
@@ -361,14 +362,14 @@ class Requests:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLimit:
-    """The watch over the job's time limit.
+    """The state of the job's time limit.
 
     Attributes:
-        ask_s: when to ask the scheduler next; None while an answer is awaited, and once the limit is near.
-        half_s: half of the job's time.
-        is_warned: whether a signal says that it is near.
-        is_near: whether the job was asked to stop for it.
-        is_ending: whether boosters are given back: they end with the job, and what they hold with them.
+        ask_s: time of the next question to the scheduler; None during a question, and once the limit is near.
+        half_s: time at which half of the job's time has passed.
+        is_warned: whether a signal has warned of it.
+        is_near: whether the job was asked to stop because of it.
+        is_ending: whether boosters are released, because they and their memory end with the job.
     """
 
     begun_s: float = 0.0
@@ -380,26 +381,26 @@ class TimeLimit:
 
 
 class Stage(Enum):
-    """What the job as a whole waits for."""
+    """The stages of the job, by what it waits for."""
 
-    __hash__ = object.__hash__  # Enum hashes the name, in Python: tables by phase are read in every decision
+    __hash__ = object.__hash__  # Enum hashes the name, in Python; tables by phase are read in every decision
 
-    ASKING = "asking"  # which nodes can be given a process
-    PROBING = "probing"  # a folder that can be written
+    ASKING = "asking"  # which nodes cannot be given a process
+    PROBING = "probing"  # the folder can be written
     GATHERING = "gathering"  # nodes
-    LOOKING = "looking"  # the script's own checkpoints, as they are before the attempt
+    LOOKING = "looking"  # the script's own checkpoints before the attempt
     ATTEMPT = "attempt"
     BACKING_OFF = "backing_off"
-    DECIDING = "deciding"  # after a fault: what a SIGTERM means, if there was one
-    SCHEDULER = "scheduler"  # a scheduler that answers
-    CONFIRMING = "confirming"  # that it is not being cancelled, before a requeue
-    CLOSING = "closing"  # a folder that says that this supervisor still leads
+    DECIDING = "deciding"  # after a fault: the meaning of a SIGTERM, if there was one
+    SCHEDULER = "scheduler"  # the scheduler answers again
+    CONFIRMING = "confirming"  # before a requeue: the job is not being cancelled
+    CLOSING = "closing"  # the folder still names this supervisor as the leader
     REQUEUEING = "requeueing"
     ENDED = "ended"
 
 
 class RequeuePhase(Enum):
-    """How far the way back to the scheduler is."""
+    """The progress of a requeue."""
 
     NONE = "none"
     ASKED = "asked"
@@ -409,32 +410,32 @@ class RequeuePhase(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Everything.
+    """The whole state.
 
     Attributes:
-        history: what events.jsonl holds: replaying it gives an equal one.
-        stage, stage_s: what is waited for, and since when.
-        deadline_s: until when, where the stage has an end of its own.
-        again_s: when to try again, where the stage repeats something.
-        is_patient: whether to wait a moment for all nodes, to choose among them: before the first attempt.
-        full_s: since when as many nodes are ready as may train.
-        rung: how the next attempt comes about.
+        history: the part that replaying events.jsonl gives.
+        stage, stage_s: the current stage, and its start.
+        deadline_s: the stage's deadline, if it has one.
+        again_s: time of the next try, if the stage repeats something.
+        is_patient: whether to wait a moment for all nodes before choosing among them: before the first attempt.
+        full_s: time since which as many nodes are ready as may train.
+        rung: the rung of the recovery ladder for the next attempt.
         positions: the nodes chosen last, in node-rank order.
-        holders: nodes that serve what they hold to the attempt and do not train.
-        boosters: the allocations beside the base's, in the order in which they were asked for.
-        look: what the job could be, as computed last.
-        attempt: the one that runs, or ran last.
-        roll_call_s: when runners that have not come back after a take-over are given up.
-        is_isolated: most nodes are silent at once.
-        stood_still_s: when this process went on after it had stood still, the last time.
+        holders: nodes that serve their shards to the attempt and do not train.
+        boosters: the allocations in addition to the base, in the order of their requests.
+        look: the possible sizes, as last computed.
+        attempt: the running or the last attempt.
+        roll_call_s: time at which runners that are missing after a take-over are given up.
+        is_isolated: whether most nodes are silent at once.
+        stood_still_s: time at which this process last continued after it had stood still.
         is_waiting_told: whether the wait for the folder has been recorded.
-        step: the newest finished step that is known.
-        fault, fault_nodes: what ended the last attempt, and the nodes of that; () where none could begin.
-        wants_requeue: whether the job goes back to the scheduler at its end.
-        blocked: what stands against the write, or the scheduler's answer, that is waited for.
-        ending: the outcome and reason while the end is prepared.
-        unsettled: how many Settle are not answered yet.
-        timer_s: when the driver's timer fires.
+        step: the newest finished step that was reported.
+        fault, fault_nodes: the fault that ended the last attempt, and the attempt's nodes; () if none could begin.
+        wants_requeue: whether the job is requeued at its end.
+        blocked: why the awaited write or answer of the scheduler is not possible.
+        ending: the outcome and reason during the end of the job.
+        unsettled: number of unanswered Settle commands.
+        timer_s: time of the driver's timer.
     """
 
     job: JobFacts

@@ -1,4 +1,4 @@
-"""The end of an attempt: its agents are released, its workers killed, and each node confirms that nothing is left."""
+"""Ends an attempt: releases its agents, kills its workers, and waits until each node confirms that nothing is left."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from launcher.core.turn import Turn
 KILL_CONFIRM_S = 5.0
 # After this process stood still: a runner whose connection broke is not reported as lost for half of this time.
 RECONNECT_S = 12.0
-AGENT_FLUSH_S = 600.0  # after the last step: what the agents still write is the job's result
-AGENT_STOP_S = 3.0  # when stopping to go on later the time is short and memory survives
+AGENT_FLUSH_S = 600.0  # after the last step; the agents' last writes are the job's result
+AGENT_STOP_S = 3.0  # in a stop before a restart time is short, and memory survives
 
 
 def release(turn: Turn) -> None:
-    """Waits until the agents have written what is left, and kills what does not end."""
+    """Waits until the agents have finished their writes, and kills those that do not end."""
     attempt = turn.attempt
     timeout_s = flush_s(attempt)
     if turn.state.agents.is_ended or turn.state.requests.is_cancelled:
@@ -27,7 +27,7 @@ def release(turn: Turn) -> None:
 
 
 def kill(turn: Turn) -> None:
-    """Ends everything of the attempt on all its nodes."""
+    """Ends all processes of the attempt on all its nodes."""
     attempt = turn.attempt
     if turn.state.job.has_checkpoint:
         turn.do(KillAgents())
@@ -36,7 +36,7 @@ def kill(turn: Turn) -> None:
 
 
 def confirm_killed(turn: Turn) -> None:
-    """A node that does not confirm is out."""
+    """Puts out nodes that do not confirm."""
     attempt, deadline_s = turn.attempt, confirm_deadline_s(turn)
     is_late = deadline_s is not None and turn.now_s >= deadline_s
     if len(attempt.killed) + len(attempt.lost) < len(attempt.nodes) and not is_late:
@@ -55,7 +55,7 @@ def confirm_killed(turn: Turn) -> None:
 
 
 def confirm_deadline_s(turn: Turn) -> float | None:
-    """Until when nodes may confirm; None while most are silent, as this node may be the one that is cut off."""
+    """The deadline for nodes to confirm; None while most are silent, because this node may be cut off itself."""
     state = turn.state
     if state.is_isolated:
         return None
@@ -73,5 +73,5 @@ def _report_unsaved_stop(turn: Turn) -> None:
 
 
 def flush_s(attempt: Attempt) -> float:
-    """How long the agents may take after training."""
+    """Seconds that the agents may take after training."""
     return AGENT_FLUSH_S if attempt.outcome in ("done", "halted") else AGENT_STOP_S

@@ -1,4 +1,4 @@
-"""The work space of one decision: the state as it changes, and the commands so far."""
+"""The working state of one decision: the state as it changes, and the commands so far."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from launcher.core.state import Attempt, AttemptPhase, Booster, BoosterPhase, St
 
 
 class Turn:
-    """Made for one input, and dropped after it.
+    """Exists only during one decision.
 
     Attributes:
         state: the state; replaced by each change.
-        now_s: the moment of the input.
-        commands: what the driver is to do, in order.
+        now_s: the time of the input.
+        commands: the commands for the driver, in order.
     """
 
     __slots__ = ("commands", "now_s", "state")
@@ -32,7 +32,7 @@ class Turn:
         self.commands.append(command)
 
     def settle(self) -> None:
-        """Asks for an answer once the events so far are in the file."""
+        """Requests EventsWritten once the events so far are in the file."""
         self.set(unsettled=self.state.unsettled + 1)
         self.do(Settle())
 
@@ -43,7 +43,7 @@ class Turn:
         self.state = replace(self.state, attempt=replace(self.attempt, **changes))
 
     def enter(self, stage: Stage, *, timeout_s: float | None = None, again_s: float | None = None) -> None:
-        """Begins a stage of the job; its times count from now."""
+        """Begins a stage of the job. Its times start now."""
         self.set(
             stage=stage,
             stage_s=self.now_s,
@@ -56,7 +56,7 @@ class Turn:
         self.set_attempt(phase=phase, phase_s=self.now_s)
 
     def has_passed(self, seconds: float) -> bool:
-        """Whether the attempt's phase has lasted so long."""
+        """Whether the attempt's phase has lasted this long."""
         return self.now_s >= self.attempt.phase_s + seconds
 
     def set_agents(self, **changes: Any) -> None:
@@ -77,7 +77,7 @@ class Turn:
 
     @property
     def attempt(self) -> Attempt:
-        """The attempt that runs; only asked for where there is one."""
+        """The running attempt. Called only if there is one."""
         attempt = self.state.attempt
         if attempt is None:
             raise RuntimeError("no attempt was begun")
@@ -87,11 +87,11 @@ class Turn:
         return self.state.members[node]
 
     def booster(self, allocation: str) -> Booster | None:
-        """The booster of an allocation; None for the base's, and for one that is not known."""
+        """The booster of an allocation; None for the base, and for an unknown allocation."""
         return next((each for each in self.state.boosters if each.allocation == allocation), None)
 
     def record(self, event: str, **fields: Any) -> None:
-        """Has an event written, and folds it into the history. Fields that are None are left out."""
+        """Writes an event and folds it into the history. Fields that are None are left out."""
         given = {key: value for key, value in fields.items() if value is not None}
         time_s = round(self.now_s, 3)
         self.do(Record(event=event, time_s=time_s, fields=given))
@@ -100,7 +100,7 @@ class Turn:
             self.set(history=history)
 
     def see_step(self, step: int | None) -> None:
-        """Takes note of a finished step of the attempt."""
+        """Updates the newest finished step of the attempt."""
         if step is None:
             return
         attempt, state = self.attempt, self.state
@@ -110,7 +110,7 @@ class Turn:
             self.set(step=step)
 
     def put_out(self, node: str, reason: str, *, is_environment: bool = False) -> None:
-        """Excludes a node from the job for its life."""
+        """Excludes a node from the job for the rest of its life."""
         member = self.member(node)
         if member.phase in (Phase.OUT, Phase.RETURNING):
             environment = member.is_environment or is_environment
@@ -123,7 +123,7 @@ class Turn:
         self.do(Dismiss(node=node, forget=True, allocation="" if is_base else member.allocation))
 
     def lose(self, node: str, reason: str) -> None:
-        """Goes on without a node that is not reached. It is taken back if its runner comes back."""
+        """Continues without a node that cannot be reached. It is taken back if its runner connects again."""
         member = self.member(node)
         if member.phase in (Phase.RETURNING, Phase.LEAVING):
             self.set_member(node, phase=Phase.OUT, is_lost=True)
@@ -133,18 +133,18 @@ class Turn:
         self._let_go(node)
 
     def leave_out(self, node: str, reason: str) -> None:
-        """Goes on without a node of which nothing bad is known: it is not recorded."""
+        """Continues without a node about which nothing bad is known. This is not recorded."""
         self.set_member(node, phase=Phase.OUT, reason=reason)
         self._let_go(node)
         self.do(Dismiss(node=node, forget=False))
 
     def _let_go(self, node: str) -> None:
-        """What a node that is out holds cannot be had."""
+        """The memory of a node that is out cannot be used."""
         if node in self.state.holders:
             self.set(holders=tuple(other for other in self.state.holders if other != node))
 
     def take_back(self, node: str, *, is_connected: bool) -> None:
-        """A node that was lost is the job's again."""
+        """Takes back a node that was lost."""
         warm = self.member(node).is_warm
         self.set_member(node, phase=Phase.JOINING, reason="", is_lost=False, ending=None)
         self.record("node_back", node=node)
@@ -152,7 +152,7 @@ class Turn:
             self.add_ready(node, is_warm=warm)
 
     def add_ready(self, node: str, *, is_warm: bool) -> None:
-        """A node's runner is there."""
+        """A node's runner has connected."""
         attempt = self.state.attempt
         trains = attempt is not None and attempt.is_running and node in attempt.nodes and node not in attempt.lost
         member = self.member(node)
@@ -165,13 +165,13 @@ class Turn:
         self.record("node_ready", node=node, warm=is_warm, allocation=allocation)
 
     def add_fault(self, fault: Fault) -> None:
-        """Something that ends the attempt. It is recorded by record_faults(), before what follows of it."""
+        """Adds a cause of the attempt's end. record_faults() records it before its consequences."""
         attempt = self.attempt
         fault_s = self.now_s if attempt.fault_s is None else attempt.fault_s
         self.set_attempt(faults=(*attempt.faults, fault), fault_s=fault_s)
 
     def record_faults(self) -> None:
-        """Records the faults of the attempt that are not recorded yet, the decisive one first."""
+        """Records the attempt's new faults, the decisive one first."""
         attempt = self.attempt
         for fault in attempt.faults[attempt.recorded :]:
             since_s = self.now_s - attempt.fault_s if attempt.fault_s is not None else 0.0
