@@ -9,6 +9,7 @@ growth    what many saves leave behind
 scale     what a manifest of thousands of ranks costs
 node      one node with an agent of its own
 s3_server S3 servers of our own
+peers     other projects that hold checkpoints in memory
 plain     the floor: plain copies, plain writes
 figures   the results, as a table and as JSON
 """

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ckpt_bench.growth import SAVES, growth
 from ckpt_bench.loading import loads
 from ckpt_bench.node import BenchNode
 from ckpt_bench.objects import Advance, moved_bytes, objects, objects_at
+from ckpt_bench.peers import Dlrover
 from ckpt_bench.saving import stalls
 from ckpt_bench.scale import scale
 
@@ -56,7 +57,7 @@ def run_bucket(url: str, *, size_mib: int, repeat: int, advance: Advance) -> lis
 
 
 def run(*, size_mib: int, repeat: int, directory: Path, advance: Advance) -> list[Figure]:
-    """Measures everything; needs about six times `size_mib` of memory and twice that of disk.
+    """Measures everything; needs about eight times `size_mib` of memory and twice that of disk.
 
     Args:
         size_mib: of the state.
@@ -80,10 +81,11 @@ def run(*, size_mib: int, repeat: int, directory: Path, advance: Advance) -> lis
         state = make_state(size_mib << 20)
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is: one process
         try:
-            figures = stalls(node, state, Path(memory), repeat)
-            advance(saving)
-            figures += loads(node, state, Path(memory), repeat)
-            advance(loading)
+            with closing(Dlrover(size_mib << 20, Path(memory))) as dlrover:
+                figures = stalls(node, state, Path(memory), repeat, dlrover)
+                advance(saving)
+                figures += loads(node, state, Path(memory), repeat, dlrover)
+                advance(loading)
             figures += growth(node, state)
             advance(growing)
             figures += flushes(node, state, Path(shared), repeat)
@@ -98,7 +100,7 @@ def run(*, size_mib: int, repeat: int, directory: Path, advance: Advance) -> lis
 def _part_bytes(nbytes: int, repeat: int) -> tuple[int, ...]:
     """About what saving, loading, growth, flushes and S3 (on two servers) move."""
     s3 = 2 * moved_bytes(min(nbytes, _OBJECT_BYTES), repeat)
-    return 6 * repeat * nbytes, 3 * repeat * nbytes, SAVES * nbytes, 6 * repeat * nbytes, s3
+    return 7 * repeat * nbytes, 7 * repeat * nbytes, SAVES * nbytes, 6 * repeat * nbytes, s3
 
 
 def _log_warnings_only() -> None:

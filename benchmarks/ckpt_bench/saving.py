@@ -14,12 +14,15 @@ from torch.distributed.checkpoint import staging
 from ckpt.convert.dcp_safetensors import alone
 from ckpt_bench.figures import Figure, median, timed_s
 from ckpt_bench.node import BenchNode
+from ckpt_bench.peers import DLROVER, NVRX, NVRX_NEEDS, Dlrover
 from ckpt_bench.plain import MappedCopy
 
 _DEFAULT, _OWN = "dcp.async_save, default stager", "dcp.async_save, own stager"
 
 
-def stalls(node: BenchNode, state: dict[str, torch.Tensor], memory: Path, repeat: int) -> list[Figure]:
+def stalls(
+    node: BenchNode, state: dict[str, torch.Tensor], memory: Path, repeat: int, dlrover: Dlrover
+) -> list[Figure]:
     """The first save, which also takes new memory, and the median of later ones.
 
     Every repeat runs all ways one after another, so that a busy machine is equally busy for all.
@@ -44,8 +47,10 @@ def stalls(node: BenchNode, state: dict[str, torch.Tensor], memory: Path, repeat
             node.wait_for("memory", step)  # the agent's work is not part of the others' figures
             measured["plain"] = timed_s(lambda: plain.store(tensors))
             measured.update(_torch_ways(state, memory, stager))
-            for way, seconds in measured.items():
-                ways.setdefault(way, []).append(seconds)
+            if (seconds := dlrover.save_s()) is not None:
+                measured[DLROVER] = seconds
+            for way, took_s in measured.items():
+                ways.setdefault(way, []).append(took_s)
     (memory / "first").unlink()
     (memory / "plain").unlink()
     middle = {way: median(seconds) for way, seconds in ways.items()}
@@ -55,8 +60,13 @@ def stalls(node: BenchNode, state: dict[str, torch.Tensor], memory: Path, repeat
         _DEFAULT: middle[_DEFAULT],
         "dcp.save to /dev/shm": middle["dcp_save"],
         "torch.save to /dev/shm": middle["torch_save"],
+        **({DLROVER: middle[DLROVER]} if DLROVER in middle else {}),
     }
-    missing = {} if _OWN in middle else {_OWN: f"torch {torch.__version__} has no stager that is kept"}
+    missing = {NVRX: NVRX_NEEDS}
+    if _OWN not in middle:
+        missing[_OWN] = f"torch {torch.__version__} has no stager that is kept"
+    if dlrover.missing:
+        missing[DLROVER] = dlrover.missing
     return [
         Figure(name="save() blocks", value=middle["save"], unit="s", peers=peers, missing=missing),
         Figure(name="first save() blocks", value=first, unit="s", peers={"plain copy_ into new memory": first_floor}),

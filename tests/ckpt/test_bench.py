@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from ckpt.tiers.throttle import Throttle
 from ckpt_bench.figures import Figure
 
 S3 = ["S3 put", "S3 put, CPU of the client", "S3 get", "S3 get, CPU of the client"]
+DLROVER = ["DLRover's flash checkpoint"] if importlib.util.find_spec("dlrover") else []
 PEERS = {"boto3's default transfer", "s3torchconnector", "obstore"}
 
 
@@ -46,9 +48,13 @@ def test_every_figure_stands_beside_its_peers(figures: dict[str, Any]) -> None:
             "plain copy_ into mapped memory",
             *(["dcp.async_save, own stager"] if hasattr(staging, "DefaultStager") else []),  # torch 2.9
             "dcp.async_save, default stager", "dcp.save to /dev/shm", "torch.save to /dev/shm",
+            *DLROVER,
         ],
         "first save() blocks": ["plain copy_ into new memory"],
-        "load() from own memory": ["plain copy from mapped memory", "dcp.load from /dev/shm"],
+        "load() from own memory": [
+            "plain copy from mapped memory", "checksums of the same bytes", "torch.load(mmap=True) and copy",
+            "torch.load and copy", "dcp.load from /dev/shm", *DLROVER,
+        ],
         "flush to the nvme tier": list(figures["flush to the nvme tier"]["peer"]),
         "flush to the shared tier": list(figures["flush to the shared tier"]["peer"]),
         **{name: list(figures[name]["peer"]) for name in S3},
@@ -60,6 +66,8 @@ def test_every_figure_stands_beside_its_peers(figures: dict[str, Any]) -> None:
 
 def test_a_peer_that_is_not_there_is_named_with_the_reason(figures: dict[str, Any]) -> None:
     wanted = {
+        "save() blocks": {"DLRover's flash checkpoint", "NVRx"},
+        "load() from own memory": {"DLRover's flash checkpoint"},
         "flush to the nvme tier": {"fio's sequential direct write"},
         **{name: PEERS for name in S3},
     }
